@@ -104,4 +104,5 @@ class _FixedRow(torch.autograd.Function):
         if type(grad) is Tensor and not torch.is_grad_enabled() and not is_transformed(grad):
             grad[ctx.row] = 0  # in place: the products with this tensor computed it for nothing else
             return grad, None
-        return grad.index_fill(0, one_index(ctx.row, grad), 0), None
+        own = slice(ctx.row, ctx.row + 1)
+        return grad.slice_scatter(torch.zeros_like(grad[own]), 0, own.start, own.stop), None

@@ -8,9 +8,8 @@ a function that computes the raw logits of some rows, as tables of another forma
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from importlib import import_module
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, ClassVar, NamedTuple, Self, Unpack, get_origin, get_type_hints
 
 import torch
 from jaxtyping import Bool, Float
@@ -54,8 +53,20 @@ class UncomputedLogits(ABC):
         ShapeError: The bias has another size than the vocabulary.
     """
 
+    hidden: Tensor
+    vocab_size: int
+    options: LogitSettings
+    autocast_dtype: torch.dtype | None
+
     tested_multiple: int | None = None
     """Number of tokens to a multiple of which those of an invariant head are padded, once it is known."""
+
+    _attributes: ClassVar[Sequence[str]]
+    """Names of what `replaced` copies: graphs of torch 2.11 have neither `copy` nor the attributes of an object."""
+
+    def __init_subclass__(cls) -> None:
+        """Copy all attributes that the class and its bases annotate."""
+        cls._attributes = [name for name, kind in get_type_hints(cls).items() if get_origin(kind) is not ClassVar]
 
     def __init__(self, hidden: Tensor, vocab_size: int, options: LogitSettings) -> None:
         if options.batch_invariant and torch.compiler.is_compiling() and not plain_operators_only():
@@ -99,7 +110,9 @@ class UncomputedLogits(ABC):
 
     def replaced(self, hidden: Tensor, options: LogitSettings) -> Self:
         """Return the logits of other hidden states of the same width, with other options, from the same rows."""
-        logits = copy(self)
+        logits = object.__new__(type(self))
+        for name in self._attributes:
+            setattr(logits, name, getattr(self, name))
         logits.hidden, logits.options = hidden, options
         return logits
 
@@ -292,10 +305,14 @@ class LinearLogits(UncomputedLogits):
         torch.Size([2, 5, 100])
     """
 
+    weight: Tensor
+    impl: Impl
+    _partition: RowPartition | None = None
+
     collectives: Collectives = SINGLE_PROCESS
     """The ranks over which the rows are sharded."""
 
-    equal_loss_factors = False
+    equal_loss_factors: bool = False
     """Whether all ranks multiply a loss by one number; see `embedlayer.distributed.ShardedTable`."""
 
     new_gradient: NewGradient | None = None
@@ -318,7 +335,6 @@ class LinearLogits(UncomputedLogits):
         super().__init__(hidden, len(weight) if vocab_size is None else vocab_size, LogitSettings(**options))
         self.weight = with_fixed_row(weight, self.options.padding_idx)
         self.impl = impl
-        self._partition: RowPartition | None = None
 
     @classmethod
     def sharded(
@@ -465,6 +481,10 @@ class BlockLogits(UncomputedLogits):
         ShapeError: The bias has another size than the vocabulary.
     """
 
+    raw_logits: RawLogits
+    rows_at_once: int
+    _first: int = 0
+
     def __init__(
         self,
         hidden: Float[Tensor, "*batch D"],
@@ -477,7 +497,6 @@ class BlockLogits(UncomputedLogits):
         super().__init__(hidden, vocab_size, LogitSettings(**options))
         self.raw_logits = raw_logits
         self.rows_at_once = rows_at_once
-        self._first = 0
 
     def _take_rows(self, parts: Sequence[Self], ranges: Sequence[tuple[int, int]]) -> None:
         """Give each of several copies the rows of one range of tokens alone."""

@@ -198,9 +198,8 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         if plain_operators_only() or is_transformed(hidden):
             return F.linear(hidden, stored.dequantise(hidden.dtype))
         tensors = (*stored.rows.values(), *stored.shared.values())
-        products: Tensor = times_stored_rows(
-            hidden.reshape(-1, self.embed_dim), _description_of(stored.format), True, *tensors
-        )
+        description = _description_of(type(stored.format), *stored.format.config.items())
+        products: Tensor = times_stored_rows(hidden.reshape(-1, self.embed_dim), description, True, *tensors)
         return products.view(*hidden.shape[:-1], products.shape[-1])
 
     def requires_grad_(self, requires_grad: bool = True) -> "PackedRows":
@@ -231,14 +230,17 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
 
 
 @constant_in_graphs
-def _description_of(record: StoredFormat) -> str:
-    """Return the description of a record in JSON."""
-    return _cached_description_of(record)
+def _description_of(kind: type[StoredFormat], *config: tuple[str, Any]) -> str:
+    """Return the description in JSON of the record of this class that has this `config`.
+
+    torch 2.11 passes no frozen dataclass to a function that it calls while it traces a graph.
+    """
+    return _cached_description_of(kind, config)
 
 
 @lru_cache(maxsize=64)
-def _cached_description_of(record: StoredFormat) -> str:
-    return json.dumps(describe(record))
+def _cached_description_of(kind: type[StoredFormat], config: tuple[tuple[str, Any], ...]) -> str:
+    return json.dumps(describe(kind(**dict(config))))
 
 
 @lru_cache(maxsize=64)
