@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import jaxtyping
 import pytest
 import torch
+from _pytest.runner import runtestprotocol
 from covering import LONG
 from cpu_time import CpuSeconds, file_of, listed
 from hypothesis import settings
@@ -140,12 +141,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CpuSeconds(action))
 
 
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Send what a test did to the process that shows it, and what its fixtures did only if they failed.
+
+    By itself, xdist sends five messages for each test, which take longer than half of the tests do.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
-    """Create no test for the cases that are marked `long`, half of all, which `make test-all` runs."""
+    """Create no test for the cases that are marked `long`, half of all, which `make test-all` runs; one if all are."""
     yield
     if not metafunc.config.getoption("--all"):
-        metafunc._calls[:] = [call for call in metafunc._calls if LONG.mark not in call.marks] or metafunc._calls
+        is_long = metafunc.definition.get_closest_marker("long") is not None
+        short = [] if is_long else [call for call in metafunc._calls if LONG.mark not in call.marks]
+        metafunc._calls[:] = short or metafunc._calls[:1]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -165,29 +181,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True, scope="session")
-def layout_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for computed layouts, in place of the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("EMBEDLAYER_CACHE", str(folder))
-        yield folder
-
-
-@pytest.fixture(autouse=True, scope="session")
-def few_numbers() -> Iterator[None]:
-    """Compute small tests on CUDA as large inputs: what is few there is more than any test has."""
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder for computed layouts in place of the user's cache, and what makes small tests slow or too easy."""
     from embedlayer.core.block_sizes import FEW_LOGITS, FEW_SCORES
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EMBEDLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        # On CUDA, small tests are computed as large inputs: what is few there is more than any test has.
         patch.setitem(FEW_LOGITS, "cuda", FEW_LOGITS["cpu"])
         patch.setitem(FEW_SCORES, "cuda", 0)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def unmeasured_guards() -> Iterator[None]:
-    """Compile without torch's measurement of the graph's guards, for a log: it flushes the caches of the cores."""
-    with pytest.MonkeyPatch.context() as patch:
+        # torch's measurement of a graph's guards, for a log, flushes the caches of the cores.
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)
         yield
 
@@ -199,6 +202,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     atexit.register(gc.unfreeze)  # the last collection finds everything: extensions report what is left as a leak
     gc.set_threshold(10_000, 10, 20)
     session.config.pluginmanager.register(LogsIfRead(session.config.pluginmanager))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End a process of xdist without taking apart, object by object, all that it has imported."""
+    if hasattr(config, "workerinput"):
+        atexit._run_exitfuncs()
+        os._exit(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -228,16 +239,14 @@ class LogsIfRead:
 
 
 @pytest.fixture(autouse=True)
-def quiet_machine() -> None:
-    """One thread, a fixed seed and a new count of calls for each test: the test processes share the cores."""
+def own_state() -> Iterator[None]:
+    """One thread, as the test processes share the cores, a fixed seed and a new count of calls for each test.
+
+    accelerate keeps the first precision for the whole process: it forgets it after each test.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     calls.clear()
-
-
-@pytest.fixture(autouse=True)
-def own_accelerator() -> Iterator[None]:
-    """Forget accelerate's precision after each test: it keeps the first one for the whole process."""
     yield
     if "accelerate.state" in sys.modules:
         sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)

@@ -22,3 +22,4 @@ for dtype in (torch.float32, torch.float64):
 del model, table, optimizer
 gc.collect()
 gc.freeze()
+gc.enable()

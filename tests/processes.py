@@ -176,7 +176,8 @@ def in_a_fork(function: Callable[[], object], forked: threading.Event | None = N
 def _preload() -> None:
     """Say what the process imports from which others are forked; what is said after it has begun has no effect."""
     used = [name for name in PRELOADED_IF_USED if name in sys.modules]
-    _context.set_forkserver_preload([*PRELOADED, *used, "tests.preloaded"])  # the last one freezes what is imported
+    # The first one switches garbage collections off, the last one on again, without what was imported.
+    _context.set_forkserver_preload(["tests.uncollected", *PRELOADED, *used, "tests.preloaded"])
 
 
 def _run_program(words: list[str], folder: Path, environment: dict[str, str], ends: list[Connection]) -> None:

@@ -12,7 +12,7 @@ import kinds
 import pytest
 import torch
 import torch.utils.checkpoint
-from covering import cases
+from covering import cases, some
 from kinds import TABLES, TIED_HEADS, UNTIED_HEADS
 from torch import Tensor, nn
 
@@ -282,7 +282,12 @@ def test_the_self_test_chooses_the_first_multiple_with_which_nothing_differs(mon
         el.OutputHead(D, V, softcap=3.0, **ON)(torch.randn(3, D))
 
 
-@pytest.mark.parametrize("name", HEADS)
+BY_INPUTS = ("untied", "tied to dense", "tied to factorised", "tied to delta", "tied to int8", "tied to stored, FP8",
+             "with a transform", "overridden", "adapted", "of a file", "draft", "draft of a transform")  # fmt: skip
+"""Heads that say in different ways which hidden states they take, or how their rows are computed."""
+
+
+@pytest.mark.parametrize("name", some(BY_INPUTS, HEADS))
 def test_every_head_can_be_checked(unchecked: None, monkeypatch, name) -> None:
     monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", V)  # one block
     report = check_batch_invariance(HEADS[name]())
