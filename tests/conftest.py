@@ -101,6 +101,7 @@ for devices in (torch.cuda, torch.xpu, torch.mtia):
         devices.manual_seed_all = lambda seed: None
 
 gc.disable()  # until all tests are collected: what is imported stays
+gc.freeze()
 
 # The same examples in every run, however busy the machine: a failure is a change of ours.
 settings.register_profile("suite", deadline=None, derandomize=True)

@@ -36,8 +36,8 @@ from embedlayer.losses.options import (
     ScoreOptions,
     check_options,
 )
+from embedlayer.losses.padding import own_tokens, padded_tokens
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
-from embedlayer.losses.token_chunks import own_tokens, padded_tokens
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.lookup import LookupTable

@@ -36,8 +36,8 @@ from embedlayer.losses.objective import (
     stacked,
 )
 from embedlayer.losses.options import LossSettings
+from embedlayer.losses.padding import padded_states
 from embedlayer.losses.recording import is_recording, record_totals
-from embedlayer.losses.token_chunks import padded_states
 from embedlayer.losses.uncomputed_logits import (
     BlockLogits,
     LinearLogits,

@@ -16,7 +16,7 @@ from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.next_bytes import NextByte, NextBytes, check_next_bytes
 from embedlayer.losses.objective import Request, event_log_probs, log_probs
 from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
-from embedlayer.losses.token_chunks import padded_tokens
+from embedlayer.losses.padding import padded_tokens
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
 
 
@@ -100,18 +100,18 @@ def divergence(
         ids = checked.ids.flatten(0, -2)
         totals = compute_totals(student, Request(LogitStatistics(), None, ids, checked.tokens, 1, chunk_bytes))
         own = log_probs(totals, totals["selected"]).T
-        of_teacher = teacher.log_probs.detach().flatten(0, -2).to(own.dtype)
-        if student.options.batch_invariant:
-            own, of_teacher = padded_tokens(own), padded_tokens(of_teacher)
-        losses = kind.of_log_probs(own, of_teacher)[: kept.numel()]
+        losses = _of_log_probs(kind, student, own, teacher.log_probs.detach().flatten(0, -2).to(own.dtype))
         return checked.marked(reduce_losses(losses.view(shape).where(kept, 0.0), kept, loss))
     _check_pair(student, teacher, kind)
     tokens = CountedTokens() if labels is None else counted_tokens(kept, drop=drop, request=student.rank_request)
     if isinstance(kind, NextByte):
+        is_invariant = student.options.batch_invariant
+        teacher = teacher.replaced(teacher.hidden, teacher.options._replace(batch_invariant=is_invariant))
         with torch.no_grad():
             of_teacher = _next_byte_log_probs(teacher, kind.teacher, tokens, chunk_bytes)
         own = _next_byte_log_probs(student, kind.student, tokens, chunk_bytes)
-        return reduce_losses(kind.of_log_probs(own, of_teacher).view(shape).where(kept, 0.0), kept, loss)
+        losses = _of_log_probs(kind, student, own, of_teacher)
+        return reduce_losses(losses.view(shape).where(kept, 0.0), kept, loss)
     return divergence_of(student, Request(kind, teacher, tokens=tokens, chunk_bytes=chunk_bytes), kind, kept, loss)
 
 
@@ -125,12 +125,19 @@ def divergence_of(
     return compute_loss(LossOfHead(student, request, kind, kept, loss))[0]
 
 
+def _of_log_probs(kind: Divergence | NextByte, student: UncomputedLogits, own: Tensor, of_teacher: Tensor) -> Tensor:
+    """Return the divergence of each token `(N,)` from the log-probabilities `(N, K)` of student and teacher."""
+    if not student.options.batch_invariant:
+        return kind.of_log_probs(own, of_teacher)
+    return kind.of_log_probs(padded_tokens(own), padded_tokens(of_teacher))[: len(own)]
+
+
 def _next_byte_log_probs(
     logits: UncomputedLogits, next_bytes: NextBytes, tokens: CountedTokens, chunk_bytes: int | None
 ) -> Tensor:
     """Return the log-probability of each event at each position, `(N, E)`."""
     request = Request(LogitStatistics(next_bytes=next_bytes, only_events=True), tokens=tokens, chunk_bytes=chunk_bytes)
-    return event_log_probs(compute_totals(logits, request)).T
+    return event_log_probs(compute_totals(logits, request), pads=logits.options.batch_invariant)
 
 
 def _check_pair(student: UncomputedLogits, teacher: UncomputedLogits, kind: Divergence | NextByte) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from embedlayer.kernels.softmax import Finishing
 from embedlayer.losses.counted_tokens import CountedTokens
+from embedlayer.losses.padding import own_tokens, padded_tokens
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 Totals = dict[str, Tensor]
@@ -384,9 +385,15 @@ def log_probs(totals: Totals, selected: Tensor) -> Tensor:
     return selected - totals["top"] - totals["log_sum"]
 
 
-def event_log_probs(totals: Totals) -> Tensor:
-    """Return the log-probability of each event of `NextBytes`, `(E, C)`."""
-    return (totals["event_tops"] + totals["event_log_sums"]).log_softmax(0)
+def event_log_probs(totals: Totals, *, pads: bool) -> Tensor:
+    """Return the log-probability of each event of `NextBytes`, `(..., E)`.
+
+    Args:
+        totals: Totals of the tokens, `(E, ...)`.
+        pads: Whether those of a token must not depend on the others, as with `batch_invariant`.
+    """
+    logits = (totals["event_tops"] + totals["event_log_sums"]).movedim(0, -1)
+    return own_tokens(padded_tokens(logits).log_softmax(-1), logits) if pads else logits.log_softmax(-1)
 
 
 def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | None = None) -> Tensor:

@@ -172,7 +172,9 @@ def token_statistics_of(
         is_argmax=(top[..., 0] == tokens) & kept if top is not None and "is_argmax" in wanted else None,
         top_logits=totals["top_logits"].movedim(0, -1)[..., :top_k] if top_k else None,
         top_ids=top[..., :top_k].where(kept.unsqueeze(-1), -1) if top is not None and top_k else None,
-        next_bytes=event_log_probs(totals).movedim(0, -1) * kept.unsqueeze(-1) if next_bytes is not None else None,
+        next_bytes=event_log_probs(totals, pads=logits.options.batch_invariant) * kept.unsqueeze(-1)
+        if next_bytes is not None
+        else None,
     )
     if checked is None or checked.is_bad is None:
         return found

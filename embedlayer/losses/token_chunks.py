@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embedlayer.core.collectives import Collectives
 from embedlayer.core.devices import device_kind
-from embedlayer.losses.chunk_size import INVARIANT_MULTIPLES, MULTIPLE
+from embedlayer.losses.chunk_size import MULTIPLE
 from embedlayer.losses.counted_tokens import CountedTokens
 from embedlayer.losses.definition import counted_states
 from embedlayer.losses.objective import Totals
@@ -161,23 +161,6 @@ class TokenChunks:
             return value
         value = value.movedim(dim, 0)
         return value.new_zeros(self.tokens, *value.shape[1:]).index_copy_(0, self._places, value).movedim(0, dim)
-
-
-def padded_states(rows: Tensor, multiple: int) -> Tensor:
-    """Return a row of each token, `(N, ...)`, followed by rows of zeros up to a multiple of N."""
-    padding = -len(rows) % multiple
-    return torch.cat([rows, rows.new_zeros(padding, *rows.shape[1:])]) if padding else rows
-
-
-def padded_tokens(hidden: Tensor) -> Tensor:
-    """Return hidden states `(..., D)` as `(N, D)`, padded to a multiple of tokens with which results are invariant."""
-    return padded_states(hidden.reshape(-1, hidden.shape[-1]), INVARIANT_MULTIPLES[-1])
-
-
-def own_tokens(states: Tensor, hidden: Tensor) -> Tensor:
-    """Return the results `(..., R)` of hidden states `(..., D)` from those of `padded_tokens`, `(N, R)`."""
-    shape = hidden.shape[:-1]
-    return states[: shape.numel()].view(*shape, states.shape[-1])
 
 
 class _Packed:

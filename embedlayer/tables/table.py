@@ -24,7 +24,7 @@ from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
-from embedlayer.losses.token_chunks import own_tokens, padded_tokens
+from embedlayer.losses.padding import own_tokens, padded_tokens
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.tables.lookup import LookupTable
 
