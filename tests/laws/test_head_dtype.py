@@ -95,6 +95,15 @@ HEADS: dict[str, Callable[[], Any]] = {
 }
 PATHS = ("kernels", "torch operators", "no instructions")
 every_head = pytest.mark.parametrize("name", HEADS)
+
+
+@pytest.fixture
+def kinds(request: pytest.FixtureRequest) -> tuple[Any, ...]:
+    """One divergence, in turn over the heads; all with `--all`."""
+    place = list(HEADS).index(request.node.callspec.params["name"]) % len(KINDS)
+    return KINDS if request.config.getoption("--all") else KINDS[place : place + 1]
+
+
 MATRICES = ["tied to dense", "tied to dense, spare rows", "tied to factorised", *UNTIED_HEADS]
 """Heads whose rows are a matrix that is trained."""
 
@@ -171,11 +180,13 @@ def batch(module: Any, dtype: torch.dtype, tokens: int = 11) -> tuple[Tensor, Te
     return ((student * 50 / largest).to(dtype), (teacher * 50 / largest).to(dtype), targets)
 
 
-def outputs(head: Any, hidden: Tensor, teacher: Tensor, targets: Tensor) -> dict[str, Tensor]:
+def outputs(
+    head: Any, hidden: Tensor, teacher: Tensor, targets: Tensor, kinds: tuple[Any, ...] = KINDS
+) -> dict[str, Tensor]:
     """Nats of each token, by the fused functions and by all logits."""
     found = head.token_statistics(hidden, targets, impl="chunked")
     student, other = head.uncomputed_logits(hidden, impl="chunked"), head.uncomputed_logits(teacher)
-    kl = {f"divergence {kind}": divergence(student, other, kind, reduction="none") for kind in KINDS}
+    kl = {f"divergence {kind}": divergence(student, other, kind, reduction="none") for kind in kinds}
     few = F.log_softmax(head(hidden).float(), dim=-1) if hidden.dtype != torch.float64 else head(hidden).log_softmax(-1)
     return {"log-probs": found.log_probs, "entropy": found.entropy, "logits": few, **kl}
 
@@ -185,7 +196,7 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
 
 
 @cases("name, hidden_dtype, dtype, path", HEADS, DTYPES, DTYPES, PATHS, pairs=["hidden_dtype, dtype", "dtype, path"])
-def test_outputs_are_as_exact_as_over_float32_rows(name, hidden_dtype, dtype, path) -> None:
+def test_outputs_are_as_exact_as_over_float32_rows(name, hidden_dtype, dtype, path, kinds) -> None:
     module = made(name, dtype)
     hidden_dtype = torch.float32 if name == "with a transform" else hidden_dtype
     hidden, teacher, targets = batch(module, hidden_dtype)
@@ -194,9 +205,9 @@ def test_outputs_are_as_exact_as_over_float32_rows(name, hidden_dtype, dtype, pa
         if name == "with a transform":  # it is computed in its own dtype, and compared from its result on
             hidden, teacher = (module.head.transform(each) for each in (hidden, teacher))
             module, wide = (UsesHead(output(each), each.table) for each in (module, wide))
-        exact = outputs(wide.head, hidden.double(), teacher.double(), targets)
-        found = errors(outputs(module.head, hidden, teacher, targets), exact)
-        over_float32 = outputs(converted(module, WIDE).head, hidden.float(), teacher.float(), targets)
+        exact = outputs(wide.head, hidden.double(), teacher.double(), targets, kinds)
+        found = errors(outputs(module.head, hidden, teacher, targets, kinds), exact)
+        over_float32 = outputs(converted(module, WIDE).head, hidden.float(), teacher.float(), targets, kinds)
         assert module.head(hidden).dtype == WIDE
     for key, error in found.items():
         bound = 1e-4 if key.startswith("divergence") else 2e-5
@@ -273,15 +284,15 @@ def test_the_dtype_may_be_named(unchecked: None, name) -> None:
 
 
 @every_head
-def test_autocast_has_no_effect(name) -> None:
+def test_autocast_has_no_effect(name, kinds) -> None:
     module = made(name, torch.bfloat16)
     hidden, teacher, targets = batch(module, torch.float32)
     if name == "with a transform":
         module = UsesHead(output(module), module.table)
     with torch.no_grad():
-        expected = outputs(module.head, hidden, teacher, targets)
+        expected = outputs(module.head, hidden, teacher, targets, kinds)
         with torch.autocast("cpu", torch.bfloat16):
-            torch.testing.assert_close(outputs(module.head, hidden, teacher, targets), expected, rtol=0, atol=0)
+            torch.testing.assert_close(outputs(module.head, hidden, teacher, targets, kinds), expected, rtol=0, atol=0)
 
 
 class Allocated(TorchDispatchMode):
@@ -302,7 +313,7 @@ class Allocated(TorchDispatchMode):
 
 
 @cases("name, hidden_dtype, dtype", HEADS, DTYPES, NARROW)
-def test_no_table_is_copied(name, hidden_dtype, dtype) -> None:
+def test_no_table_is_copied(name, hidden_dtype, dtype, kinds) -> None:
     module = made(name, dtype)
     hidden_dtype = torch.float32 if name == "with a transform" else hidden_dtype
     hidden, teacher, targets = batch(module, hidden_dtype, tokens=4)
@@ -310,7 +321,7 @@ def test_no_table_is_copied(name, hidden_dtype, dtype) -> None:
     for each in module.parameters():
         each.requires_grad_(False)
     with Allocated() as allocated:
-        outputs(module.head, hidden, teacher, targets)
+        outputs(module.head, hidden, teacher, targets, kinds)
         module.head.loss(hidden, targets, impl="chunked").backward()
         module.head(hidden).sum().backward()
     copied = VOCAB_SIZE * (8 if "factorised" in name else output(module).in_features) * 4
@@ -318,15 +329,15 @@ def test_no_table_is_copied(name, hidden_dtype, dtype) -> None:
 
 
 @cases("name, dtype", HEADS, NARROW)
-def test_without_it_kernels_change_last_bits_alone(name, dtype) -> None:
+def test_without_it_kernels_change_last_bits_alone(name, dtype, kinds, pytestconfig) -> None:
     module = made(name, dtype, None)
     if name == "with a transform":
         module = UsesHead(output(module), module.table)
     hidden, teacher, targets = batch(module, dtype)
     with torch.no_grad():
-        for path in PATHS:
+        for path in PATHS if pytestconfig.getoption("--all") else PATHS[:2]:
             with computed_by(path):
-                found = outputs(module.head, hidden, teacher, targets)
+                found = outputs(module.head, hidden, teacher, targets, kinds)
                 found["loss"] = module.head.loss(hidden, targets, impl="chunked")
                 del found["logits"]
             if path == PATHS[0]:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import UsesHead
-from covering import cases
+from cases import CODE_PATHS, UsesHead
+from covering import cases, some
 from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 from memory import Shapes
 from torch import Tensor, nn
@@ -59,7 +59,9 @@ HEADS: dict[str, Callable[[], UsesHead]] = {
     "with a transform": with_transform,
     "overridden": lambda: UsesHead(Overridden(EMBED_DIM, VOCAB_SIZE)),
 }
-every_head = pytest.mark.parametrize("name", HEADS)
+OTHERS = {f"head: {name}" for name in (*UNTIED_HEADS, *TIED_HEADS)} - {*CODE_PATHS}
+each_code_path = pytest.mark.parametrize("name", some([name for name in HEADS if f"head: {name}" not in OTHERS], HEADS))
+"""For laws about what is computed at all, whatever its numbers are."""
 
 
 @pytest.fixture(autouse=True)
@@ -235,8 +237,36 @@ def test_several_depths_are_the_weighted_sum_of_their_losses(name, weighted) -> 
     assert_same(ours.loss, each[0] + 0.3 * each[1] + 0.2 * each[2], leaves_of(module, *hidden))
 
 
-@cases("name, impl, value", HEADS, ("auto", "plain", "chunked"), (torch.nan, torch.inf), pairs=["impl, value"])
-def test_hidden_states_that_do_not_count_have_no_effect(name, impl, value) -> None:
+OUTPUTS: dict[str, Callable[..., Tensor]] = {
+    "loss": lambda head, hidden, ids, **options: head.loss(hidden, ids, **options),
+    "z-loss": lambda head, hidden, ids, **options: head.loss(hidden, ids, z_loss=0.1, reduction="sum", **options),
+    "log-probabilities": lambda head, hidden, ids, **options: head.token_log_probs(hidden, ids, **options).cos().sum(),
+    "statistics": lambda head, hidden, ids, **options: torch.stack(
+        [each.cos().sum() for each in head.token_statistics(hidden, ids, **options)[:2]]
+    ).sum(),
+    "of a student": lambda head, hidden, ids, **options: divergence(
+        head.uncomputed_logits(hidden, **options), teacher_of(hidden), ForwardKL(), labels=ids
+    ),
+    "of a teacher": lambda head, hidden, ids, **options: divergence(
+        teacher_of(hidden), head.uncomputed_logits(hidden, **options), ForwardKL(), labels=ids
+    ),
+}
+
+
+def teacher_of(hidden: Tensor) -> LinearLogits:
+    weight = torch.randn(VOCAB_SIZE, EMBED_DIM, generator=torch.Generator().manual_seed(0))
+    return LinearLogits(hidden.detach(), weight.double())
+
+
+@cases(
+    "name, output, impl, value",
+    HEADS,
+    [*OUTPUTS, "depths"],
+    ("auto", "plain", "chunked"),
+    (torch.nan, torch.inf),
+    pairs=["output, impl", "impl, value"],
+)
+def test_hidden_states_that_do_not_count_have_no_effect(name, output, impl, value) -> None:
     module = HEADS[name]().double()
     states, ids = batch(12)
     states, ids = states.detach().view(2, 6, -1), ids.view(2, 6)
@@ -248,26 +278,18 @@ def test_hidden_states_that_do_not_count_have_no_effect(name, impl, value) -> No
 
     def results(*inputs: Tensor) -> list[Tensor]:
         hidden, *depths = leaves = [each.clone().requires_grad_() for each in inputs]
-        head, options = module.head, {"impl": impl}
-        teacher = torch.randn(VOCAB_SIZE, EMBED_DIM, generator=torch.Generator().manual_seed(0)).double()
-        pair = head.uncomputed_logits(hidden, **options), LinearLogits(hidden.detach(), teacher)
-        found: list[Tensor] = [
-            head.loss(hidden, ids, **options),
-            head.loss(hidden, ids, z_loss=0.1, reduction="sum", **options),
-            head.token_log_probs(hidden, ids, **options).cos().sum(),
-            torch.stack([each.cos().sum() for each in head.token_statistics(hidden, ids, **options)[:2]]).sum(),
-            divergence(*pair, ForwardKL(), labels=ids),
-            divergence(*pair[::-1], ForwardKL(), labels=ids),
-            head.multi_token_loss(depths, ids, documents=documents, **options).loss,
-        ]
+        if output == "depths":
+            found = module.head.multi_token_loss(depths, ids, documents=documents, impl=impl).loss
+        else:
+            found = OUTPUTS[output](module.head, hidden, ids, impl=impl)
         leaves = leaves_of(module, *leaves)
-        grads = [torch.autograd.grad(each, leaves, allow_unused=True) for each in found if each.requires_grad]
-        return [*found, *(grad for each in grads for grad in each if grad is not None)]
+        grads = torch.autograd.grad(found, leaves, allow_unused=True) if found.requires_grad else []
+        return [found, *(grad for grad in grads if grad is not None)]
 
     torch.testing.assert_close(results(*dirty), results(*finite), rtol=1e-10, atol=1e-10)
 
 
-@every_head
+@each_code_path
 def test_no_output_stores_numbers_for_each_token_and_each_row(monkeypatch, name) -> None:
     monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 48)
     module = HEADS[name]()
@@ -284,7 +306,7 @@ def test_no_output_stores_numbers_for_each_token_and_each_row(monkeypatch, name)
     assert not shapes.largest(tokens * VOCAB_SIZE)
 
 
-@every_head
+@each_code_path
 def test_when_nothing_counts_all_is_zero(name) -> None:
     module = HEADS[name]()
     for tokens in (0, 3):

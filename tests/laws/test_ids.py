@@ -109,8 +109,8 @@ def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_s
 @pytest.mark.parametrize("name", some(COMPILED_ALONE, LOOKUP_TABLES))
 def test_a_compiled_look_up_is_the_eager_one_for_ids_of_every_shape(unchecked: None, name, pytestconfig) -> None:
     table = LOOKUP_TABLES[name]()
-    shapes = SHAPES if pytestconfig.getoption("--all") else ("transposed", "expanded", "scalar", "empty sequences")
-    ids = [*(SHAPES[shape] for shape in shapes), IDS[:, ::2].int()]
+    shapes = SHAPES if pytestconfig.getoption("--all") else ("expanded", "scalar", "empty sequences")
+    ids = [*(SHAPES[shape] for shape in shapes), IDS.int().T]
 
     def look_up() -> torch.Tensor:
         return torch.cat([table(part).flatten(0, -2) if part.dim() else table(part)[None] for part in ids])
@@ -199,10 +199,12 @@ def test_logits_and_loss_take_hidden_states_of_every_layout(name) -> None:
 
 
 @pytest.mark.parametrize("name", some(HEADS_COMPILED, [*UNTIED_HEADS, *TIED_HEADS]))
-def test_compiled_logits_of_strided_hidden_states_are_the_eager_ones(unchecked: None, name) -> None:
+def test_compiled_logits_of_strided_hidden_states_are_the_eager_ones(unchecked: None, name, pytestconfig) -> None:
     head = UNTIED_HEADS[name]() if name in UNTIED_HEADS else OutputHead(TABLES[TIED_HEADS[name]]())
     whole = torch.randn(EMBED_DIM, 4, 3).permute(2, 1, 0)
-    parts = [whole, whole[:, -1:], whole[:, 1:2].expand(3, 5, EMBED_DIM), whole[0, 0]]
+    parts = [whole[:, 1:2].expand(3, 5, EMBED_DIM), whole[0, 0]]
+    if pytestconfig.getoption("--all"):
+        parts += [whole, whole[:, -1:]]
     compiled = torch.compile(lambda: [head(hidden) for hidden in parts], fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(), [head(hidden) for hidden in parts])
 

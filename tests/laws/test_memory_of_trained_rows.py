@@ -15,7 +15,7 @@ from embedlayer.formats.quantized import QuantizedRows
 from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.vocab.row_training import merge_rows, train_only_rows
 
-VOCAB_SIZE, EMBED_DIM, TRAINED = 100_000, 256, 2000
+VOCAB_SIZE, EMBED_DIM, TRAINED = 72_000, 256, 1000
 
 FORMATS: dict[str, StoredFormat] = {
     "int4": QuantizedRows(EMBED_DIM, 4, EMBED_DIM),
@@ -40,7 +40,7 @@ def train_and_merge(model: torch.nn.ModuleDict, ids: list[int]) -> None:
 
 
 def added_mib(name: str) -> float:
-    """Return the most resident memory that training and merging 2,000 rows of a large table adds at any time."""
+    """Return the most resident memory that training and merging 1,000 rows of a large table adds at any time."""
     from stored_tables import table_of
 
     def resident(field: str) -> float:

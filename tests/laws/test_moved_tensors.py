@@ -12,7 +12,8 @@ import pytest
 import torch
 from covering import some
 from model_families import families
-from tiny_models import PARTS, VOCAB, build, quiet
+from tiny_models import LAYERS, PARTS, VOCAB, build, quiet
+from tiny_models import SIZES as SIZES_OF_MODELS
 from torch import Tensor, nn
 
 import embedlayer as el
@@ -45,6 +46,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 UNREADABLE = ("nemo_speechlm", "shieldgemma2")
 """Models that transformers does not open as it has saved them, without an edit too."""
 UNTIED = ("bert", "roberta", "xlm-roberta", "albert", "deberta", "deberta-v2", "mobilebert")
+
+
+@pytest.fixture(autouse=True)
+def few_layers(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
+    """Build small models with two layers; with `--all`, of types that cannot be built so, with more."""
+    if not pytestconfig.getoption("--all"):
+        sizes = {key: 2 if n == LAYERS else n for key, n in SIZES_OF_MODELS.items()}
+        monkeypatch.setattr("tiny_models.SIZES", sizes)
 
 
 def is_of_tokens(tensor: Tensor) -> bool:

@@ -10,8 +10,8 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import STREAMS, UsesStreams, uses_streams
-from covering import cases
+from cases import CODE_PATHS, STREAMS, UsesStreams, uses_streams
+from covering import cases, some
 from kinds import EMBED_DIM, STREAM_HEADS
 from memory import Shapes
 from torch import Tensor
@@ -23,6 +23,8 @@ from embedlayer.heads import StreamHead
 from embedlayer.losses import ForwardKL, chunk_size, divergence
 
 every_head = pytest.mark.parametrize("name", STREAMS)
+ALWAYS = [name for name in STREAMS if name in STREAM_HEADS or f"loss of streams: {name}" in CODE_PATHS]
+each_code_path = pytest.mark.parametrize("name", some(ALWAYS, STREAMS))
 REDUCTIONS, IMPLS = ("mean", "sum", "none"), ("plain", "chunked")
 
 
@@ -86,7 +88,7 @@ def test_the_loss_is_the_weighted_sum_of_those_of_the_streams(name, impl, weight
     assert_same(found.loss, expected, leaves_of(module, hidden))
 
 
-@every_head
+@each_code_path
 def test_partial_second_recomputed_and_differentiated_gradients_are_the_plain_ones(name) -> None:
     module = uses_streams(name).double()
     hidden, targets = batch(module.head)
@@ -173,7 +175,7 @@ def test_the_padding_row_of_a_tied_table_gets_no_gradient(name, impl) -> None:
     assert module.table.weight.grad[0].eq(0).all() == has_padding
 
 
-@every_head
+@each_code_path
 def test_when_nothing_counts_all_is_zero(name) -> None:
     module = uses_streams(name)
     for tokens in (0, 5):
@@ -185,9 +187,10 @@ def test_when_nothing_counts_all_is_zero(name) -> None:
             assert found.losses.eq(0).all()
 
 
-@every_head
+@each_code_path
 def test_no_output_stores_a_logit_of_each_token_and_each_row(monkeypatch, name) -> None:
     monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 48)
+    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 12)
     module, tokens = uses_streams(name), 96
     hidden, targets = batch(module.head, tokens, torch.float32)
     with Shapes() as shapes:

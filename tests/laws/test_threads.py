@@ -99,6 +99,10 @@ def assert_same(found: Any, wanted: Any) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
+BOTH = ("kernels", "torch operators")
+each_reader = cases(
+    "kind, reader, both_paths", TRAINED, READERS, BOTH, pairs=["kind, reader", "kind, both_paths"]
+).with_args(indirect=["both_paths"])
 OTHERS = [kind for kind in LOOKUP_TABLES if kind not in TRAINED]
 
 
@@ -109,7 +113,14 @@ def assert_two_threads_are_as_one(middle, kind, first, second) -> None:
     assert_same(together.stored(), alone.stored())
 
 
-@cases("kind, first, second", TRAINED, READERS, list(READERS)[::-1], pairs=["kind, first", "kind, second"])
+@cases(
+    "kind, first, second, both_paths",
+    TRAINED,
+    READERS,
+    list(READERS)[::-1],
+    BOTH,
+    pairs=["kind, first", "kind, second", "kind, both_paths"],
+).with_args(indirect=["both_paths"])
 def test_two_threads_that_read_a_trained_table_are_as_one(both_paths, middle, kind, first, second) -> None:
     assert_two_threads_are_as_one(middle, kind, first, second)
     assert middle.stopped.is_set()
@@ -120,8 +131,7 @@ def test_two_threads_that_read_another_table_are_as_one(middle, kind, first, sec
     assert_two_threads_are_as_one(middle, kind, first, second)
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("kind", TRAINED)
+@each_reader
 def test_a_reader_beside_a_step_finds_the_rows_before_or_after_it(both_paths, middle, kind, reader) -> None:
     alone, together = Run(kind), Run(kind)
     for run in (alone, together):
@@ -134,8 +144,7 @@ def test_a_reader_beside_a_step_finds_the_rows_before_or_after_it(both_paths, mi
     assert_same(together.stored(), alone.stored())
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("kind", TRAINED)
+@each_reader
 def test_a_step_beside_a_reader_is_applied_once_to_each_row(both_paths, middle, kind, reader) -> None:
     alone, together = Run(kind), Run(kind)
     for run in (alone, together):

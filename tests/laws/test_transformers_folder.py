@@ -91,17 +91,25 @@ def tokenizer_files(name: str, folder: Path, shared_data: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def folders(shared_data, tmp_path_factory) -> dict[str, Path]:
-    """A checkpoint of each family with the files of its real tokenizer; not to be written to."""
-    pytest.importorskip("sentencepiece")
-    made = {}
-    for name, build in models().items():
-        folder = made[name] = tmp_path_factory.mktemp("checkpoints") / name
+class Folders(dict[str, Path]):
+    """A checkpoint of each family with the files of its real tokenizer, written when it is first asked for."""
+
+    def __init__(self, parent: Path, shared_data: Path) -> None:
+        super().__init__()
+        self.parent, self.shared_data = parent, shared_data
+
+    def __missing__(self, name: str) -> Path:
+        folder = self[name] = self.parent / name
         with quiet():
-            build().save_pretrained(folder)
-        tokenizer_files(name, folder, shared_data)
-    return made
+            models()[name]().save_pretrained(folder)
+        return tokenizer_files(name, folder, self.shared_data)
+
+
+@pytest.fixture(scope="module")
+def folders(shared_data, tmp_path_factory) -> Folders:
+    """Not to be written to."""
+    pytest.importorskip("sentencepiece")
+    return Folders(tmp_path_factory.mktemp("checkpoints"), shared_data)
 
 
 def assert_ours(folder: Path, tokenizer) -> object:

@@ -41,7 +41,7 @@ PARTS = ("table", "bag", "position", "layer", "head")
 each_code_path = pytest.mark.parametrize(
     "name", some([name for name in ALWAYS if name in CODE_PATHS or name.startswith(PARTS)], CASES)
 )
-"""For laws about batches of gradients: a loss in each way, and not for each kind of table."""
+"""For laws about other derivatives: a loss in each way, and not for each kind of table."""
 
 
 def by_autograd(case: Case, inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -90,7 +90,7 @@ def test_per_sample_gradients_are_those_of_each_sample(name) -> None:
     assert_close(flat(vmap(gradients)(*case.inputs)), expected, name)
 
 
-@every_case
+@each_code_path
 def test_forward_derivatives_are_those_of_the_gradient(name) -> None:
     case = CASES[name]()
     parameters, floats, of = case.variables(case.inputs)
