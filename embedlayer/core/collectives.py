@@ -358,15 +358,23 @@ class ProcessGroup(Collectives):
 
     def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
         """Send consecutive rows to each rank, and return the rows received from all ranks, in rank order."""
+        if not (torch.is_grad_enabled() and rows.requires_grad):  # `apply` takes as long as sending a few rows
+            return self.exchange_rows(rows, list(send_counts), list(receive_counts))
         received: Tensor = _AllToAll.apply(rows, list(send_counts), list(receive_counts), self)  # type: ignore[no-untyped-call]
+        return received
+
+    def exchange_rows(self, rows: Rows, send_counts: list[int], receive_counts: list[int]) -> Rows:
+        """Do what `all_to_all` does, without a gradient."""
+        received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
+        with self.peer_errors():
+            dist.all_to_all_single(received, rows.contiguous(), receive_counts, send_counts, group=self.group)
         return received
 
     def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
         """Concatenate the rows of all ranks, in the order of the ranks."""
         known = self.exchange_counts([len(rows)] * self.size) if counts is None else list(counts)
         repeated = rows.expand(self.size, *rows.shape).flatten(0, 1)
-        gathered: Tensor = _AllToAll.apply(repeated, [len(rows)] * self.size, known, self)  # type: ignore[no-untyped-call]
-        return gathered
+        return self.all_to_all(repeated, [len(rows)] * self.size, known)
 
     def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
         """Sum `rows` over all ranks, in the order of the ranks, and return this rank's consecutive part of the sum."""
@@ -391,10 +399,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: Tensor, send_counts: list[int], receive_counts: list[int], group: ProcessGroup) -> Tensor:
-        received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
-        with group.peer_errors():
-            dist.all_to_all_single(received, rows.contiguous(), receive_counts, send_counts, group=group.group)
-        return received
+        return group.exchange_rows(rows, send_counts, receive_counts)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

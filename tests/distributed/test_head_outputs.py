@@ -33,7 +33,7 @@ from embedlayer.losses import (
     divergence,
 )
 
-V, D, T = 23, 6, 7
+V, D, T = 23, 6, 5
 STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
 KINDS = (ForwardKL(), ReverseKL(), JensenShannon(0.3))
 TABLES = ("dense", "factorised", "int8")
@@ -99,7 +99,7 @@ def divergences(branch: str, table: int, ranks: int) -> list[tuple]:
 
 def sharded_outputs(branch: str):
     for device in DEVICES:
-        chunk_size.MAX_CHUNK_TOKENS[device], chunk_size.ROWS_OF_A_BLOCK[device] = 8, 3
+        chunk_size.MAX_CHUNK_TOKENS[device], chunk_size.ROWS_OF_A_BLOCK[device] = 8, 5
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,))
     results = []

@@ -51,7 +51,7 @@ PRELOADED += ["benchmarks.operator_counter", "embedlayer.cli.main"]
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
 OTHER = "I love dogs, and dogs love naps in the sun. " * 40
-V, HALF, STEPS = 257, 3, 4
+V, HALF, STEPS = 257, 2, 3
 
 
 def dense(**options):
@@ -122,11 +122,11 @@ def start(folder: Path, case: str) -> None:
         batch_size=3,
         accumulate=accumulate,
         max_length=8,
-        log_every=2,
+        log_every=3,
         validation_tokens=40,  # a full batch and one of two windows
         documents=documents,
         max_grad_norm=0.5,
-        monitor_every=2 if case.startswith(("tied", "row-sparse")) else None,
+        monitor_every=3 if case.startswith(("tied", "row-sparse")) else None,
     )
     training, validation = corpus.split(0.2)
     trainer = Trainer(CASES[case](), training, validation, options)
