@@ -18,6 +18,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from embedlayer.core.errors import PeerError, SizeError
+from embedlayer.core.torch_state import is_transformed
 
 ReduceOp = Literal["sum", "max", "min"]
 Rows = Shaped[Tensor, "_ *each"]
@@ -358,7 +359,8 @@ class ProcessGroup(Collectives):
 
     def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
         """Send consecutive rows to each rank, and return the rows received from all ranks, in rank order."""
-        if not (torch.is_grad_enabled() and rows.requires_grad):  # `apply` takes as long as sending a few rows
+        is_recorded = (torch.is_grad_enabled() and rows.requires_grad) or is_transformed(rows)
+        if not is_recorded:  # `apply` takes as long as sending a few rows
             return self.exchange_rows(rows, list(send_counts), list(receive_counts))
         received: Tensor = _AllToAll.apply(rows, list(send_counts), list(receive_counts), self)  # type: ignore[no-untyped-call]
         return received
