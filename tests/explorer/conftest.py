@@ -20,6 +20,7 @@ from embedlayer import (
     TrainingOptions,
     train_tokenizer,
 )
+from embedlayer.explorer.export import write_page
 from embedlayer.explorer.page_files import page_files
 from embedlayer.explorer.server import address, make_server
 from embedlayer.explorer.word_table import open_word_table
@@ -182,6 +183,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 def of_run(run: RunDirectory) -> OpenedModel:
     """The run, opened."""
     return open_model(run.path)
+
+
+@pytest.fixture(scope="session")
+def exported_run(of_run: OpenedModel, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of the run's exported page."""
+    path = tmp_path_factory.mktemp("exported") / "page.html"
+    write_page(path, [of_run])
+    return path.as_uri()
 
 
 @pytest.fixture(scope="session")

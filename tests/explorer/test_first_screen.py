@@ -1,6 +1,7 @@
 """First screens: where to begin, what the lists of the map say, examples, and views whose source lacks something."""
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -69,13 +70,13 @@ def is_on_screen(page, locator, size) -> bool:
 
 @PHONE
 def test_the_header_names_the_product_and_what_is_open(url, serve, open_page, word_table, size):
+    page = opened(open_page, f"{serve(word_table)}#map?{COMPONENTS}", size)
+    assert is_on_screen(page, page.locator("#title", has_text="4,000 words of MiniLM"), size)
     page = opened(open_page, url, size)
     page.locator(".map-over").wait_for()
     assert is_on_screen(page, page.get_by_text("embedlayer", exact=True), size)
     assert is_on_screen(page, page.get_by_label("Source"), size)
     assert page.title() == "Map · small · embedlayer"
-    page = opened(open_page, f"{serve(word_table)}#map?{COMPONENTS}", size)
-    assert is_on_screen(page, page.locator("#title", has_text="4,000 words of MiniLM"), size)
 
 
 @PHONE
@@ -138,6 +139,13 @@ def table(rows: int = 60, dim: int = 6) -> OpenedModel:
     return OpenedModel("table", TokenEmbedding.from_pretrained(torch.randn(rows, dim)), tokens=names)
 
 
+@pytest.fixture(scope="module")
+def addresses(serve) -> Iterator[str]:
+    """The maps of equal tables, each of which is opened by one test only: all in one page."""
+    address = serve(*(table() for _ in range(16)))
+    return (f"{address}#map?source={number}" for number in range(16))
+
+
 def draws_components(page, x: str = "1", y: str = "2", colour: str = "kind") -> None:
     """Wait until components are drawn; the lists and the legend must say so."""
     until(page, f"{SHOWN} === '{colour},{x},{y}'")
@@ -161,10 +169,9 @@ def draws_the_layout(page) -> None:
 
 
 def test_lists_and_legend_agree_with_the_points_while_the_layout_runs_after_cancel_and_when_it_is_there(
-    serve, open_page, waiting
+    addresses, open_page, waiting
 ):
-    address = serve(table())
-    page = open_page(address)
+    page = open_page(next(addresses), again=True)
     page.evaluate(PAINTED)
     page.get_by_text("Neighbour layout: searching").wait_for()
     draws_components(page)
@@ -187,9 +194,8 @@ def test_lists_and_legend_agree_with_the_points_while_the_layout_runs_after_canc
     draws_the_layout(page)
 
 
-def test_the_layout_takes_the_lists_with_it(serve, open_page, waiting):
-    address = serve(table())
-    page = open_page(address)
+def test_the_layout_takes_the_lists_with_it(addresses, open_page, waiting):
+    page = open_page(next(addresses), again=True)
     page.evaluate(PAINTED)
     draws_components(page)
     waiting.set()
@@ -210,8 +216,8 @@ def test_a_row_that_the_layout_leaves_out_has_no_tooltip_on_the_map(serve, open_
 
 
 @PHONE
-def test_the_note_under_the_layout_says_what_distances_mean_and_fits(serve, open_page, size):
-    page = opened(open_page, serve(table()), size)
+def test_the_note_under_the_layout_says_what_distances_mean_and_fits(addresses, open_page, size):
+    page = opened(open_page, next(addresses), size)
     until(page, f"{SHOWN} === 'cluster,n'")
     page.evaluate(PAINTED)
     page.get_by_role("button", name="Zoom in").click()
@@ -227,9 +233,8 @@ def test_the_note_under_the_layout_says_what_distances_mean_and_fits(serve, open
 
 
 @pytest.mark.long
-def test_another_axis_while_the_layout_runs_is_kept_when_it_is_there(serve, open_page, waiting):
-    address = serve(table())
-    page = open_page(address)
+def test_another_axis_while_the_layout_runs_is_kept_when_it_is_there(addresses, open_page, waiting):
+    page = open_page(next(addresses), again=True)
     page.evaluate(PAINTED)
     draws_components(page)
     page.get_by_label("y axis").select_option("3")
@@ -239,9 +244,8 @@ def test_another_axis_while_the_layout_runs_is_kept_when_it_is_there(serve, open
 
 
 @pytest.mark.long
-def test_a_lasso_while_the_layout_runs_is_one_among_the_points_that_are_drawn(serve, open_page, waiting):
-    address = serve(table())
-    page = open_page(address)
+def test_a_lasso_while_the_layout_runs_is_one_among_the_points_that_are_drawn(addresses, open_page, waiting):
+    page = open_page(next(addresses), again=True)
     page.get_by_text("Neighbour layout: searching").wait_for()
     page.get_by_role("button", name="Lasso").click()
     box = page.locator(".map-over").bounding_box()
@@ -256,14 +260,28 @@ def test_a_lasso_while_the_layout_runs_is_one_among_the_points_that_are_drawn(se
     waiting.set()
 
 
-def test_a_layout_that_fails_leaves_the_components_with_their_names(serve, open_page, waiting):
+def test_a_layout_that_fails_leaves_the_components_with_their_names(addresses, open_page, waiting):
     waiting.fails = True
     waiting.set()
-    address = serve(table())
-    page = open_page(address)
+    page = open_page(next(addresses), again=True)
     page.evaluate(PAINTED)
     page.get_by_text("No layout of this table.").wait_for()
     draws_components(page)
+
+
+@pytest.mark.parametrize("c", ["along", "cluster", "nothing"])
+def test_a_colour_that_cannot_be_is_not_named(addresses, open_page, waiting, c):
+    """The cosine with no selection is named, but nothing is drawn in its colours, and the legend says why."""
+    page = open_page(f"{next(addresses)}&x=1&c={c}", again=True)
+    until(page, f"{SHOWN} === '{'along' if c == 'along' else 'kind'},1,2'")
+    legend = "Select a token first" if c == "along" else "word"
+    until(page, f"document.querySelector('.map-legend').textContent.startsWith('{legend}')")
+
+
+def test_a_table_whose_words_are_unknown_offers_some_of_its_own(addresses, open_page):
+    page = open_page(next(addresses), again=True)
+    page.locator(".map-examples .chips .token").first.wait_for()
+    assert page.get_by_label("Nearest rows of a token").get_attribute("placeholder") == "a token, or #17"
 
 
 def test_a_file_without_a_layout_names_the_components(tmp_path, monkeypatch, open_page):
@@ -276,16 +294,6 @@ def test_a_file_without_a_layout_names_the_components(tmp_path, monkeypatch, ope
     draws_components(page)
 
 
-@pytest.mark.parametrize("c", ["along", "cluster", "nothing"])
-def test_a_colour_that_cannot_be_is_not_named(serve, open_page, waiting, c):
-    """The cosine with no selection is named, but nothing is drawn in its colours, and the legend says why."""
-    address = serve(table())
-    page = open_page(f"{address}#map?x=1&c={c}")
-    until(page, f"{SHOWN} === '{'along' if c == 'along' else 'kind'},1,2'")
-    legend = "Select a token first" if c == "along" else "word"
-    until(page, f"document.querySelector('.map-legend').textContent.startsWith('{legend}')")
-
-
 def test_rows_without_names_are_coloured_by_a_column_that_they_have(serve, open_page, waiting):
     address = serve(OpenedModel("rows", TokenEmbedding(40, 6)))
     page = open_page(address)
@@ -294,9 +302,8 @@ def test_rows_without_names_are_coloured_by_a_column_that_they_have(serve, open_
 
 
 @pytest.mark.long
-def test_density_is_drawn_in_no_column(serve, open_page, waiting):
-    address = serve(table())
-    page = open_page(address)
+def test_density_is_drawn_in_no_column(addresses, open_page, waiting):
+    page = open_page(next(addresses), again=True)
     page.get_by_role("button", name="Density").click()
     page.locator(".map-legend").get_by_text("many tokens").wait_for()
     assert page.get_by_label("Colour").is_disabled()
@@ -340,13 +347,6 @@ def test_a_table_without_everyday_words_offers_its_own_and_leads_to_one_that_has
     page.locator(".map-examples a").click()
     until(page, "document.querySelector('#source').value === '1'")
     until(page, "document.querySelector('.near .token')?.textContent === 'queen'")
-
-
-def test_a_table_whose_words_are_unknown_offers_some_of_its_own(serve, open_page):
-    address = serve(table())
-    page = open_page(address)
-    page.locator(".map-examples .chips .token").first.wait_for()
-    assert page.get_by_label("Nearest rows of a token").get_attribute("placeholder") == "a token, or #17"
 
 
 @pytest.mark.long

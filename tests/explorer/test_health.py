@@ -15,7 +15,6 @@ from embedlayer.analysis.geometry import table_geometry
 from embedlayer.analysis.health import table_health as examine
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.explorer import health
-from embedlayer.explorer.export import write_page
 from embedlayer.explorer.token_card import card
 from embedlayer.opening import OpenedModel
 from embedlayer.tables.dense import TokenEmbedding
@@ -51,14 +50,13 @@ def test_rows_with_other_norms_are_listed_with_their_texts_and_the_card_names_th
     assert card(opened, {"id": "2"})["findings"] is None
 
 
-def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, open_page, tmp_path) -> None:
-    write_page(tmp_path / "report.html", [of_run])
+def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, exported_run, open_page) -> None:
     assert health.report(of_run, {})["is_sound"] is False
-    page = open_page(f"{(tmp_path / 'report.html').as_uri()}#health")
+    page = open_page(f"{exported_run}#health")
     verdict = page.locator("p.verdict")
     assert verdict.inner_text().startswith("Barely trained: the loss on held-out text is ")
     assert "sound" not in verdict.get_attribute("class")
-    page.goto(f"{(tmp_path / 'report.html').as_uri()}#health?id=40&card=open")
+    page.goto(f"{exported_run}#health?id=40&card=open")
     page.locator(".card-verdict p").nth(1).wait_for()
     card_text = page.locator("#card").inner_text()
     assert "The table. Barely trained: " in card_text
@@ -82,15 +80,27 @@ STATES: dict[str, tuple[Callable[[torch.Tensor], Any], str, str | None]] = {
 }
 
 
-def test_the_tile_of_a_fault_is_marked_and_no_card_says_sound_of_a_row_in_such_a_table(
-    open_page, serve, word_table
-) -> None:
-    tables = [table_of(word_table, change) for change, _, _ in STATES.values()]
+@pytest.fixture(scope="module")
+def tables(word_table) -> list[OpenedModel]:
+    return [table_of(word_table, change) for change, _, _ in STATES.values()]
+
+
+@pytest.fixture(scope="module")
+def url(serve, of_run, tables) -> str:
+    """The page of a run, of a table with norms beyond a scale, of one with rows of other norms, and of `tables`."""
+    beyond, others = torch.rand(300, 24) + 0.5, torch.randn(300, 24)
+    beyond[7] *= 1000
+    beyond[8:10] = torch.nan
+    others[40:50] *= 20
+    planted = [OpenedModel("planted", TokenEmbedding.from_pretrained(rows)) for rows in (beyond, others)]
+    return serve(of_run, *planted, *tables)
+
+
+def test_the_tile_of_a_fault_is_marked_and_no_card_says_sound_of_a_row_in_such_a_table(open_page, url, tables) -> None:
     reports = [health.report(table, {}) for table in tables]
     assert len({report["summary"] for report in reports}) == len(STATES)
-    url = serve(*tables)
-    page = open_page(url)
-    for number, (report, (_, summary, tile)) in enumerate(zip(reports, STATES.values(), strict=True)):
+    page = open_page(f"{url}#training", again=True)
+    for number, (report, (_, summary, tile)) in enumerate(zip(reports, STATES.values(), strict=True), start=3):
         page.goto(f"{url}#health?source={number}&id=300")
         page.locator("p.verdict").get_by_text(report["summary"], exact=True).wait_for()
         check_tiles_and_card(page, report, summary, tile)
@@ -118,9 +128,9 @@ def check_tiles_and_card(page: Any, report: dict[str, Any], summary: str, tile: 
     assert "Sound" not in card_text
 
 
-def test_tokens_that_never_occur_and_the_loss_of_a_run_have_tiles(open_page, serve, of_run) -> None:
+def test_tokens_that_never_occur_and_the_loss_of_a_run_have_tiles(open_page, url, of_run) -> None:
     report = health.report(of_run, {})
-    page = open_page(f"{serve(of_run)}#health")
+    page = open_page(f"{url}#health", again=True)
     tiles = page.locator(".tiles > div")
     never = tiles.filter(has_text="Never occurring").inner_text()
     assert never.split("\n")[1] == str(int((of_run.counts == 0).sum())) == str(report["absent"]["rows"])
@@ -129,12 +139,8 @@ def test_tokens_that_never_occur_and_the_loss_of_a_run_have_tiles(open_page, ser
     assert "is-fault" in loss.get_attribute("class")  # a run of a few steps
 
 
-def test_norms_beyond_the_scale_and_without_a_value_are_counted_below_the_histogram(open_page, serve) -> None:
-    rows = torch.rand(300, 24) + 0.5
-    rows[7] *= 1000
-    rows[8:10] = torch.nan
-    opened = OpenedModel("planted", TokenEmbedding.from_pretrained(rows))
-    panel = open_page(f"{serve(opened)}#health").locator(".panel").filter(has_text="Norms of the rows")
+def test_norms_beyond_the_scale_and_without_a_value_are_counted_below_the_histogram(open_page, url) -> None:
+    panel = open_page(f"{url}#health?source=1", again=True).locator(".panel").filter(has_text="Norms of the rows")
     assert re.search(r"1 row beyond the scale counted in the end bars; the largest norm is [4-6]", panel.inner_text())
     assert "2 rows with NaN or infinity left out." in panel.inner_text()
 
@@ -151,19 +157,15 @@ def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):
     assert found["chance"] == asdict(chance_geometry(geometry))
 
 
-def test_the_page_lists_rows_with_other_norms_and_a_table_without_tokens_has_no_kinds(open_page, serve) -> None:
-    rows = torch.randn(300, 24)
-    rows[40:50] *= 20
-    opened = OpenedModel("planted", TokenEmbedding.from_pretrained(rows))
-    url = serve(opened)
-    page = open_page(f"{url}#health?id=41&card=open")
+def test_the_page_lists_rows_with_other_norms_and_a_table_without_tokens_has_no_kinds(open_page, url) -> None:
+    page = open_page(f"{url}#health?source=2&id=41&card=open", again=True)
     assert "Rows with norms of" in page.locator(".others h3").inner_text()
     assert page.locator(".others [data-token]").count() == 10
     verdict = page.locator(".card-verdict")
     verdict.locator("p").nth(1).wait_for()
     assert "Norm beyond a gap." in verdict.inner_text()
     assert "The table. The rows look untrained" in verdict.inner_text()
-    page.goto(f"{url}#map?id=41")
+    page.goto(f"{url}#map?source=2&id=41")
     facts = page.locator(".map-card .facts")
     facts.wait_for()
     assert facts.locator("dt").all_inner_texts() == ["ID", "Norm"]

@@ -535,7 +535,7 @@ def test_every_task_of_the_story_can_be_done_and_is_seen(url, open_page, mutual)
 def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_words(
     serve, open_page, of_run, word_table
 ):
-    page = open_page(serve(word_table, of_run) + "#learn")
+    page = open_page(serve(of_run, word_table) + "#learn?source=1", again=True)
     field, said = page.get_by_label("Text", exact=True), page.locator('.learn-own [data-value="about"]')
     field.fill("the cat embeddinglayer Zürich")
     page.locator(".learn-own .pipe-chip", has_text="[UNK]").first.wait_for()
@@ -546,13 +546,13 @@ def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_
     field.fill(" ")
     page.locator(".learn-own").wait_for(state="hidden")
     assert page.get_by_role("heading", name="The same text").is_hidden(), "no heading over an empty place"
-    page.get_by_role("combobox", name="Source").select_option("1")
+    page.get_by_role("combobox", name="Source").select_option("0")
     field.fill("the dog")
     said.get_by_text("becomes several tokens. A dot is a space.").wait_for()
 
 
 def test_a_link_to_a_word_of_a_trained_table_shows_this_word(serve, open_page, of_run, word_table):
-    page = open_page(serve(of_run, word_table) + "#learn?s=real&real.word=man&real.id=7")
+    page = open_page(serve(of_run, word_table) + "#learn?s=real&real.word=man&real.id=7", again=True)
     chosen = page.locator(".learn-neighbors h3")
     chosen.get_by_text("4,000 words of MiniLM").wait_for()
     assert chosen.locator(".token").inner_text().startswith("man")

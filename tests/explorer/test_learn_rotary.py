@@ -46,6 +46,7 @@ def frequency_of(*, width, pair):
 
 def test_the_numbers_of_the_claims_are_those_of_the_library(url, open_page):
     page = open_page(f"{url}#learn?s=rotary", again=True)
+    page.locator(".rotary-table").wait_for()
     claims = page.locator(".learn-claims li").all_inner_texts()
     slowest, angle = frequency_of(width=128, pair=63), frequency_of(width=64, pair=16)
     assert f"{2 * torch.pi / slowest:,.0f}." in claims[4]

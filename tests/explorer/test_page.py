@@ -14,7 +14,6 @@ from real_tables import minilm
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors, layout, nearest
 from embedlayer.explorer import routes, table_map
-from embedlayer.explorer.export import write_page
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
 from embedlayer.opening import OpenedModel
@@ -46,9 +45,35 @@ def words() -> OpenedModel:
     return OpenedModel("words", TokenEmbedding.from_pretrained(rows), tokens=TOKENS)
 
 
+PYTHON = " def|def|class| class|Class|+|#2|king| king|·def|two words|⏎|\n|king".split("|")
+"""Words that are written as several tokens are, in another order than one would guess."""
+
+
 @pytest.fixture(scope="module")
-def url(serve, of_run, words):
-    return serve(of_run, words)
+def sources(of_run, words, tmp_path_factory) -> dict[str, OpenedModel]:
+    """All that is open in the page of this file, by names."""
+    without_place = torch.randn(300, 8)
+    without_place[:2] = 0
+    without_place[2] = torch.nan
+    own = tmp_path_factory.mktemp("own") / "own.csv"
+    animals = [f"{row},{'animal' if row in (0, 1, 2, 4) else 'other'},{row}\n" for row in range(len(TOKENS))]
+    own.write_text("".join(["id,topic,size\n", *animals]))
+    with_columns = OpenedModel("own", words.table, tokens=TOKENS)
+    add_user_columns(with_columns, read_user_columns(own, with_columns))
+    many = TokenEmbedding.from_pretrained(torch.randn(400, 24))
+    return {
+        "run": of_run,
+        "words": words,
+        "python": OpenedModel("python", TokenEmbedding.from_pretrained(torch.randn(len(PYTHON), 6)), tokens=PYTHON),
+        "planted": OpenedModel("planted", TokenEmbedding.from_pretrained(without_place)),
+        "own": with_columns,
+        "many": OpenedModel("many", many, tokens=[f"t{row}" for row in range(400)]),
+    }
+
+
+@pytest.fixture(scope="module")
+def url(serve, sources):
+    return serve(*sources.values())
 
 
 def listed(page):
@@ -84,7 +109,7 @@ def test_the_training_view_draws_what_the_monitor_read(url, open_page):
 
 
 def test_keys_switch_views_and_theme_and_reach_the_search(url, open_page):
-    page = open_page(url)
+    page = open_page(f"{url}#map", again=True)
     page.locator(".map-over").wait_for()
     page.keyboard.press("7")
     page.locator("#view-training .chart canvas").first.wait_for()
@@ -134,16 +159,16 @@ def test_the_help_explains_each_view_and_leads_to_the_story_and_the_course(of_ru
         assert links(page).get_by_role("link", name="The course").get_attribute("href") == "https://example.org/course"
 
 
-FOUND = {
+FOUND = {  # each finds another number of tokens than the one before
     "dog": ["dog", "·dog", "·dogs", "hotdog"],
-    " dog": ["·dog", "·dogs"],
-    "·dog": ["·dog", "·dogs"],
-    "/^ ?d.gs?$/": ["·dog", "·dogs", "dog"],
     "#4": ["·cat"],
-    "#4-6": ["·cat", "Zürich", "日本"],
+    " dog": ["·dog", "·dogs"],
     "0xE2 96": ["<0xE2><0x96>"],
+    "·dog": ["·dog", "·dogs"],
     "\\xc3\\xbc": ["Zürich"],
+    "/^ ?d.gs?$/": ["·dog", "·dogs", "dog"],
     "ZÜRICH": ["Zürich"],
+    "#4-6": ["·cat", "Zürich", "日本"],
     "本": ["日本"],
 }
 
@@ -152,14 +177,14 @@ def test_search_finds_by_text_pattern_id_and_bytes(url, open_page):
     page = open_page(url + "#map?source=1", again=True)
     search = page.get_by_role("searchbox", name="Find tokens")
     for typed, found in FOUND.items():
-        search.fill("zebra")
-        page.get_by_text("0 found", exact=True).first.wait_for()
-        page.locator(".near li").first.wait_for(state="detached")
-        assert listed(page) == []
         search.fill(typed)
         page.get_by_text(f"{len(found)} found", exact=True).first.wait_for()
+        until(page, f"document.querySelectorAll('.near li').length === {len(found)}")
         assert sorted(listed(page)) == sorted(found), typed
         assert listed(page)[0] == found[0], typed
+    search.fill("zebra")
+    page.get_by_text("0 found", exact=True).first.wait_for()
+    page.locator(".near li").first.wait_for(state="detached")
 
 
 def test_enter_selects_what_is_typed_now_and_nothing_if_no_token_is_found(url, open_page):
@@ -209,44 +234,18 @@ def test_neighbours_and_sums_are_the_librarys(url, open_page, of_run):
     page.get_by_text("No single token is").wait_for()
 
 
-@pytest.fixture(scope="module")
-def url_of_python(serve):
-    """Words that are written as several tokens are, in another order than one would guess."""
-    tokens = [
-        " def",
-        "def",
-        "class",
-        " class",
-        "Class",
-        "+",
-        "#2",
-        "king",
-        " king",
-        "·def",
-        "two words",
-        "⏎",
-        "\n",
-        "king",
-    ]
-    table = TokenEmbedding.from_pretrained(torch.randn(len(tokens), 6))
-    return tokens, serve(OpenedModel("python", table, tokens=tokens))
-
-
 @pytest.mark.long
-def test_the_token_that_is_chosen_in_a_list_is_the_one_selected_and_typing_its_name_again_selects_it(
-    url_of_python, open_page
-):
-    tokens, url = url_of_python
-    page = open_page(url)
+def test_the_token_that_is_chosen_in_a_list_is_the_one_selected_and_typing_its_name_again_selects_it(url, open_page):
+    page = open_page(f"{url}#map?source=2")
     field, search = page.get_by_label("Nearest rows of a token"), page.get_by_role("searchbox", name="Find tokens")
-    for row in range(len(tokens)):
+    for row, token in enumerate(PYTHON):
         search.fill(f"#{row}")
         page.locator(".near li .score", has_text=f"#{row}").locator("..").click()
         until(page, f"location.hash.includes('plus={row}')")
         until(page, "document.querySelectorAll('.near li').length === 13")
         written = field.input_value()
-        assert written == f"#{row}" or tokens[row].replace(" ", "·") == written
-        page.evaluate("location.hash = '#map'")
+        assert written == f"#{row}" or token.replace(" ", "·") == written
+        page.evaluate("location.hash = '#map?source=2'")
         until(page, "document.querySelector('#expression').value === ''")
         field.fill(written)
         field.press("Enter")
@@ -264,9 +263,8 @@ OFFERED = {
 }
 
 
-def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url_of_python, open_page):
-    _, url = url_of_python
-    page = open_page(url)
+def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url, open_page):
+    page = open_page(f"{url}#map?source=2", again=True)
     field = page.get_by_label("Nearest rows of a token")
     offers = page.get_by_role("group", name="Tokens with this text").get_by_role("button")
     for typed, ids in OFFERED.items():
@@ -382,7 +380,7 @@ def test_the_address_brings_back_the_order_of_the_tokens(url, open_page):
 
 
 def test_the_map_is_drawn_moved_and_chosen_from_by_keyboard_and_pointer(url, open_page):
-    page = open_page(url + "#map?source=1")
+    page = open_page(url + "#map?source=1", again=True)
     over = page.locator(".map-over")
     over.wait_for()
     page.locator(".map-side .chips, .map-side .note").first.wait_for()
@@ -466,11 +464,8 @@ def test_outliers_do_not_squash_the_map_and_are_those_of_the_figures(in_page, ou
     assert in_page({"v": "map/viewport.js"}, code, values=finite) == (len(outliers) > 0 and len(outliers) < 3)
 
 
-def test_the_map_says_how_many_rows_have_no_place(open_page, serve):
-    rows = torch.randn(300, 8)
-    rows[:2] = 0
-    rows[2] = torch.nan
-    page = open_page(serve(OpenedModel("planted", TokenEmbedding.from_pretrained(rows))) + "#map?x=1&y=2")
+def test_the_map_says_how_many_rows_have_no_place(url, open_page):
+    page = open_page(f"{url}#map?source=3&x=1&y=2", again=True)
     inset = page.locator(".map-folded")
     until(page, "document.querySelector('.map-folded')?.textContent === '1 row with NaN, not on the map →'")
     page.get_by_label("x axis").select_option("n")
@@ -544,12 +539,9 @@ def test_a_word_that_is_no_token_offers_its_subwords_also_when_typed_at_once(url
     page.locator(".map-subwords").wait_for()
 
 
-def test_own_columns_colour_and_filter_and_a_list_downloaded_as_tsv_is_such_a_file(words, tmp_path, serve, open_page):
-    source = OpenedModel(words.title, words.table, tokens=words.tokens)
-    animals = [f"{row},{'animal' if row in (0, 1, 2, 4) else 'other'},{row}\n" for row in range(len(TOKENS))]
-    (tmp_path / "own.csv").write_text("".join(["id,topic,size\n", *animals]))
-    add_user_columns(source, read_user_columns(tmp_path / "own.csv", source))
-    page = open_page(serve(source) + "#map?c=own:topic&lasso=-99,-99,99,-99,99,99,-99,99&x=1")
+def test_own_columns_colour_and_filter_and_a_list_downloaded_as_tsv_is_such_a_file(url, sources, tmp_path, open_page):
+    source = sources["own"]
+    page = open_page(f"{url}#map?source=4&c=own:topic&lasso=-99,-99,99,-99,99,99,-99,99&x=1", again=True)
     page.get_by_role("button", name="other", exact=True).click()
     page.get_by_label("Colour").select_option("own:size")
     page.get_by_text("topic (own): 1 group hidden").wait_for()
@@ -603,13 +595,12 @@ def test_one_finger_scrolls_the_page_until_the_map_is_tapped_twice(url, browser)
     context.close()
 
 
-def test_the_map_shows_the_recall_of_an_approximate_layout(monkeypatch, serve, open_page):
+def test_the_map_shows_the_recall_of_an_approximate_layout(monkeypatch, url, sources, open_page):
     monkeypatch.setattr(layout, "EXACT_ROWS", 100)
     monkeypatch.setattr(nearest, "CELLS_SEARCHED", 2)
     monkeypatch.setattr(nearest, "ROWS_TIMES_CELLS", 0)
-    names = [f"t{row}" for row in range(400)]
-    source = OpenedModel("many", TokenEmbedding.from_pretrained(torch.randn(400, 24)), tokens=names)
-    page = open_page(serve(source) + "#map?x=1")
+    source = sources["many"]
+    page = open_page(f"{url}#map?source=5&x=1")
     page.locator(".map-over").wait_for()
     page.evaluate("""() => {
         const { prototype } = CanvasRenderingContext2D, paint = prototype.fillText;
@@ -659,9 +650,8 @@ def test_a_source_that_lacks_something_is_told_why_and_what_to_do(url, open_page
     page.get_by_text("embedlayer train").wait_for()
 
 
-def test_a_file_shows_the_same_without_a_server(of_run, tmp_path, open_page):
-    write_page(tmp_path / "page.html", [of_run])
-    page = open_page((tmp_path / "page.html").as_uri() + "#map?plus=270,271&minus=272")
+def test_a_file_shows_the_same_without_a_server(of_run, exported_run, open_page):
+    page = open_page(f"{exported_run}#map?plus=270,271&minus=272")
     page.locator(".near li").nth(19).wait_for()
     exact = TokenVectors(of_run.table, of_run.tokenizer).most_similar([270, 271], [272], topn=20)
     scores = [float(text) for text in page.locator(".near .score").all_inner_texts()]

@@ -404,6 +404,14 @@ def source(words):
     return OpenedModel("words", model.table, tokenizer=words, model=model)
 
 
+@pytest.fixture(scope="module")
+def exported(source, tmp_path_factory) -> str:
+    """The address of the exported page of `source`."""
+    path = tmp_path_factory.mktemp("exported") / "page.html"
+    write_page(path, [source])
+    return path.as_uri()
+
+
 def wait_for_tokens(page, count):
     page.locator(f".pipe-chips > :nth-child({count}):last-child").wait_for()
 
@@ -588,9 +596,8 @@ def test_on_a_phone_predictions_begin_on_the_first_screen(source, serve, open_pa
 
 
 @pytest.mark.browser
-def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(source, tmp_path, open_page):
-    write_page(tmp_path / "page.html", [source])
-    page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?step=head")
+def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(source, exported, open_page):
+    page = open_page(f"{exported}#pipeline?step=head")
     page.locator(".next-list").wait_for()
     page.get_by_text("This is an exported page: it contains").wait_for()
     choice = page.locator(".pipe-entry select")
@@ -739,9 +746,8 @@ def test_a_table_with_names_reads_words_and_ids(serve, open_page):
 
 
 @pytest.mark.browser
-def test_the_machine_fits_a_screen_and_is_in_an_exported_page(source, tmp_path, open_page):
-    write_page(tmp_path / "page.html", [source])
-    page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?layer=tiny&step=one_hot")
+def test_the_machine_fits_a_screen_and_is_in_an_exported_page(exported, open_page):
+    page = open_page(f"{exported}#pipeline?layer=tiny&step=one_hot")
     page.locator(".mach-products").wait_for()
     for scheme in ("sinusoidal", "rotary", "alibi", "learned"):
         page.locator(f".pipe-switch [data-key={scheme}]").click()

@@ -246,7 +246,7 @@ def test_a_source_that_is_chosen_while_a_view_opens_is_shown(url, open_page, dog
 
 @pytest.mark.browser
 def test_health_marks_the_token_and_the_card_says_what_is_wrong_with_it(url, open_page):
-    page = open_page(url + "#health?source=1")
+    page = open_page(url + "#health?source=1", again=True)
     page.evaluate("""() => {
         const { prototype } = CanvasRenderingContext2D, paint = prototype.fillText;
         window.painted = new Set();
@@ -322,11 +322,10 @@ def test_on_a_phone_the_card_is_one_line_until_it_is_opened_and_a_link_closes_it
 
 
 @pytest.mark.browser
-def test_an_exported_page_has_the_card_or_says_what_it_lacks(of_run, tmp_path, open_page, monkeypatch):
+def test_an_exported_page_has_the_card_or_says_what_it_lacks(of_run, exported_run, tmp_path, open_page, monkeypatch):
     stored = json.loads(cards(of_run, {}))["some"]
     token = next(int(token) for token in stored["variants"] if token in stored["text"])
-    write_page(tmp_path / "page.html", [of_run])
-    page = open_page((tmp_path / "page.html").as_uri() + f"#health?id={token}&card=open")
+    page = open_page(f"{exported_run}#health?id={token}&card=open")
     facts = card(of_run, {"id": str(token)})
     body = page.locator("#card .card-body")
     body.get_by_text(f"rank {facts['count_rank']} of").wait_for()

@@ -87,7 +87,8 @@ def symbols(page):
 
 @pytest.fixture(scope="module")
 def sources():
-    return {name: opened(make(), name) for name, make in TOKENIZERS.items()}
+    of_tokenizers = {name: opened(make(), name) for name, make in TOKENIZERS.items()}
+    return {**of_tokenizers, "rows": OpenedModel("rows", TokenEmbedding(5, 2))}
 
 
 @pytest.fixture
@@ -203,15 +204,14 @@ def test_wordpiece_tries_from_the_longest_on_and_unigram_adds_scores(open_text):
         assert sum(scores) == pytest.approx(total)
 
 
-def test_normalised_text_marks_what_changed_and_words_of_the_table_are_looked_up(serve, open_page, open_text):
+def test_normalised_text_marks_what_changed_and_words_of_the_table_are_looked_up(open_text):
     page = open_text("WordPiece", TEXT)
     assert page.locator(".tok-text").inner_text() == "the·cafe·of·lovely·embeddings,·qq"
     assert page.locator(".tok-text mark").all_inner_texts() == ["t", "e"]
     page = open_text("WordPiece", TINY_TEXTS[0], "&layer=tiny")
     page.get_by_text("Split by the names of the rows", exact=True).wait_for()
     assert re.fullmatch(r"(\w+) is looked up as a whole: its ID is \d+\.", page.locator(".tok-steps").inner_text())
-    named = OpenedModel("rows", TokenEmbedding(5, 2))
-    page = open_page(f"{serve(named)}#pipeline?text=%230+%233")
+    page = open_text("rows", quote("#0 #3"))
     page.get_by_text("IDs that were typed").wait_for()
 
 
@@ -227,15 +227,10 @@ def test_the_page_writes_invisible_characters_as_python_does(in_page, step):
     assert shown == [visible_text(each) for each in known]
 
 
-def test_a_text_that_no_normaliser_changes_is_not_shown_as_changed(serve, open_page, open_text):
+def test_a_text_that_no_normaliser_changes_is_not_shown_as_changed(open_text):
     newer = "\U0001fae9"  # of Unicode 16, which this Python may not know
     page = open_text("BPE", quote(f"a\x00\xad\r{newer} love"))
     assert page.locator(".tok-text").count() == 0
-    alone = opened(own_tokenizer("small"))
-    page = open_page(f"{serve(alone)}#pipeline?text=++")
-    page.locator(".tok-table").wait_for()
-    spaces = tokenization(alone, {"text": "  "})["tokens"]
-    assert page.locator(".pipe-chips button").count() == len(spaces)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +295,21 @@ def test_lines_end_where_no_token_is_cut_if_they_can(in_page, most):
         assert after == (max(free) if free else before + most)
 
 
+def test_what_the_scene_says_about_the_small_tokenizer_is_so(sources, serve, open_page):
+    tokenizer = sources["BPE"].tokenizer
+    merges = [token for token in tokenizer.get_vocab() if len(token) > 1]
+    assert sum(token.startswith("Ġ") for token in merges) > len(merges) / 2
+    page = open_page(serve(*sources.values()) + "#learn?s=pieces&pieces.word=love", again=True)
+    said = page.get_by_role("region", name="Task").get_by_role("status")
+    said.get_by_text("The link shows a solution.").wait_for()
+    _, pieces = (tokenization(sources["BPE"], {"text": text})["pieces"] for text in ("love", " love"))
+    trace = pieces[0]["trace"]
+    assert trace is not None
+    assert trace["kind"] == "bpe"
+    rank = trace["merges"][-1]["rank"]
+    assert f"The list has a merge ·lo + ve, rank {rank}, and none of l + o." in said.inner_text()
+
+
 def test_side_by_side_aligns_bytes_and_has_the_numbers_of_the_comparison(serve, open_page):
     tokenizers = {"one": word_piece(), "two": unigram()}
     sources = [opened(each, title, 4 * width) for width, (title, each) in enumerate(tokenizers.items(), 1)]
@@ -324,6 +334,14 @@ def test_side_by_side_aligns_bytes_and_has_the_numbers_of_the_comparison(serve, 
         assert "1 unknown" in line.locator("th").inner_text()
     assert not any("unknown" in line.locator("th").inner_text() for line in lines[2:])
     assert all(left <= lefts[-1] for left in lefts[:-1]), "each token begins where a byte begins"
+
+
+def test_a_text_of_spaces_has_its_tokens(serve, open_page):
+    alone = opened(own_tokenizer("small"))
+    page = open_page(f"{serve(alone)}#pipeline?text=++")
+    page.locator(".tok-table").wait_for()
+    spaces = tokenization(alone, {"text": "  "})["tokens"]
+    assert page.locator(".pipe-chips button").count() == len(spaces)
 
 
 @pytest.mark.parametrize("text", ["the cafe", "the " * 100, "qq", "ly"])
@@ -378,21 +396,6 @@ def test_an_exported_page_holds_the_texts_under_all_tokenizers_and_the_words_of_
         counts = [len(own_tokenizer("small").encode(space + each).ids) for space in ("", " ")]
         said = page.locator('[data-value="counts"]').inner_text()
         assert said == f"{each} is {number_of(counts[0])}, ·{each} is {number_of(counts[1])}."
-
-
-def test_what_the_scene_says_about_the_small_tokenizer_is_so(sources, serve, open_page):
-    tokenizer = sources["BPE"].tokenizer
-    merges = [token for token in tokenizer.get_vocab() if len(token) > 1]
-    assert sum(token.startswith("Ġ") for token in merges) > len(merges) / 2
-    page = open_page(serve(*sources.values()) + "#learn?s=pieces&pieces.word=love", again=True)
-    said = page.get_by_role("region", name="Task").get_by_role("status")
-    said.get_by_text("The link shows a solution.").wait_for()
-    _, pieces = (tokenization(sources["BPE"], {"text": text})["pieces"] for text in ("love", " love"))
-    trace = pieces[0]["trace"]
-    assert trace is not None
-    assert trace["kind"] == "bpe"
-    rank = trace["merges"][-1]["rank"]
-    assert f"The list has a merge ·lo + ve, rank {rank}, and none of l + o." in said.inner_text()
 
 
 def number_of(count):

@@ -5,6 +5,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -84,8 +85,15 @@ def test_so_are_those_of_real_tokenizers(shared_data, name) -> None:
     source = source_of(real_tokenizers(shared_data)[name])
     for text in OF_TEXTS:
         check_answer(source, text)
-        for own in TITLES:
-            check_answer(source, text, tokenizer=own)
+
+
+@pytest.mark.parametrize(("name", "own"), some({("minilm", own) for own in TITLES}, product([*REAL, "minilm"], TITLES)))
+def test_so_are_those_of_the_tokenizers_of_the_page_beside_real_ones(shared_data, name, own) -> None:
+    if name not in real_tokenizers(shared_data):
+        pytest.skip(f"the package with the tokenizer of {name} is not installed")
+    source = source_of(real_tokenizers(shared_data)[name])
+    for text in OF_TEXTS:
+        check_answer(source, text, tokenizer=own)
 
 
 def test_names_and_typed_ids_are_looked_up_whole() -> None:
