@@ -51,8 +51,10 @@ FURTHER_CASES = [
 """Types of further kinds: without a head, with sound, with images, with codes, refused, and without a vocabulary."""
 
 NEW_CASES = [(kind, model_type) for kind, names in ADDED.items() for model_type in names]
-SIMILAR = ("qwen2", "opt", "bloom", "mpt", "granite", "llama", "roberta", "gpt2", "t5", "gpt_neox", "phi", "falcon")
-SIMILAR += ("stablelm", "olmo2", "hunyuan_v1_dense", "smollm3", "minicpm3", "gpt_oss", "jamba", "bert")
+SIMILAR = (
+    *("qwen2", "opt", "bloom", "mpt", "granite", "llama", "roberta", "gpt2", "t5", "gpt_neox", "phi", "falcon"),
+    *("stablelm", "olmo2", "hunyuan_v1_dense", "smollm3", "minicpm3", "gpt_oss", "jamba", "bert"),
+)
 """Types of the sample whose patterns others here have, or the models that tests/test_families.py examines always."""
 ALL_CASES = some([case for case in CASES if case[1] not in SIMILAR], CASES + NEW_CASES)
 
