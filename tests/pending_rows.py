@@ -111,7 +111,7 @@ def batch(step: int) -> Tensor:
 
 
 def trained(
-    rule: Rule, dtype: torch.dtype, *, width: int = 8, steps: int = 8, padding_idx: int | None = None
+    rule: Rule, dtype: torch.dtype, *, width: int = 8, steps: int = 6, padding_idx: int | None = None
 ) -> Tensor:
     """Return the vectors of each step, all rows midway and at the end, and the optimizer's state, as float64."""
     table = a_table(dtype, width, padding_idx)

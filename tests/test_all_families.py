@@ -32,12 +32,10 @@ FURTHER_CASES = [
     ("text encoder", "clip_text_model"),
     ("text encoder", "t5"),
     ("speech", "whisper"),
-    ("speech", "moonshine"),
     ("speech", "dia"),
     ("ctc", "wav2vec2"),
     ("rnnt", "parakeet_rnnt"),
     ("waveform", "musicgen"),
-    ("waveform", "vits"),
     ("spectrogram", "fastspeech2_conformer"),
     ("retrieval", "colpali"),
     ("zero-shot image", "siglip"),
@@ -53,9 +51,12 @@ FURTHER_CASES = [
 """Types of further kinds: without a head, with sound, with images, with codes, refused, and without a vocabulary."""
 
 NEW_CASES = [(kind, model_type) for kind, names in ADDED.items() for model_type in names]
-VARIANTS_ALWAYS = ("qwen2", "opt", "bloom", "mpt", "granite", "llama", "roberta")
-"""Types of the sample that tests/test_families.py examines always, as the well-known models of `VARIANTS`."""
-ALL_CASES = some([case for case in CASES if case[1] not in VARIANTS_ALWAYS], CASES + NEW_CASES)
+SIMILAR = (
+    *("qwen2", "opt", "bloom", "mpt", "granite", "llama", "roberta", "gpt2", "t5", "gpt_neox", "phi", "falcon"),
+    *("stablelm", "olmo2", "hunyuan_v1_dense", "smollm3", "minicpm3", "gpt_oss", "jamba", "bert"),
+)
+"""Types of the sample whose patterns others here have, or the models that tests/test_families.py examines always."""
+ALL_CASES = some([case for case in CASES if case[1] not in SIMILAR], CASES + NEW_CASES)
 
 
 @pytest.mark.parametrize(("kind", "model_type"), ALL_CASES, ids=[" ".join(case) for case in CASES + NEW_CASES])

@@ -1,6 +1,7 @@
 """Imports point down: every package imports only lower tiers, and no two modules import each other, even indirectly."""
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -45,7 +46,15 @@ MODULES = {module_name(file): file for file in PACKAGE.rglob("*.py")}
 @cache
 def imports_of(file: Path) -> list[ast.Import | ast.ImportFrom]:
     """Return the import statements of a file."""
-    return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in statements(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements in a tree, without the expressions in them."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(tree, field, ()):
+            yield node
+            yield from statements(node)
 
 
 def imported_modules(file: Path) -> set[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from covering import some
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_models import VARIANTS, quiet
@@ -484,9 +485,17 @@ values = st.one_of(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_no_configuration_crashes_the_loader(saved_models, unchecked, tmp_path, data) -> None:
+@pytest.mark.parametrize("examples", some([80], [80, 250]))
+def test_no_configuration_crashes_the_loader(saved_models, unchecked, tmp_path, examples) -> None:
+    @settings(max_examples=examples)
+    @given(data=st.data())
+    def load(data) -> None:
+        check_loading(saved_models, tmp_path, data)
+
+    load()
+
+
+def check_loading(saved_models, tmp_path, data) -> None:
     folder = saved_models[data.draw(st.sampled_from(FUZZED))]
     content = json.loads((folder / "config.json").read_text())
     for key in data.draw(st.lists(st.sampled_from(sorted(content)), min_size=1, max_size=2)):

@@ -29,7 +29,7 @@ def domain(tmp_path_factory):
     """Text in which the terms stand, and a file that names them."""
     folder = tmp_path_factory.mktemp("domain")
     line = "the otterly saw lynxes and the quokka saw the otterly ; lynxes and quokka are objects .\n"
-    (folder / "text.txt").write_text(line * 150)
+    (folder / "text.txt").write_text(line * 50)
     (folder / "terms.txt").write_text("\n".join(TERMS) + "\n\n the\n")
     return folder
 
@@ -37,7 +37,7 @@ def domain(tmp_path_factory):
 def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(trained, domain, tmp_path, capsys) -> None:
     """The whole story: terms into a trained run, only their rows trained, their text costs less, nothing else moved."""
     command = ["vocab", "add", trained, "--terms", domain / "terms.txt", "-o", tmp_path / "new"]
-    options = ["--train-on", domain / "text.txt", "--steps", 30, "--learning-rate", 0.02, "--json"]
+    options = ["--train-on", domain / "text.txt", "--steps", 12, "--learning-rate", 0.05, "--json"]
     assert run(*command, *options) == 0
     said = capsys.readouterr()
     assert "Already tokens, and left unchanged (1): ' the'" in said.err
@@ -47,7 +47,7 @@ def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(trained, doma
     assert result["kept"] == size
     assert [text for text, _ in result["added"].values()] == [f" {term}" for term in TERMS]
     assert all(words.startswith("trained from subword mean of ") for _, words in result["added"].values())
-    assert (result["new_tokens_in_text"], result["different_new_tokens_in_text"]) == (900, 3)
+    assert (result["new_tokens_in_text"], result["different_new_tokens_in_text"]) == (300, 3)
     assert result["loss_after_training"] < result["loss_before_training"]
     assert result["loss_after_training"] < result["loss_with_old_tokens"]
 
@@ -82,7 +82,7 @@ def test_new_rows_of_a_checkpoint_of_transformers_are_trained_too(tied, domain, 
     source, new = tmp_path / "source", tmp_path / "new"
     build("qwen3", "causal", {"vocab_size": 257, "tie_word_embeddings": tied})[1].save_pretrained(source)
     el.train_tokenizer((), "byte").save(str(source / "tokenizer.json"))
-    options = ["--train-on", domain / "text.txt", "--steps", 8, "--learning-rate", 0.02, "--json"]
+    options = ["--train-on", domain / "text.txt", "--steps", 3, "--learning-rate", 0.05, "--json"]
     assert run("vocab", "add", source, *TERMS, "-o", new, *options) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["tokens"] == [257, 260]

@@ -59,7 +59,7 @@ def in_pieces(tokenizer: Tokenizer, path: Path) -> list[int]:
     ["the-verdict.txt", "tinyshakespeare.txt", "enwiki-plain.txt"],
 )
 def test_pieces_give_the_ids_of_the_whole_text_for_published_tokenizers(shared_data, tmp_path, name, text):
-    real = (shared_data / "text" / text).read_bytes()[:100_000].decode(errors="ignore")
+    real = (shared_data / "text" / text).read_bytes()[:40_000].decode(errors="ignore")
     (tmp_path / "text").write_bytes(real.encode())
     tokenizer = load_tokenizer(shared_data / "tokenizers" / name)
     assert in_pieces(tokenizer, tmp_path / "text") == whole(tokenizer, real)

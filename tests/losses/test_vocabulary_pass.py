@@ -115,7 +115,7 @@ def test_gradients_and_their_gradients_are_right_in_float64(options, reduction) 
 
 
 @pytest.mark.usefixtures("path")
-@cases("sizes, dtype", [(1, 1, 1), (7, 33, 5), (130, 257, 31)], [torch.float32, torch.bfloat16, torch.float16])
+@cases("sizes, dtype", [(1, 1, 1), (7, 33, 5), (34, 67, 31)], [torch.float32, torch.bfloat16, torch.float16])
 def test_it_is_no_worse_than_plain_in_lower_precision(dtype, sizes) -> None:
     tokens, vocab, width = sizes
     hidden, weight, targets, options = make({"bias": True}, dtype, (tokens,), vocab + 5, width)
@@ -136,7 +136,7 @@ def test_it_is_no_worse_than_plain_in_lower_precision(dtype, sizes) -> None:
 
 @pytest.mark.usefixtures("path")
 def test_a_small_gradient_in_float16_survives_until_a_grad_scaler_has_raised_it() -> None:
-    hidden, weight, targets, _ = make({}, torch.float16, (512,), 40, 8)
+    hidden, weight, targets, _ = make({}, torch.float16, (512,), 12, 8)
     (linear_cross_entropy(hidden, weight, targets, impl="chunked") * 2.0**14).backward()
     exact = [leaf.detach().double().requires_grad_() for leaf in (hidden, weight)]
     (linear_cross_entropy(*exact, targets, impl="plain") * 2.0**14).backward()
