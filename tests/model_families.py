@@ -4,7 +4,15 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
+from tiny_models import LAYERS, SIZES
+
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
+
+
+def few_layers(patch: pytest.MonkeyPatch) -> None:
+    """Build tiny models with two layers from now on, which not every type allows."""
+    patch.setattr("tiny_models.SIZES", {key: 2 if n == LAYERS else n for key, n in SIZES.items()})
 
 
 @cache

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 import embedlayer as el
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-from tiny_models import LAYERS, SIZES, build, quiet
+from model_families import few_layers
+from tiny_models import build, quiet
 
 FAMILIES = {
     "causal": ("gpt2", "opt", "bloom", "llama", "gemma3_text", "gpt_neox", "phi", "cohere2", "granitemoe", "qwen3"),
@@ -92,9 +93,9 @@ def refusal(folder: Path, *named: str) -> str:
 def sound(request, tmp_path_factory) -> Sound:
     kind, model_type = request.param.split()
     folder = tmp_path_factory.mktemp("sound")
-    few = {} if request.config.getoption("--all") else {key: 2 for key, n in SIZES.items() if n == LAYERS}
     with quiet(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiny_models.SIZES", {**SIZES, **few})
+        if not request.config.getoption("--all"):
+            few_layers(patch)
         build(model_type, kind)[1].save_pretrained(folder)
     layer = el.load(folder)
     assert layer.head is not None

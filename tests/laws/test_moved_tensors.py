@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from covering import some
-from model_families import families
-from tiny_models import LAYERS, PARTS, VOCAB, build, quiet
-from tiny_models import SIZES as SIZES_OF_MODELS
+from model_families import families, few_layers
+from tiny_models import PARTS, VOCAB, build, quiet
 from torch import Tensor, nn
 
 import embedlayer as el
@@ -49,11 +48,10 @@ UNTIED = ("bert", "roberta", "xlm-roberta", "albert", "deberta", "deberta-v2", "
 
 
 @pytest.fixture(autouse=True)
-def few_layers(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    """Build small models with two layers; with `--all`, of types that cannot be built so, with more."""
+def small_models(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
+    """Build models with two layers; with `--all`, which adds types that cannot be built so, with more."""
     if not pytestconfig.getoption("--all"):
-        sizes = {key: 2 if n == LAYERS else n for key, n in SIZES_OF_MODELS.items()}
-        monkeypatch.setattr("tiny_models.SIZES", sizes)
+        few_layers(monkeypatch)
 
 
 def is_of_tokens(tensor: Tensor) -> bool:
