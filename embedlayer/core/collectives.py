@@ -359,11 +359,20 @@ class ProcessGroup(Collectives):
 
     def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
         """Send consecutive rows to each rank, and return the rows received from all ranks, in rank order."""
-        is_recorded = (torch.is_grad_enabled() and rows.requires_grad) or is_transformed(rows)
-        if not is_recorded:  # `apply` takes as long as sending a few rows
-            return self.exchange_rows(rows, list(send_counts), list(receive_counts))
-        received: Tensor = _AllToAll.apply(rows, list(send_counts), list(receive_counts), self)  # type: ignore[no-untyped-call]
-        return received
+        return self._sent(rows, list(send_counts), list(receive_counts))
+
+    def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
+        """Concatenate the rows of all ranks, in the order of the ranks."""
+        known = self.exchange_counts([len(rows)] * self.size) if counts is None else list(counts)
+        repeated = rows.expand(self.size, *rows.shape).flatten(0, 1)
+        return self._sent(repeated, [len(rows)] * self.size, known)
+
+    def _sent(self, rows: Rows, send_counts: list[int], receive_counts: list[int]) -> Rows:
+        """Do what `all_to_all` does; autograd's function takes as long as to send a few rows."""
+        if is_transformed(rows) or (torch.is_grad_enabled() and rows.requires_grad):
+            received: Tensor = _AllToAll.apply(rows, send_counts, receive_counts, self)  # type: ignore[no-untyped-call]
+            return received
+        return self.exchange_rows(rows, send_counts, receive_counts)
 
     def exchange_rows(self, rows: Rows, send_counts: list[int], receive_counts: list[int]) -> Rows:
         """Do what `all_to_all` does, without a gradient."""
@@ -371,12 +380,6 @@ class ProcessGroup(Collectives):
         with self.peer_errors():
             dist.all_to_all_single(received, rows.contiguous(), receive_counts, send_counts, group=self.group)
         return received
-
-    def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
-        """Concatenate the rows of all ranks, in the order of the ranks."""
-        known = self.exchange_counts([len(rows)] * self.size) if counts is None else list(counts)
-        repeated = rows.expand(self.size, *rows.shape).flatten(0, 1)
-        return self.all_to_all(repeated, [len(rows)] * self.size, known)
 
     def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
         """Sum `rows` over all ranks, in the order of the ranks, and return this rank's consecutive part of the sum."""
