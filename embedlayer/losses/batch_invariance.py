@@ -7,7 +7,6 @@ the first use of each the test computes some tokens together and in parts, and c
 """
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -29,7 +28,7 @@ PARTS = 1, 34, 93
 """Numbers of tokens that are computed together, out of all 128 in another order."""
 
 Head = Callable[[Tensor], UncomputedLogits]
-"""Function from hidden states `(N, D)` to their logits."""
+"""Function from hidden states `(N, D)` to their logits, a new object at each call."""
 
 
 class BatchInvariance(NamedTuple):
@@ -184,7 +183,7 @@ def _results(head: Head, hidden: Tensor, ids: Tensor, multiple: int) -> dict[str
     own_hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)  # not those of a checkpoint
     with torch.set_grad_enabled(trained), own_hooks:
         states = hidden.detach().clone().requires_grad_(trained)
-        logits = copy(head(states))
+        logits = head(states)
         logits.tested_multiple = multiple
         smoothing = 0.1 if logits.options.masked is None else 0.0
         losses = [LossSettings(-100, smoothing, 1e-4, reduction) for reduction in ("none", "sum")]

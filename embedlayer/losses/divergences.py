@@ -105,10 +105,8 @@ def divergence(
     _check_pair(student, teacher, kind)
     tokens = CountedTokens() if labels is None else counted_tokens(kept, drop=drop, request=student.rank_request)
     if isinstance(kind, NextByte):
-        is_invariant = student.options.batch_invariant
-        teacher = teacher.replaced(teacher.hidden, teacher.options._replace(batch_invariant=is_invariant))
         with torch.no_grad():
-            of_teacher = _next_byte_log_probs(teacher, kind.teacher, tokens, chunk_bytes)
+            of_teacher = _next_byte_log_probs(teacher.as_invariant_as(student), kind.teacher, tokens, chunk_bytes)
         own = _next_byte_log_probs(student, kind.student, tokens, chunk_bytes)
         losses = _of_log_probs(kind, student, own, of_teacher)
         return reduce_losses(losses.view(shape).where(kept, 0.0), kept, loss)

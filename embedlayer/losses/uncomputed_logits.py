@@ -144,6 +144,13 @@ class UncomputedLogits(ABC):
         self._take_rows(parts, ranges)
         return parts
 
+    def as_invariant_as(self, student: "UncomputedLogits") -> Self:
+        """Return these logits of a teacher with the option `batch_invariant` of the student, whose option it is."""
+        is_invariant = student.options.batch_invariant
+        if self.options.batch_invariant == is_invariant:
+            return self
+        return self.replaced(self.hidden, self.options._replace(batch_invariant=is_invariant))
+
     def divided_by(self, temperature: float) -> "UncomputedLogits":
         """Return these logits divided by a temperature, besides the one that they have.
 
@@ -267,8 +274,7 @@ def joint_multiple(student: UncomputedLogits, teacher: UncomputedLogits | None) 
     """
     if teacher is None or not student.options.batch_invariant:
         return student.token_multiple
-    other = teacher.replaced(teacher.hidden, teacher.options._replace(batch_invariant=True))
-    return max(student.token_multiple, other.token_multiple)
+    return max(student.token_multiple, teacher.as_invariant_as(student).token_multiple)
 
 
 class RequestedGradients(NamedTuple):
