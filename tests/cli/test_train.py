@@ -5,6 +5,7 @@ import io
 import json
 import math
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -280,7 +281,7 @@ def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learn
     assert [words[3] for words in typed] == ["explore", "embed", "neighbors", "generate"]
     monkeypatch.setattr("embedlayer.explorer.server.serve", lambda opened, **_: None)  # serves until Ctrl-C
     for words in typed:
-        assert Path(words[0]).samefile(sys.executable)
+        assert Path(shutil.which(words[0])).samefile(sys.executable)  # "python" where the environment is active
         assert run(*words[3:]) == 0
     assert lines[-1].endswith(" -m embedlayer demo -o out/demo --minutes 5")
 
