@@ -4,7 +4,8 @@ The operations are those of `embedlayer.kernels.operations`. Each line of the ta
 of one run, with what it is meant to reach. It shows the median over all runs in `benchmarks/results/`, the lowest and
 the highest, idle and beside two looping processes. The times until a kernel is ready are from the last run of
 `python -m benchmarks kernels --save`. The predictions are computed now, as `python -m benchmarks predictions` does.
-What was measured on a GPU is from the last run of `python -m benchmarks gpu --save`.
+What was measured on a GPU is from the last run of `python -m benchmarks gpu --save`; beside a peer, from the last run
+that had this peer.
 """
 
 import csv
@@ -207,21 +208,22 @@ def predictions() -> str:
     return "\n".join(lines) + "\n"
 
 
-def of_last_gpu_run() -> list[dict[str, str]]:
-    """Return the rows of the last run on a GPU."""
-    rows = rows_of("gpu")
-    return [row for row in rows if row["run"] == rows[-1]["run"]]
+def gpu_runs() -> list[dict[str, dict[str, dict[str, str]]]]:
+    """Return for each run on a GPU, the last one at the end, its rows by case and competitor."""
+    runs: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
+    for row in rows_of("gpu"):
+        runs.setdefault(row["run"], {}).setdefault(row["case"], {})[row["competitor"]] = row
+    return list(runs.values())
 
 
 def measured() -> str:
     """Return the table of times and memory that were measured on a GPU, beside those that were predicted for it."""
     from benchmarks.gpu_calls import BY_OPERATORS, IN_A_GRAPH, KERNELS, OURS, PREDICTED, RATES
 
-    rows = of_last_gpu_run()
-    by_call: dict[str, dict[str, dict[str, str]]] = {}
-    for row in rows:
-        by_call.setdefault(row["case"], {})[row["competitor"]] = row
-    lines = [f"{rows[0]['gpu']}, torch {rows[0]['torch']}, Triton {rows[0]['triton']}, {rows[0]['date']}:", ""]
+    runs = gpu_runs()
+    by_call = runs[-1]
+    first = next(iter(by_call[RATES].values()))
+    lines = [f"{first['gpu']}, torch {first['torch']}, Triton {first['triton']}, {first['date']}:", ""]
     for name, row in by_call[RATES].items():
         rate = f"{row['tflops']} TFLOP/s in bfloat16" if row["tflops"] else f"{row['tb_per_s']} TB/s read and written"
         lines.append(f"- {name}: {rate}")
@@ -234,13 +236,18 @@ def measured() -> str:
         if OURS in found:
             numbers = [number(found.get(competitor, {}).get(column, "")) for competitor, column in cells]
             lines.append(f"| {call} | {found[OURS]['setting']} | {' | '.join(numbers)} |")
-    heads = ["call", "beside", "ms", "GiB added", "ours, ms", "GiB added"]
+    heads = ["call", "beside", "ms", "GiB added", "ours, ms", "GiB added", "date"]
     lines += ["", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for call, found in by_call.items():
-        for competitor, row in found.items():
-            if competitor not in dict(cells) and row["time_ms"] and OURS in found:
-                numbers = [number(each[column]) for each in (row, found[OURS]) for column in ("time_ms", "added_gib")]
-                lines.append(f"| {call} | {competitor} | {' | '.join(numbers)} |")
+    peers: dict[str, dict[str, str]] = {call: {} for call in by_call}
+    for run in runs:
+        for call in by_call.keys() & {call for call, found in run.items() if OURS in found}:
+            for competitor, row in run[call].items():
+                if competitor not in dict(cells) and row["time_ms"]:
+                    both = [
+                        number(each[column]) for each in (row, run[call][OURS]) for column in ("time_ms", "added_gib")
+                    ]
+                    peers[call][competitor] = f"| {call} | {competitor} | {' | '.join(both)} | {row['date']} |"
+    lines += [line for found in peers.values() for line in found.values()]
     return "\n".join(lines) + "\n"
 
 

@@ -23,6 +23,9 @@ there, and differentiable any number of times; on a GPU the launches of chunks t
 NUMBERS = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Numbers of rows in arithmetic that has several temporary tensors, such as an optimizer's step."""
 
+DECODED_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 24}
+"""Numbers of looked-up rows in another library's format that torch operators dequantise at once."""
+
 ATTENTION_SCORES = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Numbers of an attention's bias and mask that are computed at once, for a block of queries and all rows of a batch."""
 

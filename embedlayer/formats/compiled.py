@@ -6,6 +6,8 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embedlayer.core.block_sizes import DECODED_NUMBERS, block_size
+from embedlayer.core.devices import device_kind
 from embedlayer.formats.codec import Codec, SuperBlocks
 from embedlayer.formats.stored import StoredRows
 from embedlayer.kernels.kernel import NUMBER_TYPES, Argument, Kernel, as_array
@@ -14,7 +16,6 @@ FEW_TOKENS = 8
 """Most tokens that a compiled kernel multiplies by the stored rows; of more, dequantised blocks are multiplied."""
 
 CLAIMED_NUMEL = 1 << 16  # numbers that a thread claims at once
-_NUMBERS_AT_ONCE = 1 << 20  # numbers that are dequantised at once by torch operators
 _KERNELS = {Codec: Kernel("codec", "read_rows"), SuperBlocks: Kernel("codec", "read_super_blocks")}
 _PAIRS = torch.stack([torch.arange(256, device="cpu") & 15, torch.arange(256, device="cpu") >> 4], dim=1)
 
@@ -44,9 +45,11 @@ def read_rows(stored: StoredRows, dtype: torch.dtype, ids: Int[Tensor, " N"] | N
     by_kernel = decoded(stored.codec(dtype), dtype, ids) if stored.device.type == "cpu" else None
     if by_kernel is not None:
         return by_kernel
-    step = max(1, _NUMBERS_AT_ONCE // stored.shape[1])
-    if ids is None or len(ids) <= step:
-        return (stored if ids is None else stored.take(ids)).dequantise(dtype)
+    if ids is None:
+        return stored.dequantise(dtype)
+    step = max(1, block_size(DECODED_NUMBERS, device_kind(ids)) // stored.shape[1])
+    if len(ids) <= step:
+        return stored.take(ids).dequantise(dtype)
     out = torch.empty(len(ids), stored.shape[1], dtype=dtype, device=ids.device)
     for some, numbers in zip(ids.split(step), out.split(step), strict=True):
         numbers.copy_(stored.take(some).dequantise(dtype))

@@ -266,7 +266,11 @@ class VocabularyPass:
         )
 
     def _finished(self, sums: GradientSums) -> Gradients:
-        """Return the sums of all chunks in the shapes of the inputs, and keep that of the events."""
+        """Return the sums of all chunks in the shapes of the inputs, and keep that of the events.
+
+        The workspace is free from then on: who converts the gradients needs as much memory.
+        """
+        self.work, self.softcap_buffer = Workspace(), self.like
         gradients = sums.finished(self.tokens)
         self.event_grads = sums.events
         return gradients

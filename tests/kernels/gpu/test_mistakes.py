@@ -77,6 +77,12 @@ def infinities(name: str) -> None:
         assert_infinite_logits_count_as_in_the_definition(OBJECTIVES[name], torch.float32)
 
 
+def stored_logits() -> None:
+    """Scale and soft cap of stored logits, and their gradients."""
+    with running_on("triton"):
+        assert_stored_logits_are_finished(4.0, 0.25, None, torch.float32)
+
+
 def row_steps(rule: str) -> None:
     """Training of a row-sparse table against torch operators."""
     with running_on("triton"):
@@ -222,7 +228,7 @@ MISTAKES: dict[str, Mistake] = {
         "1.0 - share * share",
         "1.0 - share",
         AssertionError,
-        lambda: assert_stored_logits_are_finished(4.0, 0.25, None, torch.float32),
+        stored_logits,
     ),
     "a result that is not written": (
         "softmax",
