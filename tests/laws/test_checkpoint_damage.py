@@ -30,7 +30,11 @@ FAMILIES = {
 """Kind of `tiny_models` -> model types."""
 EVERY_FAMILY = [f"{kind} {name}" for kind, names in FAMILIES.items() for name in names]
 
-every_family = pytest.mark.parametrize("sound", EVERY_FAMILY, indirect=True)
+FORMS = [f"causal {name}" for name in ("gpt2", "opt", "llama", "phi")] + ["masked bert", "masked mobilebert"]
+FORMS += ["seq2seq bart", "seq2seq t5", "seq2seq marian", "image-text mistral3"]
+"""Each form of a table, its positions and a head; the others have other names of tensors."""
+
+every_family = pytest.mark.parametrize("sound", some(FORMS, EVERY_FAMILY), indirect=True)
 one_of_each_kind = pytest.mark.parametrize(
     "sound", some([f"{kind} {names[0]}" for kind, names in FAMILIES.items()], EVERY_FAMILY), indirect=True
 )

@@ -11,17 +11,19 @@ from tiny_models import KINDS, MORE_KINDS, SAMPLE, model_types
 
 WHOLE_SAMPLE = [(kind, name) for kind, names in SAMPLE.items() for name in names]
 ALWAYS = [(*case, EDITS[number % 3]) for number, case in enumerate(WHOLE_SAMPLE)]
-"""Each type of the sample with one edit, in turn; `--all` adds the other edits and the other types."""
+"""Each type of the sample with one edit, in turn."""
 
-LIKE_OTHERS = "qwen2 olmo2 smollm3 exaone4 stablelm ministral3 hunyuan_v1_dense granite deepseek_v3 minicpm3".split()
-LIKE_OTHERS += "llama4_text nanochat jamba gpt_oss falcon".split()
-"""Types whose table and head are those of another type of the sample: `--all` adds them."""
+OF_THE_SAMPLE = [("causal", "llama"), ("causal", "phi"), ("masked", "bert"), ("masked", "roberta")]
+OF_THE_SAMPLE += [("seq2seq", "t5"), ("seq2seq", "bart"), ("image-text", "qwen2_vl")]
+"""An untied head, biases of the head and outside of it, IDs that count positions, several modules of one table, a
+configuration with parts. `--all` adds the other types, and the other edits of each."""
 
 COUNTED = ("xlm-roberta", "roberta", "m2m_100", "nllb-moe")
-ALWAYS += [("image-text", "gemma4", "permute"), ("image-text", "evolla", "permute"), ("causal", "whisper", "permute")]
-ALWAYS += [("seq2seq", "encoder-decoder", "add"), ("text encoder", "clip_text_model", "permute")]
-ALWAYS += [("image-text", "mistral_large4", "remove"), ("causal", "deepseek_v4", "permute")]
-RUN = [case for case in ALWAYS if case[1] not in LIKE_OTHERS]
+MORE = [("image-text", "gemma4", "permute"), ("image-text", "evolla", "permute"), ("causal", "whisper", "permute")]
+MORE += [("seq2seq", "encoder-decoder", "add"), ("text encoder", "clip_text_model", "permute")]
+MORE += [("image-text", "mistral_large4", "remove")]
+RUN = [case for case in ALWAYS if case[:2] in OF_THE_SAMPLE] + MORE
+ALWAYS += [*MORE, ("causal", "deepseek_v4", "permute")]
 IN_TWO_TENSORS = ("molmo2_text",)
 """Types whose table transformers writes as two tensors: an edit of the folder is refused, a live one is not."""
 ALL = ALWAYS + [

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covering import cases
 from kinds import LAYERS, VOCAB_SIZE
 
 import embedlayer as el
@@ -22,8 +23,7 @@ def entered(layer: torch.nn.Module, ids: torch.Tensor, **options: torch.Tensor) 
     return seen[0]
 
 
-@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad])
-@pytest.mark.parametrize("name", LAYERS)
+@cases("name, context", LAYERS, [torch.enable_grad, torch.no_grad])
 def test_the_last_traced_vectors_are_those_of_forward(name, context) -> None:
     layer = LAYERS[name]().eval()
     for options in ({}, {"attention_mask": MASK}, {"positions": torch.arange(3, 7)}):

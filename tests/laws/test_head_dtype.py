@@ -8,6 +8,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import UsesHead
-from covering import cases
+from covering import cases, covering, some
 from kernel_paths import cpu_taken_for_cuda, without_numba
 from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE, TableOfAUser
 from torch import Tensor, nn
@@ -94,7 +95,16 @@ HEADS: dict[str, Callable[[], Any]] = {
     "draft over LoRA": lambda: draft(adapted("LoraConfig", r=3, init_lora_weights=False)),
 }
 PATHS = ("kernels", "torch operators", "no instructions")
-every_head = pytest.mark.parametrize("name", HEADS)
+FEW = ["tied to dense, spare rows", "tied to factorised", "tied to int4, groups", "tied to stored, FP8"]
+FEW += ["tied to delta over int8", "tied to of a user", "untied, bias, softcap", "with a transform", "GGUF"]
+FEW += ["LoRA", "trained tokens", "draft", "draft over GGUF"]
+"""One head for each way to its rows: `--all` adds those that differ from one of these in their numbers alone."""
+every_head = pytest.mark.parametrize("name", some(FEW, HEADS))
+
+
+def over_heads(names: str, *axes: tuple[Any, ...], pairs: tuple[tuple[int, ...], ...] = ()) -> pytest.MarkDecorator:
+    """Parametrize a law over heads and other axes; without `--all` over the few heads, and a covering part."""
+    return pytest.mark.parametrize(names, some(covering(product(FEW, *axes), pairs), product(HEADS, *axes)))
 
 
 @pytest.fixture
@@ -195,7 +205,7 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
     return {name: (value.double() - exact[name]).abs().amax().item() for name, value in found.items()}
 
 
-@cases("name, hidden_dtype, dtype, path", HEADS, DTYPES, DTYPES, PATHS, pairs=["hidden_dtype, dtype", "dtype, path"])
+@over_heads("name, hidden_dtype, dtype, path", DTYPES, DTYPES, PATHS, pairs=((1, 2), (2, 3)))
 def test_outputs_are_as_exact_as_over_float32_rows(name, hidden_dtype, dtype, path, kinds) -> None:
     module = made(name, dtype)
     hidden_dtype = torch.float32 if name == "with a transform" else hidden_dtype
@@ -312,7 +322,7 @@ class Allocated(TorchDispatchMode):
         return result
 
 
-@cases("name, hidden_dtype, dtype", HEADS, DTYPES, NARROW)
+@over_heads("name, hidden_dtype, dtype", DTYPES, NARROW)
 def test_no_table_is_copied(name, hidden_dtype, dtype, kinds) -> None:
     module = made(name, dtype)
     hidden_dtype = torch.float32 if name == "with a transform" else hidden_dtype
@@ -328,7 +338,7 @@ def test_no_table_is_copied(name, hidden_dtype, dtype, kinds) -> None:
     assert {name: size for name, size in allocated.largest.items() if size >= copied} == {}
 
 
-@cases("name, dtype", HEADS, NARROW)
+@over_heads("name, dtype", NARROW)
 def test_without_it_kernels_change_last_bits_alone(name, dtype, kinds, pytestconfig) -> None:
     module = made(name, dtype, None)
     if name == "with a transform":
@@ -405,7 +415,12 @@ COMPILED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 }
 
 
-@cases("hidden_dtype, name", (torch.float32, torch.bfloat16), COMPILED)
+COMPILED_CASES = [*product((torch.float32, torch.bfloat16), COMPILED)]
+
+
+@pytest.mark.parametrize(
+    ("hidden_dtype", "name"), some([(torch.float32, "loss"), (torch.bfloat16, "logits")], COMPILED_CASES)
+)
 def test_compiled_graphs_convert_no_table(unchecked: None, hidden_dtype, name) -> None:
     module = made("tied to dense", torch.bfloat16)
     hidden, _, targets = batch(module, hidden_dtype)

@@ -39,9 +39,12 @@ SHAPES = {
 }
 
 
-COMPILED_ALONE = {"dense", "row-sparse", "factorised", "int4", "delta", "mapped, read-only", "mapped, trained"}
-"""One table of each kind, compiled for IDs of every shape; all of them are compiled inside layers by `test_export`."""
-HEADS_COMPILED = {name.removeprefix("head: ") for name in CODE_PATHS if name.startswith("head")}
+COMPILED_ALONE = {"dense", "int4", "delta"}
+"""Compiled for IDs of every shape; tables of all kinds are compiled by `test_export` and by their own tests."""
+HEADS_OF_PATHS, LAYERS_OF_PATHS = (
+    {name.removeprefix(kind) for name in CODE_PATHS if name.startswith(kind)} for kind in ("head: ", "layer: ")
+)
+HEADS_COMPILED = {"untied, bias, softcap", "tied to factorised", "tied to int4, groups"}
 
 
 def twin_of(name: str, table: LookupTable) -> LookupTable:
@@ -69,8 +72,7 @@ def gradients(table: LookupTable, vectors: torch.Tensor) -> dict[str, torch.Tens
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize("name", LOOKUP_TABLES)
+@cases("name, dtype", LOOKUP_TABLES, [torch.int64, torch.int32])
 def test_a_look_up_equals_the_rows_for_ids_of_every_shape_layout_and_type(name, dtype) -> None:
     table = LOOKUP_TABLES[name]()
     twin = twin_of(name, table)
@@ -169,7 +171,7 @@ def test_an_id_outside_the_vocabulary_is_an_error_on_every_way_to_a_row(unchecke
             LOOK_UPS[way](table, torch.ones(2, 3))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", some(LAYERS_OF_PATHS, LAYERS))
 def test_a_layer_takes_sequences_of_every_layout_and_what_holds_them(name) -> None:
     layer = LAYERS[name]().eval()
     for shape, ids in SHAPES.items():
@@ -184,7 +186,7 @@ def test_a_layer_takes_sequences_of_every_layout_and_what_holds_them(name) -> No
         layer(torch.tensor(7))
 
 
-@pytest.mark.parametrize("name", [*UNTIED_HEADS, *TIED_HEADS])
+@pytest.mark.parametrize("name", some(HEADS_OF_PATHS, [*UNTIED_HEADS, *TIED_HEADS]))
 def test_logits_and_loss_take_hidden_states_of_every_layout(name) -> None:
     head = UNTIED_HEADS[name]() if name in UNTIED_HEADS else OutputHead(TABLES[TIED_HEADS[name]]())
     whole = torch.randn(EMBED_DIM, 4, 3).permute(2, 1, 0)
@@ -220,7 +222,7 @@ def test_hidden_states_of_another_width_are_refused_in_one_sentence(unchecked: N
     assert issubclass(ShapeError, EmbedLayerError)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", some(LAYERS_OF_PATHS, LAYERS))
 def test_vectors_can_be_given_in_place_of_ids(name) -> None:
     layer = LAYERS[name]().eval()
     table = layer.tok_emb if name == "GPTEmbedding" else layer.table

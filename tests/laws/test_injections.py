@@ -1,10 +1,11 @@
 """What a decoder with an additional table must satisfy, whatever the table and wherever its vectors enter."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
-from covering import cases, some
+from covering import cases, covering, some
 from decoders import CACHES, small
 from kinds import EMBED_DIM, INJECTIONS, LOOKUP_TABLES, NUM_HEADS, VOCAB_SIZE, in_a_file, ngrams
 from torch import Tensor, nn
@@ -21,6 +22,10 @@ from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.vocab import edit_vocabulary
 
 IDS = torch.randint(1, 50, (2, 10), generator=torch.Generator().manual_seed(0))
+each_class = pytest.mark.parametrize(
+    "name", some(["added, projected", "value", "n-gram, gated", "per-layer"], INJECTIONS)
+)
+"""One injection of each class; `--all` adds those over other tables."""
 
 
 def decoder(name: str, **options) -> el.DecoderLM:
@@ -50,7 +55,7 @@ def test_cached_decoding_equals_reading_everything_at_once(name, parts, kind) ->
     torch.testing.assert_close(torch.cat(logits, dim=1), model(IDS), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", INJECTIONS)
+@each_class
 def test_left_padding_and_packing_change_no_logit(name) -> None:
     model = decoder(name)
     first, second = torch.tensor([5, 6, 7]), torch.tensor([8, 9])
@@ -64,7 +69,7 @@ def test_left_padding_and_packing_change_no_logit(name) -> None:
     torch.testing.assert_close(model(torch.tensor([[7]]), cache=cache)[0, 0], model(first)[2], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", INJECTIONS)
+@each_class
 def test_the_trace_ends_with_the_input_of_the_first_block(name) -> None:
     model = decoder(name)
     for ids in (IDS, IDS[0]):
@@ -74,7 +79,7 @@ def test_the_trace_ends_with_the_input_of_the_first_block(name) -> None:
         torch.testing.assert_close(last.vectors, next(model.hidden_states(ids)))
 
 
-@pytest.mark.parametrize("name", INJECTIONS)
+@each_class
 def test_save_copy_and_meta_keep_every_bit(name, tmp_path) -> None:
     model = decoder(name)
     model.save_pretrained(tmp_path)
@@ -94,7 +99,7 @@ def test_every_parameter_gets_a_gradient_in_one_graph(unchecked: None, name) -> 
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", INJECTIONS)
+@each_class
 def test_an_edit_of_the_vocabulary_moves_what_each_kept_token_reads(name) -> None:
     model, order = decoder(name), [*range(10, 50), *range(10)]
     before = model(IDS)[..., order]
@@ -132,7 +137,13 @@ OVER_A_TABLE = {
 }
 
 
-@cases("kind, point", EVERY_TABLE, OVER_A_TABLE)
+FEW_TABLES = ["dense", "factorised", "int4, groups", "stored, FP8", "delta", "mapped, trained"]
+FEW_TABLES += ["of a user", "of a user, shared rows"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "point"), some(covering(product(FEW_TABLES, OVER_A_TABLE)), product(EVERY_TABLE, OVER_A_TABLE))
+)
 def test_an_edit_moves_every_table_with_a_row_for_each_token_or_refuses_it_by_name(kind, point) -> None:
     torch.manual_seed(0)
     table = EVERY_TABLE[kind]()
@@ -167,7 +178,7 @@ def test_an_edit_keeps_an_ngram_table_in_a_file_whose_rows_are_not_those_of_toke
     assert torch.equal(table.rows(0, 50), rows)
 
 
-@pytest.mark.parametrize("name", INJECTIONS)
+@each_class
 def test_vectors_need_ids_beside_them(name) -> None:
     model = decoder(name)
     vectors = model.table(IDS)

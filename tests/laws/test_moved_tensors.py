@@ -19,10 +19,11 @@ import embedlayer as el
 
 ADDED, REMOVED = 3, 2
 ALWAYS = [
-    *(("causal", name) for name in "llama gptj opt deepseek_v4 mamba".split()),
-    *(("masked", name) for name in "bert deberta-v2 esm mobilebert reformer".split()),
-    *(("seq2seq", name) for name in "t5 marian".split()),
+    *(("causal", name) for name in "gptj opt deepseek_v4".split()),
+    *(("masked", name) for name in "esm mobilebert reformer".split()),
+    ("seq2seq", "marian"),
 ]
+"""Patterns that the types of test_edited_families.py, which are always edited, do not have."""
 SIZES, NGRAMS = "do not share a vocabulary", "hashed n-grams"
 EXPERTS = "(values for each|tensors with rows for) token"
 RANGES = "takes token IDs from 20 on for images or sounds"
@@ -162,7 +163,7 @@ def test_an_edit_moves_each_tensor_that_follows_the_vocabulary_or_is_refused(kin
     check(model, tmp_path, live=refusal, saved=refusal, is_readable=model_type not in UNREADABLE)
 
 
-@pytest.mark.parametrize("model_type", some(("bert", "albert", "mobilebert"), UNTIED))
+@pytest.mark.parametrize("model_type", some(("bert", "mobilebert"), UNTIED))
 def test_both_biases_of_an_untied_masked_model_are_moved(model_type, tmp_path, unchecked) -> None:
     """As after training, `predictions.bias` and `predictions.decoder.bias` differ; transformers adds the second."""
     model = build(model_type, "masked", {"tie_word_embeddings": False})[1]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from covering import some
 from launches import SIZES, TRAIN, started
 
 import embedlayer as el
@@ -117,6 +118,7 @@ def test_a_folder_that_is_held_can_be_read(folder: Path) -> None:
     assert run("inspect", folder / "run", "--json") == 0
 
 
+@pytest.mark.parametrize("system", some(["Linux"], ["Linux", "macOS", "POSIX"]), indirect=True)
 def test_a_second_train_is_refused_while_one_trains_and_goes_on_when_it_was_killed(tmp_path: Path, text: Path) -> None:
     arguments = [*TRAIN, text, "-o", tmp_path / "run", *SIZES, "--steps", 10**6, "--save-seconds", 0.1]
     with started(*arguments) as process:

@@ -3,11 +3,13 @@
 import copy
 import warnings
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from covering import cases, covering, some
 from kinds import EMBED_DIM, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE
 from torch import nn
 
@@ -117,8 +119,12 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-9 * float(theirs.detach().abs().max()), rtol=1e-9)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("name", MODELS)
+CASES = [*product(MODELS, CHOICES)]
+EACH = covering(CASES) | {(name, choice) for name, choice in CASES if name in ("DecoderLM", "patched LLaMA")}
+EACH |= {("patched T5", "LoRA on the table")}
+
+
+@pytest.mark.parametrize(("name", "choice"), some(EACH, CASES))
 @pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`")
 def test_active_merged_and_unloaded_are_one_function(unchecked: None, name, choice) -> None:
     make, table, head, linear = MODELS[name]
@@ -201,8 +207,7 @@ def test_lora_on_what_is_inside_a_table_is_seen_from_both_ends(unchecked: None, 
         close(logits_of(model.merge_and_unload()), active)
 
 
-@pytest.mark.parametrize("name", ["DecoderLM", "patched LLaMA"])
-@pytest.mark.parametrize("choice", ["LoRA on the table", "trainable tokens"])
+@cases("name, choice", ["DecoderLM", "patched LLaMA"], ["LoRA on the table", "trainable tokens"])
 def test_the_loss_and_the_rows_of_the_head_are_those_of_its_logits(unchecked: None, name, choice) -> None:
     make, table, head, linear = MODELS[name]
     model = adapted(make().double(), **CHOICES[choice](table, head, linear))

@@ -8,7 +8,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-from covering import covering, some
+from covering import cases, covering, some
 from kinds import in_a_file
 from processes import in_a_fork
 from torch import Tensor, nn
@@ -106,8 +106,8 @@ def test_a_table_with_a_sparse_gradient_is_not_half_shared() -> None:
     assert table.share_memory().weight.is_shared()
 
 
-@pytest.mark.parametrize("shares_state", [False, True])
-def test_a_forked_trainer_loses_no_update(shares_state) -> None:
+@cases("shares_state, both_paths", [False, True], PATHS).with_args(indirect=["both_paths"])
+def test_a_forked_trainer_loses_no_update(shares_state, both_paths) -> None:
     """Hogwild: what it leaves are the steps of both, and nothing that only its own record knew."""
     table, optimizer = build(row_sparse=True)
     table.share_memory()

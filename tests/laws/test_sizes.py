@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import cases
 from kinds import EMBED_DIM, NUM_HEADS, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 from torch import nn
 
@@ -52,9 +53,7 @@ def assert_ends_agree(head: el.OutputHead, rows: int) -> None:
         head.loss(hidden, targets.index_fill(0, torch.tensor([2]), rows))
 
 
-@pytest.mark.parametrize("rows", [80, 64, 37])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", STORED)
+@cases("name, way, rows", STORED, WAYS, [80, 64, 37], pairs=["name, way"])
 @torch.no_grad()
 def test_a_table_has_the_sizes_of_its_weight(name, way, rows) -> None:
     table = TABLES[name]()

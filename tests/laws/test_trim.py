@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from covering import cases
 from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, WRITE_ANY_TEXT, tokenizer_of
 
 import embedlayer as el
@@ -23,8 +24,7 @@ def set_kept(tokenizer, corpus, **options) -> list[str]:
     return sorted(receipt.tokenizer.get_vocab())
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
-@pytest.mark.parametrize("keep_special", [True, False])
+@cases("kind, keep_special", BUILDERS, [True, False])
 def test_texts_files_ids_and_the_plan_keep_the_same_tokens(kind, keep_special, tmp_path) -> None:
     tokenizer = tokenizer_of(kind)
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]

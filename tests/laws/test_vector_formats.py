@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run
+from covering import some
 
 import embedlayer as el
 from embedlayer.checkpoints.vector_files import read_vectors, write_vectors
@@ -54,7 +55,10 @@ WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
 NAMED = [name for name in WRITERS if name != "npy without names"]
 
 
-@pytest.fixture(params=[*WRITERS, *(f"{name}, compressed" for name in WRITERS if name != "projector")])
+FILES = [*WRITERS, *(f"{name}, compressed" for name in WRITERS if name != "projector")]
+
+
+@pytest.fixture(params=FILES)
 def written(request, tmp_path: Path) -> tuple[Path, list[str]]:
     """A file of another library's making, and the tokens that it names."""
     kind, _, compressed = request.param.partition(", ")
@@ -115,6 +119,7 @@ def test_tokens_that_are_not_utf8_are_read_alike_in_python_and_by_commands_with_
         assert len(re.findall(said, capsys.readouterr().err)) == 1
 
 
+@pytest.mark.parametrize("written", some(["word2vec, compressed", "npy without names"], FILES), indirect=True)
 def test_inspect_names_the_rows_that_are_not_finite(written, capsys) -> None:
     path, tokens = written
     assert run("inspect", path, "--json") == 0
