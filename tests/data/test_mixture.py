@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from covering import some
 
 from embedlayer import TokenCorpus, train_tokenizer
 from embedlayer.core.errors import SizeError, TextError, TokenizerError
@@ -21,7 +22,9 @@ def mixture_of(weights: tuple[float, ...], batch_size: int, seed: int = 1) -> Mi
     return MixedSampler(zip(corpora, weights, strict=True), max_length=7, batch_size=batch_size, seed=seed)
 
 
-@pytest.mark.parametrize(("weights", "counts"), MIXTURES.items())
+@pytest.mark.parametrize(
+    ("weights", "counts"), some([((0.7, 0.2, 0.1), (721, 206, 103)), ((1,), (1024,))], MIXTURES.items())
+)
 def test_each_corpus_has_exactly_its_share_of_an_epoch_and_its_own_windows_in_turn(weights, counts) -> None:
     sampler = mixture_of(weights, batch_size=100)
     size = sum(counts)

@@ -120,7 +120,10 @@ def test_the_parts_are_what_one_process_gives(texts, shards, kind, zipped):
         assert_same(build_in_shards(sources, tokenizer, folder / "parts", shards=shards, workers=1), expected)
 
 
-@pytest.mark.parametrize("name", some(["t5-small.tokenizer.json"], ["gpt2-encoder.json", "t5-small.tokenizer.json"]))
+PUBLISHED = ("gpt2-encoder.json", "t5-small.tokenizer.json", "bert-base-cased-vocab.txt")
+
+
+@pytest.mark.parametrize("name", some(["bert-base-cased-vocab.txt"], PUBLISHED))
 def test_real_text_in_two_processes_is_what_one_process_gives(shared_data, tmp_path, name):
     tokenizer = load_tokenizer(shared_data / "tokenizers" / name)
     for text in ("the-verdict.txt", "tinyshakespeare.txt", "enwiki-plain.txt"):

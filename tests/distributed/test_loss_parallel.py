@@ -57,7 +57,7 @@ def both(rows: int, options: dict) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.long)])
 def test_loss_and_gradients_are_those_of_the_table_and_of_one_process(ranks) -> None:
     results = on_ranks(ranks, every_case)
     for number, (rows, name) in enumerate(CASES):

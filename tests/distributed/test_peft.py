@@ -3,14 +3,14 @@
 import tempfile
 import warnings
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from processes import PRELOADED, on_ranks
+from processes import PRELOADED
 from sharded_tensors import full
+from together import together
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
@@ -130,7 +130,7 @@ def sharded_by_torch(plan: str) -> Net:
     return model
 
 
-def by_torch(choices: list[str]) -> list[dict[str, torch.Tensor]]:
+def by_torch(choices: tuple[str, ...]) -> list[dict[str, torch.Tensor]]:
     found = []
     for plan in PLANS:
         for choice in choices:
@@ -142,13 +142,12 @@ def by_torch(choices: list[str]) -> list[dict[str, torch.Tensor]]:
 
 
 def test_a_table_that_torch_shards_by_rows_or_columns_takes_lora_and_a_copy() -> None:
-    choices = ["on the table", "beside the table", "a copy of the table"]
-    for results in on_ranks(2, by_torch, choices):
-        for choice, found in zip(choices * len(PLANS), results, strict=True):
+    for results in together(2, CALLS)[by_torch, BY_TORCH]:
+        for choice, found in zip(BY_TORCH * len(PLANS), results, strict=True):
             assert_close(found, loss_and_gradients(adapted(Net(), **CHOICES[choice])))
 
 
-def on_a_sharded_table(choices: list[str]) -> list[dict[str, torch.Tensor]]:
+def on_a_sharded_table(choices: tuple[str, ...]) -> list[dict[str, torch.Tensor]]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     found = []
     for choice in choices:
@@ -176,9 +175,8 @@ def on_a_sharded_table(choices: list[str]) -> list[dict[str, torch.Tensor]]:
 
 
 def test_a_sharded_table_takes_lora_beside_it_and_a_copy_but_none_on_it() -> None:
-    choices = ["beside the table", "a copy of the table"]
-    results = on_ranks(2, on_a_sharded_table, choices)
-    for number, choice in enumerate(choices):
+    results = together(2, CALLS)[on_a_sharded_table, ON_SHARDED]
+    for number, choice in enumerate(ON_SHARDED):
         expected = loss_and_gradients(adapted(Net(), **CHOICES[choice]))
         found = [result[number] for result in results]
         for name in [name for name in expected if "table" in name]:
@@ -219,17 +217,26 @@ def trained_decoder(model: DecoderLM, ranks: ParallelContext | None, learns: boo
     return {"losses": torch.stack(losses), "rows": rows.detach(), **made}
 
 
-CASES = [(True, True), (False, True), (True, False), (False, False)]
+CASES = ((True, True), (False, False))
+OTHER_CASES = ((False, True), (True, False))
 
 
-def all_decoders(folder: Path) -> list[dict[str, torch.Tensor]]:
+def all_decoders(cases: tuple[tuple[bool, bool], ...]) -> list[dict[str, torch.Tensor]]:
     ranks = ParallelContext(Launch(ProcessGroup()))
-    return [trained_decoder(decoder(*case), ranks, case[0]) for case in CASES]
+    return [trained_decoder(decoder(*case), ranks, case[0]) for case in cases]
 
 
-def test_lora_on_the_layers_of_a_decoder_learns_equally_where_its_table_is_sharded(tmp_path) -> None:
-    results = on_ranks(2, all_decoders, tmp_path)
-    for number, case in enumerate(CASES):
+BY_TORCH = ("on the table", "beside the table", "a copy of the table")
+ON_SHARDED = ("beside the table", "a copy of the table")
+CALLS = ((by_torch, BY_TORCH), (on_a_sharded_table, ON_SHARDED), (all_decoders, CASES))
+"""What runs by default on two ranks, which start once."""
+
+
+@pytest.mark.parametrize("cases", [CASES, pytest.param(OTHER_CASES, marks=pytest.mark.long)])
+def test_lora_on_the_layers_of_a_decoder_learns_equally_where_its_table_is_sharded(cases) -> None:
+    call = (all_decoders, cases)
+    results = together(2, CALLS if call in CALLS else (call,))[call]
+    for number, case in enumerate(cases):
         expected = trained_decoder(decoder(*case), None, case[0])
         found = [result[number] for result in results]
         found[0]["rows"] = torch.cat([each["rows"] for each in found])

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from launches import SECONDS, started, torchrun
-from processes import on_ranks
+from together import together
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -90,19 +90,22 @@ def differences() -> list[float]:
     return [names["train"](), float((loss - expected).abs() / expected)]
 
 
+CALLS = ((exchanged,), (shares_of_torch,), (differences,))
+
+
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_what_ranks_exchange_is_that_of_the_whole_with_its_gradients(ranks) -> None:
-    on_ranks(ranks, exchanged)
+    together(ranks, CALLS)[exchanged,]
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_share_has_the_tokens_that_context_parallel_of_torch_gives_the_rank(ranks) -> None:
-    on_ranks(ranks, shares_of_torch)
+    together(ranks, CALLS)[shares_of_torch,]
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_decoder_trained_on_shares_equals_one_trained_on_whole_sequences(ranks) -> None:
-    for trained, loss in on_ranks(ranks, differences):
+    for trained, loss in together(ranks, CALLS)[differences,]:
         assert trained < 1e-12
         assert loss < 1e-6
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from covering import some
 from kernel_paths import BRANCHES, on_branch
 from processes import on_ranks
+from together import together
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
@@ -141,15 +142,18 @@ def check(ranks: int, kind: str, options: dict, results: list) -> None:
         assert all(same(a, b) for a, b in zip(rest, others, strict=True))
 
 
+UNLIKE = (7, 0, 12)
+
+
 @pytest.mark.parametrize("branch", some(["cpu", "cuda"], BRANCHES))
 def test_a_loss_in_many_chunks_of_ranks_with_unlike_batches_is_that_of_the_whole_table(branch) -> None:
     """Compute twice with more, fewer and no tokens per rank, and another factor of the loss on each rank."""
-    sizes = (7, 0, 12)
     dtype = torch.float32 if branch == "triton" else torch.float64  # there are no Triton kernels for float64
     tolerance = 1e-5 if branch == "triton" else 1e-10
-    results = on_ranks(3, on_branch, branch, unlike_batches, sizes, dtype)
+    call = (on_branch, branch, unlike_batches, UNLIKE, dtype)
+    results = together(3, ON_THREE if call in ON_THREE else (call,))[call]
     head = whole("dense")
-    hidden = [part.requires_grad_() for part in hidden_states(sizes)]
+    hidden = [part.requires_grad_() for part in hidden_states(UNLIKE)]
     losses = [
         head.loss(part, torch.arange(len(part)), impl="plain", label_smoothing=0.1, softcap=2.0) for part in hidden
     ]
@@ -247,7 +251,7 @@ def sums_of_bags() -> list[torch.Tensor]:
 
 def test_ranks_sum_bags_of_unlike_sizes() -> None:
     table = whole("dense")
-    for rank, results in enumerate(on_ranks(2, sums_of_bags)):
+    for rank, results in enumerate(together(2, ON_TWO)[sums_of_bags,]):
         ids = torch.arange(20_000 if rank == 0 else 3) % V
         expected = [table.summed(ids, torch.tensor([0, 2, len(ids)])), table.summed(ids[:3])]
         for ours, theirs in zip(results, expected, strict=True):
@@ -256,14 +260,14 @@ def test_ranks_sum_bags_of_unlike_sizes() -> None:
 
 def test_a_model_with_a_sharded_table_trains_in_torchs_own_wrappers_as_in_one_process() -> None:
     expected = trained(None)
-    for results in on_ranks(2, trained_by_torch):
+    for results in together(2, ON_TWO)[trained_by_torch,]:
         for found in results:
             for ours, theirs in zip(found, expected, strict=True):
                 assert torch.allclose(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
 def test_rows_that_were_replaced_are_refused_at_the_next_use() -> None:
-    assert on_ranks(2, replaced) == [["weight of this sharded table was replaced"] * 3] * 2
+    assert together(2, ON_TWO)[replaced,] == [["weight of this sharded table was replaced"] * 3] * 2
 
 
 def replaced() -> list[str]:
@@ -282,7 +286,7 @@ def replaced() -> list[str]:
 
 def test_a_table_that_cannot_be_sharded_is_refused() -> None:
     expected = ["A table is sharded along one", "1 rows in blocks of 1 leave ", "token id 23 at row 0, column"]
-    assert on_ranks(2, refusals) == [[*expected, "weight: sharded over several"]] * 2
+    assert together(2, ON_TWO)[refusals,] == [[*expected, "weight: sharded over several"]] * 2
 
 
 def refusals() -> list[str]:
@@ -302,7 +306,7 @@ def refusals() -> list[str]:
 
 
 def test_a_frozen_table_stays_frozen_and_learns_the_mean_once_it_may() -> None:
-    for rank, (learns, grads) in enumerate(on_ranks(2, frozen)):
+    for rank, (learns, grads) in enumerate(together(2, ON_TWO)[frozen,]):
         assert learns == [False, False, True]
         expected = torch.zeros(V, D, dtype=torch.float64)
         expected[[0, 1, 12]] = 1.5 / 2  # a rank that looks a row up is one of two
@@ -326,22 +330,24 @@ def frozen():
 
 
 def test_an_id_outside_that_a_gpu_clamps_gives_zeros_and_no_gradient() -> None:
-    ids = torch.tensor([[3, V + 1, 4], [V - 1, -1, 3]])
-    for rank, (vectors, grad, found, place) in enumerate(on_ranks(2, clamped, ids)):
+    for rank, (vectors, grad, found, place) in enumerate(together(2, ON_TWO)[clamped,]):
         assert vectors.abs().sum(-1).ne(0).tolist() == [[True, False, True], [True, False, True]]
-        counts = torch.tensor([ids.eq(token).sum() for token in range(V)])
+        counts = torch.tensor([BAD_IDS.eq(token).sum() for token in range(V)])
         own = slice(0, 12) if rank == 0 else slice(12, V)
         assert torch.equal(grad, 1.5 * counts[own, None].expand(-1, D).double())
         assert found == [1, V + 1, 3]
         assert place == "meta"
 
 
-def clamped(ids: torch.Tensor):
+BAD_IDS = torch.tensor([[3, V + 1, 4], [V - 1, -1, 3]])
+
+
+def clamped():
     """Look up a bad ID without waiting, as on a GPU; return the device of the record of a table elsewhere."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     table = shard_table(whole("dense"), mesh)
     table.index_check.forward = table.index_check.clamp_and_record  # type: ignore[assignment]
-    vectors = table(ids)
+    vectors = table(BAD_IDS)
     vectors.sum().backward()
     elsewhere = ShardedTable(
         TokenEmbedding(table.partition.stop - table.partition.start, D, device="meta"), mesh, vocab_size=V
@@ -351,7 +357,7 @@ def clamped(ids: torch.Tensor):
 
 
 def test_a_quantised_table_is_sharded_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:
-    for quantised, states in on_ranks(3, quantised_and_states):
+    for quantised, states in together(3, ON_THREE)[quantised_and_states,]:
         table = QuantizedEmbedding.from_table(whole("dense").float(), 4)
         assert torch.equal(quantised[0], table(torch.arange(V)))
         for ours, theirs in zip(quantised[1:], loss_and_gradient(table), strict=True):
@@ -402,7 +408,7 @@ FRESH = {
 
 
 def test_a_table_on_the_meta_device_is_drawn_by_its_ranks_as_one_process_would_draw_it() -> None:
-    for results in on_ranks(3, drawn):
+    for results in together(3, ON_THREE)[drawn,]:
         for kind, (state, reset, vectors, after) in zip(FRESH, results, strict=True):
             torch.manual_seed(3)
             table = FRESH[kind]()
@@ -439,18 +445,21 @@ def reset_all(table: torch.nn.Module) -> None:
 
 
 def test_torch_shards_a_plain_table_by_rows_and_by_columns() -> None:
-    table = TokenEmbedding(24, D, scale=1.5)
-    for results in on_ranks(2, by_torch, table.weight.detach()):
+    for results in together(2, ON_TWO)[by_torch,]:
         for found in results:
-            torch.testing.assert_close(found, table(torch.arange(24)))
+            torch.testing.assert_close(found, divided()(torch.arange(24)))
 
 
-def by_torch(weight: torch.Tensor) -> list[torch.Tensor]:
+def divided() -> TokenEmbedding:
+    torch.manual_seed(0)
+    return TokenEmbedding(24, D, scale=1.5)
+
+
+def by_torch() -> list[torch.Tensor]:
     mesh = init_device_mesh("cpu", (2,))
     found = []
     for plan in (RowwiseParallel(input_layouts=Replicate()), ColwiseParallel(output_layouts=Replicate())):
-        table = TokenEmbedding(24, D, scale=1.5)
-        table.load_state_dict({"weight": weight})
+        table = divided()
         parallelize_module(table, mesh, plan)
         found.append(table(torch.arange(24)).detach().clone())  # what is still on its way arrives
         layer = TransformerEmbedding(24, D, 24, position="sinusoidal", table=table).eval()
@@ -472,7 +481,8 @@ def test_what_crosses_the_network_is_what_is_planned(trained, rank) -> None:
     tokens = 5 * V  # every token of the vocabulary, so that each rank owns its share of them
     sizes = {"rank": rank, "tokens": tokens, "distinct_tokens": V, "vocab_parallel_size": 3}
     plan = EmbeddingPlan(V, D, tied=False, optimizer="adamw" if trained else "none", **sizes)
-    sent = on_ranks(3, bytes_sent, trained, rank)
+    call = (bytes_sent, trained, rank)
+    sent = together(3, ON_THREE if call in ON_THREE else (call,))[call]
     lookup, loss = (sum(parts) / 3 for parts in zip(*sent, strict=True))
     assert lookup == pytest.approx(plan.lookup_network_bytes, rel=0.05)
     assert loss == pytest.approx(plan.loss_network_bytes, rel=0.05)
@@ -481,7 +491,7 @@ def test_what_crosses_the_network_is_what_is_planned(trained, rank) -> None:
 @pytest.mark.parametrize("distinct", [12, 60])
 def test_what_the_busiest_rank_sends_of_its_rows_is_the_documented_bound(distinct) -> None:
     most = (3 - 1) * min(60 // 3, distinct) * D * 4  # as the documentation of `lookup_network_bytes` says
-    (rows_out, _), *others = on_ranks(3, bytes_sent_by_the_busiest, distinct)
+    (rows_out, _), *others = together(3, ON_THREE)[bytes_sent_by_the_busiest, distinct]
     assert rows_out == pytest.approx(most, rel=0.05)
     assert sum(back for _, back in others) == pytest.approx(most, rel=0.05)
 
@@ -501,7 +511,8 @@ def test_what_crosses_the_network_in_a_step_is_what_is_planned(num_replicas) -> 
     plan = EmbeddingPlan(
         V, D, rank=3, positions=V, tokens=5 * V, distinct_tokens=V, vocab_parallel_size=2, replicas=num_replicas
     )
-    sent = on_ranks(2 * num_replicas, bytes_sent_in_a_step, num_replicas)
+    call = (bytes_sent_in_a_step, num_replicas)
+    sent = together(2 * num_replicas, ON_FOUR if call in ON_FOUR else (call,))[call]
     replicated, all_bytes = (sum(parts) / len(sent) for parts in zip(*sent, strict=True))
     assert replicated == pytest.approx(plan.replicated_network_bytes, rel=0.05)
     assert all_bytes == pytest.approx(plan.network_bytes, rel=0.05)
@@ -538,7 +549,8 @@ def test_what_crosses_the_network_for_replicas_is_what_is_planned(row_sparse) ->
     plan = EmbeddingPlan(
         400, D, tied=False, tokens=64, distinct_tokens=64, vocab_parallel_size=2, replicas=2, row_sparse=row_sparse
     )
-    sent = on_ranks(4, bytes_sent_for_replicas, row_sparse)
+    call = (bytes_sent_for_replicas, row_sparse)
+    sent = together(4, ON_FOUR if call in ON_FOUR else (call,))[call]
     assert sum(sent) / 4 == pytest.approx(plan.replicas_network_bytes, rel=0.05)
 
 
@@ -611,7 +623,7 @@ def refusals_of_other_tables():
 
 
 def test_a_table_of_another_vocabulary_or_kind_is_refused_by_name_where_it_is_sharded() -> None:
-    for rank, (vocabulary, small, kind) in enumerate(on_ranks(4, refusals_of_other_tables)):
+    for rank, (vocabulary, small, kind) in enumerate(together(4, ON_FOUR)[refusals_of_other_tables,]):
         if rank < 2:  # another replica, whose ranks pass the same table
             assert vocabulary == small == kind == ""
         else:
@@ -654,3 +666,13 @@ def train_mapped_shards(folder: str) -> list[torch.Tensor]:
 def test_shards_in_folders_train_like_one_table_in_memory(tmp_path) -> None:
     for found, expected in on_ranks(2, train_mapped_shards, str(tmp_path)):
         torch.testing.assert_close(found, expected)
+
+
+ON_TWO = ((sums_of_bags,), (trained_by_torch,), (replaced,), (refusals,), (frozen,), (by_torch,), (clamped,))
+ON_THREE = (
+    *((quantised_and_states,), (drawn,), (bytes_sent, False, None), (bytes_sent, True, 2)),
+    *((bytes_sent_by_the_busiest, 12), (bytes_sent_by_the_busiest, 60)),
+    *((on_branch, branch, unlike_batches, UNLIKE, torch.float64) for branch in ("cpu", "cuda")),
+)
+ON_FOUR = ((refusals_of_other_tables,), (bytes_sent_in_a_step, 2), (bytes_sent_for_replicas, True))
+"""What runs by default on so many ranks, which start once."""

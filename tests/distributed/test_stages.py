@@ -11,6 +11,7 @@ from covering import LONG
 from processes import PRELOADED, on_ranks
 from safetensors import safe_open
 from sharded_tensors import full
+from together import together
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -190,7 +191,7 @@ class Pipelined:
         return tensors
 
 
-def trained(ways: list[Way], ranks: int = 2) -> list[tuple[list[float], dict[str, torch.Tensor]]]:
+def trained(ways: tuple[Way, ...], ranks: int = 2) -> list[tuple[list[float], dict[str, torch.Tensor]]]:
     results = []
     for way in ways:
         run = Pipelined(way, ranks)
@@ -198,16 +199,12 @@ def trained(ways: list[Way], ranks: int = 2) -> list[tuple[list[float], dict[str
     return results
 
 
-WAYS = [
-    Way(schedule, optimizer, table, batches)
-    for schedule, optimizer, table, batches in (
-        ("1F1B", "RowAdamW", "dense", 1),
-        ("1F1B", "AdamW", "factorized", 2),
-        ("GPipe", "AdamW", "dense", 2),
-        ("interleaved", "RowAdamW", "factorized", 2),
-        ("zero bubble", "RowAdamW", "dense", 1),
-    )
-]
+WAYS = (
+    Way("1F1B", "AdamW", "factorized", 2),
+    Way("interleaved", "RowAdamW", "factorized", 2),
+    Way("zero bubble", "RowAdamW", "dense", 1),
+)
+OTHER_WAYS = (Way(), Way("GPipe", "AdamW", "dense", 2))
 
 
 def require_equal(way: Way, results: list[Any]) -> None:
@@ -227,8 +224,10 @@ def require_equal(way: Way, results: list[Any]) -> None:
     assert all(torch.equal(each[name], copies[0][name]) for each in copies for name in copies[0])
 
 
-def test_two_stages_train_as_one_process() -> None:
-    for way, *results in zip(WAYS, *on_ranks(2, trained, WAYS), strict=True):
+@pytest.mark.parametrize("ways", [WAYS, pytest.param(OTHER_WAYS, marks=LONG)])
+def test_two_stages_train_as_one_process(ways) -> None:
+    call = (trained, ways)
+    for way, *results in zip(ways, *together(2, CALLS if call in CALLS else (call,))[call], strict=True):
         require_equal(way, results)
 
 
@@ -242,7 +241,7 @@ def test_two_stages_train_as_one_process() -> None:
     ],
 )
 def test_four_ranks_train_as_one_process(way, stages) -> None:
-    results = on_ranks(4, trained, [way], stages)
+    results = on_ranks(4, trained, (way,), stages)
     require_equal(way, [result for (result,) in results])
 
 
@@ -362,7 +361,7 @@ def test_row_sparse_gradients_of_two_looked_up_copies_are_summed() -> None:
         expected.append(float(clip_grad_norm_(alone.parameters(), 0.1)))
         optimizer.step()
         optimizer.zero_grad()
-    (first, norms), (second, _) = on_ranks(2, sparse_steps)
+    (first, norms), (second, _) = together(2, CALLS)[sparse_steps,]
     assert norms == pytest.approx(expected, rel=1e-9)
     assert torch.equal(first, second)
     assert torch.allclose(first, alone.table.rows(0, V), rtol=1e-9)
@@ -394,7 +393,7 @@ def refusals() -> dict[str, str]:
 
 
 def test_stages_that_cannot_be_tied_are_refused_by_name_on_all_ranks() -> None:
-    for found in on_ranks(2, refusals):
+    for found in together(2, CALLS)[refusals,]:
         assert (
             "Ranks 0 and 1 both have layers.0.weight, which is no parameter of a table" in found["layers of one name"]
         )
@@ -446,7 +445,8 @@ def misuse(optimizer_name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("optimizer", ["AdamW", pytest.param("RowAdamW", marks=LONG)])
 def test_copies_cannot_come_apart_unnoticed(optimizer) -> None:
-    for found in on_ranks(2, misuse, optimizer):
+    call = (misuse, optimizer)
+    for found in together(2, CALLS if call in CALLS else (call,))[call]:
         for name in ("clip", "step"):
             assert "The gradient of table.weight is that of one pipeline stage" in found[name]
         assert "pp_mesh=mesh" in found["clip of one stage"]
@@ -454,3 +454,7 @@ def test_copies_cannot_come_apart_unnoticed(optimizer) -> None:
         assert "the edited rows" in found["edit of one"]
         assert "the edited rows (if new rows are drawn" in found["other draws"]
         assert "copies of table.weight on the pipeline stages of ranks 0 and 1 differ (rows)" in found["state"]
+
+
+CALLS = ((trained, WAYS), (sparse_steps,), (refusals,), (misuse, "AdamW"))
+"""What runs by default on two ranks, which start once."""

@@ -42,7 +42,7 @@ def test_the_change_of_the_logits_in_six_steps_stays_within_a_quarter_from_width
     assert all(0.75 <= change / changes[0] <= 1.25 for change in changes)
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("tied", [pytest.param(True, marks=pytest.mark.long), False], ids=["tied", "untied"])
 def test_without_it_the_change_grows_with_the_width(tied) -> None:
     narrow, wide = (mean_change(width, 2, tied=tied) for width in (64, 256))
     assert 0.75 <= wide / narrow <= 1.25
