@@ -24,7 +24,7 @@ TIED |= {"bark, fine": "lm_heads.0.weight"}
 """Name of a model -> second name of the rows of its codes."""
 
 
-OTHER_NAMES = {"musicgen, stereo", "musicgen, melody", "csm, untied", "kyutai", "bark, fine, untied"}
+OTHER_NAMES = {"musicgen, stereo", "musicgen, melody", "kyutai", "bark, fine"}
 """Models that are read as another one of the list is, but for a number or an option."""
 
 
