@@ -189,12 +189,19 @@ def interpreted(*, cpu_as_cuda: bool = True) -> Iterator[Run]:
 
 def _interpret(module: ModuleType) -> None:
     """Replace compiled functions of a module by interpreted ones."""
-    from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
     for name, value in list(vars(module).items()):
         if isinstance(value, JITFunction):
-            setattr(module, name, InterpretedFunction(value.fn))
+            setattr(module, name, _interpreted(value.fn))
+
+
+@cache
+def _interpreted(function: Callable[..., Any]) -> Any:
+    """Return an interpreted function, whose signature Triton reads again for each new one."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    return InterpretedFunction(function)
 
 
 def _restore(changed: Any, before: dict[str, Any]) -> None:

@@ -147,14 +147,16 @@ def assert_training_is_no_worse(rule: str, dtype: torch.dtype, width: int, paddi
     assert_no_worse(found, plain, exact, slack=slack * float(exact.abs().max()))
 
 
-def assert_pending_updates_are_the_loop_over_the_skipped_steps(betas: tuple[float, float], decay: float) -> None:
+def assert_pending_updates_are_the_loop_over_the_skipped_steps(
+    betas: tuple[float, float], decay: float, gaps_at: tuple[int, ...] = GAPS_AT
+) -> None:
     """Rows of many ages and mean squares become what one skipped step after the other makes of them."""
     steps, of_adam = 1200, Betas(*betas, eps=1e-8)
-    m, v = torch.ones(len(GAPS_AT), len(ROOTS)).double(), here(ROOTS**2).expand(len(GAPS_AT), -1)
+    m, v = torch.ones(len(gaps_at), len(ROOTS)).double(), here(ROOTS**2).expand(len(gaps_at), -1)
     history = recorded(of_adam, rates(steps), decay)
-    table = with_pending(history, GAPS_AT, GAPS_AT, m, v, dtype=torch.float32)
-    found = table.rows(0, len(GAPS_AT)).detach().double()
-    for row, at in enumerate(GAPS_AT):
+    table = with_pending(history, gaps_at, gaps_at, m, v, dtype=torch.float32)
+    found = table.rows(0, len(gaps_at)).detach().double()
+    for row, at in enumerate(gaps_at):
         exact = replayed(m[row], v[row].float().double(), at, rates(steps)[at:], decay, of_adam)
         assert ((found[row] - exact).abs() <= 3e-6 * exact.abs() + 1e-37).all()
 

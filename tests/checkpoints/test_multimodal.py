@@ -1,10 +1,12 @@
 """Multimodal models: whose `tie_word_embeddings` counts, and which factors their heads have, as in transformers."""
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from covering import LONG
 from safetensors.torch import save_file
 
 import embedlayer as el
@@ -29,8 +31,17 @@ def checkpoint(folder, config, *names):
     return folder
 
 
+DISAGREEING = [(None, None), (False, True), (True, False)]
+"""What a model and its language model say, as their configurations may: enough to tell which of them counts."""
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [DISAGREEING, pytest.param([*product((None, False, True), repeat=2)], marks=LONG)],
+    ids=["disagreeing", "all"],
+)
 @pytest.mark.parametrize("model_type", STATED_BY_THE_MODEL)
-def test_the_head_is_tied_where_transformers_ties_it(model_type) -> None:
+def test_the_head_is_tied_where_transformers_ties_it(model_type, statements) -> None:
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
@@ -41,13 +52,13 @@ def test_the_head_is_tied_where_transformers_ties_it(model_type) -> None:
     if "adaptor_config" in of_model.sub_configs:  # whose width is checked (FunASR)
         sizes = {"hidden_size": default.hidden_size}
     differences = []
-    for outer in ({}, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}):
-        for inner in ({}, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}):
-            peer = of_model(**outer, text_config={"model_type": text_type, **sizes, **inner})
-            theirs = getattr(peer, "tie_word_embeddings", False)
-            config = {"model_type": model_type, **outer, "text_config": {"model_type": text_type, **inner}}
-            if text_config(config)["tie_word_embeddings"] != theirs:
-                differences.append((outer, inner, theirs))
+    for statement in statements:
+        outer, inner = ({} if each is None else {"tie_word_embeddings": each} for each in statement)
+        peer = of_model(**outer, text_config={"model_type": text_type, **sizes, **inner})
+        theirs = getattr(peer, "tie_word_embeddings", False)
+        config = {"model_type": model_type, **outer, "text_config": {"model_type": text_type, **inner}}
+        if text_config(config)["tie_word_embeddings"] != theirs:
+            differences.append((outer, inner, theirs))
     assert differences == []
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import some
+from covering import LONG, cases, some
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -41,10 +41,10 @@ KINDS = {
 CAUSAL = ["untied", "tied", "soft cap", "scale"]
 
 
-def built(kind: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+def built(kind: str, dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Module:
     torch.manual_seed(0)
     model, config, options = KINDS[kind]
-    made = getattr(transformers, model)(getattr(transformers, config)(**options)).to(dtype).eval()
+    made = getattr(transformers, model)(getattr(transformers, config)(**{**options, **changes})).to(dtype).eval()
     with torch.no_grad():
         made.get_input_embeddings().weight.normal_(std=0.5)
         if hasattr(made, "final_logits_bias"):
@@ -105,8 +105,7 @@ ARGUMENTS |= {
 }
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
-@pytest.mark.parametrize("name", ARGUMENTS)
+@cases("kind, name", CAUSAL, ARGUMENTS)
 def test_the_gradients_are_those_of_a_cross_entropy_in_float64(kind, name) -> None:
     plain: Any = built(kind, torch.float64)
     patched = patch(copy.deepcopy(plain))
@@ -123,8 +122,7 @@ def test_the_gradients_are_those_of_a_cross_entropy_in_float64(kind, name) -> No
     assert not report.is_done
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, "autocast"])
+@cases("kind, dtype", KINDS, [torch.bfloat16, "autocast"])
 def test_in_bfloat16_it_is_no_worse_than_the_plain_model(kind, dtype) -> None:
     stored = torch.float32 if dtype == "autocast" else dtype
     plain = built(kind, stored)
@@ -253,7 +251,7 @@ ADAPTERS = {
 }
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", some(["table", "head", "copies of table and head"], ADAPTERS))
 def test_lora_trains_as_on_the_plain_model(name) -> None:
     kind, options, reads = ADAPTERS[name]
     plain = built(kind)
@@ -335,10 +333,10 @@ def accuracy(prediction: Any) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("options", "reads"),
     [
-        ({"gradient_accumulation_steps": 2}, False),
+        pytest.param({"gradient_accumulation_steps": 2}, False, marks=LONG),
         ({"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": True}, False),
         ({"compute_metrics": accuracy}, True),
-        ({"label_smoothing_factor": 0.1}, True),
+        pytest.param({"label_smoothing_factor": 0.1}, True, marks=LONG),
     ],
     ids=["accumulation", "checkpointing and bfloat16", "metrics", "label smoothing"],
 )
@@ -378,7 +376,7 @@ def test_accelerate_prepares_a_patched_model() -> None:
     ("kind", "weighted"), some([("soft cap", True)], product(["untied", "soft cap"], [False, True]))
 )
 def test_a_compiled_model_has_the_same_loss_and_gradients(unchecked: None, kind, weighted) -> None:
-    plain: Any = built(kind)
+    plain: Any = built(kind, num_hidden_layers=0)
     patched, found = patch(copy.deepcopy(plain)), []
     weights = {"token_weights": WEIGHTS} if weighted else {}
     if weighted:
@@ -426,8 +424,7 @@ def without_heads(found: dict[str, Tensor], model: nn.Module) -> dict[str, Tenso
     return {name: each for name, each in found.items() if name in names}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "autocast"])
+@cases("kind, dtype", KINDS, [torch.bfloat16, torch.float16, "autocast"])
 def test_with_head_dtype_loss_and_logits_are_those_of_an_untied_float32_head(kind, dtype) -> None:
     patched: Any = built(kind, torch.float32 if dtype == "autocast" else dtype)
     exact = with_float32_head(patched)
@@ -467,7 +464,7 @@ def test_the_loss_of_a_head_in_float32_is_that_of_its_model() -> None:
     torch.testing.assert_close(loss, exact(**batch()).loss, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", some(["head", "all linear"], ADAPTERS))
 def test_with_head_dtype_lora_trains_as_beside_an_untied_float32_head(name) -> None:
     kind, options, reads = ADAPTERS[name]
     patched = built(kind, torch.bfloat16)
@@ -502,7 +499,9 @@ def linear_copy(head: nn.Module) -> nn.Linear:
 
 
 @pytest.mark.parametrize(
-    "options", [{"gradient_accumulation_steps": 2}, {"bf16": True}], ids=["accumulation", "autocast"]
+    "options",
+    [pytest.param({"gradient_accumulation_steps": 2}, marks=LONG), {"bf16": True}],
+    ids=["accumulation", "autocast"],
 )
 def test_the_trainers_loss_is_that_of_an_untied_float32_head(options, tmp_path) -> None:
     patched = built("tied", torch.float32 if "bf16" in options else torch.bfloat16)
@@ -517,7 +516,7 @@ def test_the_trainers_loss_is_that_of_an_untied_float32_head(options, tmp_path) 
 
 
 def test_a_compiled_model_has_a_head_in_float32(unchecked: None) -> None:
-    patched = built("tied", torch.bfloat16)
+    patched = built("tied", torch.bfloat16, num_hidden_layers=0)
     exact: Any = with_float32_head(patched)
     compiled = torch.compile(patched, backend="aot_eager", fullgraph=True)
     outputs = compiled(**batch(), use_cache=False)
@@ -569,8 +568,7 @@ def test_a_patched_head_keeps_its_options_until_it_is_unpatched() -> None:
         patch(built("tied"), head_dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kind", ["tied", "soft cap", "scale", "masked"])
-@pytest.mark.parametrize("head_dtype", [None, torch.float32])
+@cases("kind, head_dtype", ["tied", "soft cap", "scale", "masked"], [None, torch.float32])
 def test_results_of_a_batch_invariant_head_are_those_of_any_part_of_the_batch(kind, head_dtype) -> None:
     patched: Any = patch(built(kind, torch.bfloat16), batch_invariant=True, head_dtype=head_dtype)
     head, tokens = patched.get_output_embeddings(), batch()["input_ids"]

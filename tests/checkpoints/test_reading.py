@@ -485,7 +485,7 @@ values = st.one_of(
 )
 
 
-@pytest.mark.parametrize("examples", some([80], [80, 250]))
+@pytest.mark.parametrize("examples", some([30], [30, 250]))
 def test_no_configuration_crashes_the_loader(saved_models, unchecked, tmp_path, examples) -> None:
     @settings(max_examples=examples)
     @given(data=st.data())

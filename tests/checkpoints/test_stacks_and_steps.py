@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from covering import some
 from safetensors.torch import load_file, save_file
 from tiny_models import build, quiet
 
@@ -36,7 +37,13 @@ def ids() -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("model_type", "kind"),
-    [*((each, "seq2seq") for each in ENCODER_DECODERS), *((each, "masked") for each in SINGLE_STACKS)],
+    some(
+        [
+            *((each, "seq2seq") for each in ("marian", "prophetnet", "umt5")),
+            *((each, "masked") for each in ("mobilebert", "mpnet", "reformer", "xlm")),
+        ],
+        [*((each, "seq2seq") for each in ENCODER_DECODERS), *((each, "masked") for each in SINGLE_STACKS)],
+    ),
 )
 def test_a_saved_layer_is_read_back_bit_for_bit_at_all_inputs(model_type, kind, tmp_path, ids) -> None:
     saved(model_type, kind, tmp_path / "model")
@@ -52,7 +59,7 @@ def test_a_saved_layer_is_read_back_bit_for_bit_at_all_inputs(model_type, kind, 
     assert torch.equal(again.head(hidden), layer.head(hidden))
 
 
-@pytest.mark.parametrize("model_type", ["bart", "fsmt", "marian", "prophetnet", "umt5"])
+@pytest.mark.parametrize("model_type", some(["fsmt", "marian"], ["bart", "fsmt", "marian", "prophetnet", "umt5"]))
 def test_an_encoder_decoder_is_written_back_with_changes_at_both_ends(model_type, tmp_path, ids) -> None:
     saved(model_type, "seq2seq", tmp_path / "old")
     layer = el.load(tmp_path / "old")
@@ -67,7 +74,7 @@ def test_an_encoder_decoder_is_written_back_with_changes_at_both_ends(model_type
     assert torch.equal(again.head(hidden), layer.head(hidden))
 
 
-@pytest.mark.parametrize("model_type", ["bart", "blenderbot-small", "marian", "prophetnet"])
+@pytest.mark.parametrize("model_type", some(["bart", "marian"], ["bart", "blenderbot-small", "marian", "prophetnet"]))
 def test_the_decoder_alone_has_the_input_that_the_whole_model_has_at_its_decoder(model_type, tmp_path, ids) -> None:
     saved(model_type, "seq2seq", tmp_path)
     whole = el.load(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import cases
 from safetensors.torch import load_file, save_file
 from tiny_models import VARIANTS, VOCAB, quiet
 from transformers_probe import ends
@@ -27,8 +28,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-@pytest.mark.parametrize("shards", ["1GB", "10KB"])
-@pytest.mark.parametrize("name", ["BERT", "OPT 350M's projections", "T5 1.1", "LLaMA 2"])
+@cases("name, shards", ["BERT", "OPT 350M's projections", "T5 1.1", "LLaMA 2"], ["1GB", "10KB"])
 def test_the_changed_checkpoint_is_transformers_model_with_that_change(name, shards, tmp_path) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from covering import some
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from embedlayer.kernels import kernel as kernels
@@ -76,6 +77,7 @@ def test_concurrent_calls_do_not_disturb_each_other() -> None:
 PROCESSES = """
 import atexit
 import multiprocessing
+import sys
 import torch
 from embedlayer.kernels import kernel as kernels
 from embedlayer.positions.rotary.rotation import LARGE_NUMEL, apply_rotary, fused_apply_rotary
@@ -99,7 +101,7 @@ torch.set_num_threads(1)
 expected = apply_rotary(x, cos, sin)
 if __name__ == "__main__":
     found = [error()]
-    for method, count in (("fork", 2), ("forkserver", 1)):
+    for method, count in (("fork", 2), ("forkserver", 1))[: int(sys.argv[1])]:
         context = multiprocessing.get_context(method)
         queue = context.SimpleQueue()
         children = [context.Process(target=in_a_child, args=(queue,)) for _ in range(count)]
@@ -114,13 +116,14 @@ if __name__ == "__main__":
 """
 
 
-def test_kernels_survive_fork_and_forkserver_and_the_end_of_the_interpreter(tmp_path) -> None:
+@pytest.mark.parametrize("methods", some([1], [1, 2]), ids=["fork", "fork and forkserver"])
+def test_kernels_survive_fork_and_forkserver_and_the_end_of_the_interpreter(tmp_path, methods) -> None:
     script = tmp_path / "processes.py"
     script.write_text(PROCESSES)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "ignore", script, str(methods)], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.stdout.split() == ["at", "exit", "True", "4"], done.stderr
+    assert done.stdout.split() == ["at", "exit", "True", str(2 + methods)], done.stderr
 
 
 FALLBACKS = {

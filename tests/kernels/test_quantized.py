@@ -1,5 +1,7 @@
 """The Triton kernels that read quantised rows: look-up with the check of IDs, and logits of few tokens."""
 
+from itertools import product
+
 import pytest
 import torch
 from covering import cases, some
@@ -32,7 +34,7 @@ def triton() -> None:
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@cases("kind, width, dtype", KINDS, WIDTHS, DTYPES, pairs=["kind, width"])
+@cases("kind, width, dtype", KINDS, WIDTHS, DTYPES)
 def test_rows_are_those_of_the_definition_bit_for_bit(backend, kind, width, dtype) -> None:
     assert_rows_are_those_of_the_definition(backend, kind, width, dtype)
 
@@ -44,7 +46,13 @@ def test_logits_are_no_worse_than_products_of_dequantised_rows(backend, kind, wi
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@cases("kind, width", KINDS, (1, 7, 320, 1088))
+@pytest.mark.parametrize(
+    ("kind", "width"),
+    some(
+        [((8, None), 1088), ((4, 6), 320), ((4, None), 7), ((8, "gguf"), 1)],
+        product(KINDS, (1, 7, 320, 1088)),
+    ),
+)
 def test_so_are_those_of_narrow_and_wide_tables(backend, kind, width) -> None:
     assert_rows_are_those_of_the_definition(backend, kind, width, torch.float32)
     assert_logits_are_no_worse_than_the_products(backend, kind, min(width, 320), torch.float32)

@@ -1,11 +1,12 @@
 """Triton kernels of rotary positions, compared with torch operators: in Triton's interpreter, or on a GPU."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from covering import cases, some
+from covering import cases, covering, some
 from interpreted import interpreted
 from kernel_paths import GPU_BACKENDS, cpu_taken_for_cuda, running_on
 from rotary_schemes import ROTATED, SCHEMES, SIZES, assert_rotation_is_no_worse_than_by_operators, heads, rotated
@@ -26,8 +27,19 @@ def triton() -> None:
     pytest.importorskip("triton")
 
 
+OF_OTHER_LINES = ["plain", "chunked", "alternating", "channels", "axial, within", "query scaling"]
+"""A scheme for each way in which axes share the channels, and for each option that the kernels read."""
+POSITIONS = ["each axis", "each sequence", "all alike"]
+
+
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-@cases("name, dtype, size, positions", ROTATED, DTYPES, SIZES, ["each axis", "each sequence", "all alike"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "size", "positions"),
+    some(
+        covering(product(OF_OTHER_LINES, DTYPES, SIZES, POSITIONS), [(1, 2)]),
+        product(ROTATED, DTYPES, SIZES, POSITIONS),
+    ),
+)
 def test_values_and_gradients_are_no_worse_than_those_of_torch_operators(
     backend, name, dtype, size, positions, monkeypatch
 ) -> None:
@@ -162,7 +174,7 @@ def test_angles_are_exact_at_any_position_and_in_any_dtype_of_positions(backend)
             assert (prepared.sin[0, 0] == 0).all()
 
 
-@pytest.mark.parametrize("name", ROTATED)
+@pytest.mark.parametrize("name", some(OF_OTHER_LINES, ROTATED))
 def test_prepared_angles_give_the_same_bits_and_cost_one_launch(name) -> None:
     position, (q, k), at = SCHEMES[name], heads(SCHEMES[name]), torch.arange(7)
     prepared: list[Any] = []

@@ -13,6 +13,7 @@ from interpreted import interpreted
 from kernel_paths import GPU_BACKENDS, running_on
 from pending_rows import (
     DTYPES,
+    GAPS_AT,
     ROWS,
     RULES,
     SLACK,
@@ -62,12 +63,17 @@ def test_training_is_no_worse_than_by_torch_operators(backend, rule, dtype, widt
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 @pytest.mark.parametrize(
-    ("betas", "decay"),
-    some([((0.9, 0.95), 0.1)], product([(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)], [0.0, 0.1, 40.0])),
+    ("betas", "decay", "gaps_at"),
+    [
+        ((0.9, 0.95), 0.1, GAPS_AT[::4]),
+        *some([], product([(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)], [0.0, 0.1, 40.0], [GAPS_AT])),
+    ],
 )
-def test_pending_updates_are_the_loop_over_the_skipped_steps_for_every_mean_square(backend, betas, decay) -> None:
+def test_pending_updates_are_the_loop_over_the_skipped_steps_for_every_mean_square(
+    backend, betas, decay, gaps_at
+) -> None:
     with running_on(backend):
-        assert_pending_updates_are_the_loop_over_the_skipped_steps(betas, decay)
+        assert_pending_updates_are_the_loop_over_the_skipped_steps(betas, decay, gaps_at)
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)

@@ -95,8 +95,8 @@ def test_when_all_logits_are_minus_infinity_so_is_logsumexp(impl) -> None:
 @pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_it_is_no_worse_than_plain_in_lower_precision(dtype) -> None:
-    hidden, weight = torch.randn(40, 31).to(dtype), torch.randn(257, 31).to(dtype)
-    tokens = torch.randint(0, 257, (40,))
+    hidden, weight = torch.randn(20, 31).to(dtype), torch.randn(130, 31).to(dtype)
+    tokens = torch.randint(0, 130, (20,))
 
     def results(hidden, weight, impl):
         leaves = [each.clone().requires_grad_() for each in (hidden, weight)]

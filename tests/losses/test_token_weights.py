@@ -104,8 +104,7 @@ def test_where_the_host_never_waits_the_loss_is_nan(unchecked: None, value, redu
     ).isnan().tolist() == [False, True]
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("triton", [False, True])
+@cases("reduction, triton", ["mean", "sum", "none"], [False, True])
 def test_weights_add_no_wait(reduction, triton, monkeypatch) -> None:
     pytest.importorskip("triton")
     hidden, weight = (torch.empty(rows, D, device="meta").requires_grad_() for rows in (N, V))

@@ -3,13 +3,13 @@
 It has no tensor of T x T.
 """
 
-from itertools import pairwise
+from itertools import pairwise, product
 from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import cases, some
+from covering import cases, covering, some
 from decoders import CACHES, small
 from kernel_paths import cpu_taken_for_cuda
 from kinds import POSITIONS, VOCAB_SIZE
@@ -40,9 +40,15 @@ def loss_and_gradients(model: DecoderLM, mask, loss=None) -> list[torch.Tensor]:
     return [result.detach(), *(each.grad for each in model.parameters() if each.grad is not None)]
 
 
-@cases("position, mask", POSITIONS, [DOCUMENTS, None])
-def test_blocks_give_the_loss_and_the_gradients_of_all_scores_at_once(position, mask, blocks) -> None:
-    model = small(position, num_kv_heads=2)
+BY_HOOK = ["learned", "rotary", "rotary, query scaling", "alibi", "relative", "none"]
+"""Schemes of each form that attention knows."""
+
+
+@pytest.mark.parametrize(
+    ("position", "is_masked"), some(covering(product(BY_HOOK, [False, True])), product(POSITIONS, [False, True]))
+)
+def test_blocks_give_the_loss_and_the_gradients_of_all_scores_at_once(position, is_masked, blocks) -> None:
+    model, mask = small(position, num_kv_heads=2), DOCUMENTS if is_masked else None
     for dtype, error, sizes in ((torch.float64, 1e-12, (1, 150, 700)), (torch.float32, 1e-5, (150,))):
         model.to(dtype)
         blocks(1 << 24)
@@ -67,13 +73,15 @@ def test_blocks_of_a_long_prompt_attend_to_what_is_cached(position, kind, blocks
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("position", some(["relative"], ["rotary", "relative"]))
-def test_compiled_blocks_are_one_graph(position, blocks, unchecked: None) -> None:
+@pytest.mark.parametrize(
+    ("position", "backend"), some([("relative", "eager")], product(["rotary", "relative"], ["eager", "aot_eager"]))
+)
+def test_compiled_blocks_are_one_graph(position, backend, blocks, unchecked: None) -> None:
     model = small(position, num_layers=1).double()
     expected = loss_and_gradients(model, DOCUMENTS)
     blocks(1000)
     torch._dynamo.reset()
-    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model.loss, fullgraph=True, backend=backend)
     torch.testing.assert_close(loss_and_gradients(model, DOCUMENTS, compiled), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -150,11 +158,12 @@ MASKS = {
 }
 
 
-@cases("position, mask", POSITIONS, MASKS.values())
+@pytest.mark.parametrize(("position", "mask"), some(covering(product(BY_HOOK, MASKS)), product(POSITIONS, MASKS)))
 def test_documents_by_themselves_give_the_loss_and_the_gradients_of_all_scores_at_once(
     position, mask, varlen_attention, monkeypatch
 ) -> None:
     model, is_biased = small(position, num_kv_heads=2, query_scale=0.7).double(), position in ("alibi", "relative")
+    mask = MASKS[mask]
     with monkeypatch.context() as patched:
         patched.setattr(attention, "_has_flash_attention", lambda *tensors: False)
         expected = loss_and_gradients(model, mask)

@@ -2,11 +2,12 @@
 
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from covering import cases
+from covering import cases, covering, some
 from decoders import CACHES, small
 from kernel_paths import cpu_taken_for_cuda, running_on
 from kinds import EMBED_DIM, INJECTIONS, NUM_HEADS, POSITIONS, VOCAB_SIZE
@@ -235,7 +236,11 @@ def test_a_step_can_be_recorded_and_replayed_for_the_next_tokens(name, padding, 
         assert len(cache) == 8
 
 
-@cases("name, padding", DECODERS, [0, 2])
+WAITING = ["learned", "sinusoidal", "rotary", "rotary, query scaling", "alibi", "relative", *INJECTIONS, "long"]
+"""A decoder of each class that computes; the recorded steps above show for all of them that the host reads nothing."""
+
+
+@pytest.mark.parametrize(("name", "padding"), some(covering(product(WAITING, [0, 2])), product(DECODERS, [0, 2])))
 @torch.no_grad()
 def test_a_step_waits_for_nothing(unchecked: None, name, padding) -> None:
     cache, waits = KeyValueCache(max_seq_len=11), []

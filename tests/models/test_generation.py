@@ -24,7 +24,11 @@ def read_anew(model, ids, count):
     return ids
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+BY_HOOK = ["learned", "rotary", "rotary, query scaling", "dynamic", "alibi", "relative", "none"]
+"""Schemes of each form; tests/models/test_cache.py caches tokens, also behind padding, with all of them always."""
+
+
+@pytest.mark.parametrize("position", some(BY_HOOK, POSITIONS))
 def test_greedy_decoding_equals_reading_everything_anew(position) -> None:
     model = small(position, num_kv_heads=2, head=OutputHead(vocab_size=50, embed_dim=24, init_std=1.0))
     ids = torch.randint(1, 50, (3, 4))
@@ -134,8 +138,6 @@ def test_bad_beginnings_are_refused() -> None:
         generate(small(), torch.tensor([], dtype=torch.long), max_new_tokens=1)
 
 
-BY_HOOK = ["learned", "rotary", "rotary, query scaling", "dynamic", "alibi", "relative", "none"]
-"""Schemes of each form; tests/models/test_cache.py caches tokens, also behind padding, with all of them always."""
 SIDES = ("left", "right", "documents")
 
 

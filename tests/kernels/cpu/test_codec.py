@@ -4,8 +4,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from covering import cases
-from stored_cases import CASE_NAMES, OTHER_ROWS, VOCAB_SIZE, rows_of
+from covering import cases, some
+from stored_cases import CASES, OTHER_ROWS, VOCAB_SIZE, rows_of
+from stored_folders import one_of_each
 from torch import Tensor
 
 from embedlayer.formats import compiled
@@ -88,7 +89,7 @@ def test_rows_have_the_bits_of_the_definition(levels, scales, sizes, rounding, o
     assert len(compiled._KERNELS[Codec]._compiled) == 1
 
 
-@pytest.fixture(params=[*CASE_NAMES, *OTHER_ROWS])
+@pytest.fixture(params=some([*one_of_each(), *OTHER_ROWS], [*CASES, *OTHER_ROWS]))
 def stored(request: pytest.FixtureRequest) -> StoredRows:
     """Stored rows of every format."""
     return rows_of(request.param)

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from covering import LONG
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -269,7 +270,7 @@ def test_a_gradient_that_needs_no_weight_is_not_computed(runs) -> None:
     assert torch.equal(layer.pos_emb.weight.grad, torch.full((6, 8), 3.0))
 
 
-@pytest.mark.parametrize("shape", [(3, 40, 30), (50,), (0, 8)])
+@pytest.mark.parametrize("shape", [(3, 40, 30), pytest.param((50,), marks=LONG), pytest.param((0, 8), marks=LONG)])
 def test_dropout_in_a_graph_has_its_rate_and_passes_gradients_by_its_mask(shape, runs, unchecked) -> None:
     @torch.compile(fullgraph=True, backend="aot_eager")
     def dropped(x: Tensor) -> Tensor:

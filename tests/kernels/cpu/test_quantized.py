@@ -52,10 +52,9 @@ def test_small_steps_and_numbers_that_are_not_finite_are_read_as_float16() -> No
     torch.testing.assert_close(table.rows(0, 1 << 16), expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("bits", "group_size"), KINDS)
-@pytest.mark.parametrize("block", [1, 1000, 1 << 20])
-def test_numbers_depend_neither_on_blocks_nor_on_threads(bits, group_size, block, monkeypatch) -> None:
-    table = quantised(torch.randn(60, 40), bits, group_size)
+@cases("kind, block", KINDS, [1, 1000, 1 << 20])
+def test_numbers_depend_neither_on_blocks_nor_on_threads(kind, block, monkeypatch) -> None:
+    table = quantised(torch.randn(60, 40), *kind)
     ids = torch.randint(0, 60, (70,))
     expected = table(ids)
     monkeypatch.setattr(quantized, "CLAIMED_NUMEL", block)
