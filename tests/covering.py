@@ -21,14 +21,16 @@ def cases(names: str, *axes: Iterable[Any], pairs: Iterable[str] = ()) -> pytest
 
     Args:
         names: Names of the axes, separated by commas.
-        *axes: The values of each axis; a `pytest.param` has one value, whose marks its cases get.
+        *axes: The values of each axis; a `pytest.param` has one value, whose marks its cases get. If it is `long`, all
+            its cases are, and the covering part is one of the other values.
         pairs: Axes that meet in the code, as `"head, kind"`.
     """
     order = [name.strip() for name in names.split(",")]
     values = [[each if isinstance(each, ParameterSet) else pytest.param(each) for each in axis] for axis in axes]
     groups = [tuple(order.index(name.strip()) for name in pair.split(",")) for pair in pairs]
     whole = list(product(*map(range, map(len, values))))
-    always = covering(whole, groups)
+    short = [[k for k, each in enumerate(axis) if not {"long"} & {mark.name for mark in each.marks}] for axis in values]
+    always = covering(product(*short), groups)
     params = []
     for case in whole:
         parts = [axis[place] for axis, place in zip(values, case, strict=True)]

@@ -8,7 +8,7 @@ from torch.export import Dim
 
 def by_onnxruntime(
     module: nn.Module, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...], sizes: dict[int, Dim]
-) -> Tensor:
+) -> list[Tensor]:
     """What `onnxruntime` computes of `others` with a module that was exported with `inputs`, for all these sizes."""
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -18,4 +18,4 @@ def by_onnxruntime(
     assert program is not None
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     given = zip(session.get_inputs(), others, strict=True)
-    return torch.from_numpy(session.run(None, {slot.name: x.numpy() for slot, x in given})[0])
+    return [torch.from_numpy(x) for x in session.run(None, {slot.name: x.numpy() for slot, x in given})]

@@ -481,7 +481,8 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
     multiple = joint_multiple(student, request.teacher)
     step = max(_tokens_at_once(student, request) // multiple, 1) * multiple
     found = []
-    for start in range(0, max(count, 1), step):
+    for number in range(max(-(-count // step), 1)):  # a compiled graph serves each count with as many chunks
+        start = number * step
         chunk = [None if x is None else padded_states(x[start : start + step], multiple) for x in (ids, *of_tokens)]
         totals = request.objective.in_sweeps(partial(_sweep, student, request, chunk))
         found.append({name: value[..., : count - start] for name, value in totals.items()})

@@ -236,7 +236,7 @@ class Bag(Pretrained):
             )
         if offsets.dim() != 1 or offsets.dtype not in INTEGERS:
             raise ShapeError(f"Offsets are integers (N,); found {tuple(offsets.shape)} of {offsets.dtype}.")
-        return offsets if self.include_last_offset else F.pad(offsets, (0, 1), value=len(ids))
+        return offsets if self.include_last_offset else _with_end(offsets, len(ids))
 
     def _batch_sums(self, ids: Tensor, weights: Tensor | None, taken: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what `_sums` does for a batch, by operators that every transform and export knows."""
@@ -261,7 +261,7 @@ class Bag(Pretrained):
         if is_read:
             order = taken.nonzero().squeeze(1)
         else:
-            order, bounds = torch.argsort((~taken).byte(), stable=True), F.pad(bounds, (0, 1), value=len(ids))
+            order, bounds = torch.argsort((~taken).byte(), stable=True), _with_end(bounds, len(ids))
         sums = self.table.summed(ids[order], bounds, None if weights is None else weights[order])
         return (sums if is_read else sums[:-1]), counts
 
@@ -285,3 +285,8 @@ class Bag(Pretrained):
     def extra_repr(self) -> str:
         """Return the mode, for `print`."""
         return f"mode={self.mode!r}{', include_last_offset=True' if self.include_last_offset else ''}"
+
+
+def _with_end(bounds: Tensor, end: int) -> Tensor:
+    """Return the bounds with one more, which is no constant in a compiled graph, as the value of `F.pad` is."""
+    return torch.cat([bounds, bounds.new_full((1,), end)])

@@ -97,10 +97,10 @@ def sum_vectors(
         return reduce(torch.add, map(_weighted, vectors, factors))
     bags, block = bags_of(bounds, len(ids)), block or block_size(TABLE_ROWS, device_kind(ids))
     sums = torch.empty(0)
-    for start in range(0, max(1, len(ids)), block):
-        part = slice(start, start + block)
+    for number in range(max(-(-len(ids) // block), 1)):  # a compiled graph serves each length of as many blocks
+        part = slice(number * block, (number + 1) * block)
         term = _weighted(look_up(ids[part]), None if weights is None else weights[part])
-        sums = term.new_zeros(len(bounds) - 1, term.shape[-1]) if start == 0 else sums
+        sums = term.new_zeros(len(bounds) - 1, term.shape[-1]) if number == 0 else sums
         add = Tensor.index_add if is_transformed(term) else Tensor.index_add_
         sums = add(sums, 0, bags[part], term)
     return sums

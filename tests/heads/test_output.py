@@ -80,6 +80,7 @@ def test_a_start_of_one_makes_the_first_tied_loss_far_larger_than_guessing() -> 
     assert OutputHead(TokenEmbedding(4096, 192, init_std=1.0)).loss(hidden, targets).item() > 30
 
 
+@pytest.mark.long
 def test_it_compiles_to_one_graph(unchecked: None) -> None:
     table = TokenEmbedding(10, 4)
     head = OutputHead(table, softcap=5.0)

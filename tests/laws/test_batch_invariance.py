@@ -192,7 +192,15 @@ def divergences(request: pytest.FixtureRequest, path: str, choice: str) -> Diver
     return DIVERGENCES if request.config.getoption("--all") else [DIVERGENCES[number % len(DIVERGENCES)]]
 
 
-@cases("name, path, choice", HEADS, PATHS, OPTIONS, pairs=["path, choice"])
+BY_INPUTS = ("untied", "tied to dense", "tied to factorised", "tied to delta", "tied to int8", "tied to stored, FP8",
+             "with a transform", "overridden", "adapted", "of a file", "draft", "draft of a transform")  # fmt: skip
+"""Heads that say in different ways which hidden states they take, or how their rows are computed."""
+OF_SEVERAL_THREADS = ("kernels, two threads", "torch, three threads")
+
+several_heads = some(BY_INPUTS, HEADS)
+
+
+@cases("name, path, choice", several_heads, some(OF_SEVERAL_THREADS, PATHS), OPTIONS, pairs=["path, choice"])
 def test_no_result_of_a_token_depends_on_the_others(unchecked: None, divergences, name, path, choice) -> None:
     threads, context = PATHS[path]
     head, options = HEADS[name](), OPTIONS[choice]
@@ -204,10 +212,11 @@ def test_no_result_of_a_token_depends_on_the_others(unchecked: None, divergences
 
 
 DTYPES = (torch.bfloat16, torch.float16)  # and float32, above
+OF_BLOCKS = ("tied to dense", "tied to factorised", "tied to int8", "tied to int4, q4_0", "tied to delta over int8")
 NARROW = ("untied", "untied, bias, softcap", "tied to dense", "tied to factorised", "tied to delta", "with a transform")
 
 
-@cases("name, dtype, path, choice", NARROW, DTYPES, PATHS, ("plain", "float32"), pairs=["dtype, path, choice"])
+@cases("name, dtype, path, choice", NARROW, DTYPES, PATHS, ("plain", "float32"), pairs=["dtype, choice"])
 def test_so_it_is_in_every_dtype(unchecked: None, divergences, name, dtype, path, choice) -> None:
     threads, context = PATHS[path]
     head = HEADS[name]()
@@ -219,7 +228,7 @@ def test_so_it_is_in_every_dtype(unchecked: None, divergences, name, dtype, path
         assert_independent(head, dtype, OPTIONS[choice], divergences)
 
 
-@cases("name, vocab_size, width", TIED_HEADS, (2305, 50, 4160), (100, 24))
+@cases("name, vocab_size, width", some(OF_BLOCKS, TIED_HEADS), (2305, 50, 4160), (100, 24))
 def test_so_it_is_for_other_sizes(unchecked: None, whole_blocks, monkeypatch, name, vocab_size, width) -> None:
     monkeypatch.setattr(kinds, "VOCAB_SIZE", vocab_size)
     monkeypatch.setattr(kinds, "EMBED_DIM", width)
@@ -231,7 +240,7 @@ def test_so_it_is_for_other_sizes(unchecked: None, whole_blocks, monkeypatch, na
         assert torch.equal(head(hidden[part]), whole[1][part])
 
 
-@cases("name, choice", HEADS, OPTIONS)
+@cases("name, choice", several_heads, OPTIONS)
 def test_logits_of_a_cached_step_are_those_of_the_pass(unchecked: None, name, choice) -> None:
     head = HEADS[name]()
     hidden = torch.randn(2, 31, 256 if name == "of a file" else D)
@@ -284,12 +293,7 @@ def test_the_self_test_chooses_the_first_multiple_with_which_nothing_differs(mon
         el.OutputHead(D, V, softcap=3.0, **ON)(torch.randn(3, D))
 
 
-BY_INPUTS = ("untied", "tied to dense", "tied to factorised", "tied to delta", "tied to int8", "tied to stored, FP8",
-             "with a transform", "overridden", "adapted", "of a file", "draft", "draft of a transform")  # fmt: skip
-"""Heads that say in different ways which hidden states they take, or how their rows are computed."""
-
-
-@pytest.mark.parametrize("name", some(BY_INPUTS, HEADS))
+@pytest.mark.parametrize("name", some(("untied", "tied to int8", "overridden", "draft of a transform"), HEADS))
 def test_every_head_can_be_checked(unchecked: None, monkeypatch, name) -> None:
     monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", V)  # one block
     report = check_batch_invariance(HEADS[name]())

@@ -60,7 +60,8 @@ HEADS: dict[str, Callable[[], UsesHead]] = {
     "overridden": lambda: UsesHead(Overridden(EMBED_DIM, VOCAB_SIZE)),
 }
 OTHERS = {f"head: {name}" for name in (*UNTIED_HEADS, *TIED_HEADS)} - {*CODE_PATHS}
-each_code_path = pytest.mark.parametrize("name", some([name for name in HEADS if f"head: {name}" not in OTHERS], HEADS))
+EACH_CODE_PATH = some([name for name in HEADS if f"head: {name}" not in OTHERS], HEADS)
+each_code_path = pytest.mark.parametrize("name", EACH_CODE_PATH)
 """For laws about what is computed at all, whatever its numbers are."""
 
 
@@ -93,7 +94,7 @@ def leaves_of(module: nn.Module, *others: Tensor) -> list[Tensor]:
     return [*others, *(parameter for parameter in module.parameters() if parameter.requires_grad)]
 
 
-@cases("name, temperature", HEADS, (1.0, 0.7))
+@cases("name, temperature", EACH_CODE_PATH, (1.0, 0.7))
 def test_statistics_are_those_of_log_softmax(name, temperature) -> None:
     module = HEADS[name]().double()
     hidden, tokens = batch()
@@ -116,7 +117,7 @@ def test_statistics_are_those_of_log_softmax(name, temperature) -> None:
     assert torch.equal(found.is_argmax, (logits.argmax(-1) == tokens) & kept)
 
 
-@cases("name, kind, reduction", HEADS, KINDS, ("mean", "none"), pairs=["kind, reduction"])
+@cases("name, kind, reduction", EACH_CODE_PATH, KINDS, ("mean", "none"), pairs=["kind, reduction"])
 def test_divergences_are_those_of_two_log_softmaxes(name, kind, reduction) -> None:
     module = HEADS[name]().double()
     hidden, labels = batch()
@@ -137,7 +138,7 @@ def test_divergences_are_those_of_two_log_softmaxes(name, kind, reduction) -> No
     assert_same(ours, each.sum() / (labels != -100).sum() if reduction == "mean" else each, leaves_of(module, hidden))
 
 
-@cases("name, kind", HEADS, KINDS)
+@cases("name, kind", EACH_CODE_PATH, KINDS)
 def test_a_head_of_any_format_can_be_the_teacher(name, kind) -> None:
     module = HEADS[name]().double()
     hidden, teacher_hidden = (batch()[0] for _ in range(2))
@@ -151,7 +152,9 @@ def test_a_head_of_any_format_can_be_the_teacher(name, kind) -> None:
     assert all(grad is None for grad in torch.autograd.grad(ours, wanted, allow_unused=True))
 
 
-@cases("name, kind, reduction, few", HEADS, KINDS, ("mean", "none"), (0, 2**16), pairs=["kind, reduction, few"])
+@cases(
+    "name, kind, reduction, few", EACH_CODE_PATH, KINDS, ("mean", "none"), (0, 2**16), pairs=["kind, reduction, few"]
+)
 def test_two_vocabularies_are_compared_by_their_shared_tokens(monkeypatch, name, kind, reduction, few) -> None:
     """With one event for all others; the head is that of the student and, built again, of its teacher."""
     monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": few})
@@ -172,7 +175,7 @@ def test_two_vocabularies_are_compared_by_their_shared_tokens(monkeypatch, name,
     assert all(grad is None for grad in torch.autograd.grad(ours.sum(), wanted, allow_unused=True))
 
 
-@cases("name, kind", HEADS, KINDS)
+@cases("name, kind", EACH_CODE_PATH, KINDS)
 def test_two_vocabularies_are_compared_by_the_next_byte(name, kind) -> None:
     modules = [HEADS[name]().double() for _ in range(2)]
     (hidden, labels), (other, _) = batch(), batch()
@@ -188,7 +191,7 @@ def test_two_vocabularies_are_compared_by_the_next_byte(name, kind) -> None:
     assert_same(ours, plain, leaves_of(modules[0], hidden))
 
 
-@cases("name, kind", HEADS, KINDS)
+@cases("name, kind", EACH_CODE_PATH, KINDS)
 def test_a_teacher_of_k_tokens_counts_these_alone(name, kind) -> None:
     module = HEADS[name]().double()
     hidden, labels = batch()
@@ -201,7 +204,9 @@ def test_a_teacher_of_k_tokens_counts_these_alone(name, kind) -> None:
     assert_same(ours, each.sum() / (labels != -100).sum(), leaves_of(module, hidden))
 
 
-@cases("name, reduction, impl", HEADS, ("mean", "sum", "none"), ("plain", "chunked"), pairs=["reduction, impl"])
+@cases(
+    "name, reduction, impl", EACH_CODE_PATH, ("mean", "sum", "none"), ("plain", "chunked"), pairs=["reduction, impl"]
+)
 def test_weights_of_tokens_are_factors_of_their_losses(name, reduction, impl) -> None:
     module = HEADS[name]().double()
     hidden, targets = batch()
@@ -216,7 +221,7 @@ def test_weights_of_tokens_are_factors_of_their_losses(name, reduction, impl) ->
     assert_same(ours, plain, leaves_of(module, hidden))
 
 
-@cases("name, weighted", HEADS, (False, True))
+@cases("name, weighted", EACH_CODE_PATH, (False, True))
 def test_several_depths_are_the_weighted_sum_of_their_losses(name, weighted) -> None:
     module = HEADS[name]().double()
     hidden = [torch.randn(2, 6, EMBED_DIM, dtype=torch.float64, requires_grad=True) for _ in range(3)]
@@ -260,7 +265,7 @@ def teacher_of(hidden: Tensor) -> LinearLogits:
 
 @cases(
     "name, output, impl, value",
-    HEADS,
+    EACH_CODE_PATH,
     [*OUTPUTS, "depths"],
     ("auto", "plain", "chunked"),
     (torch.nan, torch.inf),

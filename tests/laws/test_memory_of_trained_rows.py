@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import some
 from processes import on_ranks
 
 import embedlayer as el
@@ -64,7 +65,7 @@ def added_mib(name: str) -> float:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", some(["int4", "MLX, 4 bits"], FORMATS))
 def test_training_rows_over_stored_codes_takes_the_memory_of_these_rows(name: str) -> None:
     if name.startswith("GGUF"):
         pytest.importorskip("gguf")

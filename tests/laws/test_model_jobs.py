@@ -21,7 +21,7 @@ NEW = 3
 IDS = torch.randint(20, VOCAB, (2, 9), generator=torch.Generator().manual_seed(0))
 
 CASES = [(model_type, kind) for kind, model_type in families() if kind in ("causal", "masked")]
-ALWAYS = [("llama", "causal"), ("gpt2", "causal"), ("gemma2", "causal"), ("opt", "causal"), ("bert", "masked")]
+ALWAYS = [("gpt2", "causal"), ("gemma2", "causal"), ("bert", "masked")]
 
 
 DECODERS_ONLY = (
@@ -150,7 +150,7 @@ def test_old_tokens_keep_their_logits_when_others_are_added_and_removed(model_ty
 
 
 @pytest.mark.parametrize("edit", ["add", "reorder"])
-@pytest.mark.parametrize(("model_type", "kind"), some(ALWAYS[:2], ALWAYS))
+@pytest.mark.parametrize(("model_type", "kind"), some(ALWAYS[:1], [*ALWAYS, ("llama", "causal"), ("opt", "causal")]))
 def test_a_receipt_in_a_saved_folder_is_the_one_that_undo_reads(model_type, kind, edit, tmp_path, unchecked) -> None:
     from safetensors.torch import load_file
 
@@ -178,7 +178,7 @@ def test_a_receipt_in_a_saved_folder_is_the_one_that_undo_reads(model_type, kind
 
 
 CAUSAL = [case for case in CASES if case[1] == "causal"]
-DECODERS = [("llama", "causal"), ("gpt2", "causal"), ("gemma2", "causal"), ("mamba", "causal")]
+DECODERS = [("gemma2", "causal"), ("mamba", "causal")]
 COMPRESSED = [*DECODERS, ("bert", "masked"), ("t5", "seq2seq")]
 
 

@@ -85,7 +85,7 @@ def test_onnxruntime_gives_the_distribution_of_the_model(kind, model_type, tmp_p
         model.save_pretrained(tmp_path)
         layer = el.load(tmp_path)
         run = observe(model, inputs_of(model))
-    logits = by_onnxruntime(layer.head, (run.hidden[:, :5],), (run.hidden,), {0: Dim("B"), 1: Dim("T")})
+    [logits] = by_onnxruntime(layer.head, (run.hidden[:, :5],), (run.hidden,), {0: Dim("B"), 1: Dim("T")})
     torch.testing.assert_close(logits.log_softmax(-1), run.logits.log_softmax(-1), rtol=0, atol=LIMIT)
 
 

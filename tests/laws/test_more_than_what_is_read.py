@@ -20,13 +20,9 @@ CALL = re.compile(r"load\(\.\.\., table_only=(True|'[^']+')\)")
 
 ALWAYS = [
     ("text encoder", "t5"),
-    ("text encoder", "mt5"),
-    ("text encoder", "umt5"),
     ("base", "xlm"),
-    ("base", "flaubert"),
     ("base", "bark"),
     ("base", "canine"),
-    ("base", "kyutai_speech_to_text"),
     ("base", "dia"),
     ("base", "lxmert"),
     ("causal", "musicgen"),

@@ -145,10 +145,11 @@ def test_own_parts_are_saved_loaded_copied_quantised_and_compiled(
     require_same(layer, copy.deepcopy(layer))
     loss = layer.head.loss(layer.input(IDS) if kind == "EmbeddingLayer" else layer.hidden(IDS), IDS)
     torch.testing.assert_close(loss, F.cross_entropy(expected.flatten(0, 1), IDS.flatten()))
-    backend = "aot_eager" if pytestconfig.getoption("--all") else "eager"
-    compiled = torch.compile(lambda: logits(layer), fullgraph=True, backend=backend)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(), expected)
+    if kind == "DecoderLM" or pytestconfig.getoption("--all"):
+        backend = "aot_eager" if pytestconfig.getoption("--all") else "eager"
+        compiled = torch.compile(lambda: logits(layer), fullgraph=True, backend=backend)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(), expected)
     small = replace_table(layer, compress_table(layer.table, "int8"))
     assert type(small.head) is type(layer.head)
     with torch.no_grad():

@@ -22,9 +22,9 @@ from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.heads import StreamHead
 from embedlayer.losses import ForwardKL, chunk_size, divergence
 
-every_head = pytest.mark.parametrize("name", STREAMS)
 ALWAYS = [name for name in STREAMS if name in STREAM_HEADS or f"loss of streams: {name}" in CODE_PATHS]
-each_code_path = pytest.mark.parametrize("name", some(ALWAYS, STREAMS))
+EACH_CODE_PATH = some(ALWAYS, STREAMS)
+each_code_path = pytest.mark.parametrize("name", EACH_CODE_PATH)
 REDUCTIONS, IMPLS = ("mean", "sum", "none"), ("plain", "chunked")
 
 
@@ -67,7 +67,9 @@ def token_losses(head: StreamHead, hidden: Tensor, targets: Tensor) -> Tensor:
     return torch.stack(each, -1)
 
 
-@cases("name, impl, weighted, reduction", STREAMS, IMPLS, (False, True), REDUCTIONS, pairs=["weighted, reduction"])
+@cases(
+    "name, impl, weighted, reduction", EACH_CODE_PATH, IMPLS, (False, True), REDUCTIONS, pairs=["weighted, reduction"]
+)
 def test_the_loss_is_the_weighted_sum_of_those_of_the_streams(name, impl, weighted, reduction) -> None:
     module = uses_streams(name).double()
     head = module.head
@@ -114,7 +116,7 @@ def test_partial_second_recomputed_and_differentiated_gradients_are_the_plain_on
     torch.testing.assert_close(*second, rtol=1e-10, atol=1e-10)
 
 
-@every_head
+@each_code_path
 def test_statistics_are_those_of_the_log_softmax_of_each_stream(name) -> None:
     module = uses_streams(name).double()
     hidden, tokens = batch(module.head)
@@ -130,7 +132,7 @@ def test_statistics_are_those_of_the_log_softmax_of_each_stream(name) -> None:
     torch.testing.assert_close(log_probs, found.log_probs, rtol=1e-10, atol=1e-10)
 
 
-@every_head
+@each_code_path
 def test_each_stream_has_uncomputed_logits_of_its_own(name) -> None:
     module = uses_streams(name).double()
     hidden, _ = batch(module.head)
@@ -148,7 +150,7 @@ def test_each_stream_has_uncomputed_logits_of_its_own(name) -> None:
     torch.testing.assert_close(logits, module.head(hidden)[last])
 
 
-@cases("name, impl, value", STREAMS, IMPLS, (torch.nan, torch.inf), pairs=["impl, value"])
+@cases("name, impl, value", EACH_CODE_PATH, IMPLS, (torch.nan, torch.inf), pairs=["impl, value"])
 def test_hidden_states_that_do_not_count_have_no_effect(name, impl, value) -> None:
     module = uses_streams(name).double()
     hidden, targets = batch(module.head)
@@ -200,7 +202,7 @@ def test_no_output_stores_a_logit_of_each_token_and_each_row(monkeypatch, name) 
     assert not shapes.largest(tokens * max(sum(module.head.sizes), states + 1))
 
 
-@cases("name, impl", STREAMS, IMPLS)
+@cases("name, impl", EACH_CODE_PATH, IMPLS)
 def test_a_target_beyond_its_own_stream_is_named_with_stream_row_and_column(name, impl) -> None:
     head = uses_streams(name).double().head
     hidden, targets = batch(head)
@@ -212,7 +214,7 @@ def test_a_target_beyond_its_own_stream_is_named_with_stream_row_and_column(name
             call(hidden, targets, impl=impl)
 
 
-@every_head
+@each_code_path
 def test_a_head_of_streams_is_copied_pickled_cast_and_saved(name, tmp_path) -> None:
     module = uses_streams(name)
     hidden = batch(module.head, dtype=torch.float32)[0].detach()

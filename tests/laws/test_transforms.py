@@ -32,7 +32,14 @@ def skip_without_batched_views(name: str) -> None:
             pytest.skip("this release of torch has no batching rule for view(dtype)")
 
 
-AROUND_A_TABLE = ("layer: ", "head: tied", "streams: streams of", "loss of streams: streams of", "loss over rows")
+AROUND_A_TABLE = (
+    "layer: ",
+    "head: tied",
+    "loss: tied",
+    "streams: streams of",
+    "loss of streams: streams of",
+    "loss over rows",
+)
 ALWAYS = [name for name in CASES if name in CODE_PATHS or not name.startswith(AROUND_A_TABLE)]
 """Each table, position, head and loss by itself or once in another; what surrounds a table is a case of its own."""
 

@@ -98,7 +98,7 @@ def test_a_padded_batch_equals_its_bags(name) -> None:
     torch.testing.assert_close(torch.vmap(lambda ids, mask: bag(ids, mask=mask))(batch, mask), expected)
 
 
-@pytest.mark.parametrize("padding_idx", [None, 2])
+@pytest.mark.parametrize("padding_idx", [None, pytest.param(2, marks=pytest.mark.long)])
 def test_a_compiled_bag_is_one_graph_and_equal(padding_idx, unchecked) -> None:
     bag = Bag(TokenEmbedding(V, D, padding_idx, dtype=torch.float64))
     compiled = torch.compile(bag, fullgraph=True, backend="eager")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import some
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -93,6 +94,7 @@ def test_both_directions_equal_a_table_with_the_rows_written_in(table: DeltaEmbe
         torch.testing.assert_close(table.loss(hidden, targets, **options), dense.loss(hidden, targets, **options))
 
 
+@pytest.mark.parametrize("table", some(["padded", "int8", "delta"], BASES), indirect=True)
 def test_gradients_of_both_ends_reach_the_rows_and_nothing_else(table: DeltaEmbedding) -> None:
     ids = torch.tensor([[2, 5, 22, 7], [7, 7, 0, 1]])
     hidden = torch.randn(1, 6, dtype=torch.float64, requires_grad=True)
@@ -360,7 +362,7 @@ def test_it_is_copied_cast_and_born_on_meta() -> None:
 
 
 def test_it_compiles_to_one_graph(unchecked: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TABLE_ROWS, "cpu", 10)
+    monkeypatch.setitem(TABLE_ROWS, "cpu", 12)
     table = moved(BASES["dense"]())
     ids, targets = torch.tensor([[2, 5, 22, 7], [7, 7, 0, 1]]), torch.tensor([[2, 5, 22, -100], [7, 0, 1, 19]])
 

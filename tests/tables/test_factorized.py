@@ -76,6 +76,7 @@ def test_what_was_saved_is_read_back_bit_for_bit(tmp_path) -> None:
     assert torch.equal(again.rows(0, 9), table.rows(0, 9))
 
 
+@pytest.mark.long
 def test_it_compiles_to_one_graph(unchecked: None) -> None:
     table = FactorizedEmbedding(9, 6, 3)
     ids = torch.randint(0, 9, (2, 3))

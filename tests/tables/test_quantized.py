@@ -295,15 +295,17 @@ def test_it_copies_and_moves_through_the_meta_device() -> None:
     assert torch.equal(empty(ids), table.half()(ids))
 
 
+@pytest.mark.parametrize("with_loss", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("bits", "group_size"), some([(4, 6)], KINDS))
-def test_it_compiles_to_one_graph(bits, group_size, unchecked) -> None:
+def test_it_compiles_to_one_graph(bits, group_size, with_loss, unchecked) -> None:
     table = QuantizedEmbedding.from_table(torch.randn(30, 16), bits, group_size=group_size, scale=2.0)
     head = OutputHead(table)
     ids, targets = torch.randint(0, 30, (2, 5)), torch.randint(0, 30, (2, 5))
 
     def model(ids: Tensor, shift: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         hidden = table(ids) + shift
-        return head(hidden), head.loss(hidden, targets)
+        logits = head(hidden)
+        return logits, head.loss(hidden, targets) if with_loss else F.cross_entropy(logits.mT, targets)
 
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     results = []

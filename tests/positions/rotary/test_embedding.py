@@ -94,6 +94,7 @@ def test_gradients_flow_back_through_the_inverse_turn() -> None:
     assert torch.autograd.gradcheck(lambda q: position.rotate(q, q, torch.arange(3)), (q,), atol=1e-5)
 
 
+@pytest.mark.long
 def test_it_compiles_to_one_graph(unchecked: None) -> None:
     position, q = RotaryEmbedding(8), torch.randn(2, 4, 5, 8)
     compiled = torch.compile(position.rotate, fullgraph=True, backend="aot_eager")
