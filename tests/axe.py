@@ -18,12 +18,12 @@ NEXT_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAn
 """Waits until the page's observers of sizes have answered."""
 
 
-def faults(page: Any, name: str, appearances: list[Any], *, without: str = "") -> list[str]:
-    """What axe finds in the page as it is, in these appearances, with no look at the elements `without`.
+def faults(page: Any, name: str, appearances: list[Any], *, where: Any = None) -> list[str]:
+    """What axe finds in the page as it is, in these appearances, or in the part that axe.run knows as `where`.
 
     Minor faults are left out. The page's policy forbids a script of another place, not what is evaluated.
     """
-    found, where = [], {"exclude": [without] if without else []}
+    found = []
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.read_text(encoding="utf-8"))
     for scheme, (width, height), rules in appearances:
@@ -33,7 +33,9 @@ def faults(page: Any, name: str, appearances: list[Any], *, without: str = "") -
         options = {"runOnly": rules, "resultTypes": ["violations"]}
         found += [
             f"{name}, {scheme}, {width} wide: {fault['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
-            for fault in page.evaluate("([where, options]) => axe.run(where, options)", [where, options])["violations"]
+            for fault in page.evaluate("([where, options]) => axe.run(where ?? document, options)", [where, options])[
+                "violations"
+            ]
             if fault["impact"] in FAULTS
             for node in fault["nodes"]
         ]
