@@ -18,9 +18,14 @@ NEXT_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAn
 """Waits until the page's observers of sizes have answered."""
 
 
-def faults(page: Any, name: str, appearances: list[Any]) -> list[str]:
-    """What axe finds in the page as it is, light and dark, on a desktop and on a phone; minor faults are left out."""
+def faults(page: Any, name: str, appearances: list[Any], *, where: Any = None) -> list[str]:
+    """What axe finds in the page as it is, in these appearances, or in the part that axe.run knows as `where`.
+
+    Minor faults are left out. The page's policy forbids a script of another place, not what is evaluated.
+    """
     found = []
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE.read_text(encoding="utf-8"))
     for scheme, (width, height), rules in appearances:
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         page.set_viewport_size({"width": width, "height": height})
@@ -28,7 +33,9 @@ def faults(page: Any, name: str, appearances: list[Any]) -> list[str]:
         options = {"runOnly": rules, "resultTypes": ["violations"]}
         found += [
             f"{name}, {scheme}, {width} wide: {fault['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
-            for fault in page.evaluate("options => axe.run(document, options)", options)["violations"]
+            for fault in page.evaluate("([where, options]) => axe.run(where ?? document, options)", [where, options])[
+                "violations"
+            ]
             if fault["impact"] in FAULTS
             for node in fault["nodes"]
         ]

@@ -105,7 +105,6 @@ def test_axe_finds_no_fault_in_any_page(site, browser, pytestconfig) -> None:
     found = []
     for file in files:
         page.goto(file.as_uri())
-        page.add_script_tag(path=AXE)
         found += faults(page, file.relative_to(site).as_posix(), APPEARANCES)
     page.close()
     assert not found, "\n".join(found)

@@ -241,6 +241,7 @@ def test_the_page_shows_the_numbers_of_the_block_and_of_each_head(serve, open_pa
     assert gate == pytest.approx(model.blocks[0].mlp.gate.weight.flatten().tolist())
 
 
+@pytest.mark.long
 @pytest.mark.browser
 def test_an_exported_page_has_the_block_of_a_model_and_the_lengths_after_each(tmp_path, open_page):
     model, tokenizer = small(num_layers=3), train_tokenizer("I love dogs and dogs love me . " * 3, kind="word")

@@ -109,7 +109,7 @@ def test_every_number_of_the_scene_can_be_computed_from_those_that_are_shown(url
     page.locator('[data-value="sum"]', has_text="= W[4]").wait_for()
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [pytest.param(True, marks=pytest.mark.long), False])
 def test_the_tiny_layer_shows_the_norm_and_every_product(url, open_page, tied):
     page = open_page(url + f"#pipeline?layer=tiny&step=head&tied={int(tied)}&position=rotary", again=True)
     page.locator(".logit-z").first.wait_for()

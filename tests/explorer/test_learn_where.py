@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from covering import LONG
 from torch import nn
 
 from embedlayer import TokenEmbedding
@@ -107,22 +108,26 @@ def test_copies_and_buffers_are_no_part_of_the_shares_and_an_untied_head_ends_th
     assert story("inside.headOf(model)[0]", model={"tensors": untied[:3], "is_tied": False}) is None
 
 
-def test_the_list_of_the_source_that_is_open_is_shown_and_in_an_exported_page_too(tmp_path, serve, of_run, open_page):
+@pytest.mark.parametrize("exported", [False, pytest.param(True, marks=LONG)])
+def test_the_list_of_the_source_that_is_open_is_shown_and_in_an_exported_page_too(
+    tmp_path, serve, of_run, open_page, exported
+):
     table = OpenedModel("nameless", TokenEmbedding.from_pretrained(torch.randn(30, 6)))
-    write_page(tmp_path / "page.html", [of_run, table])
-    for url in (serve(of_run, table), (tmp_path / "page.html").as_uri()):
-        page = open_page(url + "#learn?s=inside")
-        page.get_by_text("the model: small").wait_for()
-        assert "read from the file" in page.locator('[data-value="lookup"]').inner_text()
-        assert page.locator('[data-value="lookup"]').inner_text().endswith("Largest difference of all 16 numbers: 0.")
-        tensors = page.locator(".inside-name")
-        for name in ("table.weight", "blocks.*.attention.query.weight", "norm.weight", "table.weight"):
-            tensors.get_by_text(name, exact=True).press("Enter")
-        page.locator(".learn-right").wait_for()
-        page.get_by_role("combobox", name="Model").select_option("tiny")
-        page.get_by_role("combobox", name="Token").select_option(label="cat (ID 6)")
-        page.get_by_text("row 6 of table.weight is read from memory").wait_for()
-        page.goto(url + "#learn?s=inside&source=1")
-        page.get_by_text("nameless is a table by itself").wait_for()
-        page.get_by_text("the model: GPT-2 small").wait_for()
-        page.get_by_text("Rows of GPT-2 small are not shown").wait_for()
+    if exported:
+        write_page(tmp_path / "page.html", [of_run, table])
+    url = (tmp_path / "page.html").as_uri() if exported else serve(of_run, table)
+    page = open_page(url + "#learn?s=inside")
+    page.get_by_text("the model: small").wait_for()
+    assert "read from the file" in page.locator('[data-value="lookup"]').inner_text()
+    assert page.locator('[data-value="lookup"]').inner_text().endswith("Largest difference of all 16 numbers: 0.")
+    tensors = page.locator(".inside-name")
+    for name in ("table.weight", "blocks.*.attention.query.weight", "norm.weight", "table.weight"):
+        tensors.get_by_text(name, exact=True).press("Enter")
+    page.locator(".learn-right").wait_for()
+    page.get_by_role("combobox", name="Model").select_option("tiny")
+    page.get_by_role("combobox", name="Token").select_option(label="cat (ID 6)")
+    page.get_by_text("row 6 of table.weight is read from memory").wait_for()
+    page.goto(url + "#learn?s=inside&source=1")
+    page.get_by_text("nameless is a table by itself").wait_for()
+    page.get_by_text("the model: GPT-2 small").wait_for()
+    page.get_by_text("Rows of GPT-2 small are not shown").wait_for()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from covering import some
 from decoders import small
 from kinds import POSITIONS
 from rotations import DecayingRotation
@@ -138,7 +139,7 @@ def maths(in_page):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("dim", [1, 2, 7, 8, 64, 129, 512])
+@pytest.mark.parametrize("dim", some([1, 2, 7, 64], [1, 2, 7, 8, 64, 129, 512]))
 def test_sinusoids_of_the_page_are_the_librarys(maths, dim):
     for layout, endpoint, base in [
         ("interleaved", False, 10000.0),
