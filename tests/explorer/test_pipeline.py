@@ -565,7 +565,8 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
 
 @pytest.mark.browser
 @pytest.mark.parametrize(
-    ("text", "layer"), some([(LONG_TEXT, "tiny")], itertools.product(["dogs", LONG_TEXT, TINY_TEXTS[-1]], ["model", "tiny"]))
+    ("text", "layer"),
+    some([(LONG_TEXT, "tiny")], itertools.product(["dogs", LONG_TEXT, TINY_TEXTS[-1]], ["model", "tiny"])),
 )
 def test_on_a_phone_predictions_begin_on_the_first_screen(source, serve, open_page, text, layer):
     state = f"step=head&layer={layer}&token=1&text={text.replace(' ', '+')}"
