@@ -617,7 +617,7 @@ def wait_for_step(page, title):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["learned", "rotary"])
+@pytest.mark.parametrize("scheme", some(["learned"], ["learned", "rotary"]))
 def test_the_machine_shows_the_models_numbers_and_its_sums(source, serve, open_page, scheme):
     page = open_page(serve(source) + f"#pipeline?layer=tiny&step=look_up&token=2&dim=1&position={scheme}", again=True)
     page.locator(".mach-line").first.wait_for()
