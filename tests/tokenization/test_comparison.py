@@ -14,7 +14,7 @@ from embedlayer.tokenization.spans import token_spans
 from embedlayer.tokenization.tokenizer_match import match_tokenizers
 
 PAIRS = list(combinations(BUILDERS, 2))
-CHUNKED = [("byte-level BPE", "SentencePiece BPE with byte fallback"), ("Unigram", "WordPiece")]
+CHUNKED = [("byte-level BPE", "SentencePiece BPE with byte fallback"), ("character BPE", "WordPiece")]
 TEXT = ENGLISH[:400] + " ½ naïve\n\ndogs"
 
 
