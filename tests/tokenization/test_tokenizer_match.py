@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 from covering import LONG
-from tokenizer_kinds import BUILDERS, real_tokenizers, tokenizer_of, tokenizer_of_file
+from tokenizer_kinds import BUILDERS, TokenizersOfFiles, real_tokenizers, tokenizer_of, tokenizer_of_file
 from tokenizers import Tokenizer
 
 from embedlayer.tokenization.bytes import TokenBytes
@@ -19,7 +19,7 @@ TRAINED = {kind: train_tokenizer(TEXT, kind, vocab_size=400) for kind in get_arg
 
 
 @pytest.fixture(scope="module")
-def real(shared_data) -> dict[str, Tokenizer]:
+def real(shared_data) -> TokenizersOfFiles:
     return real_tokenizers(shared_data)
 
 
