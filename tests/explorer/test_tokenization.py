@@ -12,7 +12,7 @@ import pytest
 import torch
 from answer_types import check
 from covering import some
-from tokenizer_kinds import BUILDERS, LANGUAGES, REAL, real_tokenizers, tokenizer_of
+from tokenizer_kinds import BUILDERS, LANGUAGES, REAL, SOME_REAL, real_tokenizers, tokenizer_of
 from tokenizers import Tokenizer, models, processors
 
 from embedlayer import SizeError, TextError, TokenEmbedding, TokenIdError, TokenizerError
@@ -78,7 +78,7 @@ def test_the_tokens_are_those_of_the_pipeline_for_every_kind(kind) -> None:
             assert shown["normalized"] == visible_text(text)
 
 
-@pytest.mark.parametrize("name", some({*REAL, "minilm"} - {"phi-3"}, [*REAL, "minilm"]))  # phi-3 is as llama2
+@pytest.mark.parametrize("name", some(SOME_REAL, [*REAL, "minilm"]))
 def test_so_are_those_of_real_tokenizers(shared_data, name) -> None:
     if name not in real_tokenizers(shared_data):
         pytest.skip(f"the package with the tokenizer of {name} is not installed")
@@ -87,7 +87,7 @@ def test_so_are_those_of_real_tokenizers(shared_data, name) -> None:
         check_answer(source, text)
 
 
-@pytest.mark.parametrize(("name", "own"), some({("minilm", own) for own in TITLES}, product([*REAL, "minilm"], TITLES)))
+@pytest.mark.parametrize(("name", "own"), some({("bert", own) for own in TITLES}, product([*REAL, "minilm"], TITLES)))
 def test_so_are_those_of_the_tokenizers_of_the_page_beside_real_ones(shared_data, name, own) -> None:
     if name not in real_tokenizers(shared_data):
         pytest.skip(f"the package with the tokenizer of {name} is not installed")

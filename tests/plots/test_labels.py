@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covering import some
 from hypothesis import given
 from hypothesis import strategies as st
 from pictures import disjoint, drawn
@@ -43,7 +44,7 @@ def test_boxes_that_touch_do_not_overlap():
     assert Box(0, 0, 1, 1).overlaps(Box(0.9, 0.9, 2, 2))
 
 
-@pytest.mark.parametrize("dpi", [60, 200])
+@pytest.mark.parametrize("dpi", some([200], [60, 200]))
 def test_written_labels_do_not_overlap_in_any_resolution(dpi):
     points = torch.rand(200, 2).double().numpy()
     with new_figure(7.2, 5.0) as (figure, axes):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from covering import LONG
 from pictures import drawn, image, lines, texts
 
 import embedlayer as el
@@ -28,7 +29,7 @@ def test_zero_rows_are_like_nobody_and_broken_rows_are_grey():
     assert "grey" in figure.axes[1].get_ylabel()
 
 
-@pytest.mark.parametrize("rows", [torch.ones(1, 3), torch.zeros(0, 3)])
+@pytest.mark.parametrize("rows", [pytest.param(torch.ones(1, 3), marks=LONG), torch.zeros(0, 3)])
 @pytest.mark.filterwarnings("ignore:Attempting to set identical")
 def test_one_row_and_none_are_still_figures(rows):
     drawn(plots.similarity_matrix(rows))
@@ -84,7 +85,9 @@ def test_near_positions_are_more_alike_and_no_two_are_the_same():
     assert (matrix[~np.eye(128, dtype=bool)] < 0.99).all()
 
 
-@pytest.mark.parametrize("values", [torch.ones(1, 4), torch.full((3, 2), torch.nan), torch.zeros(0, 4)])
+@pytest.mark.parametrize(
+    "values", [torch.ones(1, 4), pytest.param(torch.full((3, 2), torch.nan), marks=LONG), torch.zeros(0, 4)]
+)
 @pytest.mark.filterwarnings("ignore:Attempting to set identical")
 def test_few_and_broken_positions_are_still_figures(values):
     drawn(plots.position_similarity(values))
@@ -102,7 +105,6 @@ def test_scores_of_another_order_are_the_same_numbers_moved():
     np.testing.assert_allclose(scores, (vectors.double() @ vectors.double().T).numpy())
     np.testing.assert_allclose(moved, scores[np.ix_(order, order)], rtol=1e-12)
     assert figure.axes[1].get_title(loc="left") == "sat the . cat"
-    drawn(figure)
     with pytest.raises(SizeError, match=r"permutation of 0..3"):
         plots.attention_orders(vectors, [0, 0, 1, 2], list("abcd"))
     with pytest.raises(ShapeError, match="one for each of the 4 tokens, not 3"):

@@ -3,7 +3,8 @@
 from typing import get_args
 
 import pytest
-from tokenizer_kinds import BUILDERS, real_tokenizers, tokenizer_of, tokenizer_of_file
+from covering import LONG
+from tokenizer_kinds import BUILDERS, TokenizersOfFiles, real_tokenizers, tokenizer_of, tokenizer_of_file
 from tokenizers import Tokenizer
 
 from embedlayer.tokenization.bytes import TokenBytes
@@ -18,7 +19,7 @@ TRAINED = {kind: train_tokenizer(TEXT, kind, vocab_size=400) for kind in get_arg
 
 
 @pytest.fixture(scope="module")
-def real(shared_data) -> dict[str, Tokenizer]:
+def real(shared_data) -> TokenizersOfFiles:
     return real_tokenizers(shared_data)
 
 
@@ -101,6 +102,7 @@ def test_conventions_meet() -> None:
     assert (unigram["▁love"], unigram["<unk>"]) == ("love", "[UNK]")
 
 
+@pytest.mark.long
 def test_phi_3_has_the_entries_of_llama_2_and_eleven_more(shared_data, real) -> None:
     pytest.importorskip("sentencepiece", reason="the spm extra is not installed")
     llama = tokenizer_of_file(shared_data / "tokenizers/llama2-tokenizer.model")
@@ -114,11 +116,17 @@ def test_phi_3_has_the_entries_of_llama_2_and_eleven_more(shared_data, real) -> 
 @pytest.mark.parametrize(
     ("old", "new", "share", "some"),
     [
-        ("gpt2", "phi-3", 0.57, {"▁the": "Ġthe", "<0x0A>": "Ċ", "<0x41>": "A", "<|endoftext|>": "<|endoftext|>"}),
+        pytest.param(
+            *("gpt2", "phi-3", 0.57),
+            {"▁the": "Ġthe", "<0x0A>": "Ċ", "<0x41>": "A", "<|endoftext|>": "<|endoftext|>"},
+            marks=LONG,
+        ),
         ("bert", "gpt2", 0.43, {"Ġthe": "the", "ing": "##ing", ".": ".", "<|endoftext|>": "[SEP]"}),
-        ("gpt2", "bert", 0.76, {"the": "Ġthe", "##ing": "ing", ",": ",", "[SEP]": "<|endoftext|>"}),
+        pytest.param(
+            *("gpt2", "bert", 0.76), {"the": "Ġthe", "##ing": "ing", ",": ",", "[SEP]": "<|endoftext|>"}, marks=LONG
+        ),
         ("t5", "tok512", 0.54, {" the": "▁the", "</s>": "</s>", "<unk>": "<unk>"}),
-        ("phi-3", "tok512", 0.99, {" the": "▁the", "<0x0A>": "<0x0A>", "<s>": "<s>"}),
+        pytest.param("phi-3", "tok512", 0.99, {" the": "▁the", "<0x0A>": "<0x0A>", "<s>": "<s>"}, marks=LONG),
     ],
 )
 def test_real_pairs_share_what_they_share(real, old, new, share, some) -> None:
