@@ -7,15 +7,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
+@torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
     """Return a copy of the values of this rank."""
-    tensor = tensor.detach()
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).clone()
 
 
+@torch.no_grad()
 def full(tensor: Tensor) -> Tensor:
     """Return a copy of the whole tensor."""
-    tensor = tensor.detach()
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 

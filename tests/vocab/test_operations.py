@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from covering import some
+from hidden_calls import SYSTEMS
 from vocab_models import close, same, state_of
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
 from embedlayer.vocab.token_usage import used_tokens
 
-on_each_system = pytest.mark.usefixtures("system")
+on_each_system = pytest.mark.parametrize("system", some(("Linux", "POSIX"), SYSTEMS), indirect=True)
 """For what reads or writes files."""
 
 TEXT = carried_text()[:30_000]
@@ -91,7 +93,7 @@ def test_merged_tokens_are_read_as_the_one_that_stands_for_them(tokenizers) -> N
 
 
 @on_each_system
-def test_a_corpus_of_ids_files_and_texts_ask_for_the_same_tokens(tokenizers, tmp_path) -> None:
+def test_a_corpus_of_ids_files_and_texts_ask_for_the_same_tokens(tokenizers, tmp_path, system) -> None:
     tokenizer = tokenizers["bpe"]
     (tmp_path / "a.txt").write_text(TEXT[:5000])
     corpus = el.TokenCorpus.build([tmp_path / "a.txt"], tokenizer, tmp_path / "corpus")
@@ -107,7 +109,7 @@ def test_a_corpus_of_ids_files_and_texts_ask_for_the_same_tokens(tokenizers, tmp
 
 
 @on_each_system
-def test_a_layer_that_was_loaded_edits_its_own_tokenizer(shared_data, tmp_path) -> None:
+def test_a_layer_that_was_loaded_edits_its_own_tokenizer(shared_data, tmp_path, system) -> None:
     import shutil
 
     from embedlayer.io.files import write_json

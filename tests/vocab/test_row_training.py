@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import cases
 from torch import nn
 from vocab_models import IDS, MODELS, D, V, state_of, train
 
@@ -113,13 +114,13 @@ def test_an_optimizer_from_before_refuses_to_train_nothing() -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(("model_type", "kind"), [("llama", "causal"), ("bert", "masked")])
-def test_a_saved_model_of_transformers_has_the_trained_rows_in_its_weights(model_type, kind, tied, tmp_path) -> None:
+@cases("architecture, tied", [("llama", "causal"), ("bert", "masked")], [True, False])
+def test_a_saved_model_of_transformers_has_the_trained_rows_in_its_weights(architecture, tied, tmp_path) -> None:
     """transformers and load read it; `state_dict` has the rows separately, and both are loaded bit for bit."""
     from safetensors.torch import load_file
     from tiny_models import VOCAB, build, quiet
 
+    model_type, kind = architecture
     with quiet():
         model: Any = el.patch(build(model_type, kind, {"tie_word_embeddings": tied})[1])
     el.vocab.add_tokens(model, 3, train_only_new=True)

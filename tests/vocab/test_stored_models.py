@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import some
 from stored_cases import built, gemma_case, mlx_case, weights
 from stored_folders import HEAD, TABLE, model_of, words, write_folder
 from tiny_models import quiet
@@ -166,7 +167,18 @@ def train(layer: el.EmbeddingLayer, ids: list[int]) -> None:
     el.vocab.merge_rows(layer)
 
 
-@pytest.mark.parametrize(("name", "tied"), [(name, tied) for name, kind in MODELS.items() for tied in kind[2]])
+SOME = [
+    ("compressed-tensors, pack-quantized 4 bits, group, asymmetric, bfloat16", False),
+    ("compressed-tensors, nvfp4-pack-quantized", True),
+    ("MLX affine", True),
+    *((name, False) for name in ("Gemma", "bitsandbytes int8", "bitsandbytes nf4", "torchao int8")),
+]
+"""Each library; for compressed-tensors and bitsandbytes two ways to store rows."""
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"), some(SOME, [(name, tied) for name, kind in MODELS.items() for tied in kind[2]])
+)
 def test_the_library_opens_edited_and_trained_folders_with_the_same_logits_of_kept_tokens(tmp_path, name, tied) -> None:
     write, opened, _ = MODELS[name]
     write(tmp_path / "old", tied)

@@ -37,7 +37,7 @@ WORDS = st.text(alphabet="adefghilnorstuvwy", min_size=5, max_size=9)
 ADDED = ["zebra", " zebras", "<tool>", "New York"]
 
 
-@pytest.fixture(params=some(("phi-3", "bert", "llama2c"), REAL), scope="module")
+@pytest.fixture(scope="module")
 def real(request, shared_data) -> Tokenizer:
     return load_tokenizer(shared_data / REAL[request.param])
 
@@ -194,6 +194,7 @@ def test_a_word_that_wordpiece_gives_up_on_stays_unknown() -> None:
     assert edit_tokenizer(old, keep=kept).tokenizer.encode("abx").tokens == ["[UNK]"]
 
 
+@pytest.mark.parametrize("real", some(("bert", "llama2c"), REAL), indirect=True)
 def test_real_tokenizers_are_trimmed_to_a_corpus_and_read_it_as_before(real, shared_data) -> None:
     text = (shared_data / "text/the-verdict.txt").read_text()
     used = used_tokens(real, text.splitlines(keepends=True))
@@ -205,6 +206,7 @@ def test_real_tokenizers_are_trimmed_to_a_corpus_and_read_it_as_before(real, sha
     assert edit_tokenizer(edit.tokenizer, keep=range(len(edit.sources))).tokenizer.to_str() == edit.tokenizer.to_str()
 
 
+@pytest.mark.parametrize("real", some(("phi-3", "llama2c"), REAL), indirect=True)
 def test_real_tokenizers_are_the_same_after_adding_and_removing(real) -> None:
     added = edit_tokenizer(real, add=["photosynthesises", "<tool>"], special=["<|call|>"])
     text = "Dogs <tool>photosynthesises<|call|>"

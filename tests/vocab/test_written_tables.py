@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from commands import run
-from covering import cases
+from covering import covering, some
 from safetensors.torch import load_file, save_file
 from stored_cases import CASES, StoredCase, built, built_head, gptq_case, weights
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
@@ -32,6 +33,8 @@ BUILT: dict[str, Callable[[], StoredCase | Tensor]] = {
     "GPTQ": GPTQ,
     **{name: partial(built, name) for name in (MLX, "pack-quantized 4 bits, group, asymmetric, bfloat16")},
 }
+SOME = ("bfloat16", MLX, "GPTQ", "float-quantized tensor, float32", "bitsandbytes nf4, float32", "AWQ")
+"""Rows in one tensor and in several, words of eight rows, a scale that all share, and the shape in a tensor."""
 
 
 def folder_of(folder: Path, name: str, *, tied: bool) -> int:
@@ -61,7 +64,7 @@ def encoded(folder: Path, end: str, rows: Tensor) -> Tensor:
     return rows.to(checkpoint.read(name).dtype).view(torch.uint8)
 
 
-@cases("name, tied", BUILT, (True, False))
+@pytest.mark.parametrize(("name", "tied"), some(covering(product(SOME, (True, False))), product(BUILT, (True, False))))
 def test_rows_that_did_not_change_keep_their_bytes_and_others_are_encoded(tmp_path, name, tied) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     size = folder_of(old, name, tied=tied)

@@ -78,6 +78,7 @@ def test_both_scores_are_gensims(monkeypatch, tokenizer, files, rows, numbers_at
     assert vectors.evaluate_word_analogies(files[1], restrict_vocab=31).accuracy == pytest.approx(fewer)
 
 
+@pytest.mark.long  # gensim has the law for made vectors
 def test_minilm_has_the_known_figures(shared_data, tmp_path) -> None:
     layer = minilm()
     vectors = TokenVectors(layer.table, layer.tokenizer)

@@ -46,7 +46,9 @@ def check_rest(old, new) -> None:
     assert changed <= EDITED
 
 
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "TQ2_0", "MXFP4"])
+@pytest.mark.parametrize(
+    "dtype", some(("F32", "BF16", "Q4_0"), ("F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "TQ2_0", "MXFP4"))
+)
 def test_kept_rows_keep_their_bytes_and_new_rows_are_quantised(tmp_path, dtype) -> None:
     old, new = tmp_path / "old.gguf", tmp_path / "new.gguf"
     write_file(old, dtype=dtype, head=dtype, tokenizer=("gpt2", BPE), alignment=64)
@@ -79,7 +81,7 @@ def test_kept_rows_keep_their_bytes_and_new_rows_are_quantised(tmp_path, dtype) 
     assert Receipt.load(f"{new}.receipt").added == receipt.added
 
 
-@pytest.mark.parametrize("dtype", some(("Q8_0", "F16", "Q4_K", "Q6_K", "IQ4_NL"), ("F32", *QUANTISED, *READ)))
+@pytest.mark.parametrize("dtype", some(("Q8_0", "F16", "Q6_K"), ("F32", *QUANTISED, *READ)))
 def test_a_receipt_says_in_every_form_whether_kept_rows_keep_their_bits(tmp_path, capsys, dtype) -> None:
     old, new = write_file(tmp_path / "old.gguf", dtype=dtype, head="F16", tokenizer=("gpt2", BPE)), tmp_path / "a.gguf"
     fewer = remove_tokens(old, [" dogs"], out=tmp_path / "fewer.gguf")

@@ -19,12 +19,14 @@ from embedlayer.vocab.row_training import merge_rows, train_only_rows, trained_r
 
 TRAINED = ["int4", "q8_0", "MLX 2 bits, groups of 32, float32", "float-quantized tensor, float32", "Gemma 2 bits"]
 """Formats with one tensor and several, with scales of rows, of groups and of the whole matrix."""
+UNQUANTISED = "GGUF Q4_K"
+"""One that nothing is quantised to."""
 MERGED = [
     *TRAINED,
-    *("GGUF Q4_K", "pack-quantized 1 bits, group, symmetric, float32", "MLX nvfp4", "nvfp4-pack-quantized"),
+    *(UNQUANTISED, "pack-quantized 1 bits, group, symmetric, float32", "MLX nvfp4", "nvfp4-pack-quantized"),
     *("torchao FP8", "AWQ", "GPTQ v2", "bitsandbytes int8", "bitsandbytes nf4, float32"),
 ]
-"""Those, and one of each other way to store rows; among them one that nothing is quantised to."""
+"""Those, and one of each other way to store rows."""
 
 
 def row_bytes(model: torch.nn.Module) -> list[Tensor]:
@@ -41,7 +43,9 @@ def train(model: el.DecoderLM, steps: int, token: int) -> None:
         optimizer.step()
 
 
-@cases("kind, tied", KINDS, (True, False))
+@pytest.mark.parametrize(
+    ("kind", "tied"), some(covering(product(MERGED, (True, False))), product(KINDS, (True, False)))
+)
 def test_kept_rows_keep_their_bytes_and_an_undo_restores_all(kind: str, tied: bool) -> None:
     stored = rows_of(kind)
     model = decoder_of(stored, tied=tied)
@@ -67,7 +71,7 @@ def test_kept_rows_keep_their_bytes_and_an_undo_restores_all(kind: str, tied: bo
 
 
 @pytest.mark.parametrize(
-    ("kind", "tied"), some(covering(product(MERGED, (True, False))), product(KINDS, (True, False)))
+    ("kind", "tied"), some(covering(product([*TRAINED, UNQUANTISED], (True, False))), product(KINDS, (True, False)))
 )
 def test_trained_rows_alone_are_quantised_and_no_other_byte_changes(kind: str, tied: bool) -> None:
     stored = rows_of(kind)
@@ -199,6 +203,9 @@ def test_rows_of_a_type_that_nothing_quantises_are_moved_and_none_is_added() -> 
     assert other.table.vocab_size == model.table.vocab_size + 2
 
 
+PATCHED = [("bert", "masked"), ("bart", "seq2seq"), ("llama", "causal"), ("t5", "seq2seq")]
+
+
 def patched(model_type: str, kind: str, **options: Any) -> Any:
     """Return a patched model of transformers with an int8 table in the place of its tied one."""
     from tiny_models import build, quiet
@@ -208,9 +215,7 @@ def patched(model_type: str, kind: str, **options: Any) -> Any:
     return el.compress.replace_table(model, el.QuantizedEmbedding.from_table(model.get_input_embeddings(), 8))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "kind"), [("llama", "causal"), ("bert", "masked"), ("t5", "seq2seq"), ("bart", "seq2seq")]
-)
+@pytest.mark.parametrize(("model_type", "kind"), some(PATCHED[:2], PATCHED))
 def test_a_model_of_transformers_with_a_quantised_table_is_edited_and_undone(model_type: str, kind: str) -> None:
     model = patched(model_type, kind)
     vocab_size = model.config.vocab_size
@@ -246,6 +251,7 @@ def test_a_model_of_transformers_with_trained_rows_over_codes_is_saved_by_save_m
         model.save_pretrained(tmp_path / "theirs")
 
 
+@pytest.mark.long  # folders edited live and written: `test_stored_folders.py` has the law for more formats
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("kind", ["MLX 4 bits, groups of 64, bfloat16", "float-quantized tensor, float32"])
 def test_a_layer_that_is_edited_live_and_written_has_the_tensors_of_the_edited_folder(kind, tied, tmp_path) -> None:
