@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from all_families import examine
-from covering import some
+from covering import cases, some
 from test_all_families import ADDED, CASES
 from tiny_models import VARIANTS, VOCAB, build, model_types, quiet
 from transformers_probe import ends
@@ -29,8 +29,13 @@ OTHERS = [
     name for name, (model_type, kind, settings) in VARIANTS.items() if settings or (kind, model_type) not in CASES
 ]
 """Well-known models that are not in the sample of test_all_families.py."""
-SIMILAR = ("Mistral", "Qwen2", "Qwen3", "Gemma", "Cohere")
+SIMILAR = ("Mistral", "Qwen2", "Qwen2.5, YaRN", "Qwen3", "Gemma", "Cohere", "OPT", "Falcon RW")
 """Those whose patterns others here, or in the sample, have."""
+SAVED = (
+    *("GPT-2", "BERT", "ALBERT", "OPT 350M's projections", "BLOOM, 6 heads", "T5", "M2M100", "LLaMA 3", "Gemma 3"),
+    *("GPT-J", "Phi-3, LongRoPE", "Falcon RW", "Granite"),
+)
+"""Those whose layers have each kind of part that is saved."""
 
 
 NOT_OF_TRANSFORMERS = {
@@ -51,7 +56,7 @@ def test_a_well_known_model_equals_transformers(name, unchecked) -> None:
     assert row.without_logits
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", some(SAVED, VARIANTS))
 def test_what_is_saved_is_read_back_bit_for_bit(name, tmp_path) -> None:
     with quiet():
         VARIANTS[name].build()[1].save_pretrained(tmp_path / "model")
@@ -355,8 +360,7 @@ def test_falcons_alibi_is_the_product_that_transformers_rounds_to_bfloat16(tmp_p
     assert 1e-3 < difference(400) < 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("model_type", ["gemma", "gemma2", "gemma3_text"])
+@cases("model_type, dtype", ["gemma", "gemma2", "gemma3_text"], [torch.float32, torch.bfloat16])
 def test_gemma_rounds_its_scale_to_the_type_of_the_rows(model_type, dtype, tmp_path) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -44,6 +44,7 @@ SMALL = {
     "EMBEDLAYER_TRAIN_BATCH_SIZE": "4",
     "EMBEDLAYER_TRAIN_VOCAB_SIZE": "800",
     "EMBEDLAYER_CORPUS_BUILD_WORKERS": "1",
+    "EMBEDLAYER_GENERATE_TOKENS": "4",
     "EMBEDLAYER_EXPLORE_EXPORT_TO": "page.html",
 }
 """Options set by the environment, so that a printed command stays as it is: a small model, and a page in a file."""

@@ -131,7 +131,7 @@ def test_json_is_one_line_and_nothing_else(text, tmp_path, capsys) -> None:
 )
 def test_every_option_of_the_decoder_trains_and_is_read_back(text, tmp_path, capsys, options) -> None:
     folder, arguments = tmp_path / "run", ["--steps", 2, *SMALL, *shlex.split(options)]
-    assert run("train", text, "-o", folder, *arguments, whole_report=True) == 0, capsys.readouterr().err
+    assert run("train", text, "-o", folder, *arguments) == 0, capsys.readouterr().err
     assert run("embed", folder, "a class", "--json") == 0
 
 
@@ -164,7 +164,7 @@ from embedlayer.cli.main import main
 from embedlayer.training.loop import Trainer
 
 def interrupted(trainer, optimizer, step, learning_rate, update=Trainer._update):
-    if step == 6:
+    if step == 2:
         os.kill(os.getpid(), signal.SIGINT)
     return update(trainer, optimizer, step, learning_rate)
 
@@ -178,11 +178,11 @@ def test_ctrl_c_saves_and_resuming_gives_the_uninterrupted_result(text, tmp_path
     added = ["--value-embedding", "--ngram", "900", "--per-layer", "4"]
     (tmp_path / "other.jsonl").write_text('{"text": "Dogs love dogs, and cats love naps."}\n' * 400)
     mixture = [str(text), str(tmp_path / "other.jsonl"), "--weights", "3,1", "--documents"]
-    arguments = ["train", *mixture, "--steps", "14", "--dropout", "0.1", *added, *SMALL]
+    arguments = ["train", *mixture, "--steps", "6", "--dropout", "0.1", *added, *SMALL]
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     code, _, errors = run_program("-c", INTERRUPTED, *arguments, "-o", stopped)
     assert code == 130, errors
-    assert "Stopped at step 7 of 14; everything is saved" in errors
+    assert "Stopped at step 3 of 6; everything is saved" in errors
     assert "embedlayer train --resume -o" in errors
     for command in (["train", "--resume", "-o", stopped], [*arguments, "-o", whole]):
         assert run(*command) == 0, capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learn
     """With the `sys.argv` of `python -m embedlayer demo`, where no shell finds `embedlayer`; what it prints is run."""
     text = carried_text()
     assert len(text) > 400_000
-    monkeypatch.setattr("embedlayer.cli.demo.carried_text", lambda: text[:120_000])
+    monkeypatch.setattr("embedlayer.cli.demo.carried_text", lambda: text[:90_000])
     monkeypatch.setattr(sys, "argv", [str(Path(main.__file__).parents[1] / "__main__.py")])
     monkeypatch.chdir(tmp_path)
     assert run("demo", "--minutes", "0.0001", "--min-steps", "2") == 0
@@ -280,6 +280,7 @@ def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learn
     typed = [shlex.split(line) for line in lines if line.startswith("  ") and " embedlayer " in line]
     assert [words[3] for words in typed] == ["explore", "embed", "neighbors", "generate"]
     monkeypatch.setattr("embedlayer.explorer.server.serve", lambda opened, **_: None)  # serves until Ctrl-C
+    monkeypatch.setenv("EMBEDLAYER_GENERATE_TOKENS", "4")
     for words in typed:
         assert Path(shutil.which(words[0])).samefile(sys.executable)  # "python" where the environment is active
         assert run(*words[3:]) == 0
