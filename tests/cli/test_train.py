@@ -260,7 +260,7 @@ def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learn
     """With the `sys.argv` of `python -m embedlayer demo`, where no shell finds `embedlayer`; what it prints is run."""
     text = carried_text()
     assert len(text) > 400_000
-    monkeypatch.setattr("embedlayer.cli.demo.carried_text", lambda: text[:90_000])
+    monkeypatch.setattr("embedlayer.cli.demo.carried_text", lambda: text[:120_000])
     monkeypatch.setattr(sys, "argv", [str(Path(main.__file__).parents[1] / "__main__.py")])
     monkeypatch.chdir(tmp_path)
     assert run("demo", "--minutes", "0.0001", "--min-steps", "2") == 0

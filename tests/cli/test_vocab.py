@@ -12,14 +12,14 @@ from covering import some
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
 
-SMALL = "--dim 32 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 5 --steps 10".split()
+SMALL = "--dim 32 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 5 --steps 5".split()
 TERMS = ("otterly", "lynxes", "quokka")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "text.txt").write_text(carried_text()[:40_000])
+    (folder / "text.txt").write_text(carried_text()[:20_000])
     assert run("train", folder / "text.txt", "-o", folder / "run", *SMALL) == 0
     return folder / "run"
 
@@ -264,7 +264,7 @@ def test_a_suggested_list_is_what_add_and_remove_take(trained, domain, prune, tm
 def test_two_tokenizers_and_two_models_are_compared(trained, tmp_path, capsys) -> None:
     """Alone, on a text, and with the bits per byte that `evaluate` prints where both have a model."""
     text = tmp_path / "text.txt"
-    text.write_text(carried_text()[40_000:50_000])
+    text.write_text(carried_text()[20_000:22_000])
     letters = el.train_tokenizer((), "byte")
     table = el.TokenEmbedding(letters.get_vocab_size(), 16)
     model = el.DecoderLM(table, el.RotaryEmbedding(8), num_layers=1, num_heads=2)
