@@ -3,12 +3,14 @@
 import ast
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from all_families import examine
 from covering import cases, some
 from test_all_families import ADDED, CASES
@@ -17,7 +19,9 @@ from transformers_probe import ends
 
 import embedlayer as el
 from embedlayer import families
-from embedlayer.families import FAMILIES, REFUSED, family_of, rotary_facts
+from embedlayer.census.configurations import KNOWN_IDS, entries_of
+from embedlayer.families import FAMILIES, REFUSED, TRANSFORMERS_VERSION, family_of, rotary_facts
+from embedlayer.families.default_ids import DEFAULT_IDS
 from embedlayer.families.records import NormSpec
 from embedlayer.families.rotary_settings import ROTARY, RotaryPositions
 from embedlayer.io.files import read_json, write_json
@@ -86,6 +90,14 @@ def test_every_model_type_belongs_to_one_family_and_is_one_of_transformers() -> 
     assert family_of(None) is None
 
 
+@cache
+def default_config(model_type: str) -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    with quiet():
+        return CONFIG_MAPPING[model_type]()
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: "-".join(family.model_types[:2]))
 def test_what_a_record_assumes_of_a_missing_key_is_the_default_of_transformers(family) -> None:
@@ -95,8 +107,7 @@ def test_what_a_record_assumes_of_a_missing_key_is_the_default_of_transformers(f
         names = ("rope_theta", "rope_local_base_freq", "sliding_window_pattern")  # of published files alone
         family = replace(family, defaults=tuple(pair for pair in family.defaults if pair[0] not in names))
     for model_type in set(family.model_types) & set(CONFIG_MAPPING):
-        with quiet():
-            config = CONFIG_MAPPING[model_type]()
+        config = default_config(model_type)
         for stack in family.sub_configs[-1:]:
             config = getattr(config, stack)
         for key, value in family.defaults:
@@ -119,14 +130,27 @@ def test_epsilons_and_factors_that_a_record_assumes_are_the_defaults_of_transfor
     different = []
     for family in FAMILIES:
         for model_type in set(family.model_types) & set(CONFIG_MAPPING):
-            with quiet():
-                config = CONFIG_MAPPING[model_type]()
+            config = default_config(model_type)
             different += [
                 (model_type, key, assumed)
                 for key, assumed in assumptions(family)
                 if getattr(config, key, assumed) not in (assumed, None)
             ]
     assert different == []
+
+
+def test_the_ids_in_the_list_are_the_defaults_of_transformers() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if transformers.__version__ != TRANSFORMERS_VERSION:
+        pytest.skip(f"the list is that of transformers {TRANSFORMERS_VERSION}")
+    found = {}
+    for model_type in CONFIG_MAPPING_NAMES:
+        if family_of(model_type) is not None:
+            entries = entries_of(default_config(model_type))
+            ids = {key: value for key, value in entries.items() if key in KNOWN_IDS and value is not None}
+            found[model_type] = {key: tuple(value) if isinstance(value, list) else value for key, value in ids.items()}
+    assert {model_type: ids for model_type, ids in found.items() if ids} == {**DEFAULT_IDS}
 
 
 def assumptions(family):

@@ -9,9 +9,6 @@ import pytest
 from tiny_models import build, quiet
 
 import embedlayer as el
-from embedlayer.census.configurations import KNOWN_IDS, entries_of
-from embedlayer.families import TRANSFORMERS_VERSION, family_of
-from embedlayer.families.default_ids import DEFAULT_IDS
 from embedlayer.vocab.receipt import last_receipt
 
 REVERSED = [*range(130, -1, -1)]
@@ -41,21 +38,6 @@ def no_transformers(monkeypatch) -> None:
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "transformers" else found(name, *a)
     )
-
-
-def test_the_defaults_in_the_list_are_those_of_transformers() -> None:
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
-
-    if transformers.__version__ != TRANSFORMERS_VERSION:
-        pytest.skip(f"the list is that of transformers {TRANSFORMERS_VERSION}")
-    found = {}
-    for model_type in CONFIG_MAPPING_NAMES:
-        if family_of(model_type) is not None:
-            entries = entries_of(CONFIG_MAPPING[model_type]())
-            ids = {key: value for key, value in entries.items() if key in KNOWN_IDS and value is not None}
-            found[model_type] = {key: tuple(value) if isinstance(value, list) else value for key, value in ids.items()}
-    assert {model_type: ids for model_type, ids in found.items() if ids} == {**DEFAULT_IDS}
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
