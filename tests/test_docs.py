@@ -67,7 +67,9 @@ def has_examples(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [*filter(has_examples, NAMES)])
-def test_the_examples_in_docstrings_run(name, tmp_path, monkeypatch, unchecked) -> None:
+def test_the_examples_in_docstrings_run(name, tmp_path, monkeypatch, request) -> None:
+    if not request.config.getoption("--all"):
+        request.getfixturevalue("unchecked")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("linecache.checkcache", lambda _=None: None)  # of all files that were read, for each docstring
     module = import_or_skip(name)
@@ -363,8 +365,10 @@ def test_an_example_runs(arguments, tmp_path, monkeypatch, unchecked, capsys) ->
     monkeypatch.setattr(sys, "argv", arguments)
     text = demo.carried_text()[:13_900]
     monkeypatch.setattr(demo, "carried_text", lambda: text)
-    options, small = embedlayer.TrainingOptions, {"batch_size": 2, "validation_tokens": 128}
-    monkeypatch.setattr(embedlayer, "TrainingOptions", lambda **given: options(**given | small))
+    options, few = embedlayer.TrainingOptions, {"batch_size": 2, "validation_tokens": 128}
+    monkeypatch.setattr(embedlayer, "TrainingOptions", lambda **given: options(**given | few))
+    build, one = embedlayer.DecoderLM.__init__, {"num_layers": 1}
+    monkeypatch.setattr(embedlayer.DecoderLM, "__init__", lambda *parts, **given: build(*parts, **given | one))
     monkeypatch.setattr(asyncio, "__file__", dbm.__file__)  # whose sources are shorter
     runpy.run_path(str(ROOT / "examples" / arguments[0]), run_name="__main__")
     assert capsys.readouterr().out

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from covering import cases
 from tiny_models import build, quiet
 
 import embedlayer as el
@@ -40,18 +41,19 @@ def no_transformers(monkeypatch) -> None:
     )
 
 
-@pytest.mark.parametrize("is_installed", [True, False])
-@pytest.mark.parametrize(
-    ("model_type", "kind", "keys"),
+@cases(
+    "saved_type, is_installed",
     [
         ("llama", "causal", ("bos_token_id", "eos_token_id", "pad_token_id")),
         ("bert", "masked", ("pad_token_id",)),
         ("gemma3", "image-text", ("bos_token_id", "eos_token_id", "pad_token_id")),
     ],
+    [True, False],
 )
 def test_an_id_of_the_class_is_written_moved_and_comes_back(
-    model_type, kind, keys, is_installed, tmp_path, request, unchecked
+    saved_type, is_installed, tmp_path, request, unchecked
 ) -> None:
+    model_type, kind, keys = saved_type
     if not is_installed:
         request.getfixturevalue("no_transformers")
     model = saved(tmp_path / "old", model_type, kind, keys)
