@@ -3,6 +3,7 @@
 Each case is built by the library itself, and so are the numbers that its rows must equal.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from itertools import product
@@ -448,16 +449,17 @@ CASES: dict[str, Callable[[], StoredCase]] = {**_mlx_cases(), **_compressed_case
 """A function that builds each case, by name. A library that is not installed skips the test by its name."""
 
 
-def _in_one_dtype() -> list[str]:
-    """Return the names of the cases, of those that differ in their data type one: of the next ones in the next type."""
+def _short() -> list[str]:
+    """Return names of the cases: of those that differ in their data type, groups or width, the next one each time."""
     layouts: dict[str, list[str]] = {}
     for name in CASES:
         layout, _, dtype = name.rpartition(", ")
-        layouts.setdefault(layout if dtype in DTYPES else name, []).append(name)
+        layout = re.sub(r"(?<=bits, )(groups of \d+|width \d+|group|channel)", "", layout if dtype in DTYPES else name)
+        layouts.setdefault(layout, []).append(name)
     return [names[place % len(names)] for place, names in enumerate(layouts.values())]
 
 
-CASE_NAMES = some(_in_one_dtype(), CASES)
+CASE_NAMES = some(_short(), CASES)
 """The names of all cases; those of a layout in other data types are `long`."""
 
 

@@ -49,14 +49,19 @@ FURTHER_CASES = [
     ("base", "wav2vec2"),
 ]
 """Types of further kinds: without a head, with sound, with images, with codes, refused, and without a vocabulary."""
+SHORT_FURTHER = [
+    case for case in FURTHER_CASES if case[1] not in ("musicgen", "fastspeech2_conformer", "owlvit", "embedding_gemma2")
+]
+"""Those whose patterns no others among them have."""
 
 NEW_CASES = [(kind, model_type) for kind, names in ADDED.items() for model_type in names]
 SIMILAR = (
     *("qwen2", "opt", "bloom", "mpt", "granite", "llama", "roberta", "gpt2", "t5", "gpt_neox", "phi", "falcon"),
     *("stablelm", "olmo2", "hunyuan_v1_dense", "smollm3", "minicpm3", "gpt_oss", "jamba", "bert"),
+    *("gemma3_text", "ministral3", "exaone4", "xglm", "biogpt", "electra", "paligemma"),
 )
 """Types of the sample whose patterns others here have, or the models that tests/test_families.py examines always."""
-ALL_CASES = some([case for case in CASES if case[1] not in SIMILAR], CASES + NEW_CASES)
+ALL_CASES = some([case for case in CASES if case[1] not in SIMILAR and case != ("seq2seq", "bart")], CASES + NEW_CASES)
 
 
 @pytest.mark.parametrize(("kind", "model_type"), ALL_CASES, ids=[" ".join(case) for case in CASES + NEW_CASES])
@@ -75,7 +80,7 @@ def test_a_model_type_gives_the_result_on_the_page(kind, model_type, unchecked) 
 ALL_FURTHER = [(kind, name) for kind in FURTHER_KINDS for name in model_types(kind)]
 
 
-@pytest.mark.parametrize(("kind", "model_type"), some(FURTHER_CASES, ALL_FURTHER))
+@pytest.mark.parametrize(("kind", "model_type"), some(SHORT_FURTHER, ALL_FURTHER))
 def test_a_type_of_a_further_kind_gives_the_result_on_the_page(kind, model_type, unchecked) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -143,7 +148,7 @@ VARIED = (
 """Types with factors, a head with a transform, tables of two stacks, tying by other keys, and positions on axes."""
 
 
-@pytest.mark.parametrize(("model_type", "kind"), some(VARIED[1:4], VARIED), ids=[name for name, _ in VARIED])
+@pytest.mark.parametrize(("model_type", "kind"), some(VARIED[1:2], VARIED), ids=[name for name, _ in VARIED])
 def test_other_settings_and_left_out_ones_give_equal_results(model_type, kind, unchecked) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

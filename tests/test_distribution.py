@@ -126,6 +126,7 @@ def test_the_tree_builds_the_wheel_of_the_source_distribution(small_tree, linked
     assert wheel.read_bytes() == linked.wheel.read_bytes()
 
 
+@pytest.mark.long
 def test_twine_accepts_the_files(plain, linked) -> None:
     names = [str(path) for each in (plain, linked) for path in (each.sdist, each.wheel)]
     result = subprocess.run(

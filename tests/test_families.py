@@ -3,21 +3,25 @@
 import ast
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from all_families import examine
-from covering import some
+from covering import cases, some
 from test_all_families import ADDED, CASES
 from tiny_models import VARIANTS, VOCAB, build, model_types, quiet
 from transformers_probe import ends
 
 import embedlayer as el
 from embedlayer import families
-from embedlayer.families import FAMILIES, REFUSED, family_of, rotary_facts
+from embedlayer.census.configurations import KNOWN_IDS, entries_of
+from embedlayer.families import FAMILIES, REFUSED, TRANSFORMERS_VERSION, family_of, rotary_facts
+from embedlayer.families.default_ids import DEFAULT_IDS
 from embedlayer.families.records import NormSpec
 from embedlayer.families.rotary_settings import ROTARY, RotaryPositions
 from embedlayer.io.files import read_json, write_json
@@ -29,8 +33,13 @@ OTHERS = [
     name for name, (model_type, kind, settings) in VARIANTS.items() if settings or (kind, model_type) not in CASES
 ]
 """Well-known models that are not in the sample of test_all_families.py."""
-SIMILAR = ("Mistral", "Qwen2", "Qwen3", "Gemma", "Cohere")
+SIMILAR = ("Mistral", "Qwen2", "Qwen2.5, YaRN", "Qwen3", "Gemma", "Cohere", "OPT", "Falcon RW")
 """Those whose patterns others here, or in the sample, have."""
+SAVED = (
+    *("GPT-2", "BERT", "ALBERT", "OPT 350M's projections", "BLOOM, 6 heads", "T5", "M2M100", "LLaMA 3", "Gemma 3"),
+    *("GPT-J", "Phi-3, LongRoPE", "Falcon RW", "Granite"),
+)
+"""Those whose layers have each kind of part that is saved."""
 
 
 NOT_OF_TRANSFORMERS = {
@@ -51,7 +60,7 @@ def test_a_well_known_model_equals_transformers(name, unchecked) -> None:
     assert row.without_logits
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", some(SAVED, VARIANTS))
 def test_what_is_saved_is_read_back_bit_for_bit(name, tmp_path) -> None:
     with quiet():
         VARIANTS[name].build()[1].save_pretrained(tmp_path / "model")
@@ -81,6 +90,14 @@ def test_every_model_type_belongs_to_one_family_and_is_one_of_transformers() -> 
     assert family_of(None) is None
 
 
+@cache
+def default_config(model_type: str) -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    with quiet():
+        return CONFIG_MAPPING[model_type]()
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: "-".join(family.model_types[:2]))
 def test_what_a_record_assumes_of_a_missing_key_is_the_default_of_transformers(family) -> None:
@@ -90,8 +107,7 @@ def test_what_a_record_assumes_of_a_missing_key_is_the_default_of_transformers(f
         names = ("rope_theta", "rope_local_base_freq", "sliding_window_pattern")  # of published files alone
         family = replace(family, defaults=tuple(pair for pair in family.defaults if pair[0] not in names))
     for model_type in set(family.model_types) & set(CONFIG_MAPPING):
-        with quiet():
-            config = CONFIG_MAPPING[model_type]()
+        config = default_config(model_type)
         for stack in family.sub_configs[-1:]:
             config = getattr(config, stack)
         for key, value in family.defaults:
@@ -114,14 +130,27 @@ def test_epsilons_and_factors_that_a_record_assumes_are_the_defaults_of_transfor
     different = []
     for family in FAMILIES:
         for model_type in set(family.model_types) & set(CONFIG_MAPPING):
-            with quiet():
-                config = CONFIG_MAPPING[model_type]()
+            config = default_config(model_type)
             different += [
                 (model_type, key, assumed)
                 for key, assumed in assumptions(family)
                 if getattr(config, key, assumed) not in (assumed, None)
             ]
     assert different == []
+
+
+def test_the_ids_in_the_list_are_the_defaults_of_transformers() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if transformers.__version__ != TRANSFORMERS_VERSION:
+        pytest.skip(f"the list is that of transformers {TRANSFORMERS_VERSION}")
+    found = {}
+    for model_type in CONFIG_MAPPING_NAMES:
+        if family_of(model_type) is not None:
+            entries = entries_of(default_config(model_type))
+            ids = {key: value for key, value in entries.items() if key in KNOWN_IDS and value is not None}
+            found[model_type] = {key: tuple(value) if isinstance(value, list) else value for key, value in ids.items()}
+    assert {model_type: ids for model_type, ids in found.items() if ids} == {**DEFAULT_IDS}
 
 
 def assumptions(family):
@@ -355,8 +384,7 @@ def test_falcons_alibi_is_the_product_that_transformers_rounds_to_bfloat16(tmp_p
     assert 1e-3 < difference(400) < 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("model_type", ["gemma", "gemma2", "gemma3_text"])
+@cases("model_type, dtype", ["gemma", "gemma2", "gemma3_text"], [torch.float32, torch.bfloat16])
 def test_gemma_rounds_its_scale_to_the_type_of_the_rows(model_type, dtype, tmp_path) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -43,7 +43,9 @@ SMALL = {
     "EMBEDLAYER_TRAIN_LENGTH": "32",
     "EMBEDLAYER_TRAIN_BATCH_SIZE": "4",
     "EMBEDLAYER_TRAIN_VOCAB_SIZE": "800",
+    "EMBEDLAYER_TRAIN_VALIDATION_FRACTION": "0.05",
     "EMBEDLAYER_CORPUS_BUILD_WORKERS": "1",
+    "EMBEDLAYER_GENERATE_TOKENS": "4",
     "EMBEDLAYER_EXPLORE_EXPORT_TO": "page.html",
 }
 """Options set by the environment, so that a printed command stays as it is: a small model, and a page in a file."""
@@ -85,7 +87,7 @@ def test_every_make_target_is_there() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::embedlayer.EmbedLayerWarning")
-def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -> None:
+def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd, unchecked) -> None:
     monkeypatch.chdir(tmp_path)
     for name, value in SMALL.items():
         monkeypatch.setenv(name, value)

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from covering import some
+from tokenizers import Tokenizer
 
 import embedlayer as el
 
@@ -68,6 +70,11 @@ def seeds() -> Path:
     if not SEEDS.is_dir():
         pytest.skip(f"the lessons at {SEEDS} are not on this machine")
     return SEEDS
+
+
+@pytest.fixture(scope="module")
+def gpt2(shared_data) -> Tokenizer:
+    return el.load_tokenizer(shared_data / "tokenizers" / "gpt2-encoder.json")
 
 
 def restored(lines: dict[int, str]) -> str:
@@ -209,7 +216,10 @@ def test_the_lesson_on_embeddings_runs(seeds, pictures, monkeypatch, unchecked, 
     assert "Are weights shared? True" in printed
 
 
-def test_the_notebook_on_the_embedding_layer_runs(seeds, shared_data, tmp_path, monkeypatch, unchecked, capsys) -> None:
+@pytest.mark.parametrize("ours", some([True], [False, True]))
+def test_the_notebook_on_the_embedding_layer_runs(
+    seeds, shared_data, tmp_path, monkeypatch, unchecked, capsys, ours
+) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "data" / "the-verdict.txt").symlink_to(shared_data / "text" / "the-verdict.txt")
@@ -225,19 +235,18 @@ def test_the_notebook_on_the_embedding_layer_runs(seeds, shared_data, tmp_path, 
         ("src.part03_dataloader", part),
     ):
         monkeypatch.setitem(sys.modules, name, module)
-    for ours in (False, True):
-        names: dict[str, Any] = {"el": el, "__name__": "lesson"}
-        for cell in cells_of(seeds):
-            run(cell, names, ours)
-        assert names["GPT_CONFIG_124M"] == el.lessons.GPT_CONFIG_124M
-        assert isinstance(names["embedding_module"], el.lessons.GPTEmbedding) is ours
-        assert names["final_embeddings"].shape == names["input_embeddings"].shape == (8, 4, 256)
-        assert torch.equal(names["embeddings_method1"], names["embeddings_method2"])
-        module, inputs = names["embedding_module"], names["inputs"]
-        torch.testing.assert_close(
-            names["final_embeddings"], module.tok_emb(inputs) + module.pos_emb(torch.arange(4)), rtol=0, atol=0
-        )
-        assert "Are both methods identical? True" in capsys.readouterr().out
+    names: dict[str, Any] = {"el": el, "__name__": "lesson"}
+    for cell in cells_of(seeds):
+        run(cell, names, ours)
+    assert names["GPT_CONFIG_124M"] == el.lessons.GPT_CONFIG_124M
+    assert isinstance(names["embedding_module"], el.lessons.GPTEmbedding) is ours
+    assert names["final_embeddings"].shape == names["input_embeddings"].shape == (8, 4, 256)
+    assert torch.equal(names["embeddings_method1"], names["embeddings_method2"])
+    module, inputs = names["embedding_module"], names["inputs"]
+    torch.testing.assert_close(
+        names["final_embeddings"], module.tok_emb(inputs) + module.pos_emb(torch.arange(4)), rtol=0, atol=0
+    )
+    assert "Are both methods identical? True" in capsys.readouterr().out
 
 
 def test_the_page_on_linear_layers_runs(seeds, unchecked) -> None:
@@ -272,16 +281,16 @@ def plain_windows(ids: list[int], max_length: int, stride: int) -> list[tuple[li
     return [(ids[at : at + max_length], ids[at + 1 : at + max_length + 1]) for at in starts]
 
 
-def test_the_loader_of_the_notebook_cuts_the_windows_of_its_lesson(shared_data) -> None:
+def test_the_loader_of_the_notebook_cuts_the_windows_of_its_lesson(shared_data, gpt2) -> None:
     text = (shared_data / "text" / "the-verdict.txt").read_text() + "<|endoftext|>The end."
     files = shared_data / "tokenizers" / "gpt2-encoder.json"
     loader = el.lessons.create_dataloader_v1(text, 8, 4, 3, shuffle=False, drop_last=False, tokenizer=files)
-    expected = plain_windows(el.load_tokenizer(files).encode(text).ids, 4, 3)
+    expected = plain_windows(gpt2.encode(text).ids, 4, 3)
     inputs, targets = (torch.cat(part).tolist() for part in zip(*loader, strict=True))
     assert list(zip(inputs, targets, strict=True)) == expected
 
 
-def test_gpt2s_tokenizer_is_found_in_hugging_faces_cache(shared_data, tmp_path, monkeypatch) -> None:
+def test_gpt2s_tokenizer_is_found_in_hugging_faces_cache(gpt2, tmp_path, monkeypatch) -> None:
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -293,10 +302,9 @@ def test_gpt2s_tokenizer_is_found_in_hugging_faces_cache(shared_data, tmp_path, 
     snapshot.mkdir(parents=True)
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text("abc")
-    tokenizer = el.load_tokenizer(shared_data / "tokenizers" / "gpt2-encoder.json")
-    tokenizer.save(str(snapshot / "tokenizer.json"))
+    gpt2.save(str(snapshot / "tokenizer.json"))
     inputs, _ = next(iter(el.lessons.create_dataloader_v1("I love dogs and cats", 1, 2, 2, shuffle=False)))
-    assert inputs.tolist() == [tokenizer.encode("I love").ids]
+    assert inputs.tolist() == [gpt2.encode("I love").ids]
     el.train_tokenizer("I love dogs", kind="word").save(str(tmp_path / "encoder.json"))
     with pytest.raises(el.TokenizerError, match="encoder.json is not GPT-2's tokenizer"):
         el.lessons.create_dataloader_v1("I love dogs")

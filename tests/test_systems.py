@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -10,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hidden_calls import NOT_EVERYWHERE, NOT_ON_MACOS
+from processes import run_program
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = ("ctypes", "errno", "fcntl", "mmap", "os", "resource", "select", "signal", "socket", "stat", "time")
@@ -19,22 +19,29 @@ MODULES = ("ctypes", "errno", "fcntl", "mmap", "os", "resource", "select", "sign
 @cache
 def trees() -> dict[Path, ast.Module]:
     """The files of the package that name what depends on the system, parsed."""
-    words = re.compile(rf"\b({'|'.join(MODULES)})\b|sys\.platform|/(proc|sys|dev)/")
+    words = re.compile(rf"^\s*(import|from) ({'|'.join(MODULES)})\b|sys\.platform|/(proc|sys|dev)/", re.MULTILINE)
     texts = {file: file.read_text(encoding="utf-8") for file in sorted(ROOT.glob("embedlayer/**/*.py"))}
     return {file: ast.parse(text) for file, text in texts.items() if words.search(text)}
 
 
-def stub_names(module: str, platform: str) -> set[str]:
-    """The names of a module of Python on a system, as its type stubs in mypy say."""
+@cache
+def stub_of(module: str) -> ast.Module:
+    """The type stubs in mypy of a module of Python."""
     (package,) = find_spec("mypy").submodule_search_locations
     stubs = Path(package) / "typeshed" / "stdlib"
     file = next(each for each in (stubs / f"{module}.pyi", stubs / module / "__init__.pyi") if each.exists())
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
+def stub_names(module: str, platform: str) -> set[str]:
+    """The names of a module of Python on a system, as its type stubs in mypy say."""
     system = type("sys", (), {"platform": platform, "version_info": sys.version_info})
 
     def names(body: list[ast.stmt]) -> Iterator[str]:
         for node in body:
             if isinstance(node, ast.If):
-                condition = eval(compile(ast.Expression(node.test), file, "eval"), {"sys": system})
+                condition = eval(compile(ast.Expression(node.test), module, "eval"), {"sys": system})
                 yield from names(node.body if condition else node.orelse)
             elif isinstance(node, ast.FunctionDef | ast.ClassDef):
                 yield node.name
@@ -44,22 +51,26 @@ def stub_names(module: str, platform: str) -> set[str]:
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 yield from (alias.asname or alias.name for alias in node.names)
 
-    return set(names(ast.parse(file.read_text(encoding="utf-8")).body))
-
-
-def uses(tree: ast.AST, guards: tuple[ast.expr, ...] = ()) -> Iterator[tuple[str, str, bool]]:
-    """Module, name and whether an `if hasattr(module, name)` is around it, of each `module.name` in a tree."""
-    if isinstance(tree, ast.Attribute) and isinstance(tree.value, ast.Name):
-        guard = f"hasattr({tree.value.id}, '{tree.attr}')"
-        yield tree.value.id, tree.attr, any(guard in ast.unparse(test) for test in guards)
-    inner = (*guards, tree.test) if isinstance(tree, ast.If | ast.IfExp) else guards
-    for child in ast.iter_child_nodes(tree):
-        yield from uses(child, inner)
+    return set(names(stub_of(module).body))
 
 
 @cache
+def uses_of(file: Path) -> set[tuple[str, str, bool]]:
+    """Module, name and whether an `if hasattr(module, name)` is around it, of each `module.name` in a file."""
+    found = set()
+    nodes: list[tuple[ast.AST, tuple[ast.expr, ...]]] = [(trees()[file], ())]
+    while nodes:
+        node, guards = nodes.pop()
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in MODULES:
+            guard = f"hasattr({node.value.id}, '{node.attr}')"
+            found.add((node.value.id, node.attr, any(guard in ast.unparse(test) for test in guards)))
+        inner = (*guards, node.test) if isinstance(node, ast.If | ast.IfExp) else guards
+        nodes += [(child, inner) for child in ast.iter_child_nodes(node)]
+    return found
+
+
 def all_uses() -> set[tuple[str, str, bool]]:
-    return {use for tree in trees().values() for use in uses(tree) if use[0] in MODULES}
+    return set().union(*map(uses_of, trees()))
 
 
 def test_what_macos_lacks_is_listed_and_guarded() -> None:
@@ -137,13 +148,15 @@ def test_what_uses_the_calls_is_imported_where_they_are_missing() -> None:
     asking = {(module, name) for module, names in hidden.items() for name in names}
     modules = [
         ".".join(file.relative_to(ROOT).with_suffix("").parts)
-        for file, tree in trees().items()
-        if {use[:2] for use in uses(tree)} & asking
+        for file in trees()
+        if {use[:2] for use in uses_of(file)} & asking
     ]
     assert {"embedlayer.core.forks", "embedlayer.io.system_calls"} <= {*modules}
     code = f"""
 import sys
 import torch
+for name in [name for name in sys.modules if name.partition(".")[0] == "embedlayer"]:
+    del sys.modules[name]
 sys.modules["fcntl"] = None
 for module, names in {hidden}.items():
     for name in names:
@@ -151,5 +164,5 @@ for module, names in {hidden}.items():
 for name in {modules}:
     __import__(name)
 """
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    exit_code, _, errors = run_program("-c", code, cwd=ROOT)
+    assert exit_code == 0, errors

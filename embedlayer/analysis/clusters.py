@@ -54,7 +54,7 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
         SizeError: `most` or `smallest` is below 1.
 
     Example:
-        >>> near, far = torch.randn(50, 2) / 10, torch.randn(30, 2) / 10 + 5
+        >>> near, far = torch.rand(50, 2) / 10, torch.rand(30, 2) / 10 + 5
         >>> plane_clusters(torch.cat([near, far]), most=2).sizes
         [50, 30]
     """

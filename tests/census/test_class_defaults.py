@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from covering import cases
 from tiny_models import build, quiet
 
 import embedlayer as el
-from embedlayer.census.configurations import KNOWN_IDS, entries_of
-from embedlayer.families import TRANSFORMERS_VERSION, family_of
-from embedlayer.families.default_ids import DEFAULT_IDS
 from embedlayer.vocab.receipt import last_receipt
 
 REVERSED = [*range(130, -1, -1)]
@@ -43,33 +41,19 @@ def no_transformers(monkeypatch) -> None:
     )
 
 
-def test_the_defaults_in_the_list_are_those_of_transformers() -> None:
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
-
-    if transformers.__version__ != TRANSFORMERS_VERSION:
-        pytest.skip(f"the list is that of transformers {TRANSFORMERS_VERSION}")
-    found = {}
-    for model_type in CONFIG_MAPPING_NAMES:
-        if family_of(model_type) is not None:
-            entries = entries_of(CONFIG_MAPPING[model_type]())
-            ids = {key: value for key, value in entries.items() if key in KNOWN_IDS and value is not None}
-            found[model_type] = {key: tuple(value) if isinstance(value, list) else value for key, value in ids.items()}
-    assert {model_type: ids for model_type, ids in found.items() if ids} == {**DEFAULT_IDS}
-
-
-@pytest.mark.parametrize("is_installed", [True, False])
-@pytest.mark.parametrize(
-    ("model_type", "kind", "keys"),
+@cases(
+    "saved_type, is_installed",
     [
         ("llama", "causal", ("bos_token_id", "eos_token_id", "pad_token_id")),
         ("bert", "masked", ("pad_token_id",)),
         ("gemma3", "image-text", ("bos_token_id", "eos_token_id", "pad_token_id")),
     ],
+    [True, False],
 )
 def test_an_id_of_the_class_is_written_moved_and_comes_back(
-    model_type, kind, keys, is_installed, tmp_path, request, unchecked
+    saved_type, is_installed, tmp_path, request, unchecked
 ) -> None:
+    model_type, kind, keys = saved_type
     if not is_installed:
         request.getfixturevalue("no_transformers")
     model = saved(tmp_path / "old", model_type, kind, keys)

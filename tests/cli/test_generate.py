@@ -154,10 +154,10 @@ def test_a_checkpoint_of_transformers_is_continued(tmp_path, capsys) -> None:
 
 def test_stories260k_says_its_story(shared_data, capsys) -> None:
     models = shared_data / "models"
-    assert run("generate", models / "stories260K.safetensors", "--greedy", "--json") == 0
+    assert run("generate", models / "stories260K.safetensors", "--greedy", "--tokens", 64, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["text"] in (models / "stories260K.md").read_text()
-    assert len(result["ids"]) == 257
+    assert len(result["ids"]) == 65
     assert run("generate", models, "Once upon", "--tokens", 5, "--greedy") == 0
     assert capsys.readouterr().out == "Once upon a time, there was\n"
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from commands import run
+from covering import LONG
 
 from embedlayer import __version__
 from embedlayer.cli.main import WAITING, cli
@@ -20,7 +21,7 @@ def test_help_lists_every_command_and_loads_no_torch() -> None:
     assert result.stdout.endswith("\nFalse\n")
 
 
-@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "7"}])
+@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, pytest.param({"GOMP_SPINCOUNT": "7"}, marks=LONG)])
 def test_idle_threads_of_torch_soon_leave_their_core_unless_the_user_chose(own) -> None:
     code = "import atexit, os; atexit.register(lambda: print({n: os.environ.get(n) for n in WAITING}))\n"
     code += "from embedlayer.cli.main import WAITING, main; main(['--version'])"

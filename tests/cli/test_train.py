@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import leave_out_answers, run
 from launches import free_port
 from processes import run_program
 
@@ -23,6 +23,7 @@ from embedlayer.cli.progress import reading
 from embedlayer.cli.report import make_report
 
 SMALL = "--dim 24 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 2".split()
+SMALL += ["--validation-fraction", "0.05"]
 FILES = {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "report.html", "run.json", "corpus"}
 
 
@@ -131,7 +132,7 @@ def test_json_is_one_line_and_nothing_else(text, tmp_path, capsys) -> None:
 )
 def test_every_option_of_the_decoder_trains_and_is_read_back(text, tmp_path, capsys, options) -> None:
     folder, arguments = tmp_path / "run", ["--steps", 2, *SMALL, *shlex.split(options)]
-    assert run("train", text, "-o", folder, *arguments, whole_report=True) == 0, capsys.readouterr().err
+    assert run("train", text, "-o", folder, *arguments) == 0, capsys.readouterr().err
     assert run("embed", folder, "a class", "--json") == 0
 
 
@@ -164,7 +165,7 @@ from embedlayer.cli.main import main
 from embedlayer.training.loop import Trainer
 
 def interrupted(trainer, optimizer, step, learning_rate, update=Trainer._update):
-    if step == 6:
+    if step == 2:
         os.kill(os.getpid(), signal.SIGINT)
     return update(trainer, optimizer, step, learning_rate)
 
@@ -178,11 +179,11 @@ def test_ctrl_c_saves_and_resuming_gives_the_uninterrupted_result(text, tmp_path
     added = ["--value-embedding", "--ngram", "900", "--per-layer", "4"]
     (tmp_path / "other.jsonl").write_text('{"text": "Dogs love dogs, and cats love naps."}\n' * 400)
     mixture = [str(text), str(tmp_path / "other.jsonl"), "--weights", "3,1", "--documents"]
-    arguments = ["train", *mixture, "--steps", "14", "--dropout", "0.1", *added, *SMALL]
+    arguments = ["train", *mixture, "--steps", "6", "--dropout", "0.1", *added, *SMALL]
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     code, _, errors = run_program("-c", INTERRUPTED, *arguments, "-o", stopped)
     assert code == 130, errors
-    assert "Stopped at step 7 of 14; everything is saved" in errors
+    assert "Stopped at step 3 of 6; everything is saved" in errors
     assert "embedlayer train --resume -o" in errors
     for command in (["train", "--resume", "-o", stopped], [*arguments, "-o", whole]):
         assert run(*command) == 0, capsys.readouterr().err
@@ -248,7 +249,8 @@ def test_weights_that_fit_no_files_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_report_can_be_written_again(trained, capsys) -> None:
+def test_a_report_can_be_written_again(trained, capsys, monkeypatch) -> None:
+    leave_out_answers(monkeypatch)
     (trained / "report.html").unlink()
     assert run("report", trained) == 0
     assert (trained / "report.html").exists()
@@ -280,6 +282,7 @@ def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learn
     typed = [shlex.split(line) for line in lines if line.startswith("  ") and " embedlayer " in line]
     assert [words[3] for words in typed] == ["explore", "embed", "neighbors", "generate"]
     monkeypatch.setattr("embedlayer.explorer.server.serve", lambda opened, **_: None)  # serves until Ctrl-C
+    monkeypatch.setenv("EMBEDLAYER_GENERATE_TOKENS", "4")
     for words in typed:
         assert Path(shutil.which(words[0])).samefile(sys.executable)  # "python" where the environment is active
         assert run(*words[3:]) == 0

@@ -6,20 +6,21 @@ import shutil
 
 import pytest
 import torch
-from commands import run
+from commands import leave_out_answers, run
 from covering import some
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
 
-SMALL = "--dim 32 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 5 --steps 10".split()
+SMALL = "--dim 32 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 5 --steps 5".split()
+SMALL += ["--validation-fraction", "0.05"]
 TERMS = ("otterly", "lynxes", "quokka")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "text.txt").write_text(carried_text()[:40_000])
+    (folder / "text.txt").write_text(carried_text()[:20_000])
     assert run("train", folder / "text.txt", "-o", folder / "run", *SMALL) == 0
     return folder / "run"
 
@@ -34,7 +35,9 @@ def domain(tmp_path_factory):
     return folder
 
 
-def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(trained, domain, tmp_path, capsys) -> None:
+def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(
+    trained, domain, tmp_path, capsys, monkeypatch
+) -> None:
     """The whole story: terms into a trained run, only their rows trained, their text costs less, nothing else moved."""
     command = ["vocab", "add", trained, "--terms", domain / "terms.txt", "-o", tmp_path / "new"]
     options = ["--train-on", domain / "text.txt", "--steps", 12, "--learning-rate", 0.05, "--json"]
@@ -68,6 +71,7 @@ def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(trained, doma
 
     assert run("embed", tmp_path / "new", "the otterly", "--json") == 0
     assert json.loads(capsys.readouterr().out)["tokens"][-1] == " otterly"
+    leave_out_answers(monkeypatch)
     assert run("report", tmp_path / "new") == 0
     assert run("vocab", "undo", tmp_path / "new", "-o", tmp_path / "back") == 0
     for name in ("config.json", "model.safetensors", "tokenizer.json", "run.json", "report.html"):
@@ -264,7 +268,7 @@ def test_a_suggested_list_is_what_add_and_remove_take(trained, domain, prune, tm
 def test_two_tokenizers_and_two_models_are_compared(trained, tmp_path, capsys) -> None:
     """Alone, on a text, and with the bits per byte that `evaluate` prints where both have a model."""
     text = tmp_path / "text.txt"
-    text.write_text(carried_text()[40_000:50_000])
+    text.write_text(carried_text()[20_000:22_000])
     letters = el.train_tokenizer((), "byte")
     table = el.TokenEmbedding(letters.get_vocab_size(), 16)
     model = el.DecoderLM(table, el.RotaryEmbedding(8), num_layers=1, num_heads=2)

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from covering import some
+from hidden_calls import SYSTEMS
 from processes import run_program
 
 from embedlayer.core.errors import CheckpointError, FileError
@@ -171,6 +173,7 @@ for kind in kinds:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each kill is of a process made by fork")
+@pytest.mark.parametrize("system", some(["Linux", "POSIX"], SYSTEMS), indirect=True)
 def test_a_process_killed_at_any_operation_leaves_the_old_or_the_new_whole(system: str) -> None:
     kinds = ["file", "folder", "new file"]
     code = [sys.executable, "-c", KILLS, system, *kinds]

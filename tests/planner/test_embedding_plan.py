@@ -302,13 +302,10 @@ ALWAYS = (  # each option, tied and untied, one rank and several: in pairs
     "sgd",
     "factorised, chunked",
     "row-sparse, rowwise",
-    "rows beside, few positions",
     "rows beside, bfloat16, untied head",
-    "one of two ranks, row-sparse",
     "looked up only, bfloat16, one of two ranks",
     "inference",
     "int4 in groups",
-    "rows beside int4",
 )
 
 

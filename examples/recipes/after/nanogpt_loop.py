@@ -7,7 +7,7 @@ from torch import nn
 
 import embedlayer as el
 
-vocab_size, block_size, n_embd, batch_size, max_iters, grad_accum_steps = 256, 64, 64, 8, 40, 2
+vocab_size, block_size, n_embd, batch_size, max_iters, grad_accum_steps = 256, 64, 64, 8, 20, 2
 data = torch.tensor(list("\n\n".join(topics.values()).encode()))  # or from np.memmap("train.bin", np.uint16)
 
 

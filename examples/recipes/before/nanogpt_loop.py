@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-vocab_size, block_size, n_embd, batch_size, max_iters, grad_accum_steps = 256, 64, 64, 8, 40, 2
+vocab_size, block_size, n_embd, batch_size, max_iters, grad_accum_steps = 256, 64, 64, 8, 20, 2
 data = torch.tensor(list("\n\n".join(topics.values()).encode()))  # or from np.memmap("train.bin", np.uint16)
 
 
