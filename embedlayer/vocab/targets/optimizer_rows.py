@@ -77,7 +77,7 @@ class NewState:
             SizeError: A new optimizer cannot be built or stepped, or its state has no rows under that key.
         """
         if self.last is None or not torch.equal(self.last[0], rows):
-            self.last = rows, self._stepped(rows)
+            self.last = rows.clone(), self._stepped(rows)
         value = self.last[1].get(key)
         if not isinstance(value, Tensor) or value.shape[:1] != rows.shape[:1]:
             raise self._not_shown(key)
