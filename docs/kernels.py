@@ -240,12 +240,11 @@ def measured() -> str:
     lines += ["", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     peers: dict[str, dict[str, str]] = {call: {} for call in by_call}
     for run in runs:
-        for call in by_call.keys() & {call for call, found in run.items() if OURS in found}:
+        for call in [call for call, found in run.items() if call in by_call and OURS in found]:
+            ours = run[call][OURS]
             for competitor, row in run[call].items():
                 if competitor not in dict(cells) and row["time_ms"]:
-                    both = [
-                        number(each[column]) for each in (row, run[call][OURS]) for column in ("time_ms", "added_gib")
-                    ]
+                    both = [number(each[column]) for each in (row, ours) for column in ("time_ms", "added_gib")]
                     peers[call][competitor] = f"| {call} | {competitor} | {' | '.join(both)} | {row['date']} |"
     lines += [line for found in peers.values() for line in found.values()]
     return "\n".join(lines) + "\n"
