@@ -9,8 +9,13 @@ Call = tuple[Any, ...]
 """A function, and its arguments."""
 
 
+def together(ranks: int, calls: tuple[Call, ...], call: Call) -> list[Any]:
+    """What `call` returns on each of `ranks` processes; if it is one of `calls`, they make all of them, once."""
+    return _results(ranks, calls if call in calls else (call,))[call]
+
+
 @functools.cache
-def together(ranks: int, calls: tuple[Call, ...]) -> dict[Call, list[Any]]:
+def _results(ranks: int, calls: tuple[Call, ...]) -> dict[Call, list[Any]]:
     """What each of `calls` returns on each of `ranks` processes, which make one call after the other."""
     found = on_ranks(ranks, all_of, calls)
     return {call: [results[number] for results in found] for number, call in enumerate(calls)}

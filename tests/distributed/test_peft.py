@@ -142,7 +142,7 @@ def by_torch(choices: tuple[str, ...]) -> list[dict[str, torch.Tensor]]:
 
 
 def test_a_table_that_torch_shards_by_rows_or_columns_takes_lora_and_a_copy() -> None:
-    for results in together(2, CALLS)[by_torch, BY_TORCH]:
+    for results in together(2, CALLS, (by_torch, BY_TORCH)):
         for choice, found in zip(BY_TORCH * len(PLANS), results, strict=True):
             assert_close(found, loss_and_gradients(adapted(Net(), **CHOICES[choice])))
 
@@ -175,7 +175,7 @@ def on_a_sharded_table(choices: tuple[str, ...]) -> list[dict[str, torch.Tensor]
 
 
 def test_a_sharded_table_takes_lora_beside_it_and_a_copy_but_none_on_it() -> None:
-    results = together(2, CALLS)[on_a_sharded_table, ON_SHARDED]
+    results = together(2, CALLS, (on_a_sharded_table, ON_SHARDED))
     for number, choice in enumerate(ON_SHARDED):
         expected = loss_and_gradients(adapted(Net(), **CHOICES[choice]))
         found = [result[number] for result in results]
@@ -235,7 +235,7 @@ CALLS = ((by_torch, BY_TORCH), (on_a_sharded_table, ON_SHARDED), (all_decoders, 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(OTHER_CASES, marks=pytest.mark.long)])
 def test_lora_on_the_layers_of_a_decoder_learns_equally_where_its_table_is_sharded(cases) -> None:
     call = (all_decoders, cases)
-    results = together(2, CALLS if call in CALLS else (call,))[call]
+    results = together(2, CALLS, call)
     for number, case in enumerate(cases):
         expected = trained_decoder(decoder(*case), None, case[0])
         found = [result[number] for result in results]

@@ -95,17 +95,17 @@ CALLS = ((exchanged,), (shares_of_torch,), (differences,))
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_what_ranks_exchange_is_that_of_the_whole_with_its_gradients(ranks) -> None:
-    together(ranks, CALLS)[exchanged,]
+    together(ranks, CALLS, (exchanged,))
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_share_has_the_tokens_that_context_parallel_of_torch_gives_the_rank(ranks) -> None:
-    together(ranks, CALLS)[shares_of_torch,]
+    together(ranks, CALLS, (shares_of_torch,))
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_decoder_trained_on_shares_equals_one_trained_on_whole_sequences(ranks) -> None:
-    for trained, loss in together(ranks, CALLS)[differences,]:
+    for trained, loss in together(ranks, CALLS, (differences,)):
         assert trained < 1e-12
         assert loss < 1e-6
 

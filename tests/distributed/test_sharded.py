@@ -151,7 +151,7 @@ def test_a_loss_in_many_chunks_of_ranks_with_unlike_batches_is_that_of_the_whole
     dtype = torch.float32 if branch == "triton" else torch.float64  # there are no Triton kernels for float64
     tolerance = 1e-5 if branch == "triton" else 1e-10
     call = (on_branch, branch, unlike_batches, UNLIKE, dtype)
-    results = together(3, ON_THREE if call in ON_THREE else (call,))[call]
+    results = together(3, ON_THREE, call)
     head = whole("dense")
     hidden = [part.requires_grad_() for part in hidden_states(UNLIKE)]
     losses = [
@@ -251,7 +251,7 @@ def sums_of_bags() -> list[torch.Tensor]:
 
 def test_ranks_sum_bags_of_unlike_sizes() -> None:
     table = whole("dense")
-    for rank, results in enumerate(together(2, ON_TWO)[sums_of_bags,]):
+    for rank, results in enumerate(together(2, ON_TWO, (sums_of_bags,))):
         ids = torch.arange(20_000 if rank == 0 else 3) % V
         expected = [table.summed(ids, torch.tensor([0, 2, len(ids)])), table.summed(ids[:3])]
         for ours, theirs in zip(results, expected, strict=True):
@@ -260,14 +260,14 @@ def test_ranks_sum_bags_of_unlike_sizes() -> None:
 
 def test_a_model_with_a_sharded_table_trains_in_torchs_own_wrappers_as_in_one_process() -> None:
     expected = trained(None)
-    for results in together(2, ON_TWO)[trained_by_torch,]:
+    for results in together(2, ON_TWO, (trained_by_torch,)):
         for found in results:
             for ours, theirs in zip(found, expected, strict=True):
                 assert torch.allclose(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
 def test_rows_that_were_replaced_are_refused_at_the_next_use() -> None:
-    assert together(2, ON_TWO)[replaced,] == [["weight of this sharded table was replaced"] * 3] * 2
+    assert together(2, ON_TWO, (replaced,)) == [["weight of this sharded table was replaced"] * 3] * 2
 
 
 def replaced() -> list[str]:
@@ -286,7 +286,7 @@ def replaced() -> list[str]:
 
 def test_a_table_that_cannot_be_sharded_is_refused() -> None:
     expected = ["A table is sharded along one", "1 rows in blocks of 1 leave ", "token id 23 at row 0, column"]
-    assert together(2, ON_TWO)[refusals,] == [[*expected, "weight: sharded over several"]] * 2
+    assert together(2, ON_TWO, (refusals,)) == [[*expected, "weight: sharded over several"]] * 2
 
 
 def refusals() -> list[str]:
@@ -306,7 +306,7 @@ def refusals() -> list[str]:
 
 
 def test_a_frozen_table_stays_frozen_and_learns_the_mean_once_it_may() -> None:
-    for rank, (learns, grads) in enumerate(together(2, ON_TWO)[frozen,]):
+    for rank, (learns, grads) in enumerate(together(2, ON_TWO, (frozen,))):
         assert learns == [False, False, True]
         expected = torch.zeros(V, D, dtype=torch.float64)
         expected[[0, 1, 12]] = 1.5 / 2  # a rank that looks a row up is one of two
@@ -330,7 +330,7 @@ def frozen():
 
 
 def test_an_id_outside_that_a_gpu_clamps_gives_zeros_and_no_gradient() -> None:
-    for rank, (vectors, grad, found, place) in enumerate(together(2, ON_TWO)[clamped,]):
+    for rank, (vectors, grad, found, place) in enumerate(together(2, ON_TWO, (clamped,))):
         assert vectors.abs().sum(-1).ne(0).tolist() == [[True, False, True], [True, False, True]]
         counts = torch.tensor([BAD_IDS.eq(token).sum() for token in range(V)])
         own = slice(0, 12) if rank == 0 else slice(12, V)
@@ -357,7 +357,7 @@ def clamped():
 
 
 def test_a_quantised_table_is_sharded_and_the_states_of_all_kinds_are_those_of_whole_tables() -> None:
-    for quantised, states in together(3, ON_THREE)[quantised_and_states,]:
+    for quantised, states in together(3, ON_THREE, (quantised_and_states,)):
         table = QuantizedEmbedding.from_table(whole("dense").float(), 4)
         assert torch.equal(quantised[0], table(torch.arange(V)))
         for ours, theirs in zip(quantised[1:], loss_and_gradient(table), strict=True):
@@ -408,7 +408,7 @@ FRESH = {
 
 
 def test_a_table_on_the_meta_device_is_drawn_by_its_ranks_as_one_process_would_draw_it() -> None:
-    for results in together(3, ON_THREE)[drawn,]:
+    for results in together(3, ON_THREE, (drawn,)):
         for kind, (state, reset, vectors, after) in zip(FRESH, results, strict=True):
             torch.manual_seed(3)
             table = FRESH[kind]()
@@ -445,7 +445,7 @@ def reset_all(table: torch.nn.Module) -> None:
 
 
 def test_torch_shards_a_plain_table_by_rows_and_by_columns() -> None:
-    for results in together(2, ON_TWO)[by_torch,]:
+    for results in together(2, ON_TWO, (by_torch,)):
         for found in results:
             torch.testing.assert_close(found, divided()(torch.arange(24)))
 
@@ -482,7 +482,7 @@ def test_what_crosses_the_network_is_what_is_planned(trained, rank) -> None:
     sizes = {"rank": rank, "tokens": tokens, "distinct_tokens": V, "vocab_parallel_size": 3}
     plan = EmbeddingPlan(V, D, tied=False, optimizer="adamw" if trained else "none", **sizes)
     call = (bytes_sent, trained, rank)
-    sent = together(3, ON_THREE if call in ON_THREE else (call,))[call]
+    sent = together(3, ON_THREE, call)
     lookup, loss = (sum(parts) / 3 for parts in zip(*sent, strict=True))
     assert lookup == pytest.approx(plan.lookup_network_bytes, rel=0.05)
     assert loss == pytest.approx(plan.loss_network_bytes, rel=0.05)
@@ -491,7 +491,7 @@ def test_what_crosses_the_network_is_what_is_planned(trained, rank) -> None:
 @pytest.mark.parametrize("distinct", [12, 60])
 def test_what_the_busiest_rank_sends_of_its_rows_is_the_documented_bound(distinct) -> None:
     most = (3 - 1) * min(60 // 3, distinct) * D * 4  # as the documentation of `lookup_network_bytes` says
-    (rows_out, _), *others = together(3, ON_THREE)[bytes_sent_by_the_busiest, distinct]
+    (rows_out, _), *others = together(3, ON_THREE, (bytes_sent_by_the_busiest, distinct))
     assert rows_out == pytest.approx(most, rel=0.05)
     assert sum(back for _, back in others) == pytest.approx(most, rel=0.05)
 
@@ -512,7 +512,7 @@ def test_what_crosses_the_network_in_a_step_is_what_is_planned(num_replicas) -> 
         V, D, rank=3, positions=V, tokens=5 * V, distinct_tokens=V, vocab_parallel_size=2, replicas=num_replicas
     )
     call = (bytes_sent_in_a_step, num_replicas)
-    sent = together(2 * num_replicas, ON_FOUR if call in ON_FOUR else (call,))[call]
+    sent = together(2 * num_replicas, ON_FOUR, call)
     replicated, all_bytes = (sum(parts) / len(sent) for parts in zip(*sent, strict=True))
     assert replicated == pytest.approx(plan.replicated_network_bytes, rel=0.05)
     assert all_bytes == pytest.approx(plan.network_bytes, rel=0.05)
@@ -550,7 +550,7 @@ def test_what_crosses_the_network_for_replicas_is_what_is_planned(row_sparse) ->
         400, D, tied=False, tokens=64, distinct_tokens=64, vocab_parallel_size=2, replicas=2, row_sparse=row_sparse
     )
     call = (bytes_sent_for_replicas, row_sparse)
-    sent = together(4, ON_FOUR if call in ON_FOUR else (call,))[call]
+    sent = together(4, ON_FOUR, call)
     assert sum(sent) / 4 == pytest.approx(plan.replicas_network_bytes, rel=0.05)
 
 
@@ -623,7 +623,7 @@ def refusals_of_other_tables():
 
 
 def test_a_table_of_another_vocabulary_or_kind_is_refused_by_name_where_it_is_sharded() -> None:
-    for rank, (vocabulary, small, kind) in enumerate(together(4, ON_FOUR)[refusals_of_other_tables,]):
+    for rank, (vocabulary, small, kind) in enumerate(together(4, ON_FOUR, (refusals_of_other_tables,))):
         if rank < 2:  # another replica, whose ranks pass the same table
             assert vocabulary == small == kind == ""
         else:

@@ -165,7 +165,7 @@ def scaled_step(row_sparse: bool) -> tuple[float, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("row_sparse", [False, True])
 def test_an_infinity_on_one_rank_makes_all_skip_the_step(row_sparse) -> None:
     start = Model(row_sparse=row_sparse, sharded=False)
-    for scale, rows, weight in together(2, CALLS)[scaled_step, row_sparse]:
+    for scale, rows, weight in together(2, CALLS, (scaled_step, row_sparse)):
         assert scale == 2.0
         assert torch.equal(rows, start.table.rows(0, V))
         assert torch.equal(weight, start.linear.weight)
@@ -193,7 +193,7 @@ def refused_states() -> list[str]:
 
 
 def test_torchs_states_of_optimizers_are_refused() -> None:
-    for names in together(2, CALLS)[refused_states,]:
+    for names in together(2, CALLS, (refused_states,)):
         assert names == ["linear.bias", "linear.weight", "table.weight"]
 
 
