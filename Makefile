@@ -5,15 +5,14 @@ BIN := $(VENV)/bin
 PIP_ALONE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# What `make test-newest` and `make test-oldest` install: everything at its newest, or torch, NumPy, transformers and
-# pyarrow at the lower bounds of pyproject.toml and all else as constraints.txt has it (triton as torch needs it).
-OLDEST = $(shell sed -nE 's/.*"(torch|numpy|transformers|pyarrow)>=([0-9.]+).*/"\1==\2.*"/p' pyproject.toml)
+# `make test-newest` installs everything at its newest; `make test-oldest` installs constraints-oldest.txt, and what it
+# does not name as constraints.txt has it.
 # Releases of Triton beside the pinned one for which `make test-all` compiles all kernels: that of the oldest supported
 # torch, and the newest.
-TRITONS := 3.6.0 3.9.0
+TRITONS := 3.5.1 3.9.0
 
 INSTALL_newest := --upgrade --upgrade-strategy eager
-INSTALL_oldest = --constraint .venv-oldest/constraints.txt $(OLDEST)
+INSTALL_oldest := --constraint .venv-oldest/constraints.txt
 
 .PHONY: demo explore test test-all test-newest test-oldest check check-style check-types check-tests check-js bench docs course dist clean
 
@@ -38,7 +37,7 @@ test-all: $(VENV)/.installed-dev  ## run the test suite with what it leaves out 
 
 test-newest test-oldest: test-%: .venv-%/pyvenv.cfg  ## run the test suite with the newest, or the oldest supported, torch and transformers
 	@echo "Installing into .venv-$* ..."
-	@grep -vE '^(torch|numpy|transformers|pyarrow|triton)==' constraints.txt > .venv-$*/constraints.txt
+	@awk -F== '!/^#/ && !seen[$$1]++' constraints-oldest.txt constraints.txt > .venv-$*/constraints.txt
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(INSTALL_$*) --editable '.[dev]'
 	@.venv-$*/bin/python -m pip list --disable-pip-version-check | grep -E '^(torch|transformers) '
 	@.venv-$*/bin/python -m pytest

@@ -87,7 +87,6 @@ def compare_rotary(
     Raises:
         CheckpointError: `rotary_positions` refuses the configuration, or transformers cannot build a model from it.
         MissingExtraError: transformers is not installed.
-        VersionError: Its release is not supported.
 
     Example:
         >>> sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 8}

@@ -30,7 +30,6 @@ def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu")
         CheckpointError: transformers cannot load the folder, `config.json` names a class that is no causal language
             model, or a tensor is missing, which transformers would initialise with random numbers.
         MissingExtraError: transformers is not installed.
-        VersionError: Its release is not supported.
     """
     transformers = require("transformers", extra="hf")
     options = {"local_files_only": True, "trust_remote_code": False}

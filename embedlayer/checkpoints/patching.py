@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.model_loss import accept_token_weights, refuse_token_weights
 from embedlayer.checkpoints.reading.configuration import logit_factors, text_config, with_defaults, with_whole_model
-from embedlayer.core.errors import CheckpointError, check_release
+from embedlayer.core.errors import CheckpointError, warn_if_untested
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import (
     INITIALISED,
@@ -106,7 +106,6 @@ def patch(
             `row_sparse` is requested for a model with a tied head, or for one that is patched; options of heads are
             passed for a model without one that can be replaced; or `fully_shard` was called before. The model is then
             unchanged.
-        VersionError: The installed release of transformers is not supported.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -115,7 +114,7 @@ def patch(
         ('TokenEmbedding', 'OutputHead')
     """
     if any(base.__module__.startswith("transformers.") for base in type(model).__mro__):
-        check_release("transformers", sys.modules["transformers"].__version__)
+        warn_if_untested("transformers", sys.modules["transformers"].__version__)
     refuse_partitioned(model.named_parameters(), "is patched", gathered=False)
     old_bags = [] if hasattr(model, "get_input_embeddings") else _bags(model)
     old_tables, old_heads = ([] if old_bags else _look_ups(model)), _heads(model)

@@ -329,7 +329,6 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
         CheckpointError: The folder has no such model, transformers does not have its class, or a file is damaged or
             lacks a tensor.
         MissingExtraError: transformers is not installed.
-        VersionError: Its release is not supported.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel

@@ -16,7 +16,7 @@ EmbedLayerError
 ├── CheckpointError    ValueError    a saved file or folder that is damaged or does not fit
 ├── FileError          OSError       a path that cannot be read or written
 ├── PeerError          ConnectionError  another process of a run that differs, hangs or has ended
-├── VersionError       ImportError   a dependency of a release that is not supported; the message is the install line
+├── VersionError       ImportError   a feature that gives wrong results with the installed release of a dependency
 └── MissingExtraError  ImportError   an optional dependency; the message is the install line
 ```
 
@@ -24,7 +24,9 @@ What was asked for and is skipped is an `EmbedLayerWarning`.
 """
 
 import re
+import warnings
 from collections.abc import Mapping
+from functools import cache
 from types import ModuleType
 
 
@@ -99,7 +101,7 @@ class PeerError(EmbedLayerError, ConnectionError):
 
 
 class VersionError(EmbedLayerError, ImportError):
-    """An installed dependency has a release that is not supported."""
+    """A feature gives wrong results with the installed release of a dependency; other features work."""
 
 
 class MissingExtraError(EmbedLayerError, ImportError):
@@ -110,8 +112,8 @@ class EmbedLayerWarning(UserWarning):
     """Warning that a requested action was skipped, or that the result is probably not the intended one."""
 
 
-SUPPORTED: Mapping[str, tuple[str, str | None]] = {"torch": ("2.11", None), "transformers": ("5.23", "6")}
-"""Package -> oldest supported release, and the first later one that is not supported; as pyproject.toml has them."""
+TESTED: Mapping[str, tuple[str, str]] = {"torch": ("2.9", "2.15"), "transformers": ("5.6", "5.24")}
+"""Package -> the oldest and the newest release, by major and minor version, with which all tests pass."""
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -124,14 +126,19 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"[0-9]{1,9}", version)[:2])
 
 
-def check_release(name: str, version: str) -> None:
-    """Raise a `VersionError` unless the installed release of a package in `SUPPORTED` is supported."""
-    oldest, end = SUPPORTED[name]
-    if release(version) < release(oldest) or (end is not None and release(version) >= release(end)):
-        supported = f"{name}>={oldest}" + ("" if end is None else f",<{end}")
-        raise VersionError(
-            f"embedlayer supports {supported}, and {name} {version} is installed.\n"
-            f"Install a supported release with: pip install '{supported}'"
+@cache
+def warn_if_untested(name: str, version: str) -> None:
+    """Warn, once per process, if the installed release of a package in `TESTED` is older or newer than the tested ones.
+
+    Warns:
+        EmbedLayerWarning: The release is outside of the tested range.
+    """
+    oldest, newest = TESTED[name]
+    if not release(oldest) <= release(version) <= release(newest):
+        warnings.warn(
+            f"{name} {version} is installed; embedlayer is tested with {name} {oldest} to {newest}.",
+            EmbedLayerWarning,
+            stacklevel=2,
         )
 
 
@@ -142,7 +149,6 @@ def require(module: str, *, extra: str) -> ModuleType:
 
     Raises:
         MissingExtraError: The module cannot be imported. The message has the command that installs it.
-        VersionError: Its release is not supported.
     """
     from importlib import import_module
 
@@ -154,6 +160,6 @@ def require(module: str, *, extra: str) -> ModuleType:
             f"{package} is needed here and is not installed ({error}).\n"
             f"Install it with: pip install 'embedlayer[{extra}]'"
         ) from error
-    if package in SUPPORTED:
-        check_release(package, import_module(package).__version__)
+    if package in TESTED:
+        warn_if_untested(package, import_module(package).__version__)
     return imported

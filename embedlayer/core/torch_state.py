@@ -1,8 +1,8 @@
 """Torch's state, and changes that users made to modules: whether a fast path would compute what a call computes.
 
 Torch has no public function for some of these questions, and for the hooks of a module, so its private names are used
-here and nowhere else. So the import of this module raises a `VersionError` for a release of torch that is not
-supported: every table, position scheme, head and loss imports it.
+here and nowhere else. Every table, position scheme, head and loss imports this module, so it warns of a release of
+torch that is outside of the tested range.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map as tree_map
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import check_release
+from embedlayer.core.errors import warn_if_untested
 
-check_release("torch", torch.__version__)
+warn_if_untested("torch", torch.__version__)
 
 
 def transforms_active() -> bool:

@@ -365,7 +365,6 @@ class OpenedModel:
             CheckpointError: There are no transformer blocks; transformers cannot load the folder, or would initialise
                 tensors that it lacks; or the model is no causal one, such as a masked one.
             MissingExtraError: The checkpoint needs transformers, which is not installed.
-            VersionError: The release of transformers is not supported.
         """
         from embedlayer.checkpoints.causal_models import load_causal_model
         from embedlayer.models.decoder import DecoderLM

@@ -35,7 +35,6 @@ def transformers_tokenizer(tokenizer: Tokenizer, like: Any, *, special: Mapping[
     Raises:
         TokenizerError: `like` is not a fast tokenizer of transformers.
         MissingExtraError: transformers is not installed; `pip install 'embedlayer[hf]'`.
-        VersionError: Its release is not supported.
 
     Warns:
         EmbedLayerWarning: A chat template is left out, because it contains tokens that no longer exist.
