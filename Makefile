@@ -11,8 +11,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # torch, and the newest.
 TRITONS := 3.5.1 3.9.0
 
-INSTALL_newest := --upgrade --upgrade-strategy eager
-INSTALL_oldest := --constraint .venv-oldest/constraints.txt
+INSTALL_newest := --upgrade --upgrade-strategy eager --editable '.[dev]'
+INSTALL_oldest := --constraint .venv-oldest/constraints.txt --editable '.[test]'
 
 .PHONY: demo explore test test-all test-newest test-oldest check check-style check-types check-tests check-js bench docs course dist clean
 
@@ -38,7 +38,7 @@ test-all: $(VENV)/.installed-dev  ## run the test suite with what it leaves out 
 test-newest test-oldest: test-%: .venv-%/pyvenv.cfg  ## run the test suite with the newest, or the oldest supported, torch and transformers
 	@echo "Installing into .venv-$* ..."
 	@awk -F== '!/^#/ && !seen[$$1]++' constraints-oldest.txt constraints.txt > .venv-$*/constraints.txt
-	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(INSTALL_$*) --editable '.[dev]'
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(INSTALL_$*)
 	@.venv-$*/bin/python -m pip list --disable-pip-version-check | grep -E '^(torch|transformers) '
 	@.venv-$*/bin/python -m pytest
 

@@ -50,7 +50,7 @@ def _moshi() -> nn.Module:
     depth = SIZES | {"model_type": "moshi_depth", "hidden_size": 16, "ffn_dim": 16, "num_codebooks": 4}
     config = transformers.MoshiConfig(
         **SIZES, vocab_size=60, hidden_size=32, ffn_dim=16, num_codebooks=4, audio_vocab_size=32,
-        audio_encoder_config=MIMI, depth_decoder_config=depth,
+        audio_encoder_config=dict(MIMI), depth_decoder_config=depth,
     )  # fmt: skip
     model: nn.Module = transformers.MoshiForConditionalGeneration(config)
     return model
@@ -64,7 +64,7 @@ def _csm(**changes: Any) -> nn.Module:
     config = transformers.CsmConfig(
         **SIZES, vocab_size=21, text_vocab_size=61, hidden_size=32, intermediate_size=16, num_codebooks=4,
         pad_token_id=58, codebook_pad_token_id=20, bos_token_id=57, audio_token_id=58, audio_eos_token_id=59,
-        depth_decoder_config=depth, codec_config=MIMI, **changes,
+        depth_decoder_config=depth, codec_config=dict(MIMI), **changes,
     )  # fmt: skip
     model: nn.Module = transformers.CsmForConditionalGeneration(config)
     return model
@@ -100,7 +100,7 @@ def _kyutai(**changes: Any) -> nn.Module:
 
     config = transformers.KyutaiSpeechToTextConfig(
         **SIZES, vocab_size=61, codebook_vocab_size=20, num_codebooks=4, hidden_size=32, ffn_dim=16, head_dim=8,
-        audio_pad_token_id=61 + 4 * 20, audio_bos_token_id=19, pad_token_id=3, bos_token_id=60, codec_config=MIMI,
+        audio_pad_token_id=61 + 4 * 20, audio_bos_token_id=19, pad_token_id=3, bos_token_id=60, codec_config=dict(MIMI),
         **changes,
     )  # fmt: skip
     model: nn.Module = transformers.KyutaiSpeechToTextForConditionalGeneration(config)

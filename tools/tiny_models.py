@@ -358,11 +358,15 @@ class CannotBuild(Exception):
     """A model cannot be built here; the message is the reason."""
 
 
+class LacksType(Exception):
+    """The installed release of transformers lacks the model type, or does not have it as this kind: both arguments."""
+
+
 def model_types(kind: str) -> dict[str, str]:
     """Return the model types of a kind, and the name of each one's model class in transformers."""
     from transformers.models.auto import modeling_auto
 
-    names = getattr(modeling_auto, {**KINDS, **FURTHER_KINDS, **OTHER_KINDS}[kind])
+    names = getattr(modeling_auto, {**KINDS, **FURTHER_KINDS, **OTHER_KINDS}[kind], {})  # older releases lack kinds
     return {name: each if isinstance(each, str) else each[0] for name, each in names.items()}
 
 
@@ -436,11 +440,14 @@ def build(model_type: str, kind: str, settings: Mapping[str, Any] | None = None)
         The configuration and the model in float32, in evaluation mode.
 
     Raises:
+        LacksType: The installed release of transformers lacks it.
         CannotBuild: transformers cannot build it from such a configuration.
     """
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    if model_type not in CONFIG_MAPPING or model_type not in model_types(kind):
+        raise LacksType(kind, model_type)
     config_class = CONFIG_MAPPING[model_type]
     with quiet():
         try:

@@ -32,10 +32,12 @@ def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu")
         MissingExtraError: transformers is not installed.
     """
     transformers = require("transformers", extra="hf")
-    options = {"local_files_only": True, "trust_remote_code": False}
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with naming_errors(f"{folder} as a causal language model"):
         config = transformers.AutoConfig.from_pretrained(folder, **options)
         _require_causal(transformers, folder, config)
+        if getattr(config, "attn_logit_softcapping", None):  # which SDPA, the default before 5.22, ignores
+            options["attn_implementation"] = "eager"
         model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype="auto", use_safetensors=True, output_loading_info=True, **options
         )

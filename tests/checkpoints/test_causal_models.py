@@ -5,11 +5,12 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import embedlayer as el
 from embedlayer.checkpoints.causal_models import load_causal_model
 from embedlayer.core.errors import CheckpointError, MissingExtraError
+from embedlayer.io.safetensors_files import save_tensors
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
@@ -49,7 +50,7 @@ def test_a_model_of_another_kind_is_refused(tmp_path, model_type, kind, message)
 def test_a_tensor_that_is_missing_is_not_replaced_by_random_numbers(tmp_path) -> None:
     saved(tmp_path, "gpt2")
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file({name: each for name, each in tensors.items() if ".h.3." not in name}, tmp_path / "model.safetensors")
+    save_tensors(tmp_path / "model.safetensors", {name: each for name, each in tensors.items() if ".h.3." not in name})
     with pytest.raises(CheckpointError, match=r"lacks 12 tensors of a whole GPT2LMHeadModel \(transformer\.h\.3\."):
         load_causal_model(tmp_path)
 

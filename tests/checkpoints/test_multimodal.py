@@ -6,17 +6,24 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from covering import LONG
 from safetensors.torch import save_file
 
 import embedlayer as el
 from embedlayer.checkpoints.reading.configuration import text_config
+from embedlayer.core.errors import release
 from embedlayer.families import MULTIMODAL, family_of
 from embedlayer.families.records import MultimodalSpec
 
 V, D = 20, 8
 TEXT: dict[str, Any] = {"vocab_size": V, "hidden_size": D, "num_attention_heads": 2, "num_hidden_layers": 1}
 TEXT |= {"rope_theta": 1e4, "pad_token_id": None, "head_dim": 4}
+TIED_OTHERWISE = {
+    *("glm4v", "glm4v_moe", "glm_ocr", "shieldgemma2", "video_llama_3", "qwen2_vl", "qwen2_5_vl", "paddleocr_vl"),
+    *("glmasr", "granite_speech"),
+}
+"""Models whose head transformers left untied before 5.16 if only the language model says that it is tied."""
 TIED_INSIDE = ("blip", "kosmos-2")
 """Models whose language model also ties its own head, which their configuration does not show."""
 STATED_BY_THE_MODEL = [
@@ -59,7 +66,10 @@ def test_the_head_is_tied_where_transformers_ties_it(model_type, statements) -> 
         config = {"model_type": model_type, **outer, "text_config": {"model_type": text_type, **inner}}
         if text_config(config)["tie_word_embeddings"] != theirs:
             differences.append((outer, inner, theirs))
-    assert differences == []
+    if model_type in TIED_OTHERWISE and release(transformers.__version__) < (5, 16):
+        assert {theirs for *_, theirs in differences} <= {False}
+    else:
+        assert differences == []
 
 
 def test_a_language_model_inside_another_decides_itself() -> None:

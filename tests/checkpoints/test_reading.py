@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import VARIANTS, quiet
 
 import embedlayer as el
+from embedlayer.io.safetensors_files import save_tensors
 
 V, D = 20, 8
 GPT2 = {"model_type": "gpt2", "vocab_size": V, "n_embd": D, "n_positions": 16, "n_head": 2}
@@ -438,9 +439,8 @@ def test_a_name_on_the_hub_loads_from_the_cache_offline(tmp_path, gpt2, monkeypa
     (repository / "refs" / "main").write_text(commit)
     (repository / "snapshots").mkdir()
     folder = write(repository / "snapshots" / commit, GPT2 | {"vocab_size": 257}, wte__weight=torch.ones(257, D))
-    save_file(
-        {**load_file(folder / "model.safetensors"), "wpe.weight": torch.ones(16, D)}, folder / "model.safetensors"
-    )
+    path = folder / "model.safetensors"
+    save_tensors(path, {**load_file(path), "wpe.weight": torch.ones(16, D)})
     el.train_tokenizer((), "byte").save(str(folder / "tokenizer.json"))
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 from covering import some
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_models import build, quiet
 
 import embedlayer as el
+from embedlayer.io.safetensors_files import save_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no part of this layer")  # DeBERTa, ProphetNet
 
@@ -83,7 +84,7 @@ def test_the_decoder_alone_has_the_input_that_the_whole_model_has_at_its_decoder
     shared = next((name for name in kept if name.endswith("shared.weight")), None)
     if shared is not None:
         kept["model.decoder.embed_tokens.weight"] = kept.pop(shared)
-    save_file(kept, tmp_path / "model.safetensors")
+    save_tensors(tmp_path / "model.safetensors", kept)
     alone = el.load(tmp_path)
     assert alone.decoder is None
     assert torch.equal(alone.input(ids), whole.decoder_input(ids))
@@ -95,7 +96,7 @@ def test_the_encoder_alone_has_one_input(tmp_path, ids) -> None:
     saved("t5", "seq2seq", tmp_path)
     whole = el.load(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file({k: v for k, v in tensors.items() if not k.startswith("decoder.")}, tmp_path / "model.safetensors")
+    save_tensors(tmp_path / "model.safetensors", {k: v for k, v in tensors.items() if not k.startswith("decoder.")})
     alone = el.load(tmp_path)
     assert alone.decoder is None
     assert torch.equal(alone.input(ids), whole.input(ids))
@@ -183,7 +184,7 @@ def test_stored_sinusoids_are_read_and_missing_ones_computed(tmp_path, ids) -> N
     saved("fsmt", "seq2seq", tmp_path)
     stored = el.load(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file({k: v for k, v in tensors.items() if "embed_positions" not in k}, tmp_path / "model.safetensors")
+    save_tensors(tmp_path / "model.safetensors", {k: v for k, v in tensors.items() if "embed_positions" not in k})
     computed = el.load(tmp_path)
     assert isinstance(stored.position, el.LearnedPositionalEmbedding)
     assert isinstance(computed.position, el.SinusoidalPositionalEmbedding)

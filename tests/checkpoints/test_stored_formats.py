@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from commands import run
 from covering import cases, some
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from stored_cases import StoredCase, built, built_head, mlx_case
 from stored_folders import one_of_each, words, write_folder
 from tiny_models import build
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import embedlayer as el
+from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.tables.stored_embedding import StoredEmbedding
 
 MLX = "MLX 4 bits, groups of 64, bfloat16"
@@ -180,7 +181,7 @@ def test_a_model_with_quantised_blocks_opens_as_its_embedding_layer(tmp_path) ->
     write_folder(tmp_path, table, None)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors |= {f"model.layers.0.mlp.up_proj.{rest}": tensor.contiguous() for rest, tensor in table.tensors.items()}
-    save_file(tensors, tmp_path / "model.safetensors")
+    save_tensors(tmp_path / "model.safetensors", tensors)
     opened = el.open_model(tmp_path)
     assert "its blocks are quantised (U32)" in opened.no_decoder
     assert isinstance(opened.model.table, StoredEmbedding)
@@ -321,7 +322,7 @@ def test_a_quantised_gemma_computes_the_inputs_of_its_blocks_as_transformers_doe
         elif name.endswith(("embedding_scale", "weight_scale")):
             tensor.data = 0.01 * torch.rand_like(tensor) + 0.001
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    save_file(tensors, tmp_path / "model.safetensors")
+    save_tensors(tmp_path / "model.safetensors", tensors)
     config = json.loads(model.config.to_json_string(use_diff=False))
     config |= {"dtype": str(dtype).removeprefix("torch."), "tie_word_embeddings": True}
     config["quantization_config"] = {"quant_method": "gemma", **options}
@@ -346,7 +347,7 @@ def test_a_quantised_gemma_computes_the_inputs_of_its_blocks_as_transformers_doe
         changed = {key: each for key, each in {**tensors, name: damage}.items() if each is not None}
         if name.endswith("trellis"):
             changed.pop("model.per_layer_model_projection.weight")
-        save_file(changed, tmp_path / "model.safetensors")
+        save_tensors(tmp_path / "model.safetensors", changed)
         assert {*advised(tmp_path)} == {("per_layer", "False"), ("table_only", "True")}
 
 
@@ -358,7 +359,7 @@ def test_a_head_with_columns_of_its_own_is_refused_if_either_part_is_quantised(t
     name = next(name for name in tensors if name.endswith(f"{quantised}.weight"))
     case = mlx_case(tensors.pop(name), group_size=32, bits=4)
     tensors |= {f"{name.removesuffix('.weight')}.{rest}": tensor for rest, tensor in case.tensors.items()}
-    save_file(tensors, tmp_path / "model.safetensors")
+    save_tensors(tmp_path / "model.safetensors", tensors)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization": case.settings}))
     with pytest.raises(
@@ -371,7 +372,7 @@ def test_a_head_with_columns_of_its_own_is_refused_if_either_part_is_quantised(t
 def test_a_table_that_is_computed_from_a_quantised_one_is_refused(tmp_path) -> None:
     table = built(MLX)
     tensors = {f"embedding.{rest}": tensor.contiguous() for rest, tensor in table.tensors.items()}
-    save_file({**tensors, "mapping": torch.arange(77)}, tmp_path / "model.safetensors")
+    save_tensors(tmp_path / "model.safetensors", {**tensors, "mapping": torch.arange(77)})
     modules = [{"path": "", "type": "sentence_transformers.models.StaticEmbedding"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     (tmp_path / "config.json").write_text(json.dumps({"quantization": table.settings}))

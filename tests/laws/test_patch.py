@@ -441,7 +441,8 @@ KINDS += [("sequence to sequence", "t5"), ("sequence to sequence", "mbart")]
 
 
 def checkpointed(model: nn.Module) -> nn.Module:
-    model.activation_checkpointing_enable()
+    enable = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.23
+    (enable or model.gradient_checkpointing_enable)()
     return model
 
 
