@@ -104,7 +104,7 @@ def test_the_sample_has_40_types() -> None:
 
 
 def test_the_page_has_every_type_of_the_installed_release_and_nothing_is_wrong() -> None:
-    """The page is of one release: older ones lack types that are listed, and types that a newer one adds are refused."""
+    """The page is of one release: older ones lack types that are listed; types that a newer one adds are refused."""
     rows = page_rows()
     installed = {(kind, model_type) for kind in (*KINDS, *FURTHER_KINDS) for model_type in model_types(kind)}
     absent, new = {*rows} - installed, installed - {*rows}

@@ -12,7 +12,7 @@ import torch
 import transformers
 from all_families import examine
 from covering import cases, some
-from releases import LACKING_TYPES
+from releases import LACKING_TYPES, per_layer_rows, skip_before
 from test_all_families import CASES
 from tiny_models import VARIANTS, VOCAB, build, model_types, quiet
 from transformers_probe import ends
@@ -106,6 +106,8 @@ def test_what_a_record_assumes_of_a_missing_key_is_the_default_of_transformers(f
     if family.position == "rotary":
         names = ("rope_theta", "rope_local_base_freq", "sliding_window_pattern")  # of published files alone
         family = replace(family, defaults=tuple(pair for pair in family.defaults if pair[0] not in names))
+    if "voxtral_realtime_text" in family.model_types:
+        skip_before("tied head of Voxtral Realtime's language model")
     for model_type in set(family.model_types) & set(CONFIG_MAPPING):
         config = default_config(model_type)
         for stack in family.sub_configs[-1:]:
@@ -264,6 +266,8 @@ PER_LAYER |= {"layer_types": ["full_attention"] * 3}
 @pytest.mark.parametrize("wrapper", [False, True])
 @pytest.mark.parametrize(("model_type", "rows"), [("gemma3n_text", 100), ("gemma4_text", VOCAB)])
 def test_per_layer_inputs_equal_those_of_transformers(model_type, rows, wrapper, tmp_path) -> None:
+    if model_type == "gemma3n_text":
+        skip_before("token without a row in a per-layer table of Gemma 3n")
     config, model = build(model_type, "causal", {**PER_LAYER, "vocab_size_per_layer_input": rows})
     model = model.bfloat16()
     with quiet():
@@ -277,7 +281,7 @@ def test_per_layer_inputs_equal_those_of_transformers(model_type, rows, wrapper,
     layer = el.load(tmp_path / ("whole" if wrapper else "model"))
     ids = torch.arange(VOCAB).view(1, -1)
     x = model.model.embed_tokens(ids)
-    theirs = model.model.project_per_layer_inputs(x, model.model.get_per_layer_inputs(ids))
+    theirs = model.model.project_per_layer_inputs(x, per_layer_rows(model.model, ids))
     assert torch.equal(layer.per_layer(ids, layer.input(ids)), theirs)
     assert layer.report().per_layer == (rows, 3, 8)
     assert f"{rows} rows, a vector of width 8 for each of 3 blocks" in str(layer.report())

@@ -32,12 +32,11 @@ def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu")
         MissingExtraError: transformers is not installed.
     """
     transformers = require("transformers", extra="hf")
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    options = {"local_files_only": True, "trust_remote_code": False}
     with naming_errors(f"{folder} as a causal language model"):
         config = transformers.AutoConfig.from_pretrained(folder, **options)
         _require_causal(transformers, folder, config)
-        if getattr(config, "attn_logit_softcapping", None):  # which SDPA, the default before 5.22, ignores
-            options["attn_implementation"] = "eager"
+        options |= attention_options(config)
         model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype="auto", use_safetensors=True, output_loading_info=True, **options
         )
@@ -48,6 +47,14 @@ def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu")
             f"fill with random numbers."
         )
     return cast(nn.Module, patch(model.to(device).eval()))
+
+
+def attention_options(config: Any) -> dict[str, Any]:
+    """Return the options with which transformers applies a soft cap on attention scores (Gemma 2).
+
+    Before 5.22, its default for these models is SDPA, which ignores the cap.
+    """
+    return {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.causal_models import missing_tensors, naming_errors
+from embedlayer.checkpoints.causal_models import attention_options, missing_tensors, naming_errors
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
@@ -366,8 +366,9 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
         is_known = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
         if not is_known:
             raise CheckpointError(f"{rest / 'config.json'} names no model class of transformers in architectures.")
+        options = attention_options(config)
         model, loaded = model_class.from_pretrained(
-            None, config=config, state_dict=tensors, dtype=config.dtype, output_loading_info=True
+            None, config=config, state_dict=tensors, dtype=config.dtype, output_loading_info=True, **options
         )
     patch(model)
     count, names = missing_tensors(loaded)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from covering import cases
+from releases import skip_without
 from tiny_models import build, quiet
 
 import embedlayer as el
@@ -81,6 +82,7 @@ def test_a_token_that_the_class_names_cannot_be_removed(is_installed, tmp_path, 
 
 
 def test_the_number_of_tokens_of_the_class_is_written(tmp_path, unchecked) -> None:
+    skip_without("transformers:EsmcConfig")
     from transformers import EsmcConfig, EsmcForMaskedLM
 
     with quiet():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from commands import run
 from covering import cases, some
+from releases import skip_without
 from safetensors.torch import load_file, save_file
 from stored_cases import compressed_case, mlx_case, weights
 from stored_folders import model_of, write_folder
@@ -47,6 +48,7 @@ def source_of(folder: Path, dtype: torch.dtype, *, tied: bool) -> nn.Module:
 
 def opened_by_transformers(model_class: Any, folder: Path) -> Any:
     """Return a model that transformers opens with compressed-tensors, without a missing or unexpected tensor."""
+    skip_without("compressed_tensors")
     from transformers import CompressedTensorsConfig
 
     with warnings.catch_warnings(action="ignore"):  # transformers warns of the option that it needs

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from releases import skip_without
 from torch import nn
 
 import embedlayer as el
@@ -74,6 +75,7 @@ def stream_of(theirs: nn.Module, stream: int) -> ContextGate:
 
 @torch.no_grad()
 def test_the_addend_is_that_of_one_stream_of_transformers_qwen4_exp() -> None:
+    skip_without("transformers:Qwen4ExpTextConfig")
     from transformers import DynamicCache, Qwen4ExpTextConfig
     from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextPLELayer
 

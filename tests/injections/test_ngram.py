@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from releases import skip_without
 
 import embedlayer as el
 from embedlayer.injections import NgramEmbedding, NgramHash
@@ -35,6 +36,7 @@ def embedding(name: str = "for rows") -> NgramEmbedding:
 
 
 def qwen4_exp(eos: int | list[int], ngram_size: int, heads: int, base: int, layers: list[int]) -> Any:
+    skip_without("transformers:Qwen4ExpTextConfig")
     from transformers import Qwen4ExpTextConfig
 
     return Qwen4ExpTextConfig(
@@ -65,6 +67,7 @@ def rows_of_transformers(module: torch.nn.Module, ids: torch.Tensor, cache=None)
 
 @pytest.mark.parametrize("name", QWEN4_EXP)
 def test_rows_are_those_of_transformers_qwen4_exp(name) -> None:
+    skip_without("transformers.models.qwen4_exp.modeling_qwen4_exp")
     from transformers import DynamicCache
     from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextNGramEmbedding
 

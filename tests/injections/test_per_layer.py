@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from releases import per_layer_rows, skip_before
 from tiny_models import build
 from torch import nn
 
@@ -34,6 +35,8 @@ def gemma4():
 @pytest.mark.parametrize("family", ["gemma3n", "gemma4"])
 def test_the_inputs_of_all_blocks_equal_those_of_transformers(family, dtype, request) -> None:
     model = deepcopy(request.getfixturevalue(family)).to(dtype)
+    if family == "gemma3n":
+        skip_before("token without a row in a per-layer table of Gemma 3n")
     is_3n, eps = family == "gemma3n", model.config.rms_norm_eps
     ours = small(eps=eps, missing_row=0 if is_3n else None, round_scales=is_3n).to(dtype)
     ours.table.weight = model.embed_tokens_per_layer.weight
@@ -41,7 +44,7 @@ def test_the_inputs_of_all_blocks_equal_those_of_transformers(family, dtype, req
     ours.norm.weight = model.per_layer_projection_norm.weight
     ids = torch.arange(70).view(2, 35)  # in Gemma 3n, 10 of them have no row
     x = model.embed_tokens(ids)
-    theirs = model.get_per_layer_inputs(ids)
+    theirs = per_layer_rows(model, ids)
     assert torch.equal(ours.look_up(ids), theirs)
     assert torch.equal(ours.project(x), model.project_per_layer_inputs(x))
     assert torch.equal(ours(ids, x), model.project_per_layer_inputs(x, theirs))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from covering import cases, some
+from releases import LACKING, skip_before, skip_without
 from tokenizer_folders import TEXTS, write_class
 from tokenizers import normalizers
 
@@ -58,6 +59,8 @@ def classes_of_transformers() -> dict[str, Any]:
 def original(name: str) -> Any:
     transformers = pytest.importorskip("transformers")
     name = OF_OLDER_RELEASES.get(name, name)
+    if name not in classes_of_transformers():
+        skip_without(f"transformers:{name}Tokenizer")
     return getattr(transformers, f"{name}Tokenizer", None) or classes_of_transformers()[name]
 
 
@@ -66,7 +69,8 @@ def files_of(name: str) -> set[str]:
 
 
 def test_every_class_is_read_or_refused() -> None:
-    assert set(classes_of_transformers()) - set(READ) == set(REFUSED_CLASSES) - {"ChatGLM"}
+    refused = {name for name in REFUSED_CLASSES if f"transformers:{name}Tokenizer" not in LACKING} - {"ChatGLM"}
+    assert refused <= set(classes_of_transformers()) - set(READ) <= set(REFUSED_CLASSES)
     assert not set(READ) & set(REFUSED_CLASSES)
     assert set(CONVERTED_CLASSES) < set(REFUSED_CLASSES)
 
@@ -89,7 +93,7 @@ def test_a_class_that_is_not_read_is_refused_by_name_and_what_helps_works(tmp_pa
 
 
 def test_a_model_type_has_the_class_that_it_has_in_transformers() -> None:
-    pytest.importorskip("transformers")
+    skip_before("tokenizer classes of model types")
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
     without_class = {None, "TokenizersBackend", "MistralCommonBackend", "RagTokenizer"}
@@ -145,6 +149,8 @@ DISTINCT = [name for place, name in enumerate(NAMES) if READ[name] not in [READ[
 
 @pytest.mark.parametrize("name", some(DISTINCT, NAMES))
 def test_a_class_has_the_ids_of_the_original(tmp_path: Path, name: str) -> None:
+    if name == "RemBert":
+        skip_before("accents of RemBERT's tokenizer")
     write_class(tmp_path, name, files_of(name), SETTINGS.get(name))
     ours, theirs = load_tokenizer(tmp_path), original(name).from_pretrained(tmp_path)
     texts, encode = list(TEXTS), ids_of(theirs, specials=False)
@@ -236,6 +242,7 @@ def test_a_setting_that_is_not_read_is_refused(
 
 
 def test_settings_of_text_steps_are_read(tmp_path: Path) -> None:
+    skip_before("settings of ALBERT's tokenizer")
     for settings in (dict[str, object](do_lower_case=False), dict[str, object](keep_accents=True)):
         write_class(tmp_path, "Albert", files_of("Albert"), settings)
         ours, theirs = load_tokenizer(tmp_path), original("Albert").from_pretrained(tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from covering import some
+from releases import skip_before
 from tiny_models import quiet
 from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, tokenizer_of
 from tokenizers import AddedToken, Tokenizer
@@ -283,6 +284,7 @@ def test_a_family_whose_folders_are_opened_with_rules_of_its_own_is_warned_of(tm
     with quiet():
         assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "new")("dogs love")["input_ids"] == ours
         theirs = AutoTokenizer.from_pretrained(tmp_path / "new")("dogs love")["input_ids"]
+    skip_before("rules of Qwen2's tokenizer")
     assert theirs != ours
 
 

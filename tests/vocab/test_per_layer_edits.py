@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gguf_models import WIDTH, write_file
+from releases import per_layer_rows, skip_before
 from tiny_models import VOCAB, build, quiet
 from tokenizer_kinds import ENGLISH
 from torch import nn
@@ -28,12 +29,14 @@ OLD, NEW = torch.tensor([[5, 0, 99, 110, 130]]), torch.tensor([[5, 0, 98, 109, 1
 
 
 def small(model_type: str) -> nn.Module:
+    if model_type == "gemma3n_text":
+        skip_before("token without a row in a per-layer table of Gemma 3n")
     return build(model_type, "causal", {**SIZES, "vocab_size_per_layer_input": ROWS[model_type]})[1]
 
 
 def per_layer_inputs(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     text = model.model
-    return text.project_per_layer_inputs(text.embed_tokens(ids), text.get_per_layer_inputs(ids))
+    return text.project_per_layer_inputs(text.embed_tokens(ids), per_layer_rows(text, ids))
 
 
 def check(model: nn.Module, edited: nn.Module) -> None:

@@ -280,7 +280,9 @@ def rope_type_of(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
     """Return the rope type of rotary parameters, a key of `ROPE_TYPES`."""
     kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")})
     has_grid = isinstance(facts.axes, GridAxes)
-    kind = ("axial" if has_grid else "default") if kind is None else kind
+    kind = "default" if kind is None else kind
+    if has_grid and kind == "default" and "default" not in facts.rope_types:
+        kind = "axial"  # transformers before 5.19 writes "default" for these classes, too
     if not isinstance(kind, str):
         raise CheckpointError(f"rope_type must be a string, not {printable(kind)}.")
     kind = dict((("su", "longrope"), *facts.former_rope_types)).get(kind, kind)

@@ -4,6 +4,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from releases import skip_without
 
 from embedlayer import RotaryEmbedding
 from embedlayer.positions import LogQueryScaling, PowerQueryScaling, QueryScaledPosition
@@ -40,6 +41,7 @@ def test_query_scaling_is_that_of_llama_4_in_layers_without_rotation(length) -> 
 
 
 def test_query_scaling_is_that_of_beam() -> None:
+    skip_without("transformers.models.beam.modeling_beam")
     module = import_module("transformers.models.beam.modeling_beam")
     positions = torch.randint(0, 10**6, (3, 50))
     ours = PowerQueryScaling(0.1, 2048).factors(positions)
