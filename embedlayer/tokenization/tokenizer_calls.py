@@ -8,12 +8,15 @@ keep them. A file may also have rules that multiply text: `require_bounded` refu
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from tokenizers import Encoding, Tokenizer, models, normalizers
-from tokenizers.pre_tokenizers import PreTokenizer
+from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer
 
 from embedlayer.core.errors import EmbedLayerError, TokenizerError
 
@@ -39,15 +42,98 @@ def as_tokenizer(tokenizer: object) -> Tokenizer:
     """Return a `tokenizers.Tokenizer`: the argument itself, or the one in a fast tokenizer of transformers.
 
     Raises:
-        TokenizerError: The argument is neither of the two.
+        TokenizerError: The argument is neither of the two, or its class in transformers replaced the steps of its
+            `tokenizer.json` by others, which give other IDs.
     """
     for candidate in (tokenizer, getattr(tokenizer, "backend_tokenizer", None), getattr(tokenizer, "_tokenizer", None)):
         if isinstance(candidate, Tokenizer):
+            if candidate is not tokenizer and tokenizer not in _checked:
+                _require_own_steps(tokenizer, candidate)
+                _checked.add(tokenizer)
             return candidate
     raise TokenizerError(
         f"A {type(tokenizer).__name__} is not a tokenizer that embedlayer knows. Pass a tokenizers.Tokenizer (see "
         f"load_tokenizer and train_tokenizer) or a fast tokenizer of transformers."
     )
+
+
+_checked: WeakSet[object] = WeakSet()
+"""Objects of transformers that passed `_require_own_steps`, which reads a whole file."""
+
+
+def _require_own_steps(owner: object, tokenizer: Tokenizer) -> None:
+    """Raise an error if a class of transformers replaced the normalizer or pre-tokenizer of a model's `tokenizer.json`.
+
+    Some classes build these steps by rules of their own. Before transformers 5.20, so do classes that Granite, OLMo 2
+    and DeepSeek name: they split at white space as SentencePiece does, or do not split digits. Without that file, or
+    if its vocabulary is another one, the pre-tokenizer must fit the vocabulary.
+
+    Raises:
+        TokenizerError: A text has other IDs, or the vocabulary is byte-level and the pre-tokenizer is not, or reversed.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    advice = "Pass embedlayer.tokenization.load_tokenizer(folder) instead."
+    if (file := _tokenizer_file(getattr(owner, "name_or_path", None))) is not None:
+        with tokenizer_errors(f"be read from {file}"):
+            original = Tokenizer.from_file(str(file))
+        if original.get_vocab(with_added_tokens=False) == vocabulary:
+            if _steps(original) != _steps(tokenizer):
+                ids = range(0, len(vocabulary), max(len(vocabulary) // 100, 1))
+                for text in (*_PROBES, decode(original, [*ids]).strip()):
+                    ours, theirs = (encode(each, text).ids for each in (tokenizer, original))
+                    if ours != theirs:
+                        raise TokenizerError(
+                            f"This {type(owner).__name__} of transformers does not split text as {file} says: the IDs "
+                            f"of {_printed(text)!r} are {_printed(str(ours))} instead of {_printed(str(theirs))}, "
+                            f"because its class builds the normalizer and pre-tokenizer by its own rules. {advice}"
+                        )
+            return
+    steps = json.dumps(_steps(tokenizer))
+    has_marks = any(token.startswith("▁") for token in vocabulary)
+    if has_marks:
+        is_wrong = "ByteLevel" in steps and not vocabulary.keys() >= {*ByteLevel.alphabet()}
+    else:
+        is_wrong = "Metaspace" in steps and "ByteLevel" not in steps and vocabulary.keys() >= {*ByteLevel.alphabet()}
+    if is_wrong:
+        raise TokenizerError(
+            f"The pre-tokenizer of this {type(owner).__name__} of transformers does not fit its vocabulary, which is "
+            f"that of {'SentencePiece' if has_marks else 'byte-level BPE'}: its class builds the pre-tokenizer by its "
+            f"own rules. {advice}"
+        )
+
+
+def _tokenizer_file(name: object) -> Path | None:
+    """Return the `tokenizer.json` of a folder, or of a repository in the cache of huggingface_hub, or `None`."""
+    if not isinstance(name, str) or not name:
+        return None
+    if (local := Path(name, "tokenizer.json")).is_file():
+        return local
+    hub = sys.modules.get("huggingface_hub")
+    try:
+        cached = None if hub is None else hub.try_to_load_from_cache(name, "tokenizer.json")
+    except ValueError:  # not the name of a repository
+        cached = None
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _steps(tokenizer: Tokenizer) -> list[Any]:
+    """Return the normalizer and pre-tokenizer, without the settings that `AutoTokenizer.from_pretrained` may change."""
+
+    def without_settings(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: without_settings(value) for key, value in part.items() if key not in _SETTINGS}
+        return [*map(without_settings, part)] if isinstance(part, list) else part
+
+    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer)
+    return [None if part is None else without_settings(json.loads(part.__getstate__())) for part in parts]
+
+
+_SETTINGS = ("add_prefix_space", "prepend_scheme", "trim_offsets", "lowercase", "strip_accents", "handle_chinese_chars")
+_PROBES = (
+    *("Hello, world", "two  spaces\n\n\tand tabs", "12345 + 3.14159", "It's DON'T camelCase"),
+    *("Straße naïve", "日本語 한국어", "🙂 ∑x²", "a_b-c/d.e"),
+)
+"""Texts without a space at the start, since `_SETTINGS` decide what is put there."""
 
 
 def pure_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
