@@ -47,7 +47,7 @@ def as_tokenizer(tokenizer: object) -> Tokenizer:
     """
     for candidate in (tokenizer, getattr(tokenizer, "backend_tokenizer", None), getattr(tokenizer, "_tokenizer", None)):
         if isinstance(candidate, Tokenizer):
-            if candidate is not tokenizer and tokenizer not in _checked:
+            if hasattr(tokenizer, "name_or_path") and tokenizer not in _checked:
                 _require_own_steps(tokenizer, candidate)
                 _checked.add(tokenizer)
             return candidate
@@ -61,7 +61,7 @@ _checked: WeakSet[object] = WeakSet()
 """Objects of transformers that passed `_require_own_steps`, which reads a whole file."""
 
 
-def _require_own_steps(owner: object, tokenizer: Tokenizer) -> None:
+def _require_own_steps(owner: Any, tokenizer: Tokenizer) -> None:
     """Raise an error if a class of transformers replaced the normalizer or pre-tokenizer of a model's `tokenizer.json`.
 
     Some classes build these steps by rules of their own. Before transformers 5.20, so do classes that Granite, OLMo 2
@@ -73,7 +73,7 @@ def _require_own_steps(owner: object, tokenizer: Tokenizer) -> None:
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     advice = "Pass embedlayer.tokenization.load_tokenizer(folder) instead."
-    if (file := _tokenizer_file(getattr(owner, "name_or_path", None))) is not None:
+    if (file := _tokenizer_file(owner.name_or_path)) is not None:
         with tokenizer_errors(f"be read from {file}"):
             original = Tokenizer.from_file(str(file))
         if original.get_vocab(with_added_tokens=False) == vocabulary:
