@@ -7,6 +7,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import runpy
 import sys
@@ -119,6 +120,15 @@ def test_the_bytes_and_times_of_row_state_are_those_of_the_planner_and_the_resul
 def test_the_tokenizer_classes_of_the_page_are_those_of_the_rules() -> None:
     module = runpy.run_path(str(ROOT / "docs" / "tokenizer_classes.py"))
     assert module["PAGE"].read_text() == module["page"](), "run: python docs/tokenizer_classes.py --write"
+
+
+def test_the_table_of_projects_is_the_results_for_the_requirements_of_today() -> None:
+    module = runpy.run_path(str(ROOT / "docs" / "installation.py"))
+    results = json.loads(module["RESULTS"].read_text())
+    again = "run: python docs/installation.py --resolve --run FOLDER --write"
+    assert results["requirements"] == module["requirements"]("hf"), again
+    assert "not run" not in module["table"](results), again
+    assert module["PAGE"].read_text() == module["page"](), "run: python docs/installation.py --write"
 
 
 def test_the_readme_is_short() -> None:
@@ -482,7 +492,7 @@ def test_what_is_said_about_teachers_follows_from_the_table() -> None:
 
 def test_every_guide_page_links_to_the_api_reference() -> None:
     for page in sorted((ROOT / "docs").glob("*.md")):
-        if page.name not in ("index.md", "benchmarks.md", "source-tree.md"):
+        if page.name not in ("index.md", "benchmarks.md", "source-tree.md", "versions.md"):
             assert "{doc}`api/" in page.read_text(), page.name
 
 
