@@ -12,7 +12,7 @@ from embedlayer.core.errors import release
 
 LACKING: dict[str, str] = {
     "compressed_tensors": "torch 2.9",  # 0.20 requires torch 2.10
-    "torch.nn.attention:varlen": "torch 2.9",
+    "torch.nn.attention.varlen": "torch 2.9",
     "torch.nn.functional:ScalingType": "torch 2.9",  # torchao 0.18 imports it
     "transformers.models.qwen2_vl.modeling_qwen2_vl:apply_rotary_pos_emb": "transformers 5.6",
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:apply_rotary_pos_emb": "transformers 5.6",
