@@ -38,7 +38,7 @@ def show_options(*kinds: type) -> Callable[[Function], Function]:
         ...     Args:
         ...         **options: See `Options`.
         ...     '''
-        >>> print(build.__doc__.splitlines()[-2].strip())
+        >>> print(build.__doc__.rstrip().splitlines()[-1].strip())
         size: Number of rows.
     """
     entries = "\n".join(_attributes(kind) for kind in kinds)
@@ -51,13 +51,13 @@ def show_options(*kinds: type) -> Callable[[Function], Function]:
     return decorate
 
 
-_ENTRY = re.compile(r"^(?P<indent> +)\*\*\w+: .*\n(?:(?P=indent) +.*\n)*", re.MULTILINE)
+_ENTRY = re.compile(r"^(?P<indent> +)\*\*\w+: .*(?:\n(?P=indent) +\S.*)*", re.MULTILINE)
 """The entry of variable keyword arguments in a section of arguments, with its further lines."""
 
 
 def _with_entries(found: re.Match[str], entries: str) -> str:
     """Return the entry of `**options`, followed by those of the options at the same indentation."""
-    return found[0] + "".join(f"{found['indent']}{line}\n" for line in entries.splitlines())
+    return found[0] + "".join(f"\n{found['indent']}{line}" for line in entries.splitlines())
 
 
 def _attributes(kind: type) -> str:

@@ -347,7 +347,10 @@ def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
 
 def _raise(error: OSError) -> None:
     """Raise an error that `os.walk` would ignore."""
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # with this frame it would keep what all callers refer to, such as the lock of a run
 
 
 def _keep_permissions(old: Path, new: Path) -> None:

@@ -29,6 +29,7 @@ The options are the fields of `EmbeddingPlan`. Its documentation, the signature 
 `embedlayer plan` and the table in the documentation are generated from them. This module does not import torch.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, field, fields
 from math import prod
@@ -608,8 +609,13 @@ class EmbeddingPlan:
 OPTIONS = {option.name: option for option in fields(EmbeddingPlan) if option.metadata}
 """The fields of `EmbeddingPlan` that are options, by name. Their `metadata` has help, flag, least value and choices."""
 
-_LISTED = "".join(f"        {name}: {option.metadata['help']}\n" for name, option in OPTIONS.items())
-EmbeddingPlan.__doc__ = (EmbeddingPlan.__doc__ or "").replace("        name: ", f"{_LISTED}        name: ", 1)
+EmbeddingPlan.__doc__ = re.sub(  # Python 3.13 removes the indentation of docstrings
+    "^( +)(?=name: )",
+    lambda found: "".join(f"{found[1]}{name}: {each.metadata['help']}\n" for name, each in OPTIONS.items()) + found[1],
+    EmbeddingPlan.__doc__ or "",
+    count=1,
+    flags=re.MULTILINE,
+)
 
 
 def command_flag(name: str) -> str:

@@ -34,7 +34,8 @@ def lines_of_torch(tok, pos, ids, dim):
         try:
             values[name] = step()
         except (IndexError, RuntimeError) as error:
-            return [*shapes, f"{type(error).__name__}: {error}"]
+            text = str(error).removeprefix("addmm: ")  # torch 2.15
+            return [*shapes, f"{type(error).__name__}: {text}"]
         shapes.append(list(values[name].shape))
     return shapes
 

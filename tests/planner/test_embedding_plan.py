@@ -532,7 +532,7 @@ def test_torch_is_not_needed():
 def test_each_option_is_stated_once_and_is_in_the_signature_and_the_documentation():
     options = set(embedding_plan.OPTIONS)
     assert set(inspect.signature(plan).parameters) == options | {"preset"}
-    assert all(f"        {name}: " in EmbeddingPlan.__doc__ for name in [*options, "name"])
+    assert all(f"    {name}: " in inspect.getdoc(EmbeddingPlan) for name in [*options, "name"])
     assert embedlayer.planner.options_table() in Path(__file__).parents[2].joinpath("docs", "planning.md").read_text()
 
 

@@ -318,10 +318,10 @@ def test_a_folder_that_cannot_be_written_is_not_trained(tmp_path, trained, monke
     trained[0].close()
     opened = os.open
 
-    def read_only(path, flags, *mode) -> int:
+    def read_only(path, flags, *mode, **place) -> int:
         if flags & (os.O_RDWR | os.O_WRONLY):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return opened(path, flags, *mode)
+        return opened(path, flags, *mode, **place)
 
     monkeypatch.setattr(os, "open", read_only)
     with pytest.raises(FileError, match="Read-only file system"):
