@@ -461,8 +461,8 @@ def times_rows(
     """Multiply `x` by the dequantised rows, a block of rows at a time, as a custom operator with a gradient.
 
     With `transposed` it is `x @ rows.T`, `(N, D)` to `(N, V)`, else `x @ rows`, `(N, V)` to `(N, D)`. The result has
-    the dtype of `x`. `packed` are the stored rows, uint8, `(V, row_format.row_bytes())`, `row_scale` is `(V,)`, or `None`
-    for 1, and `row_format` has the numbers of a `RowFormat`.
+    the dtype of `x`. `packed` are the stored rows, uint8, `(V, row_format.row_bytes())`, `row_scale` is `(V,)`, or
+    `None` for 1, and `row_format` has the numbers of a `RowFormat`.
 
     A kernel multiplies few tokens by the stored rows themselves. On CUDA these are few as long as reading the rows once
     for each token takes no more bytes than reading them once, and writing and reading the dequantised rows.

@@ -175,7 +175,7 @@ def _note(module: nn.Module, trained: list[nn.Parameter], restore: Sequence[Call
         module.register_forward_pre_hook(_refuse_rows_frozen_by_peft).remove,
     ]
     for model in models_in(module).values():
-        watch = partial(_refuse_rows_frozen_by_peft, module)  # PEFT 0.18 calls `forward` of the model, without its hooks
+        watch = partial(_refuse_rows_frozen_by_peft, module)  # PEFT 0.18 runs no hooks of the model, calling `forward`
         removals.append(model.base_model.register_forward_pre_hook(watch).remove)
         removals.append(model.register_load_state_dict_pre_hook(_split_rows).remove)
         if own_attribute(model, "save_pretrained") is None:

@@ -207,7 +207,7 @@ def test_what_decoderlm_is_not_is_refused_by_name(folder, changes, message) -> N
 
 def test_tensors_that_are_missing_unknown_or_of_another_type_are_named(folder) -> None:
     file = folder / "model.safetensors"
-    weights = {name: tensor.clone() for name, tensor in load_file(file).items()}  # safetensors 0.6 overwrites their memory
+    weights = {name: tensor.clone() for name, tensor in load_file(file).items()}  # safetensors 0.6 overwrites the file
     save_file({**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, file)
     load_llama(folder)  # old checkpoints carry what follows from the sizes
     for name, change, message in (
