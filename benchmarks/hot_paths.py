@@ -90,6 +90,7 @@ class HotPath:
 @contextmanager
 def fake_ranks(ranks: int) -> Iterator[None]:
     """Make this process rank 0 of a default process group whose operations do nothing."""
+    import torch.distributed._tools.fake_collectives  # noqa: F401 - torch 2.9 has their meta kernels nowhere else
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())

@@ -244,8 +244,8 @@ class _Mode(TorchDispatchMode):
         inputs = _tensors((args, kwargs))
         if _waits(name, inputs, args, kwargs):
             out = self._result(func, name, self.count.waited(name), args, kwargs)
-        elif func in (torch.ops.aten.addmm.dtype, torch.ops.aten.addmm.dtype_out) and inputs:
-            _, a, b, dtype = args  # torch 2.11 has no such product on the meta device
+        elif name in ("mm", "addmm") and func._overloadname in ("dtype", "dtype_out") and inputs:
+            *_, a, b, dtype = args  # torch 2.9 has no such product on the meta device
             out = kwargs["out"] if "out" in kwargs else a.new_empty(len(a), b.shape[1], dtype=dtype)
         else:
             out = func(*args, **kwargs)

@@ -12,22 +12,24 @@ from embedlayer.core.errors import release
 
 LACKING: dict[str, str] = {
     "compressed_tensors": "torch 2.9",  # 0.20 requires torch 2.10
-    "torch.nn.attention.varlen": "torch 2.9",
+    "peft.tuners.tuners_utils:warn_msg_weight_tying": "PEFT 0.18",  # came with LoRA on tied ends
+    "torch.distributed.tensor.experimental._attention:_HeadTailLoadBalancer": "torch 2.9",
+    "torch.nn.attention.varlen:varlen_attn": "torch 2.9",
     "torch.nn.functional:ScalingType": "torch 2.9",  # torchao 0.18 imports it
-    "transformers.models.qwen2_vl.modeling_qwen2_vl:apply_rotary_pos_emb": "transformers 5.6",
-    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:apply_rotary_pos_emb": "transformers 5.6",
+    "transformers.models.beam.modeling_beam": "transformers 5.6",
+    "transformers.models.deepseek_v4.modeling_deepseek_v4": "transformers 5.6",
     "transformers.models.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLRotaryEmbedding": "transformers 5.6",
-    "transformers.models.qwen2_vl.modeling_qwen2_vl:Qwen2VLVisionRotaryEmbedding": "transformers 5.6",
-    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VLVisionRotaryEmbedding": "transformers 5.6",
-    "transformers.models.pixtral.modeling_pixtral:PixtralVisionRotaryEmbedding": "transformers 5.6",
     "transformers.models.kimi_k25.modeling_kimi_k25:Kimi_K25VisionRotaryEmbedding": "transformers 5.6",
     "transformers.models.minimax_m3_vl.modeling_minimax_m3_vl:MiniMaxM3VLVisionRotaryEmbedding": "transformers 5.6",
-    "transformers.models.deepseek_v4.modeling_deepseek_v4": "transformers 5.6",
-    "transformers.models.beam.modeling_beam": "transformers 5.6",
+    "transformers.models.pixtral.modeling_pixtral:PixtralVisionRotaryEmbedding": "transformers 5.6",
+    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VLVisionRotaryEmbedding": "transformers 5.6",
+    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:apply_rotary_pos_emb": "transformers 5.6",
+    "transformers.models.qwen2_vl.modeling_qwen2_vl:Qwen2VLVisionRotaryEmbedding": "transformers 5.6",
+    "transformers.models.qwen2_vl.modeling_qwen2_vl:apply_rotary_pos_emb": "transformers 5.6",
     "transformers.models.qwen4_exp.modeling_qwen4_exp": "transformers 5.6",
     "transformers:EsmcConfig": "transformers 5.6",
-    "transformers:Qwen4ExpTextConfig": "transformers 5.6",
     "transformers:EsmcTokenizer": "transformers 5.6",
+    "transformers:Qwen4ExpTextConfig": "transformers 5.6",
     "transformers:Tipsv2Tokenizer": "transformers 5.6",
     "transformers:VideoPrismTokenizer": "transformers 5.6",
 }

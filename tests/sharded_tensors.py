@@ -1,10 +1,14 @@
 """Tensors of sharded models: whole ones, those of this rank, and ones that are sharded as a parameter is."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from embedlayer.distributed.dtensors import mesh_collectives
 
 
 @torch.no_grad()
@@ -16,7 +20,19 @@ def local(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def full(tensor: Tensor) -> Tensor:
     """Return a copy of the whole tensor."""
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+    if not isinstance(tensor, DTensor):
+        return tensor.clone()
+    if not any(hasattr(placement, "split_factor") for placement in tensor.placements):
+        return tensor.full_tensor().clone()
+    # `full_tensor` of torch 2.9 joins rows that are split over two dimensions in the wrong places, if not equally
+    [chunk] = tensor.__create_chunk_list__()
+    group = mesh_collectives(tensor)
+    parts: list[Any] = [None] * group.size
+    dist.all_gather_object(parts, (chunk.offsets, tensor.to_local()), group=group.group)
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+    for offsets, part in parts:
+        whole[tuple(slice(at, at + size) for at, size in zip(offsets, part.shape, strict=True))] = part
+    return whole
 
 
 def sharded_like(parameter: Tensor, values: Tensor) -> Tensor:

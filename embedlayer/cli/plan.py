@@ -156,7 +156,7 @@ def planned(
         stored_type = str(rows.dtype).removeprefix("torch.")
     dtype = DTYPES.get(stored_type)
     if isinstance(base, QuantizedEmbedding):
-        dtype = base.row_format.layout.type_name(base.row_format.bits)
+        dtype = base.row_format.layout().type_name(base.row_format.bits)
     if dtype is None:
         raise CheckpointError(f"A table of {stored_type} cannot be planned. {INSTEAD}")
     parts: dict[str, Any] = {} if isinstance(base, QuantizedEmbedding) else {"table": base}

@@ -79,8 +79,8 @@ def export_onnx(table: TokenTable, path: Path | str, *, logits: bool = True, acc
     constants = {
         "codes": codes,
         "scales_float16": scales,
-        "shape_of_scales": torch.tensor([V, form.groups, 1]),
-        "shape_of_vectors": torch.tensor([0, 0, form.groups * form.group_size]),
+        "shape_of_scales": torch.tensor([V, form.groups(), 1]),
+        "shape_of_vectors": torch.tensor([0, 0, form.groups() * form.group_size]),
         "first": torch.tensor([0]),
         "width": torch.tensor([D]),
         "axis": torch.tensor([2]),
@@ -121,13 +121,13 @@ def _codes_and_scales(table: QuantizedEmbedding) -> tuple[Tensor, Tensor]:
     With 4 bits, two codes are in a byte, the first in the low bits.
     """
     form = table.row_format
-    codes = torch.empty(table.vocab_size, form.groups, form.code_bytes, dtype=torch.uint8)
-    scales = torch.empty(table.vocab_size, form.groups, dtype=torch.float16)
+    codes = torch.empty(table.vocab_size, form.groups(), form.code_bytes(), dtype=torch.uint8)
+    scales = torch.empty(table.vocab_size, form.groups(), dtype=torch.float16)
     for start in range(0, table.vocab_size, TABLE_ROWS["cpu"]):
         block = slice(start, start + TABLE_ROWS["cpu"])
         block_codes, step, _ = form.decode(table.packed[block].cpu())
         if form.bits == 4:
             block_codes = block_codes[:, ::2] | block_codes[:, 1::2] << 4
-        codes[block] = block_codes.view(-1, form.groups, form.code_bytes)
-        scales[block] = step.view(-1, form.groups)
+        codes[block] = block_codes.view(-1, form.groups(), form.code_bytes())
+        scales[block] = step.view(-1, form.groups())
     return codes, scales

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from embedlayer.core.errors import PeerError, SizeError
-from embedlayer.core.torch_state import is_transformed
+from embedlayer.core.torch_state import is_transformed, transforms_active
 
 ReduceOp = Literal["sum", "max", "min"]
 Rows = Shaped[Tensor, "_ *each"]
@@ -216,7 +216,10 @@ class Collectives(ABC):
     def exchange_counts(self, send_counts: Sequence[int]) -> list[int]:
         """Tell each rank how many rows this rank will send to it, and return how many each will send to this one."""
         counts = torch.tensor(list(send_counts), dtype=torch.int64).to(self.device, non_blocking=True)
-        numbers: list[int] = self.exchanged(counts).tolist()
+        received = self.exchanged(counts)
+        if transforms_active():  # where torch 2.9 has no `tolist`
+            return [int(number) for number in received.cpu()]
+        numbers: list[int] = received.tolist()
         return numbers
 
     def exchanged(self, counts: Int[Tensor, " N"]) -> Int[Tensor, " N"]:

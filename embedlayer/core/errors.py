@@ -16,7 +16,7 @@ EmbedLayerError
 ├── CheckpointError    ValueError    a saved file or folder that is damaged or does not fit
 ├── FileError          OSError       a path that cannot be read or written
 ├── PeerError          ConnectionError  another process of a run that differs, hangs or has ended
-├── VersionError       ImportError   a feature that gives wrong results with the installed release of a dependency
+├── VersionError       ImportError   a feature that is wrong, or crashes, with the installed release of a dependency
 └── MissingExtraError  ImportError   an optional dependency; the message is the install line
 ```
 
@@ -101,7 +101,7 @@ class PeerError(EmbedLayerError, ConnectionError):
 
 
 class VersionError(EmbedLayerError, ImportError):
-    """A feature gives wrong results with the installed release of a dependency; other features work."""
+    """A feature gives wrong results, or crashes, with the installed release of a dependency; other features work."""
 
 
 class MissingExtraError(EmbedLayerError, ImportError):

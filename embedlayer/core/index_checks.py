@@ -282,7 +282,8 @@ def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | No
         return
     if ignore is not None:
         indices = torch.where(indices == ignore, 0, indices)
-    low, high = torch.aminmax(indices)
+    # torch 2.9 has no `aminmax` of a DTensor
+    low, high = torch.aminmax(indices) if type(indices) is Tensor else (indices.min(), indices.max())
     if low >= 0 and high < size:
         return
     outside = ((indices < 0) | (indices >= size)).flatten().to(torch.uint8)

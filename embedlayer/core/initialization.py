@@ -35,7 +35,8 @@ def zero_rows_(weight: Tensor, rows: Sequence[int]) -> None:
     chosen = torch.zeros(weight.shape[0], 1, dtype=torch.bool, device=weight.device)
     chosen[list(rows)] = True
     everywhere = [Replicate()] * weight.device_mesh.ndim
-    weight.masked_fill_(DTensor.from_local(chosen, weight.device_mesh, everywhere, run_check=False), 0)
+    mask = DTensor.from_local(chosen, weight.device_mesh, everywhere, run_check=False)
+    weight.copy_(weight.masked_fill(mask, 0))  # torch 2.9 has no `masked_fill_` of a DTensor
 
 
 class NormalLinear(nn.Linear):

@@ -6,6 +6,7 @@ torch that is outside of the tested range.
 """
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map as tree_map
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import warn_if_untested
+from embedlayer.core.errors import release, warn_if_untested
 
 warn_if_untested("torch", torch.__version__)
 
@@ -152,6 +153,31 @@ def has_more_than(x: Tensor, numel: int) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # 0.3 s, which only graphs need
 
     return statically_known_true(x.numel() > numel)
+
+
+def varlen_attention() -> Callable[..., Any] | None:
+    """Return torch's attention of sequences of different lengths; torch 2.9 has none, and torch 2.10 no windows in it.
+
+    The import takes long: it imports what compiles graphs.
+    """
+    try:
+        from torch.nn.attention import varlen
+    except ImportError:
+        return None
+    return varlen.varlen_attn if "window_size" in signature(varlen.varlen_attn).parameters else None
+
+
+def distinguish_numbers_of_rows() -> None:
+    """Make torch 2.9 plan the gradient of a looked-up DTensor by the number of its rows, as later releases do.
+
+    By itself it takes the plan for an earlier number of rows, and the backward pass raises a `RuntimeError`.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+
+    if release(torch.__version__) < (2, 11):
+        known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+        known.setdefault(torch.ops.aten.embedding_dense_backward.default, RuntimeSchemaInfo(static_argnum=2))
 
 
 outside_of_graphs = _disable_dynamo

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
 from embedlayer.core.errors import SizeError
+from embedlayer.core.torch_state import distinguish_numbers_of_rows
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -238,6 +239,7 @@ def replace_dtensor(parameter: Tensor, tensor: Tensor) -> None:
         to_local(parameter.detach()).copy_(to_local(tensor))
         torch.autograd.graph.increment_version(parameter)  # a loss that still exists must not be differentiated
         return
+    distinguish_numbers_of_rows()
     new = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
     for name, value in vars(parameter).items():
         vars(new).setdefault(name, value)

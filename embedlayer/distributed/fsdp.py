@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import distribute_tensor
 
-from embedlayer.core.errors import SizeError
+from embedlayer.core.errors import SizeError, VersionError
 from embedlayer.distributed.dtensors import check_replaceable, replace_dtensor
 from embedlayer.saving import Pretrained
 
@@ -42,8 +42,8 @@ def register_fsdp_methods(model: nn.Module) -> nn.Module:
         The same model, changed in place.
 
     Raises:
-        SizeError: With torch 2.11 one group has several modules, as after `fully_shard([norm, head])`: its backward
-            pass would crash the process.
+        VersionError: With torch 2.9 to 2.11 one group has several modules, as after `fully_shard([norm, head])`: its
+            backward pass would crash the process.
 
     Reference: `torch.distributed.fsdp.register_fsdp_forward_method`.
     """
@@ -52,7 +52,7 @@ def register_fsdp_methods(model: nn.Module) -> nn.Module:
             continue
         state = cast(Any, fully_shard).state(module)
         if "_fsdp_param_group" in vars(state) and len(state._modules) > 1:
-            raise SizeError(
+            raise VersionError(
                 f"With torch {torch.__version__} the backward pass of a group of modules, as fully_shard([norm, head]) "
                 f"makes it, crashes: shard each module by itself, or install torch 2.13."
             )
@@ -185,7 +185,7 @@ def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> dict[
         wrapped.reshard()
         state = cast(Any, fully_shard).state(wrapped)
         groups = getattr(state, "_fsdp_param_groups", None)
-        if "_fsdp_param_group" in vars(state):  # torch 2.11 has one or none
+        if "_fsdp_param_group" in vars(state):  # torch 2.9 to 2.11 have one or none
             groups = [group for group in [state._fsdp_param_group] if group is not None]
         if groups is None:
             raise SizeError(

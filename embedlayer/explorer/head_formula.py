@@ -38,8 +38,8 @@ def head_formula(head: OutputHead | PredictionHead, norm: nn.RMSNorm | None) -> 
         z = f"({z})" if settings.bias is not None else z
         z = f"{settings.softcap:.9g} · tanh({z} / {settings.softcap:.9g})"
     steps.append(f"z = {z}")
-    if settings.masked is not None:
-        steps.append(f"z[{settings.masked}] = −∞")
+    if settings.masked() is not None:
+        steps.append(f"z[{settings.masked()}] = −∞")
     return ", ".join([*steps, "p = softmax(z)" if norm is None else "p = softmax(z / temperature)"])
 
 

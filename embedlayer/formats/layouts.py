@@ -91,38 +91,34 @@ class RowFormat(NamedTuple):
     group_size: int
     layout_index: int = 0
 
-    @property
+    # no properties: graphs of torch 2.9 read none of a named tuple
     def layout(self) -> RowLayout:
         """Return the layout of a group."""
         return LAYOUTS[self.layout_index]
 
-    @property
     def groups(self) -> int:
         """Return the number of groups in a row, G."""
         return math.ceil(self.embed_dim / self.group_size)
 
-    @property
     def code_bytes(self) -> int:
         """Return the number of bytes that the codes of one group take."""
         return self.group_size * self.bits // 8
 
-    @property
     def group_bytes(self) -> int:
         """Return the number of bytes of a stored group, codes and header."""
-        dtype, count = self.layout.header(self.bits)
-        return self.code_bytes + count * dtype.itemsize
+        dtype, count = self.layout().header(self.bits)
+        return self.code_bytes() + count * dtype.itemsize
 
-    @property
     def row_bytes(self) -> int:
         """Return the number of bytes of a stored row, which is the width of `QuantizedEmbedding.packed`."""
-        return self.groups * self.group_bytes
+        return self.groups() * self.group_bytes()
 
     def decode(self, packed: UInt8[Tensor, "N bytes"]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the codes, steps and offsets of all groups of N stored rows, as `RowLayout.decode` does.
 
         The G groups of a row follow each other: codes are `(N G, group_size)`, steps and offsets `(N G, 1)`.
         """
-        return self.layout.decode(packed.reshape(packed.shape[0] * self.groups, self.group_bytes), self.bits)
+        return self.layout().decode(packed.reshape(packed.shape[0] * self.groups(), self.group_bytes()), self.bits)
 
 
 class FusedRows(RowLayout):
@@ -183,7 +179,7 @@ class FusedRows(RowLayout):
 
     def kernel(self, row_format: RowFormat) -> tuple[Kernel, tuple[int, ...]]:
         """Return the kernel of these bits, the group size, and the bytes of a group."""
-        return FUSED_KERNELS[row_format.bits], (row_format.group_size, row_format.group_bytes)
+        return FUSED_KERNELS[row_format.bits], (row_format.group_size, row_format.group_bytes())
 
 
 class GGUFBlocks(RowLayout):

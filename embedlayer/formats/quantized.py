@@ -49,7 +49,7 @@ class QuantizedRows(StoredFormat):
     @property
     def name(self) -> str:
         """Return the name of the type, such as `"int8"`; for blocks of GGUF its name, such as `"q8_0"`."""
-        return self.row_format.layout.type_name(self.bits)
+        return self.row_format.layout().type_name(self.bits)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,9 +59,9 @@ class QuantizedRows(StoredFormat):
     @property
     def row_parts(self) -> dict[str, Part]:
         """Return the bytes of a row, `packed`, and where the layout has one its scale, `row_scale`."""
-        parts = {"packed": Part(torch.uint8, (self.row_format.row_bytes,))}
+        parts = {"packed": Part(torch.uint8, (self.row_format.row_bytes(),))}
         return parts | (
-            {"row_scale": Part(torch.float32, ())} if self.row_format.layout.has_row_scale(self.bits) else {}
+            {"row_scale": Part(torch.float32, ())} if self.row_format.layout().has_row_scale(self.bits) else {}
         )
 
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec | None:
@@ -76,7 +76,7 @@ class QuantizedRows(StoredFormat):
 
     def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float] | None:
         """Return the range of numbers of blocks, whose scales are float16; `None` for layouts of any float32 number."""
-        largest = self.row_format.layout.largest(self.bits)
+        largest = self.row_format.layout().largest(self.bits)
         return None if largest == torch.finfo(torch.float32).max else (-largest, largest)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -91,10 +91,10 @@ def dequantise(
     """Dequantise N stored rows to float32: `row_scale * (step * code + offset)` for each number, `(N, D)`.
 
     This is the definition in plain PyTorch; the kernels must return the same numbers. The stored rows are uint8,
-    `(N, row_format.row_bytes)`. A `row_scale` of `None` means 1.
+    `(N, row_format.row_bytes())`. A `row_scale` of `None` means 1.
     """
     codes, step, offset = row_format.decode(packed)
-    numbers: Tensor = (step * codes + offset).view(packed.shape[0], row_format.groups * row_format.group_size)
+    numbers: Tensor = (step * codes + offset).view(packed.shape[0], row_format.groups() * row_format.group_size)
     numbers = numbers[:, : row_format.embed_dim]
     return numbers if row_scale is None else row_scale.unsqueeze(1) * numbers
 
@@ -114,14 +114,14 @@ def quantise(
     of `rounding`.
 
     Returns:
-        Stored rows, uint8, `(N, row_format.row_bytes)`; and the scale of each row, `(N,)`, or `None` without one.
+        Stored rows, uint8, `(N, row_format.row_bytes())`; and the scale of each row, `(N,)`, or `None` without one.
     """
     bits, embed_dim, group_size, _ = row_format
-    layout, row_scale = row_format.layout, None
+    layout, row_scale = row_format.layout(), None
     if layout.has_row_scale(bits):
         row_scale = rows.abs().amax(dim=1)
         rows = rows / row_scale.where(row_scale > 0, 1.0).unsqueeze(1)
-    missing = row_format.groups * group_size - embed_dim
+    missing = row_format.groups() * group_size - embed_dim
     groups = torch.cat([rows, rows[:, -1:].expand(-1, missing)], dim=1).view(-1, group_size)
     dtype, count = layout.header(bits)
     levels = fit_levels(groups, bits, dtype, symmetric=symmetric or count == 1, signed=count == 1, clip=clip)
@@ -133,4 +133,4 @@ def quantise(
         whole = codes.view(len(rows), -1)
         whole[:, :embed_dim] = rounding.codes(rows, whole[:, :embed_dim], step, offset, weights, 2**bits - 1)
     stored = layout.encode(codes.to(torch.uint8), levels.step.to(dtype), levels.offset.to(dtype), bits)
-    return stored.view(len(rows), row_format.row_bytes), row_scale
+    return stored.view(len(rows), row_format.row_bytes()), row_scale

@@ -79,7 +79,7 @@ def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
         CheckpointError: The module is of an unknown class, or an adapter is of an unknown kind.
     """
     here: Any = module
-    if isinstance(module, TokenTable | nn.Embedding | nn.Linear):
+    if isinstance(module, (TokenTable, nn.Embedding, nn.Linear)):  # graphs of torch 2.9 have no unions of classes
         return AdaptedTable(module)
     if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
         active = [] if here.disable_adapters else here.active_adapters

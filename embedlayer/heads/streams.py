@@ -113,7 +113,7 @@ class StackedRows(Pretrained, nn.Module):
         """Return the rows of each stream, `(V, D)`, as views of the weight, whose gradients are one tensor."""
         streams, size, _ = self.weight.shape
         parts = row_parts(self.weight.flatten(0, 1), [(k * size, (k + 1) * size) for k in range(streams)])
-        return [part.mT for part in parts] if self.transposed else parts
+        return [part.transposed() for part in parts] if self.transposed else parts
 
     def extra_repr(self) -> str:
         """Return the sizes for `print`."""

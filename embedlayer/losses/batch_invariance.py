@@ -124,7 +124,7 @@ def _kind(logits: UncomputedLogits) -> tuple[object, ...]:
         assert isinstance(logits, BlockLogits)
         source = getattr(logits.raw_logits, "__self__", None)
         rows = (repr(source) if isinstance(source, nn.Module) else type(source), logits.rows_at_once)
-    finishing = (options.softcap is None, options.bias is None, options.masked is None, options.head_dtype)
+    finishing = (options.softcap is None, options.bias is None, options.masked() is None, options.head_dtype)
     return (
         *(type(logits), rows, finishing, logits.hidden.shape[-1], _row_count(logits.vocab_size)),
         *(logits.hidden.dtype, logits.dtype, torch.get_num_threads(), STATISTICS.applies(logits.hidden)),
@@ -185,7 +185,7 @@ def _results(head: Head, hidden: Tensor, ids: Tensor, multiple: int) -> dict[str
         states = hidden.detach().clone().requires_grad_(trained)
         logits = head(states)
         logits.tested_multiple = multiple
-        smoothing = 0.1 if logits.options.masked is None else 0.0
+        smoothing = 0.1 if logits.options.masked() is None else 0.0
         losses = [LossSettings(-100, smoothing, 1e-4, reduction) for reduction in ("none", "sum")]
         statistics = token_statistics_of(logits, ids, statistics=get_args(Statistic), top_k=4)
         results = {name: value for name, value in statistics._asdict().items() if value is not None}

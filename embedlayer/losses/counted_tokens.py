@@ -170,7 +170,7 @@ class CheckedIds(NamedTuple):
     factors: Tensor | None = None
     weights: Tensor | None = None
 
-    @property
+    # no property: graphs of torch 2.9 read none of a named tuple
     def is_counted(self) -> Tensor:
         """Return the mask of the tokens that count, in the shape of the tokens; only where `is_bad` is not `None`."""
         assert self.tokens.mask is not None
@@ -334,7 +334,7 @@ def counted_targets(
         checked = checked._replace(weights=weights)
         if checked.is_bad is None:
             return mask, checked
-        return checked.is_counted, checked._replace(ids=checked.ids.masked_fill(~checked.is_counted, other or 0))
+        return checked.is_counted(), checked._replace(ids=checked.ids.masked_fill(~checked.is_counted(), other or 0))
     record = target_record(targets.device)
     inputs = targets.contiguous(), weights, record, vocab_size, ignore_index, 0 if read else other, mean, read
     ids, mask, is_bad, factors, numbers = check_targets(*inputs)

@@ -96,7 +96,7 @@ def divergence(
         mask = None if labels is None else kept
         of_rank = student.rank_request
         checked = checked_ids(teacher.ids, mask, student.vocab_size, drop=drop, several=True, request=of_rank)
-        kept = kept if checked.is_bad is None else checked.is_counted
+        kept = kept if checked.is_bad is None else checked.is_counted()
         ids = checked.ids.flatten(0, -2)
         totals = compute_totals(student, Request(LogitStatistics(), None, ids, checked.tokens, 1, chunk_bytes))
         own = log_probs(totals, totals["selected"]).T

@@ -58,7 +58,7 @@ def finish(raw_logits: Float[Tensor, "*batch V"], options: LogitSettings) -> Flo
         logits = options.softcap * torch.tanh(logits / options.softcap)
     if options.temperature != 1.0:
         logits = logits / options.temperature
-    if (masked := options.masked) is not None:
+    if (masked := options.masked()) is not None:
         logits = logits.index_fill(-1, one_index(masked, logits), -math.inf)
     return logits
 
@@ -85,7 +85,7 @@ class BlockFinishing:
         self.divisor = options.temperature if self.softcap is None else 1.0
         self.scale = options.logit_scale / self.divisor
         self.bound = None if self.softcap is None else self.softcap / options.temperature
-        self.masked = options.masked
+        self.masked = options.masked()
 
     def finish_(self, block_RC: Tensor, start: int, bias: Tensor | None) -> None:
         """Apply bias, soft cap and mask to scaled logits.

@@ -282,7 +282,7 @@ def _checked_options(logits: UncomputedLogits, targets: Tensor, loss: LossSettin
     if loss.token_weights is not None:
         require_token_weights(loss.token_weights, targets)
         loss = loss._replace(token_weights=loss.token_weights.to(loss_dtype(logits.dtype)))
-    if loss.label_smoothing and logits.options.masked is not None:
+    if loss.label_smoothing and logits.options.masked() is not None:
         raise SizeError(
             "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
         )

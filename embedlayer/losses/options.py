@@ -118,7 +118,7 @@ class LogitSettings(NamedTuple):
     head_dtype: torch.dtype | None = None
     batch_invariant: bool = False
 
-    @property
+    # no property: graphs of torch 2.9 read none of a named tuple
     def masked(self) -> int | None:
         """Return the token whose logit is -inf, or `None`."""
         return self.padding_idx if self.mask_padding else None
@@ -128,7 +128,7 @@ class LogitSettings(NamedTuple):
 
         The bias is sliced. `padding_idx` counts from row `start`, and is `None` if no logit of these rows is masked.
         """
-        masked = row_within(self.masked, start, stop)
+        masked = row_within(self.masked(), start, stop)
         bias = None if self.bias is None else self.bias[start:stop]
         return self._replace(bias=bias, padding_idx=masked, mask_padding=masked is not None)
 

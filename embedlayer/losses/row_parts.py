@@ -22,8 +22,8 @@ class RowPart(NamedTuple):
     rows: Float[Tensor, "N *D"]
     new_gradient: NewGradient | None = None
 
-    @property
-    def mT(self) -> "RowPart":
+    # no property: graphs of torch 2.9 read none of a named tuple
+    def transposed(self) -> "RowPart":
         """Return the part transposed, and its gradient too."""
         allocate = self.new_gradient
         return RowPart(self.rows.mT, None if allocate is None else lambda dtype: allocate(dtype).mT)

@@ -101,7 +101,7 @@ class UncomputedLogits(ABC):
     @property
     def may_be_infinite(self) -> bool:
         """Return whether a logit may be -inf, as that of a masked padding token or of a token with such a bias."""
-        return self.options.masked is not None or self.options.bias is not None
+        return self.options.masked() is not None or self.options.bias is not None
 
     @property
     def rank_request(self) -> RankRequest | None:

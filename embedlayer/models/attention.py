@@ -25,6 +25,7 @@ from embedlayer.core.torch_state import (
     is_unchanged,
     plain_operators_only,
     values_are_read,
+    varlen_attention,
 )
 from embedlayer.models.cache import Slots
 from embedlayer.positions.masks import allowed_keys
@@ -74,8 +75,8 @@ class PackedDocuments:
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
         """Return the result of `attend` for the tokens of the documents, `(N, H, K)`."""
-        from torch.nn.attention.varlen import varlen_attn  # it imports what compiles graphs
-
+        varlen_attn = varlen_attention()
+        assert varlen_attn is not None
         # torch 2.11 has no such option, and takes heads in groups
         options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
         ends, longest = self.cu_seqlens, self.longest
@@ -177,7 +178,7 @@ class AddedScores:
     ) -> Float[Tensor, "B H T K"]:
         """Compute `softmax(scale * q k^T + scores) v`."""
         is_plain = self.may_be_packed and all(map(has_memory, (q, k, v))) and fusible(q, k, v)
-        if is_plain and _has_flash_attention(q, k, v):
+        if is_plain and _has_flash_attention(q, k, v) and varlen_attention() is not None:
             assert self.documents is not None
             self.packed = PackedDocuments(self.documents) if self.packed is None else self.packed
             if self.packed.longest:  # padding alone has no document

@@ -338,4 +338,5 @@ def score_mod_of(
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     """Return whether a shape broadcasts to another one whose last size is the same: `(1, T)` or `(T,)` to `(B, T)`."""
     fits = 1 <= len(shape) <= len(to) and shape[-1] == to[-1]
-    return fits and all(one in (1, other) for one, other in zip(shape[::-1], to[::-1], strict=False))
+    # graphs of torch 2.9 take `strict=False` for `True`
+    return fits and all(one in (other, 1) for one, other in zip(shape, to[-len(shape) :], strict=True))

@@ -132,9 +132,9 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         self.group_size = group_size
         self.layout = layout
         self.row_format = row_format
-        packed = torch.zeros(vocab_size, row_format.row_bytes, dtype=torch.uint8, device=device)
+        packed = torch.zeros(vocab_size, row_format.row_bytes(), dtype=torch.uint8, device=device)
         self.register_buffer("packed", packed)
-        scaled = row_format.layout.has_row_scale(bits)
+        scaled = row_format.layout().has_row_scale(bits)
         row_scale = torch.zeros(vocab_size, dtype=torch.float32, device=device) if scaled else None
         self.register_buffer("row_scale", row_scale)
 
@@ -201,7 +201,7 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
             dtype=first.dtype if dtype is None else dtype,
             device=first.device,
         )
-        largest = quantised.row_format.layout.largest(bits)
+        largest = quantised.row_format.layout().largest(bits)
         weights = None if rounding is None else _weights(source, rounding, first.device)
         at_least = 1 if rounding is None else ROWS_OF_A_PRODUCT
         for start, stop in _blocks(source.vocab_size, source.embed_dim, first.device, at_least=at_least):
@@ -224,7 +224,7 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
     @property
     def stored_type(self) -> str:
         """Return `"int8"` or `"int4"`; with `layout=GGUFBlocks()` GGUF's name, `"Q8_0"` or `"Q4_0"`."""
-        name = self.row_format.layout.type_name(self.row_format.bits)
+        name = self.row_format.layout().type_name(self.row_format.bits)
         return name.upper() if isinstance(self.layout, GGUFBlocks) else name
 
     @property
@@ -351,7 +351,7 @@ def dequantised_rows(
     """Dequantise the stored rows of the given IDs in one pass, or with `dequantise` where no kernel can run.
 
     On the CPU PyTorch's own kernels come before `dequantise`. `packed` are all stored rows, uint8,
-    `(V, row_format.row_bytes)`, and `row_scale` has the scale of each. The IDs were checked; `None` is for all rows.
+    `(V, row_format.row_bytes())`, and `row_scale` has the scale of each. The IDs were checked; `None` is for all rows.
     """
     if _applies_on_cuda(row_format, dtype, ids, packed, row_scale):
         places = None if ids is None else ids.long().contiguous()
@@ -379,7 +379,7 @@ def dequantised_rows(
 
 def _applies_on_cuda(row_format: RowFormat, dtype: torch.dtype, *tensors: Tensor | None) -> bool:
     """Return whether Triton kernels read the stored rows among `tensors`, and compute in this dtype."""
-    kernel, _ = row_format.layout.kernel(row_format)
+    kernel, _ = row_format.layout().kernel(row_format)
     is_on_cuda = any(x is not None and device_kind(x) == "cuda" for x in tensors)
     return is_on_cuda and dtype in FLOATS and kernel.applies(*tensors)
 
@@ -391,7 +391,7 @@ def _in_one_pass(
 
     The arguments are those of `dequantised_rows`.
     """
-    kernel, sizes = row_format.layout.kernel(row_format)
+    kernel, sizes = row_format.layout().kernel(row_format)
     if not kernel.applies(ids, packed, row_scale):
         return None
     vectors = torch.empty(len(ids), row_format.embed_dim, dtype=dtype, device=ids.device)
@@ -405,7 +405,7 @@ def _logits_in_one_pass(x: Tensor, packed: Tensor, row_scale: Tensor | None, row
 
     Of bfloat16 tokens the result would not be that of products of blocks: sums in another order are rounded otherwise.
     """
-    kernel, sizes = row_format.layout.kernel(row_format)
+    kernel, sizes = row_format.layout().kernel(row_format)
     if x.dtype != torch.float32 or device_kind(x) != "cpu" or not kernel.applies(x, packed, row_scale):
         return None
     stored = (packed.contiguous(), *([] if row_scale is None else [row_scale.contiguous()]))
@@ -420,21 +420,21 @@ def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, r
     Layouts that these do not read are dequantised by the definition. Each ID is a bag of one row. If rows have several
     groups, each group is a bag. The arguments are those of `dequantised_rows`.
     """
-    if not row_format.layout.has_torch_kernels:
+    if not row_format.layout().has_torch_kernels:
         return dequantise(packed.index_select(0, ids), row_scale, row_format)
     operators: Any = torch.ops.quantized
     ids = ids.contiguous()  # the kernels refuse strided ones
     weights = None if row_scale is None else row_scale.index_select(0, ids)
-    if row_format.groups > 1:
-        ids = (ids.unsqueeze(1) * row_format.groups + torch.arange(row_format.groups)).flatten()
-        weights = None if weights is None else weights.repeat_interleave(row_format.groups)
+    if row_format.groups() > 1:
+        ids = (ids.unsqueeze(1) * row_format.groups() + torch.arange(row_format.groups())).flatten()
+        weights = None if weights is None else weights.repeat_interleave(row_format.groups())
     bags = torch.arange(len(ids), dtype=ids.dtype)
-    fused = packed.view(len(packed) * row_format.groups, -1)
+    fused = packed.view(len(packed) * row_format.groups(), -1)
     if row_format.bits == 8:
         vectors = operators.embedding_bag_byte_rowwise_offsets(fused, ids, bags)
     else:
         vectors = operators.embedding_bag_4bit_rowwise_offsets(fused, ids, bags, per_sample_weights=weights)
-    numbers: Tensor = vectors.view(-1, row_format.groups * row_format.group_size)
+    numbers: Tensor = vectors.view(-1, row_format.groups() * row_format.group_size)
     return numbers[:, : row_format.embed_dim].contiguous()
 
 
@@ -461,8 +461,8 @@ def times_rows(
     """Multiply `x` by the dequantised rows, a block of rows at a time, as a custom operator with a gradient.
 
     With `transposed` it is `x @ rows.T`, `(N, D)` to `(N, V)`, else `x @ rows`, `(N, V)` to `(N, D)`. The result has
-    the dtype of `x`. `packed` are the stored rows, uint8, `(V, row_format.row_bytes)`, `row_scale` is `(V,)`, or `None`
-    for 1, and `row_format` has the numbers of a `RowFormat`.
+    the dtype of `x`. `packed` are the stored rows, uint8, `(V, row_format.row_bytes())`, `row_scale` is `(V,)`, or
+    `None` for 1, and `row_format` has the numbers of a `RowFormat`.
 
     A kernel multiplies few tokens by the stored rows themselves. On CUDA these are few as long as reading the rows once
     for each token takes no more bytes than reading them once, and writing and reading the dequantised rows.

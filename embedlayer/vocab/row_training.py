@@ -175,6 +175,8 @@ def _note(module: nn.Module, trained: list[nn.Parameter], restore: Sequence[Call
         module.register_forward_pre_hook(_refuse_rows_frozen_by_peft).remove,
     ]
     for model in models_in(module).values():
+        watch = partial(_refuse_rows_frozen_by_peft, module)  # PEFT 0.18 runs no hooks of the model, calling `forward`
+        removals.append(model.base_model.register_forward_pre_hook(watch).remove)
         removals.append(model.register_load_state_dict_pre_hook(_split_rows).remove)
         if own_attribute(model, "save_pretrained") is None:
             set_own_attribute(model, "save_pretrained", partial(_save_merged, model))
@@ -249,8 +251,11 @@ def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
         )
 
 
-def _refuse_rows_frozen_by_peft(module: nn.Module, inputs: object) -> None:
-    """Raise a `SizeError` in training if PEFT has frozen the rows that `train_only_rows` made trainable."""
+def _refuse_rows_frozen_by_peft(module: nn.Module, *_: object) -> None:
+    """Raise a `SizeError` in training if PEFT has frozen the rows that `train_only_rows` made trainable.
+
+    It is a pre-hook of the module, and of the model without head in it.
+    """
     if not (module.training and torch.is_grad_enabled() and hasattr(module, "peft_config")):
         return
     if frozen := [name for name, part in _deltas(module).items() if not part.delta.requires_grad]:

@@ -106,7 +106,7 @@ MISSING = {
     "numba": (lambda patch: patch.setitem(sys.modules, "numba", None), "cpu", "pip install 'embedlayer[fast]'"),
     "old numba": (lambda patch: patch.setattr(numba, "__version__", "0.9.1"), "cpu", "pip install -U 'embedlayer"),
     "Triton": (lambda patch: patch.setitem(sys.modules, "triton", None), "meta:0", "pip install torch=="),
-    "old Triton": (lambda patch: patch.setattr(triton, "__version__", "3.1.0"), "meta:0", "3.1.0 is older than 3.6"),
+    "old Triton": (lambda patch: patch.setattr(triton, "__version__", "3.1.0"), "meta:0", "3.1.0 is older than 3.5"),
     "ROCm": (lambda patch: patch.setattr(torch.version, "hip", "6.4"), "meta:0", "this torch is for ROCm"),
 }
 """What is changed, the device whose kernels are off then, and a part of what is said."""

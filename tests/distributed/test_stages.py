@@ -123,6 +123,7 @@ class Pipelined:
 
     def __init__(self, way: Way, ranks: int = 2) -> None:
         self.way = way
+        torch.set_default_dtype(torch.float64)  # torch 2.9 starts with 8 bytes sent into one number of this dtype
         self.mesh = init_device_mesh("cpu", (dist.get_world_size() // ranks, ranks), mesh_dim_names=("dp", "pp"))
         pipeline = self.mesh["pp"]
         rank, per_rank = pipeline.get_local_rank(), 1 if way.schedule in ("GPipe", "1F1B") else 2
@@ -170,7 +171,7 @@ class Pipelined:
                 losses: list[torch.Tensor] = []
                 arguments = (ids,) if self.parts[0].is_first else ()
                 last = {"target": targets, "losses": losses} if self.parts[-1].is_last else {}
-                self.schedule.step(*arguments, return_outputs=False, **last)
+                self.schedule.step(*arguments, **last)
                 mean = torch.stack(losses).sum().detach() if losses else torch.zeros((), dtype=torch.float64)
                 dist.all_reduce(mean)
                 numbers.append(float(mean / replicas))

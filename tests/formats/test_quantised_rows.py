@@ -162,6 +162,6 @@ def test_our_own_rows_are_those_of_from_table(name: str) -> None:
     assert isinstance(stored.format, QuantizedRows)
     values, form = new_rows(stored), stored.format.row_format
     group_size = None if name in ("int8", "int4") else form.group_size
-    layout = form.layout if isinstance(form.layout, GGUFBlocks) else None
+    layout = form.layout() if isinstance(form.layout(), GGUFBlocks) else None
     table = QuantizedEmbedding.from_table(values, form.bits, group_size=group_size, layout=layout)
     assert_same_tensors(stored.quantised(values), table.stored_rows)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from covering import cases, some
 from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 from processes import on_ranks
+from releases import skip_without
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -440,6 +441,7 @@ def test_it_reads_the_rows_that_peft_adapts(unchecked: None, choice: str) -> Non
 
 def test_adapters_that_peft_puts_on_both_ends_are_read_once(unchecked: None) -> None:
     peft = pytest.importorskip("peft", reason="the dev extra is not installed")
+    skip_without("peft.tuners.tuners_utils:warn_msg_weight_tying")
     transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
     sizes = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=VOCAB_SIZE, tie_word_embeddings=True, **sizes)

@@ -52,7 +52,8 @@ def adapted(kind: str, **options: object) -> Adapted:
     module = Adapted("dense")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what PEFT holds of models that are not transformers'
-        peft.inject_adapter_in_model(getattr(peft, kind)(target_modules=["table"], **options), module)
+        with torch.no_grad():  # PEFT 0.18 keeps the graph of the rows that it copies, and such a module is not copied
+            peft.inject_adapter_in_model(getattr(peft, kind)(target_modules=["table"], **options), module)
     return module
 
 

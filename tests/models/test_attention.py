@@ -14,7 +14,8 @@ from decoders import CACHES, small
 from kernel_paths import cpu_taken_for_cuda
 from kinds import POSITIONS, VOCAB_SIZE
 from memory import Shapes
-from torch.nn.attention import SDPBackend, sdpa_kernel, varlen
+from releases import skip_without
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from embedlayer import DecoderLM, Position, positions_of
 from embedlayer.core import block_sizes
@@ -143,6 +144,9 @@ class VarlenAttention:
 @pytest.fixture
 def varlen_attention(monkeypatch):
     """Compute as on CUDA, where torch takes every dtype and calls the definition of its variable-length attention."""
+    skip_without("torch.nn.attention.varlen:varlen_attn")
+    from torch.nn.attention import varlen
+
     definition = VarlenAttention()
     monkeypatch.setattr(varlen, "varlen_attn", definition)
     monkeypatch.setattr(attention, "_has_flash_attention", lambda *tensors: True)

@@ -44,8 +44,8 @@ def error(rows: Tensor, table: TokenTable) -> float:
 
 def steps(table: QuantizedEmbedding) -> Tensor:
     """The step of every number, `(V, D)`."""
-    header = table.packed.view(table.vocab_size, table.row_format.groups, -1)[
-        :, :, table.row_format.code_bytes :
+    header = table.packed.view(table.vocab_size, table.row_format.groups(), -1)[
+        :, :, table.row_format.code_bytes() :
     ].clone(memory_format=torch.contiguous_format)
     kind = torch.float32 if table.row_format.bits == 8 else torch.float16
     step = header.view(kind)[:, :, 0].float().repeat_interleave(table.row_format.group_size, dim=1)

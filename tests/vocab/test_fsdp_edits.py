@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 import embedlayer as el
+from embedlayer.core.errors import release
 from embedlayer.distributed import fsdp, register_fsdp_methods
 from embedlayer.kernels import kernels_disabled
 from embedlayer.vocab import MeanNoiseInit, RandomInit, add_tokens, edit_vocabulary
@@ -23,7 +24,7 @@ PRELOADED += ["embedlayer.vocab.operations", "torch.distributed.fsdp", "torch.di
 PRELOADED.append("transformers.models.llama.modeling_llama")
 
 V, D = 29, 4
-IS_OLDEST = torch.__version__.startswith("2.11.")  # where a group of several modules is refused
+IS_OLD = release(torch.__version__) <= (2, 11)  # where a group of several modules is refused
 EDITS: dict[str, dict[str, Any]] = {
     "rows added and removed": {"add": 6, "remove": [1, 9, 28], "init": MeanNoiseInit(), "init_head": RandomInit()},
     "as many rows": {"add": 2, "remove": [7, 28]},
@@ -51,7 +52,7 @@ def whole_model(model: nn.Module) -> list[Any]:
 
 def table_alone(model: nn.Module) -> list[Any]:
     def together(*parts: nn.Module) -> list[Any]:
-        return [*parts] if IS_OLDEST else [[*parts]]
+        return [*parts] if IS_OLD else [[*parts]]
 
     if isinstance(model, el.DecoderLM):
         return [model.table, *([] if model.head.tied else together(model.norm, model.head)), *whole_model(model)]
@@ -269,15 +270,26 @@ def losses_before_an_edit() -> None:
         edit_vocabulary(model, **options, optimizer=optimizer)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
-        if IS_OLDEST:  # which cannot train on after a failed backward pass
+        if IS_OLD:  # which cannot train on after a failed backward pass
             continue
         model.reset_iter_state()
         train(model, optimizer)
         assert all(full(parameter).isfinite().all() for parameter in model.parameters()), name
 
 
+def groups_of_modules() -> None:
+    model = decoder(tied=False)
+    fully_shard([model.norm, model.head])
+    if IS_OLD:
+        with pytest.raises(el.VersionError, match=r"of a group of modules.* crashes: shard each module by itself"):
+            register_fsdp_methods(model)
+    else:
+        register_fsdp_methods(model)
+
+
 def all_laws(kinds: tuple[str, ...]) -> list[tuple[str, str]]:
     with kernels_disabled():  # importing numba takes longer than most of this
+        groups_of_modules()
         edits_under_fsdp(kinds)
         edits_of_dtensors()
         losses_before_an_edit()

@@ -77,7 +77,7 @@ def test_fake_tensors_are_taken_for_the_tensors_that_they_stand_for() -> None:
     [
         (lambda patch: patch.setattr(torch.version, "hip", "6.4"), "ROCm"),
         (lambda patch: patch.setitem(sys.modules, "triton", None), "Triton is not installed; on Linux: pip install"),
-        (lambda patch: patch.setattr(triton, "__version__", "3.1.0"), "3.1.0 is older than 3.6; on Linux: pip install"),
+        (lambda patch: patch.setattr(triton, "__version__", "3.1.0"), "3.1.0 is older than 3.5; on Linux: pip install"),
     ],
     ids=["ROCm", "missing", "old"],
 )

@@ -7,6 +7,7 @@ import torch
 from compiled_code import ARCHITECTURES, compiled_code
 from covering import LONG
 
+from embedlayer.core.errors import release
 from embedlayer.kernels.gpu.launch import MODULES, launch_table
 
 pytestmark = pytest.mark.usefixtures("triton")
@@ -15,6 +16,15 @@ pytestmark = pytest.mark.usefixtures("triton")
 @pytest.fixture(scope="module")
 def triton() -> None:
     pytest.importorskip("triton")
+
+
+ON_STACK = [
+    ("softmax", "check_targets", "weighted", torch.float32, 89),
+    ("largest", "member_keys", "finished", torch.bfloat16, 120),
+    ("largest", "member_keys", "finished", torch.float16, 120),
+    ("input", "gather_scale_add_drop", "places", torch.float32, 80),
+]
+"""Forms of which the assembler of Triton 3.5 has 8 bytes on the stack; that of later releases has none there."""
 
 
 def one_form_of_each_kernel(module: str) -> Iterator[tuple[str, str, torch.dtype]]:
@@ -42,12 +52,16 @@ def problems(
 
     Registers are spilled to the stack, whose bytes are known without disassembling, which counts the instructions.
     """
+    import triton
+
     entry = launch_table(module)[name]
     form, code = entry.variants[variant], compiled_code(module, name, variant, dtype, architecture)
     assert code.tiles
     assert {each.pointer for each in code.accesses if each.pointer} <= set(entry.types)
     found = []
-    if (code.stack, code.local) != (0, 0) or (disassembled and code.spills):
+    known = ON_STACK if release(triton.__version__) < (3, 6) else []
+    stack = 8 if (module, name, variant, dtype, architecture) in known else 0
+    if (code.stack, code.local) != (stack, 0) or (disassembled and code.spills and not stack):
         found.append(f"{code.stack} bytes of stack, {code.local} of local memory, {code.spills} spills")
     if code.registers * entry.warps > 4 * form.registers:
         found.append(f"{code.registers} registers, at most {form.registers * 4 // entry.warps}")
