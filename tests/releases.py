@@ -103,6 +103,7 @@ SINCE = {
     "tied head of Voxtral Realtime's language model": "5.10",
     "encoder-decoder of any two models": "5.24",
     "rules of Qwen2's tokenizer": "5.24",
+    "codebooks of Higgs Audio v2 other than 8": "5.18",
     "tokenizer classes of model types": "5.24",
 }
 """What transformers computes otherwise, or cannot do, before this release."""

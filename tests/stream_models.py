@@ -38,7 +38,7 @@ def _musicgen_whole() -> nn.Module:
     import transformers
 
     config = transformers.MusicgenConfig(
-        text_encoder=T5, audio_encoder=ENCODEC, decoder={"model_type": "musicgen_decoder", **MUSICGEN}
+        text_encoder=dict(T5), audio_encoder=dict(ENCODEC), decoder={"model_type": "musicgen_decoder", **MUSICGEN}
     )
     model: nn.Module = transformers.MusicgenForConditionalGeneration(config)
     return model

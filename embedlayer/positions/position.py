@@ -328,8 +328,9 @@ def score_mod_of(
     query, key = (None if at is None else torch.atleast_2d(at) for at in (query_positions, key_positions))
 
     def add_bias(score: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        i = q if query is None else query[batch if len(query) > 1 else 0, q]
-        j = k if key is None else key[batch if len(key) > 1 else 0, k]
+        # of one row a tensor as well: graphs of torch 2.9 mix no integer with tensors of indices
+        i = q if query is None else query[batch if len(query) > 1 else 0 * batch, q]
+        j = k if key is None else key[batch if len(key) > 1 else 0 * batch, k]
         return score + bias(head, i, j)
 
     return add_bias
