@@ -25,7 +25,7 @@ GROUPS = {
     "Text": "tokenization saving data",
     "The layer": "losses row_sparse formats tables positions heads injections inputs",
     "Training": "optim distributed",
-    "Models and files": "census models checkpoints training opening",
+    "Models and files": "census models checkpoints training integrations opening",
     "Editing and studying": "vocab compress planner analysis",
     "What people see": "lessons plots explorer cli",
 }

@@ -24,7 +24,7 @@ TIERS = [
     ["distributed"],
     ["census"],
     ["models", "checkpoints"],
-    ["training"],
+    ["training", "integrations"],
     ["opening"],
     ["vocab", "compress", "planner", "analysis"],
     ["lessons", "plots", "explorer"],
