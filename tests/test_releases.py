@@ -3,12 +3,14 @@
 import re
 import subprocess
 import tomllib
+from importlib import metadata
 from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from packaging.requirements import Requirement
 from releases import LACKING, LACKING_KINDS, LACKING_TYPES, has
 from tiny_models import FURTHER_KINDS, KINDS, OTHER_KINDS, model_types
 
@@ -37,6 +39,14 @@ def test_the_oldest_releases_lack_what_is_listed() -> None:
     assert [name for name in LACKING if has(name)] == []
     assert not LACKING_TYPES & {*transformers.CONFIG_MAPPING}
     assert not {(kind, name) for kind, names in LACKING_KINDS.items() for name in names} & installed_types()
+
+
+def test_the_library_of_compressed_tensors_cannot_be_installed_beside_the_oldest_torch() -> None:
+    needed = metadata.requires("compressed-tensors") if has("compressed_tensors") else None
+    if needed is None:
+        pytest.skip("it is not installed")
+    (torch_bound,) = (each for each in map(Requirement, needed) if each.name == "torch" and each.marker is None)
+    assert not torch_bound.specifier.contains(pins("constraints-oldest.txt")["torch"])
 
 
 def pins(file: str) -> dict[str, str]:

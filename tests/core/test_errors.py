@@ -1,11 +1,8 @@
 """The error tree, and errors about dependencies: one that is missing, one of a release that is not tested."""
 
 import re
-import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +11,6 @@ from torch import nn
 
 import embedlayer as el
 from embedlayer.core import errors
-
-ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
@@ -33,24 +27,6 @@ def test_a_missing_extra_names_its_install_line() -> None:
     with pytest.raises(errors.MissingExtraError, match=r"pip install 'embedlayer\[plots\]'"):
         errors.require("no_such_module_anywhere", extra="plots")
     assert errors.require("json", extra="plots").__name__ == "json"
-
-
-def test_the_oldest_tested_releases_are_those_of_the_project_file_and_of_the_constraints() -> None:
-    written = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["hf"]]
-    bounds = dict(each.split(">=") for each in written if ">=" in each)
-    constraints = (ROOT / "constraints-oldest.txt").read_text().splitlines()
-    installed = dict(line.split("==") for line in constraints if not line.startswith("#"))
-    for name, (oldest, _) in errors.TESTED.items():
-        assert errors.release(bounds[name]) == errors.release(installed[name]) == errors.release(oldest)
-
-
-def test_make_installs_the_oldest_tested_releases_and_otherwise_the_newest() -> None:
-    make = lambda target: subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True).stdout  # noqa: E731
-    oldest, newest = make("test-oldest"), make("test-newest")
-    assert "constraints-oldest.txt" in oldest
-    assert "--constraint .venv-oldest/constraints.txt" in oldest
-    assert "--upgrade-strategy eager" in newest
-    assert "==" not in newest.partition("pip install")[2]
 
 
 @pytest.fixture
