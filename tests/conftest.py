@@ -166,9 +166,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Skip a test of a model type that the installed transformers lacks, if it is listed in tests/releases.py."""
     report = yield
     error = call.excinfo and call.excinfo.value
-    if type(error).__name__ == "LacksType" and is_listed(*error.args):  # type: ignore[union-attr]
+    if type(error).__name__ == "LacksType" and is_listed(*error.args):
         path, line, _ = item.location
-        report.outcome, report.longrepr = "skipped", (path, line or 0, f"transformers has no {' '.join(error.args)}")  # type: ignore[union-attr]
+        report.outcome, report.longrepr = "skipped", (path, line or 0, f"transformers has no {' '.join(error.args)}")
     return report
 
 
