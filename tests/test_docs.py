@@ -132,6 +132,9 @@ def test_the_table_of_projects_is_the_results_for_the_requirements_of_today() ->
     assert results["requirements"] == module["requirements"]("hf"), again
     assert "not run" not in module["table"](results), again
     assert module["PAGE"].read_text() == module["page"](), "run: python docs/installation.py --write"
+    count = sum(each["installs"] == "embedlayer[hf]" for each in results["projects"].values())
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"installs beside {count} of {len(results['projects'])} trainers and servers" in readme
 
 
 def test_the_readme_is_short() -> None:
