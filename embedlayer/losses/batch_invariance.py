@@ -187,7 +187,7 @@ def _results(head: Head, hidden: Tensor, ids: Tensor, multiple: int) -> dict[str
         logits.tested_multiple = multiple
         smoothing = 0.1 if logits.options.masked() is None else 0.0
         losses = [LossSettings(-100, smoothing, 1e-4, reduction) for reduction in ("none", "sum")]
-        statistics = token_statistics_of(logits, ids, statistics=get_args(Statistic), top_k=4)
+        statistics = token_statistics_of(logits, ids, statistics=get_args(Statistic), top_k=min(4, logits.vocab_size))
         results = {name: value for name, value in statistics._asdict().items() if value is not None}
         results["losses"] = cross_entropy_of(logits, ids, losses[0])
         results["divergences"] = divergence(logits, logits.divided_by(2.0), JensenShannon(), reduction="none")

@@ -41,4 +41,5 @@ def chunk_log_probs(
         torch.Size([2])
     """
     hidden, head = model
-    return alignment.sum(pad(token_log_probs(hidden[..., :-1, :], head, ids[..., 1:]), (1, 0)), side)
+    first = min(1, ids.shape[-1])  # an empty text has no token
+    return alignment.sum(pad(token_log_probs(hidden[..., :-1, :], head, ids[..., 1:]), (first, 0)), side)

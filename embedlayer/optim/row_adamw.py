@@ -91,13 +91,15 @@ class RowAdamW(RowOptimizer):
         super().__init__(params, defaults, state=state, rounding=rounding, apply_pending_every=apply_pending_every)
 
     def check_options(self, group: dict[str, Any], *, has_tables: bool) -> None:
-        """Check that `amsgrad` is not set, and for row-sparse tables that `check_betas` accepts the betas.
+        """Check that `amsgrad` and coupled decay are not set, and for row-sparse tables that `check_betas` accepts betas.
 
         Raises:
             SizeError: An option is not supported or outside its range.
         """
         if group.get("amsgrad"):
             raise SizeError("amsgrad keeps a maximum over every step of every row: use torch.optim.AdamW for it.")
+        if not group.get("decoupled_weight_decay", True):
+            raise SizeError("RowAdamW has decoupled weight decay: use torch.optim.Adam for decay in the gradient.")
         if has_tables:
             check_betas(self.betas_of(group))
 

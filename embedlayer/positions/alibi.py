@@ -78,7 +78,7 @@ class AlibiBias(Position, ComputedBuffers):
         """
         self.check_positions(query_positions)
         self.check_positions(key_positions)
-        query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
+        query, key = torch.atleast_2d(query_positions.long()), torch.atleast_2d(key_positions.long())
         distance: Tensor = (query.unsqueeze(-1) - key.unsqueeze(-2)).abs().unsqueeze(1)
         return distance * -self.slopes.view(-1, 1, 1)
 

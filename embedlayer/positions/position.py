@@ -325,7 +325,7 @@ def score_mod_of(
     for positions in (query_positions, key_positions):
         if positions is not None:
             position.check_positions(positions)
-    query, key = (None if at is None else torch.atleast_2d(at) for at in (query_positions, key_positions))
+    query, key = (None if at is None else torch.atleast_2d(at.long()) for at in (query_positions, key_positions))
 
     def add_bias(score: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         # of one row a tensor as well: graphs of torch 2.9 mix no integer with tensors of indices

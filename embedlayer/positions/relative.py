@@ -124,7 +124,7 @@ class RelativePositionBias(Position, ComputedBuffers):
         """
         self.check_positions(query_positions)
         self.check_positions(key_positions)
-        query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
+        query, key = torch.atleast_2d(query_positions.long()), torch.atleast_2d(key_positions.long())
         rows = self.bucket(key.unsqueeze(-2) - query.unsqueeze(-1))
         return F.embedding(rows, self.weight).movedim(-1, -3)
 

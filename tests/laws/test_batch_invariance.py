@@ -228,7 +228,7 @@ def test_so_it_is_in_every_dtype(unchecked: None, divergences, name, dtype, path
         assert_independent(head, dtype, OPTIONS[choice], divergences)
 
 
-@cases("name, vocab_size, width", some(OF_BLOCKS, TIED_HEADS), (2305, 50, 4160), (100, 24))
+@cases("name, vocab_size, width", some(OF_BLOCKS, TIED_HEADS), (2305, 50, 3, 4160), (100, 24))
 def test_so_it_is_for_other_sizes(unchecked: None, whole_blocks, monkeypatch, name, vocab_size, width) -> None:
     monkeypatch.setattr(kinds, "VOCAB_SIZE", vocab_size)
     monkeypatch.setattr(kinds, "EMBED_DIM", width)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from kinds import EMBED_DIM, MAX_SEQ_LEN, POSITIONS
+from kinds import EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS, POSITIONS
 from torch import nn
 
 from embedlayer import LearnedPositionalEmbedding, PositionError, ShapeError, SinusoidalPositionalEmbedding
@@ -52,6 +52,18 @@ def test_hidden_states_of_another_width_are_refused_and_never_broadcast(name, un
     for width in (1, EMBED_DIM + 1):
         with pytest.raises(ShapeError, match=f"width {width} cannot take positions of width {EMBED_DIM}"):
             position.add(torch.randn(2, 3, width), torch.arange(3))
+
+
+@pytest.mark.parametrize("name", IN_ATTENTION)
+def test_positions_of_32_bits_are_as_far_apart_as_those_of_64(name) -> None:
+    position, (q, k) = POSITIONS[name](), torch.randn(2, 1, NUM_HEADS, 3, EMBED_DIM // NUM_HEADS)
+    if position.max_seq_len is not None:
+        pytest.skip("it has no positions so far apart")
+    places = torch.tensor([0 if "query" in name else -(2**31), 0, 2**31 - 1])  # the scale of queries counts from 0
+    for wide, narrow in zip(position.rotate(q, k, places), position.rotate(q, k, places.int()), strict=True):
+        assert torch.equal(wide, narrow)
+    biases = [position.bias(each, each) for each in (places, places.int())]
+    assert all(bias is None for bias in biases) or torch.equal(*biases)
 
 
 @pytest.mark.parametrize("name", IN_ATTENTION)

@@ -26,6 +26,9 @@ def test_they_sum_to_the_log_probability_of_the_text_with_its_gradient(side: Sid
     grads = (torch.autograd.grad(each.sum(), [hidden, head.weight]) for each in (found, expected))
     for grad, want in zip(*grads, strict=True):
         torch.testing.assert_close(grad, want, rtol=0, atol=1e-10)
+    empty = token_spans(tokenizers[0], "")
+    nothing = chunk_log_probs((hidden[0, :0], head), empty.ids, align_tokens(empty, empty), side=side)
+    assert nothing.shape == (0,)
     # text by text
     lengths = spans.in_text.sum(-1).tolist()
     for row, length in enumerate(lengths):

@@ -340,6 +340,7 @@ def test_a_closure_is_called_and_its_loss_returned() -> None:
     [
         ({"amsgrad": True}, "amsgrad keeps a maximum"),
         ({"maximize": True}, "minimise the negative loss"),
+        ({"decoupled_weight_decay": False}, "decoupled weight decay"),
         ({"betas": (0.99, 0.95)}, r"beta1 0.99 is not below sqrt\(beta2\)"),
         ({"betas": (0.9, 1.0)}, "betas must be between 0 and 1"),
         ({"eps": 0.0}, "eps must be positive"),
@@ -348,7 +349,7 @@ def test_a_closure_is_called_and_its_loss_returned() -> None:
 )
 def test_options_that_no_row_can_be_caught_up_with_are_refused(options, message) -> None:
     with pytest.raises(SizeError, match=message):
-        RowAdamW(table_of(row_sparse=True).parameters(), **options)
+        RowAdamW([{"params": table_of(row_sparse=True).parameters(), **options}])
 
 
 @pytest.mark.usefixtures("both_paths")

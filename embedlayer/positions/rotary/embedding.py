@@ -151,8 +151,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
                 f"Rotary positions rotate pairs of channels: {self.rotary_dim} of {head_dim} is not possible. "
                 f"Choose an even head_dim (embed_dim / num_heads), or an even rotary_dim up to it."
             )
-        if base <= 0:
-            raise SizeError(f"base must be positive, not {base}.")
+        if not 0 < base < math.inf:
+            raise SizeError(f"base must be positive and finite, not {base}.")
         self._check_axes()
         self.num_axes = 1 if axes is None else axes.num_axes
         self._angles_of = (

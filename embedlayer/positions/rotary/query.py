@@ -62,7 +62,7 @@ class LogQueryScaling(QueryScaling):
 
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
         """Return `1 + scale * ln(1 + floor((position + offset) / length))`."""
-        steps = torch.div(positions + self.offset, self.length, rounding_mode="floor")
+        steps = torch.div(positions.long() + self.offset, self.length, rounding_mode="floor")
         return 1 + self.scale * torch.log1p(steps.to(dtype))
 
 
@@ -90,7 +90,7 @@ class PowerQueryScaling(QueryScaling):
 
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
         """Return `(1 + (position + offset) / length)^exponent`."""
-        return torch.exp(self.exponent * torch.log1p((positions + self.offset).to(dtype) / self.length))
+        return torch.exp(self.exponent * torch.log1p((positions.long() + self.offset).to(dtype) / self.length))
 
 
 class QueryFactors(NamedTuple):

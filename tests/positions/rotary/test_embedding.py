@@ -101,6 +101,12 @@ def test_it_compiles_to_one_graph(unchecked: None) -> None:
     assert torch.allclose(compiled(q, q, torch.arange(5))[0], position.rotate(q, q, torch.arange(5))[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("base", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_base_that_gives_no_frequencies_is_refused(base) -> None:
+    with pytest.raises(SizeError, match="base must be positive and finite"):
+        RotaryEmbedding(8, base=base)
+
+
 @pytest.mark.parametrize(
     "sizes", [{"head_dim": 7}, {"head_dim": 8, "rotary_dim": 10}, {"head_dim": 8, "rotary_dim": 0}]
 )
