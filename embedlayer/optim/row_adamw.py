@@ -91,7 +91,7 @@ class RowAdamW(RowOptimizer):
         super().__init__(params, defaults, state=state, rounding=rounding, apply_pending_every=apply_pending_every)
 
     def check_options(self, group: dict[str, Any], *, has_tables: bool) -> None:
-        """Check that `amsgrad` and coupled decay are not set, and for row-sparse tables that `check_betas` accepts betas.
+        """Check that `amsgrad` and coupled decay are not set; for row-sparse tables also the betas, by `check_betas`.
 
         Raises:
             SizeError: An option is not supported or outside its range.
