@@ -42,8 +42,8 @@ from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
-RESIZE = "resize_token_embeddings"
-"""The method that `patch` replaces in a model of transformers."""
+RESIZE, TIE = "resize_token_embeddings", "tie_weights"
+"""The methods that `patch` replaces in a model of transformers."""
 
 
 def patch(
@@ -143,6 +143,7 @@ def patch(
         accept_token_weights(model)
     if (tables or heads) and hasattr(model, RESIZE):
         set_own_attribute(model, RESIZE, partial(_resized, model))
+        set_own_attribute(model, TIE, partial(_tied, model))
     return model
 
 
@@ -172,6 +173,7 @@ def unpatch(model: Model) -> Model:
         _swap(model, ours, original)
     for part in model.modules():
         remove_own_attribute(part, RESIZE)
+        remove_own_attribute(part, TIE)
         refuse_token_weights(part)
     return model
 
@@ -427,7 +429,15 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
 
     `patch` installs this function as the model's `resize_token_embeddings`; it returns the input embeddings. Pending
     lazy updates are applied first. Heads keep `head_dtype` and `batch_invariant`.
+
+    Raises:
+        CheckpointError: The table has no weight that transformers could resize.
     """
+    if not _have_weights(model):
+        raise CheckpointError(
+            f"transformers cannot resize {a_or_an(model.get_input_embeddings())}. If rows are trained separately, call "
+            f"embedlayer.vocab.merge_rows(model) before; resize a model before its table is compressed."
+        )
     heads = {name: module for name, module in model.named_modules() if isinstance(module, OutputHead)}
     for module in model.modules():
         if isinstance(module, TokenEmbedding) and module.pending_updates is not None:
@@ -440,6 +450,21 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
         head.head_dtype, head.batch_invariant = former.head_dtype, former.batch_invariant
     table: nn.Module = model.get_input_embeddings()
     return table
+
+
+def _tied(model: Any, *arguments: Any, **options: Any) -> None:
+    """Tie the weights of a patched model with transformers' own method, where its table has a weight.
+
+    `patch` installs this function as the model's `tie_weights`. The head of another table, such as a quantised one or
+    one with rows that are trained separately, reads that table at each call.
+    """
+    if _have_weights(model):
+        type(model).tie_weights(model, *arguments, **options)
+
+
+def _have_weights(model: nn.Module) -> bool:
+    """Return whether all tables of a model are `nn.Embedding`s, whose weights transformers reads and writes."""
+    return all(isinstance(table, nn.Embedding) for table in model.modules() if isinstance(table, TokenTable))
 
 
 CONTENTS = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}

@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+import embedlayer as el
 from embedlayer import CheckpointError, OutputHead, RowAdamW, ShapeError, SizeError, TokenEmbedding, patch, unpatch
 from embedlayer.heads.logit_source import LogitsReport
 from embedlayer.vocab.operations import edit_vocabulary
@@ -461,6 +464,67 @@ def test_what_is_done_to_a_model_may_be_done_to_a_patched_one(model, operation) 
     plain = built(task, kind)
     plain, patched = (OPERATIONS[operation](model) for model in (plain, patch(copy.deepcopy(plain))))
     assert_same(patched, plain)
+
+
+def with_table(table: str, tie_word_embeddings: bool) -> Any:
+    """A patched LLaMA with a kind of table."""
+    model = patch(built("causal", "llama", tie_word_embeddings=tie_word_embeddings), row_sparse=table == "row-sparse")
+    if table == "new rows":
+        el.vocab.add_tokens(model, 2, train_only_new=True)
+    if table in ("int8", "rank=8"):
+        model = el.compress.replace_table(model, el.compress.compress_table(model.get_input_embeddings(), table))
+    return model.eval()
+
+
+CALLS_OF_TRANSFORMERS: dict[str, Callable[[Any, Path], object]] = {
+    "tie_weights": lambda model, _: model.tie_weights(),
+    "resize_token_embeddings": lambda model, _: model.resize_token_embeddings(V + 2),
+    "input_embeddings": lambda model, _: model.set_input_embeddings(model.get_input_embeddings()),
+    "output_embeddings": lambda model, _: model.set_output_embeddings(model.get_output_embeddings()),
+    "save_pretrained": lambda model, folder: model.save_pretrained(folder),
+    "state_dict": lambda model, _: model.load_state_dict(model.state_dict()),
+    "num_parameters": lambda model, _: model.num_parameters(exclude_embeddings=True),
+    "get_memory_footprint": lambda model, _: model.get_memory_footprint(),
+    "input gradients": lambda model, _: (model.enable_input_require_grads(), model(IDS)),
+    "checkpointing": lambda model, _: checkpointed(model.train())(input_ids=IDS, labels=IDS).loss.backward(),
+    "assistant": lambda model, _: model.generate(IDS[:1], assistant_model=copy.deepcopy(model), max_new_tokens=3),
+    "to": lambda model, _: model.to("cpu", torch.float32),
+    "half": lambda model, _: model.half().float(),
+    "bfloat16": lambda model, _: model.bfloat16()(IDS),
+    "train": lambda model, _: model.train(),
+    "deepcopy": lambda model, _: copy.deepcopy(model)(IDS),
+}
+"""What transformers and its users call on a model."""
+
+CANNOT = {
+    ("new rows", "resize_token_embeddings"): "merge_rows",
+    ("int8", "resize_token_embeddings"): "before its table is compressed",
+    ("rank=8", "resize_token_embeddings"): "before its table is compressed",
+    ("int8", "save_pretrained"): "embedlayer.compress.save_model",
+    ("rank=8", "save_pretrained"): "embedlayer.compress.save_model",
+}
+"""What a table has no weight for, and what the error says."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@cases(
+    "table, tied, call",
+    ["dense", "row-sparse", "new rows", "int8", "rank=8"],
+    [True, False],
+    CALLS_OF_TRANSFORMERS,
+    pairs=["table, call"],
+)
+def test_what_transformers_calls_works_with_every_table(table, tied, call, tmp_path, unchecked) -> None:
+    model = with_table(table, tied and table != "row-sparse")
+    before = model(IDS).logits.detach().clone()
+    if (table, call) in CANNOT:
+        with pytest.raises(CheckpointError, match=CANNOT[table, call]):
+            CALLS_OF_TRANSFORMERS[call](model, tmp_path)
+    else:
+        CALLS_OF_TRANSFORMERS[call](model, tmp_path)
+    rounding = {"half": 1e-2, "bfloat16": 1e-1}.get(call, 1e-5)
+    after = model.eval()(IDS).logits.detach()[..., : before.shape[-1]].float()
+    torch.testing.assert_close(after, before, rtol=0, atol=rounding)
 
 
 @pytest.mark.parametrize(("task", "kind"), [case for case in KINDS if case[0] != "masked"])
