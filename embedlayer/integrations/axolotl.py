@@ -33,6 +33,7 @@ class EmbedLayerPlugin(BasePlugin):  # type: ignore[misc]
     Raises:
         SizeError: The YAML has an option that replaces the loss, such as `cut_cross_entropy`; or as in `patch_trainer`.
         CheckpointError: As in `embedlayer.patch` and in `patch_trainer`.
+        VersionError: With such an `rl:`, the release of TRL is none of those of `patch_trainer`; axolotl 0.21 has one.
     """
 
     def pre_model_load(self, cfg: Any) -> None:
