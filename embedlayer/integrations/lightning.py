@@ -1,5 +1,6 @@
 """Lightning: a callback that patches the models of a `LightningModule` and gives untied tables `RowAdamW`."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +46,9 @@ def lightning_patch(*, row_sparse: bool | None = None) -> Any:
 
         def __init__(self) -> None:
             self.models: list[Any] = []
+
+        def __reduce__(self) -> tuple[Any, ...]:  # strategies that spawn processes pickle the callbacks
+            return partial(lightning_patch, row_sparse=row_sparse), ()
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             """Patch the models that `LightningModule.__init__` has built, before a strategy wraps them."""

@@ -1,5 +1,6 @@
 """Lightning with one callback: losses and weights of the plain trainer, our loss at each step, and no logits."""
 
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,12 @@ def test_another_optimizer_trains_a_dense_table_and_refuses_row_sparse(optimizer
     assert len(calls) == 4
     with pytest.raises(el.SizeError, match="row_sparse=True is impossible here"):
         fit(Module(llama(), optimizer_of), tmp_path, lightning_patch(row_sparse=True))
+
+
+def test_the_callback_can_be_sent_to_spawned_processes(calls, tmp_path) -> None:
+    trainer = fit(Module(llama()), tmp_path, pickle.loads(pickle.dumps(lightning_patch(row_sparse=True))))
+    assert isinstance(trainer.optimizers[0], el.RowAdamW)
+    assert len(calls) == 4
 
 
 def test_row_sparse_gradients_of_a_tied_or_frozen_table_are_an_error(tmp_path) -> None:
