@@ -11,6 +11,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # torch, and the newest.
 TRITONS := 3.5.1 3.9.0
 
+# The base class of axolotl's plugins and what it imports; what axolotl requires besides is for training on GPUs.
+AXOLOTL := axolotl==0.19.0 addict==2.4.0
+
 INSTALL_newest := --upgrade --upgrade-strategy eager --editable '.[dev]'
 INSTALL_oldest := --constraint .venv-oldest/constraints.txt --editable '.[test]'
 
@@ -88,6 +91,7 @@ $(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing what the tests need ..."
 	@$(PIP) --editable '.[dev]'
+	@$(PIP_ALONE) $(AXOLOTL)
 	@touch $@
 
 node_modules/.installed: package.json package-lock.json

@@ -8,6 +8,7 @@ from . import formats as formats
 from . import heads as heads
 from . import injections as injections
 from . import inputs as inputs
+from . import integrations as integrations
 from . import kernels as kernels
 from . import lessons as lessons
 from . import losses as losses

@@ -42,7 +42,7 @@ class Shapes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta:
                 self.numels.append((func.__name__, tensor.untyped_storage().nbytes() // tensor.itemsize))
         return out
 

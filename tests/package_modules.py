@@ -10,7 +10,7 @@ import pytest
 
 import embedlayer
 
-OPTIONAL = {"numba", "triton"}
+OPTIONAL = {"axolotl", "numba", "triton"}
 """Packages that some modules cannot be imported without; the others import none of them."""
 
 NAMES = [found.name for found in pkgutil.walk_packages(embedlayer.__path__, "embedlayer.")]

@@ -119,3 +119,13 @@ def test_modules_import_names_from_where_they_are_defined() -> None:
         for alias in node.names
     }
     assert {name for _, name in through_the_top} <= {"__version__"}, through_the_top
+
+
+def test_one_file_imports_axolotl() -> None:
+    found = {
+        name
+        for name, file in MODULES.items()
+        for node in imports_of(file)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "axolotl"
+    }
+    assert found == {"embedlayer.integrations.axolotl"}

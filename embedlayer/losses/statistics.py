@@ -22,7 +22,7 @@ from embedlayer.losses.uncomputed_logits import UncomputedLogits, check_ids, is_
 DEFAULTS = LossSettings()
 """Options of statistics whose caller sets none."""
 
-Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax"]
+Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax"]
 
 
 class TokenStatistics(NamedTuple):
@@ -41,6 +41,7 @@ class TokenStatistics(NamedTuple):
         top_ids: Their token IDs; of equal logits the lowest ID comes first, `(..., K)`.
         next_bytes: Log-probability of each event that `NextBytes` describes: each next byte, special tokens, in nats,
             `(..., E)`.
+        mean_logits: Mean of z over the vocabulary, `(...)`; -inf if the logit of any token is, as with `mask_padding`.
     """
 
     log_probs: Float[Tensor, "*batch"] | None = None
@@ -51,6 +52,7 @@ class TokenStatistics(NamedTuple):
     top_logits: Float[Tensor, "*batch K"] | None = None
     top_ids: Int[Tensor, "*batch K"] | None = None
     next_bytes: Float[Tensor, "*batch E"] | None = None
+    mean_logits: Float[Tensor, "*batch"] | None = None
 
 
 @show_options(LogitOptions, ScoreOptions)
@@ -147,6 +149,7 @@ def token_statistics_of(
     best = max(top_k, 1) if "is_argmax" in wanted else top_k
     check_next_bytes(next_bytes, logits.vocab_size)
     objective = LogitStatistics(
+        sum="mean_logits" in wanted,
         mean="entropy" in wanted,
         squares="sum_squared_probs" in wanted,
         top_k=best,
@@ -175,6 +178,7 @@ def token_statistics_of(
         next_bytes=event_log_probs(totals, pads=logits.options.batch_invariant) * kept.unsqueeze(-1)
         if next_bytes is not None
         else None,
+        mean_logits=totals["sum"] / logits.vocab_size if "mean_logits" in wanted else None,
     )
     if checked is None or checked.is_bad is None:
         return found

@@ -34,7 +34,7 @@ from embedlayer.losses import (
 )
 
 V, D, T = 23, 6, 5
-STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
+STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax")
 KINDS = (ForwardKL(), ReverseKL(), JensenShannon(0.3))
 TABLES = ("dense", "factorised", "int8")
 DEVICES = ("cpu", "cuda")

@@ -41,7 +41,7 @@ from embedlayer.tables.gguf_rows import GGUFEmbedding
 
 BLOCK, WHOLE_BLOCK = 256, chunk_size.ROWS_OF_A_BLOCK["cpu"]
 V, D, TOKENS, DRAFTED = 2 * BLOCK + 3, 128, 150, 300
-STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
+STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax")
 ON = {"batch_invariant": True}
 Results = dict[str, Tensor]
 Divergences = Sequence[Divergence | type[NextByte]]

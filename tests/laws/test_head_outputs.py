@@ -33,7 +33,7 @@ from embedlayer.losses import (
     uncomputed_logits,
 )
 
-STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
+STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax")
 KINDS = {"forward": ForwardKL(), "reverse": ReverseKL(), "Jensen-Shannon": JensenShannon(0.3)}
 
 
@@ -109,6 +109,7 @@ def test_statistics_are_those_of_log_softmax(name, temperature) -> None:
         "entropy": -(log_p.exp() * log_p).sum(-1) * kept,
         "logsumexp": logits.logsumexp(-1) * kept,
         "sum_squared_probs": log_p.exp().square().sum(-1) * kept,
+        "mean_logits": logits.mean(-1) * kept,
         "top_logits": top[:, :5] * kept.unsqueeze(-1),
     }
     for field, plain in expected.items():

@@ -28,7 +28,7 @@ from embedlayer.losses import (
 from embedlayer.tables.table import logits_of_function
 
 N, V, D = 12, 40, 6
-STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
+STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax")
 KINDS = {"forward": ForwardKL(), "reverse": ReverseKL(), "Jensen-Shannon": JensenShannon(0.3)}
 Function = Callable[..., list[Tensor]]
 

@@ -12,7 +12,7 @@ from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.tables.table import logits_of_function
 
-ALL = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
+ALL = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax")
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,21 @@ def test_a_temperature_divides_the_logits_after_the_soft_cap(sizes) -> None:
         ours = token_log_probs(hidden, weight, tokens, softcap=2.0, temperature=0.5, impl=impl)
         plain = F.log_softmax(2 * torch.tanh(hidden @ weight.T / 2) / 0.5, dim=-1)
         torch.testing.assert_close(ours, plain.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
+
+
+@pytest.mark.usefixtures("both_paths")
+@pytest.mark.parametrize("impl", ["plain", "chunked"])
+def test_the_mean_of_the_logits_is_of_finished_ones_and_minus_infinity_with_a_masked_padding(sizes, impl) -> None:
+    hidden, weight, tokens = sizes
+    options = {"bias": torch.randn(23, dtype=torch.float64), "softcap": 2.0, "logit_scale": 0.5, "temperature": 0.7}
+    expected = finish_logits(hidden @ weight.T, **options).mean(-1)
+    found = token_statistics(hidden, weight, tokens, statistics=("mean_logits",), impl=impl, **options)
+    torch.testing.assert_close(found.mean_logits, expected)
+    assert found[:5] == (None,) * 5
+    options |= {"padding_idx": 3, "mask_padding": True}
+    found = token_statistics(hidden, weight, statistics=("mean_logits", "entropy"), impl=impl, **options)
+    assert found.mean_logits.eq(-torch.inf).all()
+    assert found.entropy.isfinite().all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
@@ -133,7 +148,7 @@ def test_derivatives_are_right_twice(sizes, of_function) -> None:
         if of_function:
             logits = logits_of_function(lambda x: x @ weight.T, hidden, 23)
         found = token_statistics_of(logits, tokens[0], statistics=ALL, top_k=2)
-        return found.log_probs, found.entropy, found.sum_squared_probs, found.top_logits
+        return found.log_probs, found.entropy, found.sum_squared_probs, found.mean_logits, found.top_logits
 
     leaves = (hidden[0].detach().requires_grad_(), weight)
     assert torch.autograd.gradcheck(value, leaves, fast_mode=True)

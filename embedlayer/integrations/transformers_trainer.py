@@ -1,0 +1,100 @@
+"""transformers: its `Trainer` in one line, and the trainers of TRL, which are subclasses of it."""
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+from embedlayer.checkpoints.patching import patch
+from embedlayer.core.errors import CheckpointError, SizeError
+from embedlayer.integrations.trl import base_model, is_trl, replace_losses
+from embedlayer.optim.row_adamw import RowAdamW
+from embedlayer.tables.dense import TokenEmbedding
+
+T = TypeVar("T")
+
+ADAMW = ("adamw_torch", "adamw_torch_fused")
+"""Optimizers of `TrainingArguments` whose results are those of `RowAdamW`."""
+READERS = ("sync_ref_model", "use_vllm")
+"""Options of TRL with which other code reads the memory of weights, where updates may be pending."""
+
+
+def patch_trainer(trainer: T, *, row_sparse: bool | None = None) -> T:
+    """Patch a `Trainer` of transformers or TRL between its construction and `train()`.
+
+    Its model is patched, see `patch`: the loss of `model(input_ids, labels=labels)` needs no logits. Where its table is
+    untied and trained, gradients are row-sparse and the optimizer is `RowAdamW`, with learning rate, betas, epsilon,
+    weight decay and groups of the trainer. The weights become those of the trainer's AdamW.
+
+    A trainer of TRL (SFT, DPO, KTO, GRPO, RLOO) computes the log-probabilities of its policy and of its reference model
+    from `lm_head.weight` in its own code. They then come from `token_statistics`, as do entropy, mean logits and
+    accuracy. Under PEFT only these are replaced, in the base model, and the tables stay as they are.
+
+    Args:
+        trainer: A `transformers.Trainer`, or a trainer of TRL 1.14 to 1.16.
+        row_sparse: Whether the gradients of the table are row-sparse, with `RowAdamW`; `None` where it is possible.
+
+    Returns:
+        The same trainer.
+
+    Raises:
+        SizeError: `row_sparse=True` is impossible here; the trainer has a `model_init`, which builds another model at
+            `train()`; or TRL computes the loss of this trainer in a way that cannot be replaced.
+        CheckpointError: `patch` cannot patch the model; or the forward of the model is not TRL's any more.
+        VersionError: The installed release of TRL is not between 1.14 and 1.16.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+        >>> sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=99, **sizes))
+        >>> args = TrainingArguments(tempfile.mkdtemp(), report_to="none", use_cpu=True)
+        >>> trainer = patch_trainer(Trainer(model, args))
+        >>> type(trainer.create_optimizer()).__name__
+        'RowAdamW'
+    """
+    any_trainer: Any = trainer
+    if not all(hasattr(trainer, name) for name in ("model", "args", "create_optimizer", "optimizer_cls_and_kwargs")):
+        raise CheckpointError(f"A Trainer of transformers or TRL is needed; found {type(trainer).__name__}.")
+    if getattr(trainer, "model_init", None) is not None:
+        raise SizeError("train() builds a new model with model_init: call embedlayer.patch inside of it instead.")
+    model = base_model(any_trainer.model)
+    is_peft = model is not any_trainer.model
+    obstacle = _obstacle(any_trainer, model, is_peft=is_peft)
+    if row_sparse and obstacle:
+        raise SizeError(f"row_sparse=True is impossible here: {obstacle}.")
+    if is_trl(trainer):
+        replace_losses(trainer)
+    if not (is_peft and is_trl(trainer)):
+        patch(model, row_sparse=obstacle == "" if row_sparse is None else row_sparse)
+    if _has_row_sparse(model) and any_trainer.optimizer is None and any_trainer.optimizer_cls_and_kwargs is None:
+        args = any_trainer.args
+        options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+        any_trainer.optimizer_cls_and_kwargs = RowAdamW, {"lr": args.learning_rate, **options}
+    return trainer
+
+
+def _has_row_sparse(model: nn.Module) -> bool:
+    """Return whether a table of a model has row-sparse gradients."""
+    return any(isinstance(each, TokenEmbedding) and each.row_sparse for each in model.modules())
+
+
+def _obstacle(trainer: Any, model: Any, *, is_peft: bool) -> str:
+    """Return why the gradients of the table cannot become row-sparse now, as a clause; empty if they can."""
+    args, table = trainer.args, getattr(model, "get_input_embeddings", lambda: None)()
+    weight = getattr(table, "weight", None)
+    if is_peft or weight is None or not weight.requires_grad:
+        return "the table is not trained"
+    if isinstance(table, TokenEmbedding):
+        return "the model is patched already"
+    if any(weight is p for m in model.modules() if not isinstance(m, nn.Embedding) for p in m._parameters.values()):
+        return "the head is tied to the table"
+    if trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None:
+        return "the trainer has an optimizer of its own"
+    if str(getattr(args.optim, "value", args.optim)) not in ADAMW or args.optim_args:
+        return f"RowAdamW replaces AdamW of torch without optim_args, and optim is {args.optim}"
+    if args.adam_beta1**2 >= args.adam_beta2:
+        return f"RowAdamW needs beta1 below the root of beta2, not {args.adam_beta1} and {args.adam_beta2}"
+    if args.world_size > 1 or args.n_gpu > 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        return "several processes share the model"
+    readers = [name for name in READERS if getattr(args, name, False)]
+    return f"with {readers[0]} other code reads the memory of the table" if readers else ""

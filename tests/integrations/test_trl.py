@@ -1,0 +1,314 @@
+"""Trainers of TRL after `patch_trainer`, beside the same trainers without it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from memory import Shapes
+from torch import Tensor
+
+import embedlayer as el
+from embedlayer.core import block_sizes
+from embedlayer.core.errors import release
+from embedlayer.integrations import patch_trainer, trl
+from embedlayer.losses import chunk_size
+
+pytest.importorskip("trl")
+pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+VOCAB, WIDTH, STEPS = 600, 16, 2
+TEXTS = ["the small dog sat", "a dog and the cat sat on small mats", "the cat", "small dogs sat and sat"]
+WORDS = " sat on the small mat and the dog sat and the cat sat on the dog"
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+OF_1_14 = {"logits/chosen", "logits/rejected", "mean_token_accuracy"}
+"""What TRL 1.14 does not log where it computes DPO and KTO without logits."""
+TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "step_time", "total_flos"}
+Run = tuple[list[dict[str, float]], dict[str, Tensor]]
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "SFT": ("SFT", {}),
+    "SFT, tied": ("SFT", {"tied": True}),
+    "SFT, PEFT": ("SFT", {"lora": ["q_proj"]}),
+    "SFT, packed": ("SFT", {"packing": True, "max_length": 32}),
+    "SFT, answers only": ("SFT", {"assistant_only_loss": True}),
+    "DPO": ("DPO", {}),
+    "DPO, tied": ("DPO", {"tied": True, "loss_type": ["ipo"]}),
+    "DPO, PEFT": ("DPO", {"lora": ["q_proj"]}),
+    "DPO, reference computed before": ("DPO", {"precompute_ref_log_probs": True}),
+    "KTO": ("KTO", {}),
+    "GRPO": ("GRPO", {"temperature": 0.7}),
+    "GRPO, tied, reference": ("GRPO", {"tied": True, "beta": 0.1}),
+    "GRPO, PEFT, head in float32": ("GRPO", {"lora": ["q_proj"], "beta": 0.1, "cast_lm_head_to_fp32": True}),
+    "RLOO": ("RLOO", {"beta": 0.1}),
+}
+SINCE_1_15 = {
+    "SFT, loss by the square of probabilities": ("SFT", {"loss_type": "dft"}),
+    "SFT, label smoothing": ("SFT", {"label_smoothing_factor": 0.1}),
+    "DPO, weighted": ("DPO", {"use_weighting": True}),
+}
+
+
+def is_oldest() -> bool:
+    import trl as package
+
+    return release(package.__version__) == trl.OLDEST
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setitem(block_sizes.FEW_LOGITS, "cpu", 0)
+    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 64)
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 16)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    own = el.train_tokenizer(" ".join([*TEXTS, WORDS]) * 20, vocab_size=270)
+    end = "<|endoftext|>"
+    return PreTrainedTokenizerFast(tokenizer_object=own, eos_token=end, pad_token=end, chat_template=TEMPLATE)
+
+
+def model_of(*, tied: bool) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=VOCAB, tie_word_embeddings=tied, initializer_range=0.3))
+
+
+def rewards(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def dataset(kind: str, options: dict[str, Any]) -> Any:
+    from datasets import Dataset
+
+    def row(number: int, text: str) -> dict[str, Any]:
+        good, bad = text + WORDS, WORDS[:40] + text
+        if options.get("assistant_only_loss"):
+            return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": WORDS}]}
+        if kind == "SFT":
+            return {"prompt": text, "completion": good}
+        if kind == "DPO":
+            return {"prompt": text, "chosen": good, "rejected": bad}
+        return {"prompt": text, "completion": good, "label": number % 2 == 0} if kind == "KTO" else {"prompt": text}
+
+    return Dataset.from_list([row(*each) for each in enumerate(TEXTS)] * 2)
+
+
+def trainer_of(kind: str, tokenizer: Any, folder: Path, **options: Any) -> Any:
+    import trl as package
+    from peft import LoraConfig
+
+    tied, lora = options.pop("tied", False), options.pop("lora", None)
+    config = LoraConfig(r=2, task_type="CAUSAL_LM", target_modules=lora) if lora else None
+    model: Any = model_of(tied=tied)
+    rows = dataset(kind, options)
+    others: dict[str, Any] = {}
+    samples = kind in {"GRPO", "RLOO"}
+    if samples:
+        others["reward_funcs"] = rewards
+        options |= {"num_generations": 2, "max_completion_length": 12}
+        if options.get("beta") and not lora:  # the trainer reads its reference from the folder of the policy
+            model.save_pretrained(folder / "model")
+            model = str(folder / "model")
+            options["model_init_kwargs"] = {"dtype": "float32"}
+    elif kind in {"DPO", "KTO"} and not lora and not options.get("precompute_ref_log_probs"):
+        others["ref_model"] = model_of(tied=tied)
+    args = getattr(package, f"{kind}Config")(
+        output_dir=str(folder),
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        gradient_checkpointing=False,
+        logging_steps=1,
+        per_device_train_batch_size=4 if samples else 2,
+        adam_epsilon=1e-5,  # else numbers whose gradient is rounding move by the learning rate, in the direction of it
+        **{"bf16": False, "learning_rate": 1e-2, "max_steps": STEPS, **options},
+    )
+    return getattr(package, f"{kind}Trainer")(
+        model, args=args, train_dataset=rows, processing_class=tokenizer, peft_config=config, **others
+    )
+
+
+def trained(trainer: Any) -> Run:
+    torch.manual_seed(1)
+    trainer.train()
+    numbers = [{k: v for k, v in entry.items() if isinstance(v, float)} for entry in trainer.state.log_history]
+    logged = [{k: v for k, v in entry.items() if k not in TIMES and v == v} for entry in numbers]
+    return logged, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of tokens for which our statistics were computed."""
+    found: list[int] = []
+
+    def counted(logits: Any, tokens: Tensor, **options: Any) -> Any:
+        found.append(tokens.numel())
+        return statistics(logits, tokens, **options)
+
+    statistics: Callable[..., Any] = trl.token_statistics_of
+    monkeypatch.setattr(trl, "token_statistics_of", counted)
+    return found
+
+
+def cases() -> list[str]:
+    return [*CASES, *SINCE_1_15]
+
+
+@pytest.mark.parametrize("name", cases())
+def test_a_patched_trainer_is_the_plain_one_and_stores_no_logits(name, tokenizer, tmp_path, calls) -> None:
+    if is_oldest() and (name in SINCE_1_15 or name == "RLOO"):
+        pytest.skip("TRL 1.14 computes all logits here")
+    kind, options = (CASES | SINCE_1_15)[name]
+    computed = Shapes()
+    plain = trained(trainer_of(kind, tokenizer, tmp_path / "plain", **options))
+    assert calls == []
+    trainer = trainer_of(kind, tokenizer, tmp_path / "ours", **options)
+    assert patch_trainer(trainer) is trainer
+    if name != "SFT, label smoothing":  # for which TRL computes all logits
+        with computed:
+            ours = trained(trainer)
+        assert computed.largest(max(calls) * VOCAB) == set()
+    else:
+        ours = trained(trainer)
+    assert len(calls) >= STEPS
+    lost = OF_1_14 if is_oldest() and kind in {"DPO", "KTO"} else set()
+    for mine, other in zip(ours[0], plain[0], strict=True):
+        assert mine.keys() >= other.keys() - lost
+        for key in mine:
+            assert mine[key] == pytest.approx(other[key], rel=1e-5, abs=1e-5), key
+    assert ours[1].keys() == plain[1].keys()
+    for key, weight in plain[1].items():
+        torch.testing.assert_close(ours[1][key], weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["SFT", "DPO", "GRPO"])
+def test_the_plain_trainer_stores_more_numbers_than_logits(kind, tokenizer, tmp_path, calls) -> None:
+    patched = patch_trainer(trainer_of(kind, tokenizer, tmp_path / "ours", max_steps=1))
+    trained(patched)
+    computed = Shapes()
+    with computed:
+        trained(trainer_of(kind, tokenizer, tmp_path / "plain", max_steps=1))
+    assert computed.largest(max(calls) * VOCAB)
+
+
+@pytest.mark.parametrize("kind", ["SFT", "DPO", "GRPO"])
+def test_gradients_in_bfloat16_are_as_near_to_float32_as_those_of_trl(kind, tokenizer, tmp_path) -> None:
+    def step(*, bf16: bool, patched: bool) -> Tensor:
+        options: dict[str, Any] = {"optim": "sgd", "max_grad_norm": 0.0, "learning_rate": 1.0, "max_steps": 1}
+        options |= {"beta": 0.1} if kind == "GRPO" else {}
+        folder = tmp_path / f"{bf16} {patched}"
+        trainer = trainer_of(kind, tokenizer, folder, bf16=bf16, lr_scheduler_type="constant", **options)
+        if patched:
+            patch_trainer(trainer)
+        before = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
+        after = trained(trainer)[1]
+        return torch.cat([p.flatten() for p in after.values()]) - before
+
+    exact = step(bf16=False, patched=False)
+    errors = [(step(bf16=True, patched=each) - exact).norm() / exact.norm() for each in (True, False)]
+    assert errors[0] <= 1.25 * errors[1]  # both round products to bfloat16, in other orders of the sums
+    assert errors[1] < 0.2
+
+
+def test_row_sparse_gradients_where_the_table_is_untied_and_trained(tokenizer, tmp_path) -> None:
+    def optimizer(**options: Any) -> str:
+        return type(patch_trainer(trainer_of("SFT", tokenizer, tmp_path, **options)).create_optimizer()).__name__
+
+    assert optimizer() == "RowAdamW"
+    assert {optimizer(tied=True), optimizer(lora=["q_proj"])} == {"AdamW"}
+    grpo = trainer_of("GRPO", tokenizer, tmp_path, sync_ref_model=True, beta=0.1)
+    assert type(patch_trainer(grpo).create_optimizer()).__name__ == "AdamW"
+
+
+@pytest.mark.parametrize("adapted", ["target_modules", "modules_to_save"])
+def test_a_patched_tied_head_applies_adapters_of_its_table(adapted, tokenizer, tmp_path) -> None:
+    from peft import LoraConfig
+    from trl import SFTConfig, SFTTrainer
+
+    if is_oldest():
+        pytest.skip("SFTTrainer of TRL 1.14 takes no patched model: patch_trainer patches it")
+    options: dict[str, Any] = {"target_modules": ["q_proj"]} | {adapted: ["embed_tokens"]}
+    args = SFTConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False)
+    config = LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=False, **options)
+    model = el.patch(model_of(tied=True))
+    rows = dataset("SFT", {})
+    trainer = SFTTrainer(model, args=args, train_dataset=rows, processing_class=tokenizer, peft_config=config)
+    with torch.no_grad():
+        for name, parameter in trainer.model.named_parameters():
+            if "modules_to_save" in name:
+                parameter.add_(torch.randn_like(parameter))
+    patch_trainer(trainer)
+    trainer.model.eval()
+    batch = next(iter(trainer.get_train_dataloader()))
+    torch.testing.assert_close(trainer.compute_loss(trainer.model, dict(batch)), trainer.model(**batch).loss)
+
+
+def test_the_head_dtype_of_a_patched_model_applies(tokenizer, tmp_path) -> None:
+    if is_oldest():
+        pytest.skip("SFTTrainer of TRL 1.14 takes no patched model: patch_trainer patches it")
+    model = el.patch(model_of(tied=True).to(torch.bfloat16), head_dtype=torch.float32)
+    from trl import SFTConfig, SFTTrainer
+
+    args = SFTConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False)
+    trainer = patch_trainer(SFTTrainer(model, args=args, train_dataset=dataset("SFT", {}), processing_class=tokenizer))
+    trainer.model.eval()
+    batch = next(iter(trainer.get_train_dataloader()))
+    torch.testing.assert_close(trainer.compute_loss(trainer.model, dict(batch)), trainer.model(**batch).loss)
+
+
+def test_what_cannot_work_is_an_error(tokenizer, tmp_path, monkeypatch) -> None:
+    trainer = trainer_of("SFT", tokenizer, tmp_path, tied=True)
+    with pytest.raises(el.SizeError, match="row_sparse=True is impossible here: the head is tied"):
+        patch_trainer(trainer, row_sparse=True)
+    for installed in ("1.13.0", "1.17.0", "2.0"):
+        monkeypatch.setattr(trl, "version", lambda _, installed=installed: installed)
+        with pytest.raises(el.VersionError, match=r"TRL 1\.14 to 1\.16"):
+            patch_trainer(trainer)
+    monkeypatch.undo()
+    monkeypatch.setattr(type(trainer.accelerator), "mixed_precision", "no", raising=False)
+    trainer.is_fsdp_enabled = True
+    with pytest.raises(el.SizeError, match="FSDP"):
+        patch_trainer(trainer)
+    trainer.is_fsdp_enabled = False
+    del trainer.model.forward
+    with pytest.raises(el.CheckpointError, match="is not TRL's"):
+        patch_trainer(trainer)
+    assert type(trainer.model.lm_head) is torch.nn.Linear
+
+
+def test_a_second_call_and_an_empty_batch_change_nothing(tokenizer, tmp_path, calls) -> None:
+    trainer = patch_trainer(patch_trainer(trainer_of("SFT", tokenizer, tmp_path)))
+    batch = next(iter(trainer.get_train_dataloader()))
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    loss = trainer.compute_loss(trainer.model, dict(batch))
+    assert loss == 0
+    loss.backward()
+    assert calls == [0]
+
+
+def test_a_model_that_is_patched_after_its_trainer_was_built(tokenizer, tmp_path, calls) -> None:
+    trainer = trainer_of("SFT", tokenizer, tmp_path, tied=True)
+    el.patch(trainer.model)
+    patch_trainer(trainer)
+    batch = next(iter(trainer.get_train_dataloader()))
+    trainer.model.eval()
+    loss = trainer.compute_loss(trainer.model, dict(batch))
+    if not is_oldest():  # whose forward replaces the loss of every call with labels
+        weights = torch.ones_like(batch["labels"], dtype=torch.float32)
+        torch.testing.assert_close(trainer.model(**batch, token_weights=weights).loss, loss)
+    assert len(calls) == 1
+    el.unpatch(trainer.model)
+    torch.testing.assert_close(trainer.compute_loss(trainer.model, dict(batch)), loss)
