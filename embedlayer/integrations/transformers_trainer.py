@@ -90,6 +90,9 @@ def _obstacle(trainer: Any, model: Any, *, is_peft: bool) -> str:
         return "the head is tied to the table"
     if trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None:
         return "the trainer has an optimizer of its own"
+    owner = next(base for base in type(trainer).__mro__ if "create_optimizer" in vars(base))
+    if not owner.__module__.startswith("transformers."):
+        return f"{owner.__name__} has a create_optimizer of its own"
     if str(getattr(args.optim, "value", args.optim)) not in ADAMW or args.optim_args:
         return f"RowAdamW replaces AdamW of torch without optim_args, and optim is {args.optim}"
     if args.adam_beta1**2 >= args.adam_beta2:

@@ -158,6 +158,22 @@ def test_the_table_stays_dense_where_row_sparse_gradients_are_impossible(options
     assert not isinstance(trainer.create_optimizer(), el.RowAdamW)
 
 
+def test_a_trainer_that_creates_its_optimizer_itself_keeps_a_dense_table(tmp_path) -> None:
+    plain = trainer_of(tmp_path)
+
+    class Own(type(plain)):  # type: ignore[misc]
+        def create_optimizer(self, model: Any = None) -> Any:
+            self.optimizer = torch.optim.AdamW(self.model.parameters())
+            return self.optimizer
+
+    plain.__class__ = Own
+    with pytest.raises(el.SizeError, match="Own has a create_optimizer of its own"):
+        patch_trainer(plain, row_sparse=True)
+    patch_trainer(plain)
+    assert type(plain.create_optimizer()) is torch.optim.AdamW
+    assert not plain.model.get_input_embeddings().row_sparse
+
+
 def test_row_sparse_gradients_can_be_declined(tmp_path) -> None:
     trainer = patch_trainer(trainer_of(tmp_path), row_sparse=False)
     assert isinstance(trainer.create_optimizer(), torch.optim.AdamW)
