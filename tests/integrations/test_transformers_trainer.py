@@ -161,7 +161,7 @@ def test_the_table_stays_dense_where_row_sparse_gradients_are_impossible(options
 def test_a_trainer_that_creates_its_optimizer_itself_keeps_a_dense_table(tmp_path) -> None:
     plain = trainer_of(tmp_path)
 
-    class Own(type(plain)):  # type: ignore[misc]
+    class Own(type(plain)):
         def create_optimizer(self, model: Any = None) -> Any:
             self.optimizer = torch.optim.AdamW(self.model.parameters())
             return self.optimizer
