@@ -204,7 +204,7 @@ def _replace_forward(trainer: Any, model: Any, function: FunctionType) -> None:
     if is_patched:
         accept_token_weights(model)
     if is_prepared:
-        prepared = list(trainer.accelerator._models)
+        prepared, model._is_accelerate_prepared = list(trainer.accelerator._models), False  # else it returns at once
         trainer.accelerator.prepare_model(model, evaluation_mode=True)
         trainer.accelerator._models[:] = prepared
 

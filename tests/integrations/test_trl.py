@@ -261,6 +261,14 @@ def test_gradients_in_bfloat16_are_as_near_to_float32_as_those_of_trl(kind, toke
     assert errors[1] < 0.2
 
 
+def test_a_reference_in_bfloat16_equal_to_the_policy_gives_rewards_of_zero(tokenizer, tmp_path) -> None:
+    trainer = trainer_of("DPO", tokenizer, tmp_path, bf16=True, max_steps=1)
+    prepared = list(trainer.accelerator._models)
+    assert patch_trainer(trainer).accelerator._models == prepared
+    logged = trained(trainer)[0][0]
+    assert {logged["rewards/chosen"], logged["rewards/rejected"]} == {0.0}
+
+
 def test_row_sparse_gradients_where_the_table_is_untied_and_trained(tokenizer, tmp_path) -> None:
     def optimizer(**options: Any) -> str:
         return type(patch_trainer(trainer_of("SFT", tokenizer, tmp_path, **options)).create_optimizer()).__name__
