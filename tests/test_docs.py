@@ -113,7 +113,7 @@ def test_the_source_tree_is_the_tree(monkeypatch) -> None:
     assert source_tree.PAGE.read_text() == source_tree.page(), "run: python docs/source_tree.py --write"
 
 
-@pytest.mark.parametrize("name", ["head_outputs", "head_precision", "tokenizer_pairs"])
+@pytest.mark.parametrize("name", ["head_outputs", "head_precision", "tokenizer_pairs", "trl_trainers"])
 def test_the_tables_of_measurements_are_the_results(name, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     command = importlib.import_module(name)

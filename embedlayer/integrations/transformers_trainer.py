@@ -9,6 +9,7 @@ from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.integrations.trl import base_model, is_trl, replace_losses
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
 
 T = TypeVar("T")
 
@@ -64,13 +65,18 @@ def patch_trainer(trainer: T, *, row_sparse: bool | None = None) -> T:
         raise SizeError(f"row_sparse=True is impossible here: {obstacle}.")
     if is_trl(trainer):
         replace_losses(trainer)
-    if not (is_peft and is_trl(trainer)):
+    if not (is_peft and is_trl(trainer)) and not isinstance(_table_of(model), TokenTable):
         patch(model, row_sparse=obstacle == "" if row_sparse is None else row_sparse)
     if _has_row_sparse(model) and any_trainer.optimizer is None and any_trainer.optimizer_cls_and_kwargs is None:
         args = any_trainer.args
         options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
         any_trainer.optimizer_cls_and_kwargs = RowAdamW, {"lr": args.learning_rate, **options}
     return trainer
+
+
+def _table_of(model: Any) -> Any:
+    """Return the input embeddings of a model, or `None`."""
+    return model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
 
 
 def _has_row_sparse(model: nn.Module) -> bool:
@@ -80,12 +86,12 @@ def _has_row_sparse(model: nn.Module) -> bool:
 
 def _obstacle(trainer: Any, model: Any, *, is_peft: bool) -> str:
     """Return why the gradients of the table cannot become row-sparse now, as a clause; empty if they can."""
-    args, table = trainer.args, getattr(model, "get_input_embeddings", lambda: None)()
+    args, table = trainer.args, _table_of(model)
+    if isinstance(table, TokenTable):
+        return "the model is patched already"
     weight = getattr(table, "weight", None)
     if is_peft or weight is None or not weight.requires_grad:
         return "the table is not trained"
-    if isinstance(table, TokenEmbedding):
-        return "the model is patched already"
     if any(weight is p for m in model.modules() if not isinstance(m, nn.Embedding) for p in m._parameters.values()):
         return "the head is tied to the table"
     if trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None:

@@ -126,8 +126,10 @@ class HeadKernel:
         is_cast = torch.is_autocast_enabled(hidden.device.type) or hidden.dtype == weight.dtype
         for model in (each() for each in self.models):
             head: Any = None if model is None else model.get_output_embeddings()  # type: ignore[operator]
-            is_ours = isinstance(head, OutputHead) and head.weight is weight and head.states_model_logits
-            if is_ours and (is_cast or head.head_dtype is not None):
+            if not isinstance(head, OutputHead) or not head.states_model_logits:
+                continue
+            is_its_weight = head.weight is weight or not isinstance(weight, Tensor)  # rows of a table that is no tensor
+            if is_its_weight and (is_cast or head.head_dtype is not None):
                 logits: UncomputedLogits = head.uncomputed_logits(hidden, **options)
                 return logits
         if not is_cast:  # as TRL: products are in the dtype of the hidden states
@@ -202,7 +204,7 @@ def _replace_forward(trainer: Any, model: Any, function: FunctionType) -> None:
     if is_patched:
         accept_token_weights(model)
     if is_prepared:
-        prepared = list(trainer.accelerator._models)
+        prepared, model._is_accelerate_prepared = list(trainer.accelerator._models), False  # else it returns at once
         trainer.accelerator.prepare_model(model, evaluation_mode=True)
         trainer.accelerator._models[:] = prepared
 

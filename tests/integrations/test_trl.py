@@ -45,6 +45,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "GRPO": ("GRPO", {"temperature": 0.7}),
     "GRPO, tied, reference": ("GRPO", {"tied": True, "beta": 0.1}),
     "GRPO, PEFT, head in float32": ("GRPO", {"lora": ["q_proj"], "beta": 0.1, "cast_lm_head_to_fp32": True}),
+    "GRPO, tokens of high entropy": ("GRPO", {"top_entropy_quantile": 0.5}),
     "RLOO": ("RLOO", {"beta": 0.1}),
 }
 SINCE_1_15 = {
@@ -194,6 +195,43 @@ def test_a_patched_trainer_is_the_plain_one_and_stores_no_logits(name, tokenizer
         torch.testing.assert_close(ours[1][key], weight, rtol=1e-5, atol=1e-5)
 
 
+SIZES = {"hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "soft cap": ("Gemma2", {"final_logit_softcapping": 2.0, "head_dim": 8, "num_key_value_heads": 1}),
+    "scale": ("Cohere", {"logit_scale": 0.3, "num_key_value_heads": 2}),
+    "bias": ("Phi", {}),
+    "experts": ("Mixtral", {"output_router_logits": True, "num_local_experts": 2, "num_key_value_heads": 2}),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_models_do_to_their_logits_is_what_trl_does(name, tokenizer, tmp_path, calls) -> None:
+    import transformers
+    from trl import SFTConfig, SFTTrainer
+
+    family, options = FAMILIES[name]
+
+    def step(*, patched: bool) -> Run:
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{family}Config")(vocab_size=VOCAB, **SIZES, **options)
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        if name == "bias":
+            torch.nn.init.normal_(model.lm_head.bias)
+        common: dict[str, Any] = {"bf16": False, "gradient_checkpointing": False, "adam_epsilon": 1e-4}
+        args = SFTConfig(
+            str(tmp_path), report_to="none", use_cpu=True, max_steps=1, logging_steps=1, save_strategy="no", **common
+        )
+        trainer = SFTTrainer(model, args=args, train_dataset=dataset("SFT", {}), processing_class=tokenizer)
+        return trained(patch_trainer(trainer) if patched else trainer)
+
+    (plain, weights), (ours, own) = step(patched=False), step(patched=True)
+    assert len(calls) == 1
+    for key in plain[0]:
+        assert ours[0][key] == pytest.approx(plain[0][key], rel=1e-5, abs=1e-5), key
+    for key, weight in weights.items():
+        torch.testing.assert_close(own[key], weight, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["SFT", "DPO", "GRPO"])
 def test_the_plain_trainer_stores_more_numbers_than_logits(kind, tokenizer, tmp_path, calls) -> None:
     patched = patch_trainer(trainer_of(kind, tokenizer, tmp_path / "ours", max_steps=1))
@@ -221,6 +259,14 @@ def test_gradients_in_bfloat16_are_as_near_to_float32_as_those_of_trl(kind, toke
     errors = [(step(bf16=True, patched=each) - exact).norm() / exact.norm() for each in (True, False)]
     assert errors[0] <= 1.25 * errors[1]  # both round products to bfloat16, in other orders of the sums
     assert errors[1] < 0.2
+
+
+def test_a_reference_in_bfloat16_equal_to_the_policy_gives_rewards_of_zero(tokenizer, tmp_path) -> None:
+    trainer = trainer_of("DPO", tokenizer, tmp_path, bf16=True, max_steps=1)
+    prepared = list(trainer.accelerator._models)
+    assert patch_trainer(trainer).accelerator._models == prepared
+    logged = trained(trainer)[0][0]
+    assert {logged["rewards/chosen"], logged["rewards/rejected"]} == {0.0}
 
 
 def test_row_sparse_gradients_where_the_table_is_untied_and_trained(tokenizer, tmp_path) -> None:
@@ -267,6 +313,33 @@ def test_the_head_dtype_of_a_patched_model_applies(tokenizer, tmp_path) -> None:
     trainer.model.eval()
     batch = next(iter(trainer.get_train_dataloader()))
     torch.testing.assert_close(trainer.compute_loss(trainer.model, dict(batch)), trainer.model(**batch).loss)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_that_are_added_and_trained_alone(tied, tokenizer, tmp_path) -> None:
+    if is_oldest():
+        pytest.skip("SFTTrainer of TRL 1.14 takes no patched model: patch_trainer patches it")
+    from trl import SFTConfig, SFTTrainer
+
+    model = el.patch(model_of(tied=tied))
+    model.resize_token_embeddings(len(tokenizer))
+    receipt = el.vocab.add_tokens(model, [" otters"], tokenizer=tokenizer, train_only_new=True)
+    new = el.vocab.transformers_tokenizer(receipt.tokenizer, like=tokenizer)
+    args = SFTConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False)
+    trainer = patch_trainer(SFTTrainer(model, args=args, train_dataset=otters(), processing_class=new))
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert (batch["input_ids"] == len(tokenizer)).any()
+    trained_rows = [p for p in model.parameters() if p.requires_grad]
+    losses = trainer.compute_loss(model, dict(batch)), model(**batch).loss
+    torch.testing.assert_close(*losses)
+    ours, own = (torch.autograd.grad(loss, trained_rows) for loss in losses)
+    torch.testing.assert_close(ours, own)
+
+
+def otters() -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list([{"text": "the otters sat small otters"}] * 2)
 
 
 def test_what_cannot_work_is_an_error(tokenizer, tmp_path, monkeypatch) -> None:

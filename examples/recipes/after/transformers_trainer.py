@@ -5,7 +5,7 @@ from pydoc_data.topics import topics
 from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
-import embedlayer as el
+from embedlayer.integrations import patch_trainer
 
 text = "\n\n".join(topics.values())
 tokenizer = ByteLevelBPETokenizer()
@@ -17,7 +17,6 @@ dataset = [{"input_ids": block, "labels": block} for block in blocks]
 set_seed(0)
 sizes = {"vocab_size": 2000, "hidden_size": 64, "intermediate_size": 128}
 model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=4))
-el.patch(model, row_sparse=True)
 args = TrainingArguments(
     output_dir="out/trainer",
     max_steps=40,
@@ -34,8 +33,8 @@ trainer = Trainer(
     model=model,
     args=args,
     train_dataset=dataset,
-    optimizer_cls_and_kwargs=(el.RowAdamW, {"lr": args.learning_rate}),
 )
+patch_trainer(trainer)
 trainer.train()
 trainer.save_model()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

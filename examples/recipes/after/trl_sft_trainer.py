@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 from trl import SFTConfig, SFTTrainer
 
-import embedlayer as el
+from embedlayer.integrations import patch_trainer
 
 bpe = Tokenizer(models.BPE())
 bpe.pre_tokenizer = pre_tokenizers.ByteLevel()
@@ -20,7 +20,6 @@ set_seed(0)
 sizes = {"vocab_size": 2000, "hidden_size": 64, "intermediate_size": 128}
 config = Qwen2Config(**sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, eos_token_id=1)
 model = Qwen2ForCausalLM(config)
-el.patch(model, row_sparse=True)
 args = SFTConfig(
     output_dir="out/trl",
     max_steps=40,
@@ -36,9 +35,9 @@ trainer = SFTTrainer(
     model=model,
     args=args,
     train_dataset=dataset,
-    optimizer_cls_and_kwargs=(el.RowAdamW, {"lr": args.learning_rate}),
     processing_class=tokenizer,
 )
+patch_trainer(trainer)
 trainer.train()
 trainer.save_model()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
