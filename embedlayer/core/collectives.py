@@ -237,11 +237,11 @@ class Collectives(ABC):
     def all_equal(self, number: Tensor) -> Bool[Tensor, ""]:
         """Return whether all ranks pass the same scalar, on its device and without waiting for it.
 
-        With several ranks NaN equals nothing. A single process always gets `True`, on the CPU.
+        With several ranks NaN and infinity equal nothing. A single process always gets `True`, on the CPU.
         """
         if self.size == 1:
             return torch.ones((), dtype=torch.bool, device="cpu")
-        ends = torch.stack([number, -number]).detach().nan_to_num(math.inf, math.inf, -math.inf)
+        ends = torch.stack([number, -number]).detach().nan_to_num(math.inf, math.inf, math.inf)
         self.all_reduce(ends, "max")
         return ends[0] == -ends[1]
 

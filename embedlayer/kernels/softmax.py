@@ -316,7 +316,7 @@ def cross_entropy_of_totals(
 @operator(
     "(Tensor targets, Tensor? weights, Tensor(a!) record, SymInt vocab_size, SymInt ignore_index, SymInt? other, "
     "bool mean, bool read) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     mutates=("record",),
 )
 def check_targets(
@@ -328,7 +328,7 @@ def check_targets(
     other: int | None,
     mean: bool,
     read: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None:
     """Find the targets that are ignored, and those that are no tokens; elsewhere than on CUDA return `None`.
 
     Args:
@@ -349,7 +349,7 @@ def check_targets(
         of those that are no tokens, or of all that do not count if `other` is `None`; and the factor of each loss,
         float32, 0 where the target does not count; all in the shape of the targets. And numbers for the host: those of
         the record, how many targets are no tokens, with weights how many that are not ignored have one that is not
-        finite, and how many do not count.
+        finite, and how many do not count. And whether no target counts, a mask `()`.
     """
     if device_kind(targets) != "cuda":
         return None
@@ -361,12 +361,13 @@ def check_targets(
     sizes = {"tokens": targets.numel(), "length": targets.shape[-1] if targets.dim() else 1}
     sizes |= {"vocab_size": vocab_size, "ignore_index": ignore_index, "other": 0 if other is None else other}
     outputs = {"ids": ids, "mask": mask, "is_bad": None if read else is_bad, "factors": factors, "numbers": numbers}
+    outputs["is_empty"] = is_empty = mask.new_empty(())
     if weights is not None:
         weights = weights.float().contiguous()
     inputs = {"targets": targets, "weights": weights, "record": record}
     constants = {"MEAN": mean, "CODED": other is None, "READ": read}
     launch("softmax", "check_targets", **inputs, **outputs, **sizes, **constants)
-    return ids, mask, is_bad, factors, numbers
+    return ids, mask, is_bad, factors, numbers, is_empty
 
 
 def launched_block(z: Tensor, bias: Tensor | None, finishing: tuple[float | None, ...]) -> dict[str, Any]:

@@ -135,12 +135,14 @@ class CountedTokens(NamedTuple):
         others: Mask of those that do not count, `(N,)`, if their IDs are -1, or V for bad ones, for which kernels
             compute the loss 0 or NaN; otherwise `None`.
         of_ranks: What the ranks told each other, if the rows are sharded and it was gathered already.
+        is_empty: Whether no token counts, a mask `()`, if a kernel found out; of several heads, no token of any.
     """
 
     mask: Tensor | None = None
     places: Tensor | None = None
     others: Tensor | None = None
     of_ranks: RankFacts | None = None
+    is_empty: Tensor | None = None
 
     def number_of(self, tokens: int) -> int | None:
         """Return how many of `tokens` tokens count; `None` if the host has not counted them."""
@@ -198,7 +200,10 @@ class CheckedIds(NamedTuple):
             counted = [_dropped(*each) for each in zip(masks, others.unbind(), left_out, strict=True)]
         elif tokens.mask is not None:
             by_row = [None] * len(masks) if tokens.others is None else tokens.others.view(kept.shape).unbind()
-            counted = [CountedTokens(mask, None, others) for mask, others in zip(masks, by_row, strict=True)]
+            counted = [
+                CountedTokens(mask, None, others, is_empty=tokens.is_empty)
+                for mask, others in zip(masks, by_row, strict=True)
+            ]
         ids, *rest = (
             [None] * len(masks) if x is None else x.unbind()
             for x in (self.ids, self.is_bad, self.factors, self.weights)
@@ -337,13 +342,14 @@ def counted_targets(
         return checked.is_counted(), checked._replace(ids=checked.ids.masked_fill(~checked.is_counted(), other or 0))
     record = target_record(targets.device)
     inputs = targets.contiguous(), weights, record, vocab_size, ignore_index, 0 if read else other, mean, read
-    ids, mask, is_bad, factors, numbers = check_targets(*inputs)
+    ids, mask, is_bad, factors, numbers, is_empty = check_targets(*inputs)
     if previous is not None:
         previous.begin_copy(numbers, targets.numel())
     if not read and other is None:
-        return mask, CheckedIds(ids, CountedTokens(mask.flatten(), None, is_bad.flatten()), None, factors, weights)
+        found = CountedTokens(mask.flatten(), None, is_bad.flatten(), is_empty=is_empty)
+        return mask, CheckedIds(ids, found, None, factors, weights)
     if not read:
-        return mask, CheckedIds(ids, CountedTokens(mask.flatten()), is_bad, factors, weights)
+        return mask, CheckedIds(ids, CountedTokens(mask.flatten(), is_empty=is_empty), is_bad, factors, weights)
     values, of_ranks = _read_with_facts(numbers, targets.numel(), request)
     bad, left_out = values[len(record)], values[-1]
     _raise_if_bad(ids, vocab_size, record, values, bad)

@@ -107,6 +107,14 @@ def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
     return losses.sum() if loss.reduction == "sum" else losses.sum() / kept.sum().clamp(min=1)
 
 
+def scaled_factors(factors: Tensor, grad_output: Tensor) -> Tensor:
+    """Return factors of the losses of tokens times the gradient by their sum: 0 for a factor of 0, whatever this is.
+
+    So a token that does not count has no gradient even where a loss is divided by 0 tokens.
+    """
+    return torch.where(factors == 0, 0.0, factors * grad_output)
+
+
 def reduction_factors(kept: Tensor, loss: LossSettings, dtype: torch.dtype, count: int | None = None) -> Tensor:
     """Return the factor of each token's loss with which `reduce_losses` sums them; 0 for tokens that do not count.
 

@@ -5,6 +5,7 @@ are checkpointed: the backward pass computes each again, and every tensor that i
 `torch.func` transforms and in exported graphs all logits are computed at once.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
@@ -24,6 +25,7 @@ from embedlayer.losses.definition import (
     loss_dtype,
     reduce_losses,
     reduction_factors,
+    scaled_factors,
 )
 from embedlayer.losses.objective import (
     EventLogits,
@@ -352,10 +354,12 @@ class _LinearLoss(torch.autograd.Function):
                 job.differentiable(partial(_LinearLoss._reduced, loss, of_tokens), [grad_output])
                 for job, loss, of_tokens in zip(jobs, ctx.objectives, factors, strict=True)
             ]
-        elif (scaled := _LinearLoss._scaled(ctx, jobs, grad_output)) is not None:
+        elif (scaled := _LinearLoss._scaled(ctx, jobs, factors, grad_output)) is not None:
             found = scaled
         else:
-            gradients = _LinearLoss._passes(jobs, ctx.objectives, [each * grad_output for each in factors])[2]
+            gradients = _LinearLoss._passes(
+                jobs, ctx.objectives, [scaled_factors(each, grad_output) for each in factors]
+            )[2]
             found = [job.like_inputs(each) for job, each in zip(jobs, gradients, strict=True)]
         return (None, None, None, *(grad for each in found for grad in each))
 
@@ -385,11 +389,14 @@ class _LinearLoss(torch.autograd.Function):
         return [(loss.of(totals) * factors).sum()]
 
     @staticmethod
-    def _scaled(ctx: Any, jobs: list[_Job], grad_output: Tensor) -> list[Grads] | None:
+    def _scaled(ctx: Any, jobs: list[_Job], factors: list[Tensor], grad_output: Tensor) -> list[Grads] | None:
         """Return the gradients of the forward pass times `grad_output`, or `None` where they are computed again.
 
         Of sharded rows the host waits for the device, whether the ranks have one `grad_output`. The device multiplies
         meanwhile. With `equal_loss_factors` it does not wait, and the gradients are NaN if they have several.
+
+        An infinite `grad_output` or NaN does not reach tokens that do not count. On the CPU the gradients are computed
+        again; elsewhere it is replaced by 0 if no token counts.
         """
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
@@ -398,9 +405,31 @@ class _LinearLoss(torch.autograd.Function):
         are_equal = student.collectives.all_equal(grad_output)
         factor = grad_output.where(are_equal, torch.nan) if student.equal_loss_factors else grad_output
         copy = None if student.equal_loss_factors else HostCopy(are_equal)
-        is_one = device_kind(factor) == "cpu" and factor.item() == 1
-        scaled = [job.like_inputs(gradients.pop(0), None if is_one else factor) for job in jobs]
+        value = factor.item() if device_kind(factor) == "cpu" else None
+        if not student.is_sharded:
+            if value is not None and not math.isfinite(value):
+                return None
+            if value is None:
+                factor = _LinearLoss._zero_without_tokens(jobs, factors, factor)
+        scaled = [job.like_inputs(gradients.pop(0), None if value == 1 else factor) for job in jobs]
         return scaled if copy is None or copy.tolist() else None
+
+    @staticmethod
+    def _zero_without_tokens(jobs: list[_Job], factors: list[Tensor], grad_output: Tensor) -> Tensor:
+        """Return `grad_output`, or 0 if no token of any job counts, without waiting for the device."""
+        tokens = [job.request.tokens for job in jobs]
+        counts = [each.number_of(len(of_tokens)) for each, of_tokens in zip(tokens, factors, strict=True)]
+        if any(counts):
+            return grad_output
+        flags = [
+            (of_tokens == 0).all() if each.is_empty is None else each.is_empty
+            for each, count, of_tokens in zip(tokens, counts, factors, strict=True)
+            if count is None
+        ]
+        if not flags:
+            return torch.zeros_like(grad_output)
+        is_empty = flags[0] if all(flag is flags[0] for flag in flags) else torch.stack(flags).all()
+        return grad_output.masked_fill(is_empty, 0.0)
 
 
 def logits_in_blocks(logits: UncomputedLogits) -> Tensor:

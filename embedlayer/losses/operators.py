@@ -7,7 +7,7 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.losses.counted_tokens import CheckedIds, CountedTokens, checked_ids
-from embedlayer.losses.definition import loss_dtype, reduction_factors
+from embedlayer.losses.definition import loss_dtype, reduction_factors, scaled_factors
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.options import LogitOptions, LogitSettings, LossSettings
 from embedlayer.losses.token_weights import raise_if_not_finite
@@ -104,7 +104,9 @@ def _operator(
     kept = targets != loss.ignore_index
     per_token = loss.reduction == "none"
     factors = reduction_factors(kept, loss, loss_dtype(compute))
-    weights = None if per_token and grad_output is None else factors * (1 if grad_output is None else grad_output)
+    weights = None if per_token else factors
+    if grad_output is not None:
+        weights = scaled_factors(factors, grad_output)
     objective = CrossEntropy(arguments.vocab_size, loss.label_smoothing, loss.z_loss)
     if device_kind(targets) == "cpu":
         if token_weights is not None:
@@ -176,6 +178,8 @@ def _backward(ctx: Any, grad_output: Tensor, *_: Tensor | None) -> tuple[Any, ..
     if arguments.loss.reduction == "none":
         gradients = _operator(hidden, weight, bias, targets, token_weights, grad_output, *ctx.rest)[2:]
     else:
+        is_counted = targets != arguments.loss.ignore_index
+        grad_output = torch.where(is_counted.any(), grad_output, 0.0)  # otherwise 0 times infinity is possible
         gradients = [part * grad_output for part in gradients]
     converted = (
         part.to(like.dtype) if need and like is not None else None

@@ -170,13 +170,37 @@ def test_some_logits_are_kept(kind) -> None:
     assert not report.is_done
 
 
-def test_labels_that_are_all_ignored_give_the_loss_of_the_plain_model() -> None:
-    plain = built("tied")
-    for model in (plain, patch(copy.deepcopy(plain))):
-        inputs = batch()
-        inputs["labels"] = torch.full_like(inputs["labels"], -100)
-        assert model(**inputs).loss.isnan()
-        assert model(**inputs, num_items_in_batch=4).loss == 0
+NUMBERS: dict[str, dict[str, Any]] = {
+    "a mean": {},
+    "a number": {"num_items_in_batch": 4},
+    "0 items": {"num_items_in_batch": 0},
+    "a tensor of 0": {"num_items_in_batch": torch.tensor(0)},
+}
+IGNORED: dict[str, dict[str, Any]] = {
+    "labels": {},
+    "shifted labels": {"shift_labels": torch.full((B, T), -100)},
+    "weights": {"token_weights": WEIGHTS},
+}
+
+
+@cases("kind, number, name", KINDS, NUMBERS, IGNORED)
+def test_labels_that_are_all_ignored_give_the_loss_and_the_gradients_of_the_plain_model(kind, number, name) -> None:
+    """The first window of an accumulated step has labels, so gradients are those of that one."""
+    if kind not in CAUSAL and name != "labels":
+        pytest.skip("an option of causal models")
+    plain: Any = built(kind, torch.float64)
+    patched = patch(copy.deepcopy(plain))
+    ignored = batch(**NUMBERS[number])
+    ignored["labels"] = torch.full_like(ignored["labels"], -100)
+    losses = []
+    for model, more in ((plain, {}), (patched, IGNORED[name])):
+        model(**batch()).loss.backward()
+        losses.append(model(**ignored, **more).loss)
+        losses[-1].backward()
+    torch.testing.assert_close(losses[0].double(), losses[1].double(), equal_nan=True)
+    found = gradients(patched)
+    assert all(bool(each.isfinite().all()) for each in found.values())
+    torch.testing.assert_close(found, gradients(plain), rtol=1e-5, atol=1e-7)
 
 
 def test_hooks_on_head_and_model_read_the_plain_logits(caplog) -> None:

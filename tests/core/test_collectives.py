@@ -92,7 +92,7 @@ def test_each_operation_of_a_process_group_is_that_of_torch_distributed() -> Non
         assert highest.tolist() == [2, 0]
         assert total.tolist() == [3, 3]
         assert first.tolist() == [8]
-        assert equal.tolist() == [True, True, False, False]
+        assert equal.tolist() == [True, False, False, False]
 
 
 def test_one_process_gets_back_what_it_passes_in() -> None:

@@ -75,20 +75,22 @@ def test_on_cuda_a_dispatch_mode_sees_the_operator_and_observers_its_launches(mo
 
 @pytest.mark.parametrize("size", [(3, 7), (1300,)])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_one_launch_finds_ignored_and_bad_targets_and_has_numbers_for_the_host(size, weighted) -> None:
+@pytest.mark.parametrize("lowest", [-4, -3])
+def test_one_launch_finds_ignored_and_bad_targets_and_has_numbers_for_the_host(size, weighted, lowest) -> None:
     pytest.importorskip("triton")
-    targets = torch.randint(-4, 14, size)
+    targets = torch.randint(-4, 14, size) if lowest == -4 else torch.full(size, -3)
     weights = torch.randn(size).masked_fill(torch.rand(size) < 0.3, torch.inf) if weighted else torch.ones(size)
     record = torch.tensor([5, 6, 7, 8])
     with interpreted() as run:
-        ids, mask, _, factors, numbers = check_targets(
+        ids, mask, _, factors, numbers, is_empty = check_targets(
             targets, weights.half() if weighted else None, record, 10, -3, 0, True, True
         )
     assert [each.name for each in run.launches] == ["check_targets"]
     kept = targets != -3
     assert torch.equal(mask, kept)
+    assert torch.equal(is_empty, ~kept.any())
     assert torch.equal(ids, targets.where(kept, 0))
-    expected = weights.half().float().where(kept, 0) / kept.sum()
+    expected = weights.half().float().where(kept, 0) / kept.sum().clamp(min=1)
     torch.testing.assert_close(factors, expected.masked_fill(expected.isinf(), torch.nan), equal_nan=True)
     bad = (kept & ((targets < 0) | (targets >= 10))).sum()
     infinite = [(kept & weights.isinf()).sum()] * weighted
@@ -97,6 +99,6 @@ def test_one_launch_finds_ignored_and_bad_targets_and_has_numbers_for_the_host(s
     for before in (record, empty):
         with interpreted():
             inputs = targets, weights.half() if weighted else None, before
-            *_, numbers = check_targets(*inputs, 10, -3, 0, True, False)
+            *_, numbers, _ = check_targets(*inputs, 10, -3, 0, True, False)
         assert numbers.tolist() == [*before.tolist(), bad, *infinite, (~kept).sum() + bad]
-    assert empty.tolist()[2:] == [size[-1], 10]
+    assert empty.tolist()[2:] == ([size[-1], 10] if bad else [-1, -1])

@@ -106,17 +106,22 @@ def batch(dtype: torch.dtype = torch.float64, tokens: int = N, rows: int = V) ->
 
 
 def results(
-    function: Function, inputs: tuple[Tensor, ...], path: str = "plain", places: Tensor | None = None
+    function: Function,
+    inputs: tuple[Tensor, ...],
+    path: str = "plain",
+    places: Tensor | None = None,
+    grad_output: float = 1.0,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The outputs of a function, and their gradients by hidden states, rows and bias.
 
-    `places`: number of each token, on which the gradients by results of single tokens depend.
+    `places`: number of each token, on which the gradients by results of single tokens depend. `grad_output`: a factor
+    of all gradients by results.
     """
     if "CUDA" in path:
         without = {"drop_ignored": False} if "not dropped" in path else {}
         with cpu_taken_for_cuda():
             inner = "compiled" if "compiled" in path else "chunked"
-            return results(with_options(function, **without), inputs, inner, places)
+            return results(with_options(function, **without), inputs, inner, places, grad_output)
     *leaves, targets, teacher = inputs
     leaves = [leaf.clone().requires_grad_() for leaf in leaves]
     places = torch.arange(len(targets)) if places is None else places
@@ -129,11 +134,8 @@ def results(
 
     def grad_of(value: Tensor) -> Tensor:
         weights = (1 + places.to(value.dtype)).cos()
-        return (
-            torch.ones_like(value)
-            if not value.dim()
-            else (value * 0 + 1).nan_to_num(1) * (weights if value.dim() == 1 else weights.unsqueeze(-1))
-        )
+        weights = torch.ones_like(value) if not value.dim() else weights if value.dim() == 1 else weights.unsqueeze(-1)
+        return weights.expand_as(value) * grad_output
 
     if path == "torch.func":
         smooth, backward, others = torch.func.vjp(outputs, *leaves, has_aux=True)
@@ -197,6 +199,30 @@ def test_what_does_not_count_has_no_effect_in_a_compiled_graph(unchecked: None, 
 @pytest.mark.parametrize(("name", "value"), some([COMPILED[1]], COMPILED))
 def test_what_does_not_count_has_no_effect_in_a_compiled_graph_on_cuda(unchecked: None, name, value) -> None:
     assert_they_have_no_effect(name, "compiled, CUDA", value)
+
+
+def assert_a_window_has_no_gradient(name: str, path: str, grad_output: float) -> None:
+    """Losses of windows without targets are divided by their number: the gradient by the loss is infinite or NaN."""
+    hidden, weight, bias, targets, teacher = batch()
+    inputs = hidden, weight, bias, torch.full_like(targets, -100), teacher
+    outputs, grads = results(ALL_OUTPUTS[name], inputs, path, grad_output=grad_output)
+    assert all(bool(((each == 0) | (each == -1)).all()) for each in outputs)
+    assert all(bool((each == 0).all()) for each in grads)
+
+
+WINDOWS = cases("name, path, grad_output", ALL_OUTPUTS, PATHS, (torch.nan, torch.inf), pairs=["path, grad_output"])
+
+
+@pytest.mark.usefixtures("both_paths")
+@WINDOWS
+def test_a_window_of_ignored_targets_has_no_gradient_whatever_its_loss_is_divided_by(name, path, grad_output) -> None:
+    assert_a_window_has_no_gradient(name, path, grad_output)
+
+
+@pytest.mark.parametrize(("name", "grad_output"), some([COMPILED[1]], COMPILED))
+@pytest.mark.parametrize("path", ["compiled", "compiled, CUDA"])
+def test_a_window_of_ignored_targets_has_no_gradient_in_a_compiled_graph(unchecked, name, grad_output, path) -> None:
+    assert_a_window_has_no_gradient(name, path, grad_output)
 
 
 THRESHOLDS: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {

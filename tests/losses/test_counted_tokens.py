@@ -294,7 +294,9 @@ def test_kernels_check_targets_as_torch_operators_do(length, drop, other, earlie
             mask, checked = counted_tokens.counted_targets(targets, V, -100, drop=drop, other=other, weights=weights)
             factors = reduction_factors(mask, LossSettings(token_weights=weights), torch.float32)
             assert checked.factors is None or torch.equal(checked.factors, factors)
-            found.append([mask, checked.ids, *checked.tokens, checked.is_bad, record.clone()])
+            is_empty, tokens = checked.tokens.is_empty, checked.tokens._replace(is_empty=None)
+            assert is_empty is None or torch.equal(is_empty, ~mask.any())
+            found.append([mask, checked.ids, *tokens, checked.is_bad, record.clone()])
             record.fill_(-1)
     for ours, expected in zip(*found, strict=True):
         assert ours is expected is None or torch.equal(ours, expected)

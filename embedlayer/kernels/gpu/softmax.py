@@ -379,16 +379,16 @@ def cross_entropy(
 
 @triton.jit(do_not_specialize=("tokens", "length", "vocab_size", "ignore_index", "other"))
 def check_targets(
-    targets, weights, record, ids, mask, is_bad, factors, numbers, tokens, length, vocab_size, ignore_index, other,
-    MEAN: tl.constexpr, CODED: tl.constexpr, READ: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
+    targets, weights, record, ids, mask, is_bad, factors, numbers, is_empty, tokens, length, vocab_size, ignore_index,
+    other, MEAN: tl.constexpr, CODED: tl.constexpr, READ: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Store the targets with `other` for those that do not count, which count, and the factors of a sum or mean.
 
     A factor is times the weight of the target, NaN if it is infinite; `weights` is `None` for 1. One program has all
     targets, so that it knows how many count and which is the first bad one. `numbers` is what the host reads: a copy of
     `record`, how many targets are neither tokens nor ignored, with weights how many that are not ignored have one that
-    is not finite, and how many do not count. With `READ` bad targets count and are unchanged. Otherwise they do not
-    count, `is_bad` marks them, and the first one is recorded if `record` is empty; see
+    is not finite, and how many do not count; `is_empty` is whether none counts. With `READ` bad targets count and are
+    unchanged. Otherwise they do not count, `is_bad` marks them, and the first one is recorded if `record` is empty; see
     `embedlayer.core.index_checks.target_record`. With `CODED` bad ones are stored as V and ignored ones as -1, for
     `cross_entropy`, and `is_bad` marks both.
     """
@@ -434,6 +434,7 @@ def check_targets(
     else:
         tl.store(numbers + RECORD + 1, tl.sum(infinite, 0))
         tl.store(numbers + RECORD + 2, left_out)
+    tl.store(is_empty, left_out == tokens)
     count = tl.maximum(tokens - left_out, 1).to(tl.float32)
     factor = 1.0
     if MEAN:
@@ -601,14 +602,14 @@ LAUNCHES = {
         grid=lambda a: (1,),
         types={
             **dict.fromkeys(("targets", "record", "ids", "numbers"), "*i64"),
-            **dict.fromkeys(("mask", "is_bad"), "*i1"),
+            **dict.fromkeys(("mask", "is_bad", "is_empty"), "*i1"),
             **dict.fromkeys(("weights", "factors"), "*fp32"),
             **dict.fromkeys(("tokens", "length", "vocab_size", "ignore_index", "other"), "i32"),
         },
         blocks={"RECORD": 4, "TOKENS": 1024},
         wide=(),
         reads=("targets", "targets", "weights", "weights", "record"),
-        writes=("ids", "mask", "is_bad", "factors", "numbers"),
+        writes=("ids", "mask", "is_bad", "factors", "numbers", "is_empty"),
         variants={
             name: Variant(constants, registers=192)  # there is one program
             for name, constants in CHECKS.items()
