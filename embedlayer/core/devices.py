@@ -4,6 +4,7 @@ So the tests can take the CUDA branch of every choice on a machine without a GPU
 operators, launches and waits on tensors without memory; `TAKEN_AS["cpu"] = "cuda"` runs Triton's interpreter.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,21 @@ def device_kind(x: Tensor | torch.device) -> str:
     """
     kind = x.type if isinstance(x, torch.device) else x.device.type
     return TAKEN_AS.get(kind, kind)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype of `torch.autocast` on the device of a tensor, or `None` where it is off.
+
+    The meta device has none, whose kind `torch.autocast` refuses.
+    """
+    kind = device_kind(x)
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
+
+
+def autocast(x: Tensor | torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Return a context in which `torch.autocast` has a dtype on the device of a tensor, or is off for `None`."""
+    kind = device_kind(x)
+    return nullcontext() if kind == "meta" else torch.autocast(kind, dtype, enabled=dtype is not None)
 
 
 class HostCopy:

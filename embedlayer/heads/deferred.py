@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import enable_reentrant_dispatch, resolve_name
 
-from embedlayer.core.devices import device_kind
+from embedlayer.core.devices import autocast_dtype, device_kind
 from embedlayer.core.torch_state import DisableTorchFunctionSubclass, is_transformed, make_wrapper_subclass, tree_map
 from embedlayer.heads.logit_source import HeadTensors, LogitSource, LogitsReport, marked
 from embedlayer.losses.definition import cross_entropy, loss_dtype, reduce_losses
@@ -428,8 +428,8 @@ def _cross_entropy(
     is_known = is_known and (weight, size_average, reduce) == (None, None, None)
     if not is_known or reduction not in ("mean", "sum", "none") or not 0.0 <= label_smoothing <= 1.0:
         return None
-    dtype, device = logits.dtype, device_kind(logits)
-    if torch.is_autocast_enabled(device) and dtype in HALF:
+    dtype = logits.dtype
+    if dtype in HALF and autocast_dtype(logits) is not None:
         dtype = torch.float32
     if logits.source.logits_dtype == torch.float64:
         dtype = torch.float64  # also where the model casts its logits to float32: this loss never rounded them
@@ -645,7 +645,7 @@ def defer_logits(
     if is_recorded or is_transformed(*parts) or (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     dtypes = {hidden.dtype, tensors.weight.dtype}
-    fits = len(dtypes) == 1 or (torch.is_autocast_enabled(device_kind(hidden)) and torch.float64 not in dtypes)
+    fits = len(dtypes) == 1 or (autocast_dtype(hidden) is not None and torch.float64 not in dtypes)
     if not fits and settings.head_dtype is None:
         return None
     source = LogitSource(head, hidden, tensors, settings, report)

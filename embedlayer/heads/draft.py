@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
-from embedlayer.core.devices import device_kind
+from embedlayer.core.devices import autocast
 from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.core.formatting import a_or_an
@@ -451,7 +451,7 @@ class DraftHead(ComputedBuffers):
         if table is not None:
             if head_dtype is None:
                 return table.look_up(ids)
-            with torch.autocast(device_kind(device), enabled=False):
+            with autocast(device, None):
                 return table.vectors_as(ids, head_dtype)
         rows: Tensor = _output(self.head).weight.index_select(0, ids)
         return rows

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
-from embedlayer.core.devices import device_kind
+from embedlayer.core.devices import autocast, autocast_dtype, device_kind
 from embedlayer.core.errors import CheckpointError, StaleRowsError
 from embedlayer.core.index_checks import changed_weights, record_changed_weights
 from embedlayer.heads.peft import ChildReference
@@ -190,8 +190,7 @@ class LogitSource:
         self.requires_grad = any(each.requires_grad for each in self.leaves)
         self.hidden = self.leaves[0]
         self.tensors = tensors.replaced(self.leaves[1:])
-        device = device_kind(hidden)
-        self.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        self.autocast_dtype = autocast_dtype(hidden)
         self.versions = [_version(each) for each in self.originals]
         self.samples = [_sample(each).clone() for each in self.originals[1:]]
         self._logits: Tensor | None = None
@@ -205,8 +204,8 @@ class LogitSource:
         """
         if self.settings.head_dtype is not None:
             return self.settings.head_dtype
-        _, narrow, enabled = self.autocast
-        return narrow if enabled and self.hidden.dtype != torch.float64 else self.hidden.dtype
+        narrow = self.autocast_dtype
+        return self.hidden.dtype if narrow is None or self.hidden.dtype == torch.float64 else narrow
 
     @property
     def is_freed(self) -> bool:
@@ -254,8 +253,7 @@ class LogitSource:
                 record_changed_weights(is_changed)
             elif bool(is_changed):
                 raise changed_weights()
-            device, dtype, enabled = self.autocast
-            with torch.autocast(device, dtype, enabled=enabled), torch.set_grad_enabled(self.requires_grad):
+            with autocast(self.hidden, self.autocast_dtype), torch.set_grad_enabled(self.requires_grad):
                 yield None if on_cpu else is_changed
         finally:
             if is_freed:

@@ -173,7 +173,7 @@ def softmax_factors(
         launch("softmax", "statistics_factors", **inputs, factors=factors, tokens=len(top))
         return factors
     zeros = torch.zeros_like(top)
-    share = 1 / sums.masked_fill(sums == 0, 1.0)
+    share = 1 / sums
     slope = zeros if by_mean is None else by_mean
     offset, squares = zeros if by_log_sum is None else by_log_sum, zeros
     if by_mean is not None and mean is not None:

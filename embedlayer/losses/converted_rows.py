@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from embedlayer.core.block_sizes import CONVERTED_ROWS, block_size
-from embedlayer.core.devices import device_kind
+from embedlayer.core.devices import autocast, device_kind
 from embedlayer.core.torch_state import fusible, has_memory, is_transformed, plain_operators_only
 
 Result = TypeVar("Result")
@@ -110,5 +110,5 @@ def in_head_dtype(
     """
     if head_dtype is None:
         return function(hidden)
-    with torch.autocast(device_kind(hidden), enabled=False):
+    with autocast(hidden, None):
         return function(hidden.to(head_dtype))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from embedlayer.core.devices import HostCopy, device_kind
+from embedlayer.core.devices import HostCopy, autocast, device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import is_transformed
 from embedlayer.losses.chunk_size import LEAST_ROWS, MAX_CHUNK_TOKENS, WORK_BYTES, row_blocks, tokens_within
@@ -92,7 +92,7 @@ def plain_totals(student: UncomputedLogits, request: Request) -> Totals:
     if request.events is not None and teacher is not None:
         both = zip((logits, teacher), request.events, strict=True)
         logits, teacher = (torch.cat([z, events.T.to(z.dtype)]) for z, events in both)
-    block = LogitBlock(logits, teacher, ids, 0, True, Workspace())
+    block = LogitBlock(logits, teacher, ids, 0, True, Workspace(), is_whole=True)
     totals = request.objective.in_sweeps(partial(request.objective.terms, block))
     return totals if mask is None else _masked(totals, mask)
 
@@ -227,7 +227,7 @@ class _Job:
 
     def loss_and_gradients(self, loss: TokenLoss, factors: Tensor) -> tuple[Tensor, Tensor, Grads]:
         """Return `sum(factors * losses)`, the losses, and the gradients of the sum that are requested."""
-        with torch.autocast(device_kind(self.student.hidden), enabled=False):
+        with autocast(self.student.hidden, None):
             vocabulary_pass = self.run()
             losses, gradients, total = vocabulary_pass.losses_and_gradients(
                 loss, factors if any(self.requested) or self.student.is_sharded else None, self.requested
@@ -300,7 +300,7 @@ class _LinearTotals(torch.autograd.Function):
         names: list[str],
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        with torch.autocast(device_kind(hidden), enabled=False):
+        with autocast(hidden, None):
             totals = job.run().totals()
         names.extend(totals)
         ctx.names = list(totals)
@@ -320,7 +320,7 @@ class _LinearTotals(torch.autograd.Function):
         if torch.is_grad_enabled() or is_transformed(*grads.values()):
             found = job.differentiable(lambda all_of: [all_of[name] for name in grads], list(grads.values()))
         else:
-            with torch.autocast(device_kind(job.student.hidden), enabled=False):
+            with autocast(job.student.hidden, None):
                 again = job.run()
                 found = job.like_inputs((*again.gradients(totals, grads, job.requested), again.event_grads))
         return (*found, None, None)
@@ -471,7 +471,7 @@ class _LinearLogits(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: _Job) -> Tensor:
-        with torch.autocast(device_kind(hidden), enabled=False):
+        with autocast(hidden, None):
             logits = job.run().logits()
         _Job.save(ctx, [job])
         return logits
@@ -484,7 +484,7 @@ class _LinearLogits(torch.autograd.Function):
             job.student = student.replaced(student.hidden, student.options._replace(batch_invariant=False))
             found = job.differentiable(lambda totals: [totals["logits"]], [grad.T])
         else:
-            with torch.autocast(device_kind(student.hidden), enabled=False):
+            with autocast(student.hidden, None):
                 gradients = job.run().gradients({}, {"logits": grad.T}, job.requested)
             found = job.like_inputs((*gradients, None))
         return (*found[:3], None)
@@ -548,9 +548,10 @@ def _sweep(student: BlockLogits, request: Request, chunk: list[Tensor | None], p
         if request.teacher is not None and teacher_hidden is not None:
             with torch.no_grad():
                 t = request.teacher.block(teacher_hidden, start, stop).T
-        return request.objective.terms(LogitBlock(z, t, ids, start, True, Workspace()), previous)
+        return request.objective.terms(LogitBlock(z, t, ids, start, True, Workspace(), is_whole=is_whole), previous)
 
     blocks = _blocks_of_rows(student)
+    is_whole = len(blocks) == 1 and request.events is None
     if torch.is_grad_enabled():
         parts = [checkpoint(terms, hidden, *block, use_reentrant=False) for block in blocks]
     else:

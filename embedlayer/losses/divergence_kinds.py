@@ -8,7 +8,6 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from embedlayer.core.errors import SizeError
@@ -77,7 +76,7 @@ class ForwardKL(Divergence):
 
     def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return `sum of p (log p - log q)`."""
-        return F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+        return _kl(teacher, student)
 
     def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms:
         """Return a kernel that computes both softmaxes and the mean."""
@@ -85,7 +84,7 @@ class ForwardKL(Divergence):
 
     def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient:
         """Return a kernel that computes the gradient, from the same formula as `dlogits_`."""
-        factors = grads["log_sum"] / _nonzero(totals["sums"]), -grads["mean"] / _nonzero(totals[f"sums{TEACHER}"])
+        factors = grads["log_sum"] / totals["sums"], -grads["mean"] / totals[f"sums{TEACHER}"]
         return gradient_of_divergence(DivergenceKind.FORWARD, totals, factors)
 
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
@@ -114,8 +113,9 @@ class ReverseKL(Divergence):
         return _merge(parts, "")
 
     def of(self, totals: Totals) -> Tensor:
-        """Return `mean of (s - t) under q - logsumexp(s) + logsumexp(t)`."""
-        return totals["mean"] + _logsumexp_difference(totals)
+        """Return `mean of (s - t) under q - logsumexp(s) + logsumexp(t)`; NaN if all s are -inf."""
+        divergence = totals["mean"] + _logsumexp_difference(totals)
+        return divergence.masked_fill(totals["sums"] == 0, torch.nan)
 
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
         """Return the gradients with respect to `mean` and `log_sum`."""
@@ -123,7 +123,7 @@ class ReverseKL(Divergence):
 
     def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return `sum of q (log q - log p)`."""
-        return F.kl_div(teacher, student, reduction="none", log_target=True).sum(-1)
+        return _kl(student, teacher)
 
     def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms:
         """Return a kernel that computes both softmaxes and the mean."""
@@ -131,7 +131,7 @@ class ReverseKL(Divergence):
 
     def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient:
         """Return a kernel that computes the gradient, from the same formula as `dlogits_`."""
-        offset, share = grads["log_sum"] + grads["mean"] * (1 - totals["mean"]), 1 / _nonzero(totals["sums"])
+        offset, share = grads["log_sum"] + grads["mean"] * (1 - totals["mean"]), 1 / totals["sums"]
         return gradient_of_divergence(DivergenceKind.REVERSE, totals, (offset, grads["mean"], share))
 
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
@@ -206,10 +206,10 @@ class JensenShannon(Divergence):
 
     def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return `sum of beta p (log p - log m) + (1 - beta) q (log q - log m)`."""
-        mixture = torch.logaddexp(student + math.log(1 - self.beta), teacher + math.log(self.beta))
-        from_teacher = F.kl_div(mixture, teacher, reduction="none", log_target=True).sum(-1)
-        from_student = F.kl_div(mixture, student, reduction="none", log_target=True).sum(-1)
-        return self.beta * from_teacher + (1 - self.beta) * from_student
+        neither = (student == -torch.inf) & (teacher == -torch.inf)  # the gradient of logaddexp would be NaN there
+        own, other = (x.masked_fill(neither, 0.0) for x in (student, teacher))
+        mixture = torch.logaddexp(own + math.log1p(-self.beta), other + math.log(self.beta))
+        return self.beta * _kl(teacher, mixture) + (1 - self.beta) * _kl(student, mixture)
 
     def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms:
         """Return a kernel that computes the totals of a sweep."""
@@ -242,15 +242,15 @@ class JensenShannon(Divergence):
         return block.work.logaddexp(q, p, slots=(4, 2))
 
 
+def _kl(first: Tensor, second: Tensor) -> Tensor:
+    """Return `sum of p (log p - log q)` for log-probabilities log p and log q; the term of a probability 0 is 0."""
+    return (first.exp() * (first - second).masked_fill(first == -torch.inf, 0.0)).sum(-1)
+
+
 def _pair(block: LogitBlock) -> tuple[Tensor, Tensor]:
     """Return the logits of student and teacher."""
     assert block.teacher is not None
     return block.student, block.teacher
-
-
-def _nonzero(sums: Tensor) -> Tensor:
-    """Return sums of exponentials, with 1 for 0, where all numerators are 0."""
-    return sums.masked_fill(sums == 0, 1.0)
 
 
 def _logsumexp_difference(totals: Totals) -> Tensor:

@@ -229,7 +229,7 @@ class LogitStatistics(Objective):
 
 @dataclass(frozen=True)
 class CrossEntropy(TokenLoss):
-    """Cross entropy `lse - (1 - label_smoothing) z[target] - label_smoothing * mean of z + z_loss * lse²`.
+    """Cross entropy `(1 - smoothing) (lse - z[target]) + smoothing (lse - mean of z) + z_loss * lse²`.
 
     Args:
         vocab_size: Number of tokens, V.
@@ -246,7 +246,8 @@ class CrossEntropy(TokenLoss):
         losses = -log_probs(totals, totals["selected"])[0]
         if self.label_smoothing:
             mean = totals["sum"] / self.vocab_size
-            losses = losses + self.label_smoothing * (totals["selected"][0] - mean)
+            smooth = totals["top"] - mean + totals["log_sum"]
+            losses = (1 - self.label_smoothing) * losses + self.label_smoothing * smooth
         return losses + self.z_loss * logsumexp(totals).square() if self.z_loss else losses
 
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:

@@ -88,6 +88,7 @@ class LogitBlock(NamedTuple):
         is_last: Whether no block of later rows follows.
         biases: Bias of each row that the logits of student and teacher do not contain yet, `(R,)`, or `None`.
         unfinished: What else the logits do not contain yet; kernels for CUDA finish them.
+        is_whole: Whether it has the logits of all tokens, so that no totals are merged.
     """
 
     student: Tensor
@@ -99,6 +100,7 @@ class LogitBlock(NamedTuple):
     is_last: bool = True
     biases: tuple[Tensor | None, Tensor | None] = (None, None)
     unfinished: Finishing = Finishing()
+    is_whole: bool = False
 
     def finished(self, dtype: torch.dtype) -> "LogitBlock":
         """Return the block with the biases added, in the dtype of the loss; it is a copy only where needed.
@@ -320,7 +322,8 @@ def softmax_totals(block: LogitBlock, logits: Tensor, suffix: str = "") -> tuple
 
     `top` is the maximum, `sums` the sum of `exp(logits - top)`, and `log_sum` its logarithm, so that logsumexp is
     `top + log_sum`. Only `log_sum` has a gradient, that of logsumexp. A softmax, and a difference from a logit, are
-    more accurate from these than from their sum. For logits of -inf only, `top` and `log_sum` are -inf, and `sums` 0.
+    more accurate from these than from their sum. For logits of -inf only, `top` is -inf, and `sums` 0; gradients are
+    NaN if no other block has finite logits.
 
     Args:
         block: The block, for its workspace. The exponentials of the student use its first slot, those of the teacher
@@ -332,9 +335,9 @@ def softmax_totals(block: LogitBlock, logits: Tensor, suffix: str = "") -> tuple
     powers = block.work.subtract(logits, top, slot=1 if suffix else 0).exp_()
     sums = powers.sum(0)
     is_empty = sums == 0
-    nonzero = sums.masked_fill(is_empty, 1.0)
+    nonzero = sums if block.is_whole else sums + is_empty  # not masked: a gradient of NaN passes
     totals = {
-        f"log_sum{suffix}": nonzero.log().masked_fill(is_empty, -torch.inf),
+        f"log_sum{suffix}": nonzero.log(),
         f"top{suffix}": top.masked_fill(is_empty, -torch.inf),
         f"sums{suffix}": sums.detach(),
     }
@@ -399,14 +402,15 @@ def event_log_probs(totals: Totals, *, pads: bool) -> Tensor:
 def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | None = None) -> Tensor:
     """Replace logits in place by their softmax over the whole vocabulary, times a factor per token.
 
+    The softmax of logits of -inf only is NaN.
+
     Args:
         logits: Logits of a block, `(R, C)`.
         totals: Totals over the whole vocabulary.
         suffix: End of the names of the totals.
         factor: Factor of each token, `(C,)`, or `None` for 1.
     """
-    sums = totals[f"sums{suffix}"]
-    scale = (1.0 if factor is None else factor) / sums.masked_fill(sums == 0, 1.0)
+    scale = (1.0 if factor is None else factor) / totals[f"sums{suffix}"]
     return logits.sub_(finite_top(totals[f"top{suffix}"])).exp_().mul_(scale)
 
 

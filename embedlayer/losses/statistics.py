@@ -165,9 +165,10 @@ def token_statistics_of(
         for name, value in compute_totals(logits, request).items()
     }
     top = totals["top_ids"].movedim(0, -1) if best else None
+    entropy = totals["log_sum"] - totals["mean"] if "entropy" in wanted else None
     found = TokenStatistics(
         log_probs=log_probs(totals, totals["selected"])[0] if "log_probs" in wanted else None,
-        entropy=totals["log_sum"] - totals["mean"] if "entropy" in wanted else None,
+        entropy=entropy.masked_fill(entropy == -torch.inf, torch.nan) if entropy is not None else None,
         logsumexp=logsumexp(totals) if "logsumexp" in wanted else None,
         sum_squared_probs=(totals["log_squares"] - 2 * totals["log_sum"]).exp() * kept
         if "sum_squared_probs" in wanted

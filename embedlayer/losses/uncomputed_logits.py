@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embedlayer.core.block_sizes import FEW_LOGITS, block_size
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
-from embedlayer.core.devices import device_kind
+from embedlayer.core.devices import autocast, autocast_dtype, device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
@@ -77,9 +77,7 @@ class UncomputedLogits(ABC):
         self.hidden = hidden
         self.vocab_size = vocab_size
         self.options = options
-        device = device_kind(hidden)
-        follows_autocast = torch.is_autocast_enabled(device) and options.head_dtype is None
-        self.autocast_dtype = torch.get_autocast_dtype(device) if follows_autocast else None
+        self.autocast_dtype = autocast_dtype(hidden) if options.head_dtype is None else None
 
     @abstractmethod
     def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
@@ -201,15 +199,13 @@ class UncomputedLogits(ABC):
 
         Without it, and where autocast is off now too, nothing is changed.
         """
-        device, dtype = device_kind(self.hidden), self.autocast_dtype
-        if dtype is None and not torch.is_autocast_enabled(device):
-            return nullcontext()
-        return torch.autocast(device, dtype, enabled=dtype is not None)
+        dtype = self.autocast_dtype
+        return nullcontext() if dtype is None is autocast_dtype(self.hidden) else autocast(self.hidden, dtype)
 
     def _finished(self, raw_logits: Tensor, start: int, stop: int) -> Tensor:
         """Return raw logits of the tokens `start` to `stop - 1` after `finish_logits`, in the dtype of the losses."""
         logits = finish(raw_logits, self.options.of_rows(start, stop))
-        return logits.to(loss_dtype(logits.dtype))
+        return logits.to(loss_dtype(self.dtype))
 
 
 def _by_a_pass(module: str, name: str, logits: UncomputedLogits) -> Any:
@@ -602,7 +598,7 @@ def check_dtypes(hidden: Tensor, dtype: torch.dtype, head_dtype: torch.dtype | N
     Raises:
         ShapeError: They have another.
     """
-    if hidden.dtype != dtype and head_dtype is None and not torch.is_autocast_enabled(device_kind(hidden)):
+    if hidden.dtype != dtype and head_dtype is None and autocast_dtype(hidden) is None:
         raise ShapeError(
             f"hidden is {hidden.dtype} and the rows {dtype}: pass head_dtype=torch.float32, with which both may differ "
             f"and rows are converted a block at a time; convert one of them with .to(dtype); or use torch.autocast."

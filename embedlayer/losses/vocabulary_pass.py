@@ -296,6 +296,7 @@ class VocabularyPass:
         With `kept` the memory in `buffers` is of all rows, else of one block, which all blocks share.
         """
         tokens, blocks = len(chunk.hidden[0]), []
+        is_whole = len(self.row_blocks) == 1 and not self.student.is_sharded and self.events is None
         for start, stop in self.row_blocks:
             place = slice(start * tokens, stop * tokens) if kept else slice((stop - start) * tokens)
             logits = [buffer[place].view(stop - start, tokens) for buffer in buffers]
@@ -304,7 +305,7 @@ class VocabularyPass:
             bias, other_bias, *_ = (*biases, None)
             others = chunk.ids, self.first + start, self.may_be_infinite, self.work, stop == self.rows
             unfinished = self.heads[0].unfinished(start, stop)
-            blocks.append(LogitBlock(student, teacher, *others, (bias, other_bias), unfinished))
+            blocks.append(LogitBlock(student, teacher, *others, (bias, other_bias), unfinished, is_whole))
         return blocks
 
     def _fill(self, block: LogitBlock, chunk: Chunk) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embedlayer.core.block_sizes import NUMBERS, block_size
 from embedlayer.core.computed_buffers import ComputedBuffers
-from embedlayer.core.devices import device_kind
+from embedlayer.core.devices import autocast_dtype, device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import constant_in_graphs, is_current, is_transformed, plain_operators_only
@@ -188,9 +188,8 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         Raises:
             ShapeError: `hidden` has another width than the vectors.
         """
-        device = device_kind(hidden)
-        if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
-            hidden = hidden.to(torch.get_autocast_dtype(device))
+        if (narrow := autocast_dtype(hidden)) is not None and hidden.dtype != torch.float64:
+            hidden = hidden.to(narrow)
         check_width(hidden, self.embed_dim)
         if not is_current(type(self), "raw_logits", "rows"):  # a subclass changes the rows
             return super().raw_logits(hidden, start, stop)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from embedlayer.core.block_sizes import NUMBERS, block_size
-from embedlayer.core.devices import device_kind
+from embedlayer.core.devices import autocast_dtype, device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids, length_of
 from embedlayer.core.shapes import Ids, Vectors
@@ -268,9 +268,8 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         Raises:
             ShapeError: `hidden` has another width.
         """
-        device = device_kind(hidden)
-        if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
-            hidden = hidden.to(torch.get_autocast_dtype(device))
+        if (narrow := autocast_dtype(hidden)) is not None and hidden.dtype != torch.float64:
+            hidden = hidden.to(narrow)
         check_width(hidden, self.embed_dim)
         if plain_operators_only() or is_transformed(hidden):
             rows = self.rows_as(start, self.vocab_size if stop is None else stop, hidden.dtype)

@@ -77,7 +77,7 @@ def of_real_logits(hidden, weight, bias, targets, teacher, impl, drop_ignored=Tr
 
 
 def with_options(function: Function, **options: Any) -> Function:
-    return lambda *inputs, **others: function(*inputs, **options, **others)
+    return lambda *inputs, **others: function(*inputs, **{**options, **others})
 
 
 OUTPUTS: dict[str, Function] = {
@@ -241,6 +241,63 @@ def test_no_threshold_of_auto_changes_a_result(monkeypatch, name, threshold, sid
     monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": 0})
     THRESHOLDS[threshold](monkeypatch, side)
     torch.testing.assert_close(results(OUTPUTS[name], inputs, "auto"), expected, rtol=1e-10, atol=1e-10)
+
+
+def banned(*, all_tokens: bool = False) -> tuple[Tensor, ...]:
+    """A batch in which the logit of two targets is -inf, or that of every token."""
+    hidden, weight, bias, targets, teacher = batch()
+    bias = torch.full_like(bias, -torch.inf) if all_tokens else bias.index_fill(0, targets[[0, 6]], -torch.inf)
+    return hidden, weight, bias, targets, teacher
+
+
+def of_two_dtypes() -> tuple[Tensor, ...]:
+    hidden, weight, bias, targets, teacher = batch(torch.float32)
+    return hidden, weight, bias.double(), targets, teacher
+
+
+INPUTS: dict[str, Callable[[], tuple[Tensor, ...]]] = {
+    "banned targets": banned,
+    "no token allowed": lambda: banned(all_tokens=True),
+    "a bias of float64": of_two_dtypes,
+}
+
+
+@pytest.mark.usefixtures("both_paths")
+@cases("name, path, inputs", OUTPUTS, PATHS, INPUTS, pairs=["path, inputs"])
+def test_results_at_the_edge_of_numbers_are_those_of_the_definition_on_every_path(name, path, inputs) -> None:
+    of_edge = INPUTS[inputs]()
+    found, grads = results(OUTPUTS[name], of_edge, path)
+    expected, expected_grads = results(OUTPUTS[name], of_edge, "plain")
+    close = 1e-5 if inputs == "a bias of float64" else 1e-10
+    torch.testing.assert_close(found, expected, rtol=close, atol=close, equal_nan=True)
+    torch.testing.assert_close(grads, expected_grads, rtol=close, atol=close, equal_nan=True)
+
+
+@pytest.mark.parametrize("inputs", ["banned targets", "no token allowed"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_definition_has_the_numbers_of_torch_at_their_edge(inputs, smoothing) -> None:
+    hidden, weight, bias, targets, teacher = INPUTS[inputs]()
+    ours = results(with_options(loss, label_smoothing=smoothing), (hidden, weight, bias, targets, teacher))
+    leaves = [each.requires_grad_() for each in (hidden, weight, bias)]
+    expected = torch.nn.functional.cross_entropy(hidden @ weight.T + bias, targets, label_smoothing=smoothing)
+    expected_grads = torch.autograd.grad(expected, leaves)
+    kept = targets != -100
+    torch.testing.assert_close(ours[0], [expected.detach()], equal_nan=True)
+    torch.testing.assert_close(ours[1][0][kept], expected_grads[0][kept], equal_nan=True)
+    torch.testing.assert_close(ours[1][1:], list(expected_grads[1:]), equal_nan=True)
+
+
+@cases("name, impl", ALL_OUTPUTS, ("plain", "auto", "chunked"))
+def test_on_the_meta_device_results_and_gradients_have_the_shapes_of_those_on_a_cpu(name, impl) -> None:
+    inputs = batch(torch.float32)
+    expected, _ = results(ALL_OUTPUTS[name], inputs, impl)
+    hidden, weight, bias, targets, teacher = (each.to("meta") for each in inputs)
+    leaves = [each.requires_grad_() for each in (hidden, weight, bias)]
+    found = ALL_OUTPUTS[name](*leaves, targets, teacher, impl=impl)
+    assert sorted((each.shape, str(each.dtype)) for each in found) == sorted((x.shape, str(x.dtype)) for x in expected)
+    assert all(each.is_meta for each in found)
+    grads = torch.autograd.grad(sum(each.sum() for each in found if each.is_floating_point()), leaves)
+    assert [each.shape for each in grads] == [each.shape for each in leaves]
 
 
 OPTIONS: dict[str, dict[str, float]] = {

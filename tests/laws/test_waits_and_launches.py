@@ -34,7 +34,7 @@ LAUNCHES = {
     "loss, weights of tokens": 12,
     "loss of each token": 58,
     "loss, no target dropped": 12,
-    "log-probabilities and entropies": 59,
+    "log-probabilities and entropies": 62,
     "64 largest logits": 108,
     "forward KL": 45,
     "Jensen-Shannon": 46,

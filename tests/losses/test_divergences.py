@@ -50,7 +50,7 @@ def test_it_is_the_loss_of_trl(kind, beta) -> None:
 
 @pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("impl", ["plain", "chunked", "blocks"])
+@pytest.mark.parametrize("impl", ["plain", "chunked", "blocks", "K targets"])
 def test_tokens_that_both_heads_exclude_do_not_count(kind, impl) -> None:
     hidden, weight, teacher_hidden, teacher_weight = pair()
     options = {"bias": torch.zeros(23, dtype=torch.float64).index_fill(0, torch.arange(8, 17), -torch.inf)}
@@ -58,8 +58,11 @@ def test_tokens_that_both_heads_exclude_do_not_count(kind, impl) -> None:
         columns = lambda x, start, stop: x @ weight[start:stop].T  # noqa: E731
         student: BlockLogits | LinearLogits = BlockLogits(hidden, columns, 23, 8, **options)
     else:
-        student = LinearLogits(hidden, weight, impl=impl, **options)
-    ours = divergence(student, LinearLogits(teacher_hidden, teacher_weight, **options), KINDS[kind])
+        student = LinearLogits(hidden, weight, impl="auto" if impl == "K targets" else impl, **options)
+    teacher: LinearLogits | TopKTargets = LinearLogits(teacher_hidden, teacher_weight, **options)
+    if impl == "K targets":
+        teacher = TopKTargets(torch.arange(23).expand(2, 4, 23), teacher.logits().log_softmax(-1))
+    ours = divergence(student, teacher, KINDS[kind])
     kept = torch.cat([torch.arange(8), torch.arange(17, 23)])
     log_q = F.log_softmax(hidden @ weight[kept].T, dim=-1)
     log_p = F.log_softmax(teacher_hidden @ teacher_weight[kept].T, dim=-1)
@@ -67,6 +70,19 @@ def test_tokens_that_both_heads_exclude_do_not_count(kind, impl) -> None:
     torch.testing.assert_close(ours, plain)
     both = [torch.autograd.grad(each, (hidden, weight)) for each in (ours, plain)]
     torch.testing.assert_close(*both)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_that_only_the_teacher_excludes_count_alike_among_k_targets(kind) -> None:
+    hidden, weight, teacher_hidden, teacher_weight = pair()
+    bias = torch.zeros(23, dtype=torch.float64).index_fill(0, torch.arange(8, 17), -torch.inf)
+    student, teacher = LinearLogits(hidden, weight), LinearLogits(teacher_hidden, teacher_weight, bias=bias)
+    targets = TopKTargets(torch.arange(23).expand(2, 4, 23), teacher.logits().log_softmax(-1))
+    expected, ours = (divergence(student, each, KINDS[kind]) for each in (teacher, targets))
+    torch.testing.assert_close(ours, expected)
+    assert ours.isinf() == (kind == "reverse")
+    if kind != "reverse":
+        torch.testing.assert_close(*(torch.autograd.grad(each, (hidden, weight)) for each in (ours, expected)))
 
 
 @pytest.mark.usefixtures("both_paths")

@@ -406,7 +406,7 @@ def divergence_gradient(
             for c in range(tokens):
                 one, other = widen(x[c]) + b, widen(y[c]) + d
                 q = exp(one - s_top[c])
-                out[c] = zero if q == zero else q * f2[c] * (f0[c] + f1[c] * (one - other))
+                out[c] = q * f2[c] if q == zero else q * f2[c] * (f0[c] + f1[c] * (one - other))
         else:
             for c in range(tokens):
                 log_q = widen(x[c]) + b - s_top[c] - f2[c]

@@ -209,7 +209,7 @@ def _store_factors(factors, c, kept, stride, level, whole, offset, slope, square
     """Store the factors of `statistics_gradient` of the tokens `c`, where `kept`."""
     to = factors + c
     tl.store(to, tl.where(level > float("-inf"), level, 0.0), mask=kept)
-    tl.store(to + stride, 1.0 / tl.where(whole == 0, 1.0, whole), mask=kept)
+    tl.store(to + stride, 1.0 / whole, mask=kept)
     tl.store(to + 2 * stride, offset, mask=kept)
     tl.store(to + 3 * stride, slope, mask=kept)
     tl.store(to + 4 * stride, squares, mask=kept)
@@ -366,7 +366,8 @@ def cross_entropy(
         zero = tl.zeros((TOKENS,), tl.float32)
         plain = zero
         if logit_sum is not None:
-            loss += label_smoothing * (chosen - tl.load(logit_sum + c, mask=kept, other=0.0) / vocab_size)
+            mean = tl.load(logit_sum + c, mask=kept, other=0.0) / vocab_size
+            loss = (1.0 - label_smoothing) * loss + label_smoothing * (highest - mean + level)
             plain = -label_smoothing / vocab_size * weight
         loss = tl.where(is_token, loss + z_loss * lse * lse, tl.where(target == -1, 0.0, float("nan")))
         tl.store(losses + c, loss, mask=kept)
