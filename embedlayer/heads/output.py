@@ -32,7 +32,7 @@ from embedlayer.losses.converted_rows import in_head_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
-from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, resolve_head_dtype
+from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, check_token_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.conversions import as_table
@@ -45,6 +45,9 @@ NEW_ROWS = "new_rows"
 
 ROWS = "rows"
 """Name of the child of an untied head that stores its rows, if they are no dense weight."""
+
+_OPTIONS = ("head_dtype", "batch_invariant", "softcap", "logit_scale", "mask_padding", "padding_idx")
+"""Attributes of a head that are `LogitOptions`."""
 
 SLIP = "OutputHead takes the width first, as nn.Linear does, and TokenEmbedding the number of tokens: you may mean"
 """What an error says if the sizes of a head fit exchanged."""
@@ -126,10 +129,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             table, in_features = None, _one_of(table, in_features, "in_features")
         embed_dim = _one_of(embed_dim, in_features, "in_features (embed_dim)")
         vocab_size = _one_of(vocab_size, out_features, "out_features (vocab_size)")
-        of_logits = {"softcap": softcap, "logit_scale": logit_scale, "mask_padding": mask_padding}
-        of_products = {"head_dtype": head_dtype, "batch_invariant": batch_invariant}
-        check_options({}, LogitOptions, "OutputHead", **of_logits, **of_products)
-        self.head_dtype = resolve_head_dtype(head_dtype)
+        self.head_dtype = cast("torch.dtype | None", head_dtype)  # `__setattr__` checks and converts options
         self.batch_invariant = batch_invariant
         self.init_std = init_std
         self.softcap = softcap
@@ -168,6 +168,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
     own_table: TokenTable | None = None
     """The table that `set_table` set: that of a tied head, or the trained rows of an untied one."""
+
+    head_dtype: torch.dtype | None
+    padding_idx: int | None
 
     table_references: Sequence[ChildReference] = ()
     """Where the table is found anew at each call, and those that share its weight; `follow` sets them."""
@@ -417,6 +420,12 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OPTIONS:
+            options: dict[str, Any] = {name: value}
+            check_options(options, LogitOptions, type(self).__name__)
+            if "own_table" in self.__dict__:  # after the constructor, which has checked its sizes
+                check_token_options(LogitSettings(**options), self.out_features)
+            value = options[name]
         if name == "weight" and self.own_table is not None:
             self.register_parameter(name, value)  # nn.Module would keep a plain tensor beside the table's weight
         else:

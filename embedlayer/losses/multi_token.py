@@ -91,7 +91,7 @@ def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss
     targets = torch.cat([each.flatten() for each in inputs.targets])
     groups = TargetGroups(targets, lengths, inputs.weights, inputs.token_weights)
     if loss.reduction != "none":
-        return MultiTokenLoss(*reduced_losses([logits], groups, loss))
-    steps, parts = inputs.targets[0].shape[1] + 1, token_losses([logits], groups, loss)
+        return MultiTokenLoss(*reduced_losses(logits, groups, loss))
+    steps, parts = inputs.targets[0].shape[1] + 1, token_losses(logits, groups, loss)
     losses = [F.pad(x.view(y.shape), (0, steps - y.shape[1])) for x, y in zip(parts, inputs.targets, strict=True)]
     return MultiTokenLoss(weighted_sum(inputs.weights, losses), torch.stack(losses).detach())

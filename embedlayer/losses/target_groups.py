@@ -44,14 +44,17 @@ class TargetGroups(NamedTuple):
         return self.weights is None or self.weights[group] != 0
 
 
+Heads = UncomputedLogits | Sequence[UncomputedLogits]
+"""One head, with the hidden states of all groups one after another, or one for each group."""
+
+
 def token_losses(
-    heads: Sequence[UncomputedLogits], groups: TargetGroups, loss: LossSettings
+    heads: Heads, groups: TargetGroups, loss: LossSettings
 ) -> list[Float[Tensor, " _"]]:
     """Return the losses of the targets of each group, times the weights of these.
 
     Args:
-        heads: One head, with the hidden states of all groups one after another; or one for each group, of which those
-            of weight 0 are not computed, and have losses of 0.
+        heads: The heads. Of one for each group, those of weight 0 are not computed, and have losses of 0.
         groups: Targets and their weights.
         loss: Options of the loss; weights of tokens are those of `groups`.
 
@@ -61,27 +64,28 @@ def token_losses(
         ShapeError: There are more or fewer targets than hidden states.
     """
     loss = loss._replace(reduction="none", token_weights=groups.token_weights)
-    if len(heads) == 1:
-        states = heads[0].hidden.shape[:-1]
-        losses = cross_entropy_of(heads[0], groups.targets.view(states), _of_states(loss, states)).flatten()
+    if isinstance(heads, UncomputedLogits):
+        states = heads.hidden.shape[:-1]
+        losses = cross_entropy_of(heads, groups.targets.view(states), _of_states(loss, states)).flatten()
         return list(torch.split(losses, list(groups.lengths)))
     results = []
     for group, (head, targets, options, counted) in enumerate(targets_of_heads(heads, groups.targets, loss)):
         if groups.is_computed(group):
             results.append(reduced_and_token_losses(head, targets, options, counted)[0].flatten())
         else:
-            results.append(torch.zeros(targets.numel(), dtype=loss_dtype(head.dtype), device=targets.device))
+            results.append(_zero(head).expand(targets.numel()))
     return results
 
 
 def reduced_losses(
-    heads: Sequence[UncomputedLogits], groups: TargetGroups, loss: LossSettings
+    heads: Heads, groups: TargetGroups, loss: LossSettings
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " G"]]:
     """Return the weighted sum of the losses of the groups, and these without gradient, each the mean or the sum.
 
     Arguments and errors are those of `token_losses`.
     """
-    dtype, kept = loss_dtype(heads[0].dtype), groups.targets != loss.ignore_index
+    first = heads if isinstance(heads, UncomputedLogits) else heads[0]
+    dtype, kept = loss_dtype(first.dtype), groups.targets != loss.ignore_index
     counts = groups.sums(kept).clamp(min=1).to(dtype)
     shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.reciprocal()
     if groups.weights is not None:
@@ -95,13 +99,13 @@ def reduced_losses(
         of_tokens = finite_or_nan(of_tokens.to(dtype))
         factors = factors * of_tokens
     loss = loss._replace(reduction="sum", token_weights=factors)
-    if len(heads) == 1:
-        states = heads[0].hidden.shape[:-1]
-        total, losses = reduced_and_token_losses(heads[0], groups.targets.view(states), _of_states(loss, states))
+    if isinstance(heads, UncomputedLogits):
+        states = heads.hidden.shape[:-1]
+        total, losses = reduced_and_token_losses(heads, groups.targets.view(states), _of_states(loss, states))
     else:
         of_heads = enumerate(targets_of_heads(heads, groups.targets, loss))
         computed = {group: head for group, head in of_heads if groups.is_computed(group)}
-        total, parts = losses_of_heads(list(computed.values())) if computed else (counts.new_zeros(()), [])
+        total, parts = losses_of_heads(list(computed.values())) if computed else (_zero(first), [])
         by_group = dict(zip(computed, parts, strict=True))
         lengths = enumerate(groups.lengths)
         losses = torch.cat([by_group[k].flatten() if k in by_group else counts.new_zeros(n) for k, n in lengths])
@@ -109,6 +113,11 @@ def reduced_losses(
     if of_tokens is not None:
         losses = losses * counted_weights(of_tokens, kept)
     return total, groups.sums(losses) * shares
+
+
+def _zero(head: UncomputedLogits) -> Float[Tensor, ""]:
+    """Return the loss of a head that is not computed: 0, with a gradient of 0."""
+    return head.hidden.flatten()[:0].sum().to(loss_dtype(head.dtype))
 
 
 def weighted_sum(weights: Sequence[float] | None, parts: Sequence[Tensor]) -> Tensor:

@@ -11,6 +11,21 @@ from torch import nn
 from embedlayer import FactorizedEmbedding, OutputHead, SizeError, TokenEmbedding
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("head_dtype", torch.bfloat16), ("softcap", -1.0), ("logit_scale", torch.nan), ("padding_idx", 99)],
+)
+def test_an_option_that_is_assigned_is_checked_as_in_the_constructor(name, value) -> None:
+    head = OutputHead(8, 50, init_std=1.0)
+    before = getattr(head, name)
+    with pytest.raises(SizeError, match=name):
+        setattr(head, name, value)
+    assert getattr(head, name) == before
+    head.head_dtype = "float32"  # type: ignore[assignment]
+    assert head.head_dtype is torch.float32
+    assert head(torch.randn(3, 8, dtype=torch.bfloat16)).dtype == torch.float32
+
+
 def test_tied_it_owns_nothing_and_its_weight_is_the_tables() -> None:
     table = TokenEmbedding(10, 4)
     model = nn.ModuleDict({"table": table, "head": OutputHead(table)})

@@ -166,6 +166,19 @@ def test_the_passes_write_one_gradient(transposed, weights) -> None:
     assert memory.peak < 1.5 * head.output.weight.nbytes
 
 
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_stream_of_weight_0_is_not_computed_and_has_a_gradient_of_0(streams, reduction) -> None:
+    head = StreamHead(OutputHead(D, 7 * streams), streams)
+    hidden = torch.full((4, D), torch.nan, requires_grad=True)
+    found = head.loss(hidden, torch.randint(0, 7, (4, streams)), [0.0] * streams, reduction=reduction)
+    found.loss.sum().backward()
+    assert not found.loss.any()
+    assert not found.losses.any()
+    assert hidden.grad is not None
+    assert not hidden.grad.any()
+
+
 def test_the_passes_add_into_one_gradient_of_shared_hidden_states() -> None:
     """At Dia's size K gradients of the hidden states are more numbers than all logits."""
     head, tokens = StreamHead(OutputHead(2048, 9 * 1028), 9), 512

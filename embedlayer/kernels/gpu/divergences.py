@@ -224,7 +224,7 @@ def divergence_gradient(
             g = tl.exp(x - s_top) * f0 + tl.exp(y - t_top) * f1
         elif KIND == REVERSE:
             q = tl.exp(x - s_top)
-            g = tl.where(q == 0, 0.0, q * f2 * (f0 + f1 * (x - y)))
+            g = tl.where(q == 0, q * f2, q * f2 * (f0 + f1 * (x - y)))
         else:
             log_q, log_p = x - s_top - f2, y - t_top - f3
             q, p = tl.exp(log_q), tl.exp(log_p)
