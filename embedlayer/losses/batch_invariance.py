@@ -3,7 +3,7 @@
 A library of matrix products, and vector loops over tokens, compute the last tokens of a batch in another way than the
 others, or a few tokens by other code than many. So a pass pads its chunks to a multiple of some number of tokens. Which
 number suffices depends on the instructions of the CPU, the number of threads, the width and the format of the rows. At
-the first use of each the test computes some tokens together and in parts, and compares all bits.
+the first use of each the test computes a chunk of tokens together and in parts, and compares all bits.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,12 @@ from embedlayer.losses.options import LossSettings
 from embedlayer.losses.statistics import Statistic, token_statistics_of
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 
-PARTS = 1, 34, 93
-"""Numbers of tokens that are computed together, out of all 128 in another order."""
+PARTS = 1, 34, 93, 161, 223
+"""Numbers of tokens that are computed together, out of all 512 in another order.
+
+512 is the largest chunk of a pass (`MAX_CHUNK_TOKENS`). Libraries block products of few tokens in another way than those
+of many: MKL those of 192 rows and more on Intel processors with AVX-512.
+"""
 
 Head = Callable[[Tensor], UncomputedLogits]
 """Function from hidden states `(N, D)` to their logits, a new object at each call."""
@@ -49,12 +53,12 @@ def check_batch_invariance(head: HasLogits, hidden: Tensor | None = None) -> Bat
 
     Some tokens are computed together and in parts, in another order, and all bits of the results are compared:
     statistics, losses, divergences, logits, and gradients of hidden states. The test covers the head's own rows, the
-    present number of threads, and kernels on or off. It takes some tenths of a second. `batch_invariant=True` runs the
+    present number of threads, and kernels on or off. It takes a second or more. `batch_invariant=True` runs the
     same test at its first use, and pads to the multiple for which nothing differs.
 
     Args:
         head: A head or a table on the CPU.
-        hidden: Hidden states to test with, `(128, D)`, whose dtype and width the head takes; `None` for random ones.
+        hidden: Hidden states to test with, `(512, D)`, whose dtype and width the head takes; `None` for random ones.
 
     Returns:
         The multiple that is used, and what differs for this and others.

@@ -48,9 +48,7 @@ Heads = UncomputedLogits | Sequence[UncomputedLogits]
 """One head, with the hidden states of all groups one after another, or one for each group."""
 
 
-def token_losses(
-    heads: Heads, groups: TargetGroups, loss: LossSettings
-) -> list[Float[Tensor, " _"]]:
+def token_losses(heads: Heads, groups: TargetGroups, loss: LossSettings) -> list[Float[Tensor, " _"]]:
     """Return the losses of the targets of each group, times the weights of these.
 
     Args:
