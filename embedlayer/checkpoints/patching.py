@@ -139,6 +139,9 @@ def patch(
         if isinstance(child, OutputHead) and own_attribute(child, REPLACED) is not None:
             # it reads the tables that share its weight
             child.follow_references([table for table, module in places if isinstance(module, TokenEmbedding)], place)
+    if heads and head_dtype is not None:
+        hook = getattr(model, "base_model", model).register_forward_pre_hook(report.warn_of_bypass)
+        report.bypass_check = hook
     if heads:
         accept_token_weights(model)
     if (tables or heads) and hasattr(model, RESIZE):
@@ -166,6 +169,9 @@ def unpatch(model: Model) -> Model:
             original.num_embeddings, original.padding_idx = table.num_embeddings, table.padding_idx
         elif isinstance(ours, OutputHead):
             original.out_features = ours.out_features
+            if ours.logits_report is not None and ours.logits_report.bypass_check is not None:
+                ours.logits_report.bypass_check.remove()
+                ours.logits_report.bypass_check = None
         original._parameters.update(table._parameters)
         for name, buffer in original._buffers.items():  # the modules that are replaced have no buffer but a scale
             known = torch.full_like(buffer, cast(float, ours.scale), device="cpu") if buffer.is_meta else buffer
@@ -448,6 +454,7 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
     for name, former in heads.items():
         head = model.get_submodule(name)
         head.head_dtype, head.batch_invariant = former.head_dtype, former.batch_invariant
+        head.logits_report = former.logits_report
     table: nn.Module = model.get_input_embeddings()
     return table
 

@@ -20,6 +20,7 @@ from embedlayer.core.errors import CheckpointError, SizeError, VersionError, rel
 from embedlayer.heads.output import OutputHead
 from embedlayer.losses.statistics import Statistic, token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.tables.computed_weight import ComputedWeight
 
 OLDEST, NEWEST = (1, 14), (1, 16)
 KERNEL, CROSS_ENTROPY = "_ChunkedLogProbFunction", "_chunked_cross_entropy_loss"
@@ -128,7 +129,8 @@ class HeadKernel:
             head: Any = None if model is None else model.get_output_embeddings()  # type: ignore[operator]
             if not isinstance(head, OutputHead) or not head.states_model_logits:
                 continue
-            is_its_weight = head.weight is weight or not isinstance(weight, Tensor)  # rows of a table that is no tensor
+            own = head.weight  # rows that are computed are a new tensor at each read
+            is_its_weight = own is weight or (isinstance(weight, ComputedWeight) and weight.is_of(own))
             if is_its_weight and (is_cast or head.head_dtype is not None):
                 logits: UncomputedLogits = head.uncomputed_logits(hidden, **options)
                 return logits
