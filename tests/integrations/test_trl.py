@@ -344,7 +344,7 @@ def otters() -> Any:
 
 def test_what_cannot_work_is_an_error(tokenizer, tmp_path, monkeypatch) -> None:
     trainer = trainer_of("SFT", tokenizer, tmp_path, tied=True)
-    with pytest.raises(el.SizeError, match="row_sparse=True is impossible here: the head is tied"):
+    with pytest.raises(el.SizeError, match="row_sparse=True is impossible here: lm_head is tied"):
         patch_trainer(trainer, row_sparse=True)
     for installed in ("1.13.0", "1.17.0", "2.0"):
         monkeypatch.setattr(trl, "version", lambda _, installed=installed: installed)
