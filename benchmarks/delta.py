@@ -14,20 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import Case, Row, added_mib, added_mib_apart, time_alternately
+from benchmarks.harness import Case, Row, added_mib, step_mib_apart, time_alternately
 from embedlayer.heads.output import OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 
 ROWS = 200
 OURS = "embedlayer"
-MEMORY = """
-import sys
-from benchmarks.delta import SETTINGS, peak_added
-from benchmarks.harness import tell
-name, place = sys.argv[1:]
-tell(added_mib=peak_added(SETTINGS[int(place)], name))
-"""
 
 
 @dataclass(frozen=True)
@@ -132,7 +125,7 @@ def measure(place: int, setting: Setting) -> list[Row]:
             "dtype": "float32",
             **spread,
             "times_ours": round(float(spread["time_ms"]) / base, 2),
-            "added_mib": added_mib_apart(MEMORY, name, str(place)),
+            "added_mib": step_mib_apart(__name__, place, name),
         }
         for name, spread in times.items()
     ]

@@ -99,6 +99,12 @@ def added_mib_apart(code: str, *arguments: str) -> float:
     return float(run_apart(code, *arguments, environment=RETURN_MEMORY)["added_mib"])
 
 
+def step_mib_apart(benchmark: str, place: int, competitor: str) -> float:
+    """Give `peak_added(SETTINGS[place], competitor)` of a benchmark, a module, in a fresh process."""
+    code = f"from {benchmark} import SETTINGS, peak_added; from benchmarks.harness import tell"
+    return added_mib_apart(f"{code}; tell(added_mib=peak_added(SETTINGS[{place}], {competitor!r}))")
+
+
 def added_mib(run: Callable[[], object]) -> float:
     """Run a function, and give the mebibytes that its peak adds to what this process already holds (on Linux)."""
     gc.collect()

@@ -13,18 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.harness import Case, Row, added_mib, added_mib_apart, time_alternately
+from benchmarks.harness import Case, Row, added_mib, step_mib_apart, time_alternately
 from embedlayer.losses.linear import linear_cross_entropy
 from embedlayer.losses.options import Impl
 from embedlayer.losses.products import product_dtype
-
-MEMORY = """
-import sys
-from benchmarks.harness import tell
-from benchmarks.linear_cross_entropy import SETTINGS, peak_added
-name, place = sys.argv[1:]
-tell(added_mib=peak_added(SETTINGS[int(place)], name))
-"""
 
 
 @dataclass(frozen=True)
@@ -138,7 +130,7 @@ def measure(place: int, setting: Setting) -> list[Row]:
             "dtype": str(setting.dtype).removeprefix("torch."),
             **spread,
             "times_plain": round(float(spread["time_ms"]) / base, 2),
-            "peak_mib": added_mib_apart(MEMORY, name, str(place)),
+            "peak_mib": step_mib_apart(__name__, place, name),
         }
         for name, spread in times.items()
     ]

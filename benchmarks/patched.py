@@ -11,16 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Case, Row, added_mib, added_mib_apart, time_alternately
+from benchmarks.harness import Case, Row, added_mib, step_mib_apart, time_alternately
 from embedlayer import patch
-
-MEMORY = """
-import sys
-from benchmarks.harness import tell
-from benchmarks.patched import SETTINGS, peak_added
-name, place = sys.argv[1:]
-tell(added_mib=peak_added(SETTINGS[int(place)], name))
-"""
 
 NAMES = ("embedlayer patched", "plain transformers")
 
@@ -83,7 +75,7 @@ def measure(place: int, setting: Setting) -> list[Row]:
             "dtype": str(setting.dtype).removeprefix("torch."),
             **spread,
             "times_plain": round(float(spread["time_ms"]) / base, 2),
-            "peak_mib": added_mib_apart(MEMORY, name, str(place)),
+            "peak_mib": step_mib_apart(__name__, place, name),
         }
         for name, spread in times.items()
     ]

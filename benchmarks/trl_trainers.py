@@ -15,16 +15,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Case, Row, added_mib, added_mib_apart, time_alternately
+from benchmarks.harness import Case, Row, added_mib, step_mib_apart, time_alternately
 from embedlayer.integrations import patch_trainer
-
-MEMORY = """
-import sys
-from benchmarks.harness import tell
-from benchmarks.trl_trainers import SETTINGS, peak_added
-name, place = sys.argv[1:]
-tell(added_mib=peak_added(SETTINGS[int(place)], name))
-"""
 
 NAMES = ("embedlayer", "TRL")
 
@@ -135,7 +127,7 @@ def measure(place: int, setting: Setting) -> list[Row]:
             "dtype": "float32",
             **spread,
             "times_plain": round(float(spread["time_ms"]) / base, 2),
-            "peak_mib": added_mib_apart(MEMORY, name, str(place)),
+            "peak_mib": step_mib_apart(__name__, place, name),
             "trl": trl.__version__,
         }
         for name, spread in times.items()

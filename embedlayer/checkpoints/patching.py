@@ -5,6 +5,7 @@ them stays valid. transformers is not imported: a model is recognised by its `ge
 """
 
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -139,6 +140,9 @@ def patch(
         if isinstance(child, OutputHead) and own_attribute(child, REPLACED) is not None:
             # it reads the tables that share its weight
             child.follow_references([table for table, module in places if isinstance(module, TokenEmbedding)], place)
+    if heads and head_dtype is not None:
+        model_without_head = getattr(model, "base_model", model)
+        report.bypass_check = model_without_head.register_forward_pre_hook(report.warn_of_bypass)
     if heads:
         accept_token_weights(model)
     if (tables or heads) and hasattr(model, RESIZE):
@@ -166,6 +170,9 @@ def unpatch(model: Model) -> Model:
             original.num_embeddings, original.padding_idx = table.num_embeddings, table.padding_idx
         elif isinstance(ours, OutputHead):
             original.out_features = ours.out_features
+            if ours.logits_report is not None and ours.logits_report.bypass_check is not None:
+                ours.logits_report.bypass_check.remove()
+                ours.logits_report.bypass_check = None
         original._parameters.update(table._parameters)
         for name, buffer in original._buffers.items():  # the modules that are replaced have no buffer but a scale
             known = torch.full_like(buffer, cast(float, ours.scale), device="cpu") if buffer.is_meta else buffer
@@ -274,18 +281,23 @@ def _heads(model: nn.Module) -> list[nn.Linear]:
 def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
     """Raise a `CheckpointError` if row-sparse gradients are impossible: they need tables that are only looked up.
 
-    Every module of the model is searched for a weight of `tables`, the token embeddings that will be replaced. None to
-    replace is an error too: the model is patched already.
+    `tables` are the token embeddings that will be replaced. None to replace is an error too: the model is patched
+    already.
     """
     if not tables:
         raise CheckpointError("The model is patched already: unpatch it first, then patch it with row_sparse=True.")
-    weights = {id(table.weight) for table in tables}
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Embedding) and any(id(p) in weights for p in module._parameters.values()):
-            raise CheckpointError(
-                f"{name} shares the table's weight, and its logits send a gradient to every row, so row_sparse=True is "
-                f"impossible here. Leave it out, or give the model an untied head (tie_word_embeddings=False)."
-            )
+    if name := name_of_tied_module(model, [table.weight for table in tables]):
+        raise CheckpointError(
+            f"{name} shares the table's weight, and its logits send a gradient to every row, so row_sparse=True is "
+            f"impossible here. Leave it out, or give the model an untied head (tie_word_embeddings=False)."
+        )
+
+
+def name_of_tied_module(model: nn.Module, weights: Iterable[Tensor]) -> str:
+    """Return the name of a module of a model that has the weight of a table and is no embedding; empty if none has."""
+    ids = {id(weight) for weight in weights}
+    others = ((name, module) for name, module in model.named_modules() if not isinstance(module, nn.Embedding))
+    return next((name for name, module in others if any(id(p) in ids for p in module._parameters.values())), "")
 
 
 def _refuse_options(model: nn.Module) -> None:
@@ -448,6 +460,7 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
     for name, former in heads.items():
         head = model.get_submodule(name)
         head.head_dtype, head.batch_invariant = former.head_dtype, former.batch_invariant
+        head.logits_report = former.logits_report
     table: nn.Module = model.get_input_embeddings()
     return table
 

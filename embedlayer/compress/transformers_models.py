@@ -42,7 +42,7 @@ from embedlayer.opening.path_kinds import BLOCKS
 from embedlayer.saving import Pretrained, build, describe, hide_weights
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import PackedRows
-from embedlayer.tables.table import TokenTable, UnstoredWeight
+from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -171,9 +171,6 @@ def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
     for own, other in zip(shared.parameters(), table.parameters(), strict=True):
         own.requires_grad_(other.requires_grad)
     recompute_all_buffers(shared, table.device)
-    if not isinstance(table, TokenEmbedding):
-        # code of transformers reads its dtype or device (Mamba)
-        set_own_attribute(shared, "weight", UnstoredWeight(shared))
     return shared.train(table.training)
 
 

@@ -190,6 +190,19 @@ Unlike `torch.compiler.disable`, the decorator does not import the compiler; the
 make_wrapper_subclass = Tensor._make_wrapper_subclass
 """Return a tensor of a subclass that has a shape, a dtype and a device, but no memory."""
 
+_ATTRIBUTES = ["shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "names", "requires_grad", "is_leaf"]
+_ATTRIBUTES += ["is_cuda", "is_cpu", "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn"]
+_ATTRIBUTES += ["is_mps", "is_xpu", "grad_fn", "output_nr", "_base", "retains_grad", "grad", "_backward_hooks"]
+_METHODS = ["size", "dim", "ndimension", "numel", "nelement", "element_size", "is_floating_point", "is_complex"]
+_METHODS += ["is_signed", "is_contiguous", "stride", "storage_offset", "get_device", "is_inference", "__len__"]
+_METHODS += ["register_hook", "retain_grad", "__hash__"]
+WITHOUT_VALUES = {
+    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES if hasattr(getattr(Tensor, name, None), "__get__")),
+    *(getattr(Tensor, name) for name in _METHODS),
+    *(torch.is_floating_point, torch.is_complex, torch.numel),
+}
+"""Functions that read only what such a tensor has: shape, dtype, device, and its place in the autograd graph."""
+
 sparse_indices, sparse_values = Tensor._indices, Tensor._values
 """Return indices and values of a sparse tensor, whether or not it is coalesced."""
 

@@ -25,7 +25,13 @@ from torch import Tensor, nn
 from torch.overrides import enable_reentrant_dispatch, resolve_name
 
 from embedlayer.core.devices import autocast_dtype, device_kind
-from embedlayer.core.torch_state import DisableTorchFunctionSubclass, is_transformed, make_wrapper_subclass, tree_map
+from embedlayer.core.torch_state import (
+    WITHOUT_VALUES,
+    DisableTorchFunctionSubclass,
+    is_transformed,
+    make_wrapper_subclass,
+    tree_map,
+)
 from embedlayer.heads.logit_source import HeadTensors, LogitSource, LogitsReport, marked
 from embedlayer.losses.definition import cross_entropy, loss_dtype, reduce_losses
 from embedlayer.losses.linear import cross_entropy_of
@@ -608,19 +614,6 @@ RULES[F.cross_entropy] = lambda func, logits, args, kwargs: _cross_entropy(*args
 
 COMMUTATIVE = (_multiplied, _shifted)
 AUTOGRAD = {torch.autograd.grad, torch.autograd.backward}  # functions that take tensors of the autograd graph
-
-_ATTRIBUTES = ["shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "names", "requires_grad", "is_leaf"]
-_ATTRIBUTES += ["is_cuda", "is_cpu", "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn"]
-_ATTRIBUTES += ["is_mps", "is_xpu", "grad_fn", "output_nr", "_base", "retains_grad", "grad", "_backward_hooks"]
-_METHODS = ["size", "dim", "ndimension", "numel", "nelement", "element_size", "is_floating_point", "is_complex"]
-_METHODS += ["is_signed", "is_contiguous", "stride", "storage_offset", "get_device", "is_inference", "__len__"]
-_METHODS += ["register_hook", "retain_grad", "__hash__"]
-WITHOUT_VALUES = {
-    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES if hasattr(getattr(Tensor, name, None), "__get__")),
-    *(getattr(Tensor, name) for name in _METHODS),
-    *(torch.is_floating_point, torch.is_complex, torch.numel),
-}
-"""Functions that read only what deferred tensors have: shape, dtype, device, and their place in the autograd graph."""
 
 
 def defer_logits(

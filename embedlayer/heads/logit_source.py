@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import autocast, autocast_dtype, device_kind
-from embedlayer.core.errors import CheckpointError, StaleRowsError
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, StaleRowsError
 from embedlayer.core.index_checks import changed_weights, record_changed_weights
 from embedlayer.heads.peft import ChildReference
 from embedlayer.losses.converted_rows import in_head_dtype, linear
@@ -40,6 +41,34 @@ class LogitsReport:
         self.is_done = False
         # not a decorator: it imports the compiler, which layers without a report never need
         torch.compiler.assume_constant_result(LogitsReport.read_by_compiled_graph)
+
+    is_weight_read = False
+    """Whether code outside of the head has read `head.weight` since the last call of the model without its head."""
+
+    is_head_called = True
+    """Whether the head was called since then."""
+
+    bypass_check: Any = None
+    """Handle of the hook `warn_of_bypass`, if there is one."""
+
+    def warn_of_bypass(self, *_: object) -> None:
+        """Warn once if the last call of the model read the weight of a head with `head_dtype` and called no head.
+
+        It is a forward pre-hook of the model without its head.
+        """
+        if torch.compiler.is_compiling():
+            return
+        if self.is_weight_read and not self.is_head_called and self.bypass_check is not None:
+            warnings.warn(
+                f"Other code, such as a trainer of TRL, computes logits of this {self.model} from lm_head.weight, and "
+                f"head_dtype has no effect on them: call embedlayer.integrations.patch_trainer(trainer) after building "
+                f"the trainer, or head.loss(hidden, targets).",
+                EmbedLayerWarning,
+                stacklevel=2,
+            )
+            self.bypass_check.remove()
+            self.bypass_check = None
+        self.is_weight_read = self.is_head_called = False
 
     def read_by(self, reader: str) -> None:
         """Log that `reader`, the name of a function, has read the logits; only the first call logs."""

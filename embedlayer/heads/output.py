@@ -35,7 +35,9 @@ from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, check_token_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.saving import Pretrained, describe
+from embedlayer.tables.computed_weight import computed_weight
 from embedlayer.tables.conversions import as_table
+from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable, check_width, logits_of_function
@@ -236,7 +238,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         own, tables = self.own_table, self._resolved()
         if not tables:
             return own
-        table, adapters = require_same_adapters(tables)
+        table, adapters, _ = require_same_adapters(tables)
         assert self.head_reference is not None
         if head_applies_adapters(self, self.head_reference, adapters):
             return own
@@ -271,7 +273,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
     def _adapted_table(self) -> AdaptedTable:
         """Return the table that the references of `follow` find now, with the PEFT adapters on it."""
-        return require_same_adapters(self._resolved())
+        return require_same_adapters(self._resolved())._replace(padding_idx=self.padding_idx)
 
     def _resolved(self) -> list[AdaptedTable]:
         """Return the tables that the references of `follow` find now, each with the PEFT adapters on it.
@@ -400,8 +402,32 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             nn.init.zeros_(self.bias)
 
     def __getattr__(self, name: str) -> Any:
-        is_tied_weight = name == "weight" and self.own_table is not None
-        return self._rows_of().weight if is_tied_weight else super().__getattr__(name)
+        if name != "weight" or (self.own_table is None and not self.table_references):
+            return super().__getattr__(name)
+        if self.logits_report is not None and not torch.compiler.is_compiling():
+            self.logits_report.is_weight_read = True
+        stored, reference = self._parameters.get("weight"), self.head_reference
+        # a module of PEFT in the place of this head adapts the products with the weight itself
+        is_wrapped = reference is not None and reference.module not in (None, self)
+        try:
+            tables = self._resolved()
+            if not is_wrapped and tables and require_same_adapters(tables).adapters:
+                return self.adapted_rows.weight
+            table = tables[0].table if tables else self.own_table
+        except CheckpointError:  # it is raised again when something reads the values
+            table = self.own_table
+            if not is_wrapped:
+                return computed_weight(self.adapted_rows, (), table if stored is None else stored)
+        if stored is not None and not isinstance(table, DeltaEmbedding):
+            return stored
+        if table is None or isinstance(table, nn.Embedding):
+            return super().__getattr__(name) if table is None else table.weight
+        return computed_weight(cast(TokenTable, table), table.parameters())
+
+    def stored_weight(self) -> Tensor:
+        """Return the weight that this head stores itself; `weight` is also one for rows that are computed."""
+        stored = self._parameters.get("weight")
+        return self.weight if stored is None else stored
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register a parameter as in torch; a tied head accepts as `weight` only the weight of its table.
@@ -447,15 +473,17 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if self.logits_report is not None:
             if torch.compiler.is_compiling():
                 self.logits_report.read_by_compiled_graph()
-            elif (deferred := self._deferred(hidden, table, self.logits_report)) is not None:
-                return deferred
+            else:
+                self.logits_report.is_head_called = True
+                if (deferred := self._deferred(hidden, table, self.logits_report)) is not None:
+                    return deferred
         if table is not None:
             return table.logits(hidden, **options)
         self._check_width(hidden)
+        weight, padding_idx, bias = self.stored_weight(), self.padding_idx, None
         if self.batch_invariant:
-            return LinearLogits(hidden, self.weight, **options).head_logits()
-        check_dtypes(hidden, self.weight.dtype, self.head_dtype)
-        weight, padding_idx, bias = self.weight, self.padding_idx, None
+            return LinearLogits(hidden, weight, **options).head_logits()
+        check_dtypes(hidden, weight.dtype, self.head_dtype)
         if self.logit_scale == 1.0:  # as in nn.Linear it is added where the product is computed, before rounding
             bias, options["bias"] = self.bias, None
         products = in_head_dtype(
@@ -469,7 +497,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if rows is None:
             return None
         self._check_width(hidden)
-        tensors = HeadTensors(cast(Tensor, rows.table.weight), self.bias, rows.adapters)
+        weight = self.stored_weight() if rows.table is self else cast(Tensor, rows.table.weight)
+        tensors = HeadTensors(weight, self.bias, rows.adapters)
         settings = LogitSettings(head_dtype=self.head_dtype, batch_invariant=self.batch_invariant)
         return defer_logits(self, hidden, tensors, settings, report)
 
@@ -532,12 +561,14 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             options.setdefault("mask_padding", self.mask_padding)
             options.setdefault("batch_invariant", self.batch_invariant)
             return logits_of_function(self.forward, hidden, self.out_features, **options)
+        if self.logits_report is not None:
+            self.logits_report.is_head_called = True
         table = self.table
         options = {**self.logit_options(), **options}
         if table is not None:
             return table.uncomputed_logits(hidden, impl=impl, **options)
         self._check_width(hidden)
-        return LinearLogits(hidden, self.weight, impl=impl, **options)
+        return LinearLogits(hidden, self.stored_weight(), impl=impl, **options)
 
     def _check_width(self, hidden: Tensor) -> None:
         """Raise a `ShapeError` if hidden states have another width than the rows."""

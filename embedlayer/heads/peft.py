@@ -18,6 +18,7 @@ from embedlayer.core.formatting import a_or_an
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.losses.fixed_row import row_within, with_fixed_product
 from embedlayer.tables.adapters import Adapter, LoraAdapter, TrainableTokens, adapt_products, adapt_rows, adapt_vectors
+from embedlayer.tables.computed_weight import computed_weight
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.table import TokenTable
 
@@ -52,10 +53,14 @@ class ChildReference:
 
 
 class AdaptedTable(NamedTuple):
-    """Hold a table, and the active PEFT adapters that change its rows, in the order in which they are applied."""
+    """Hold a table, and the active PEFT adapters that change its rows, in the order in which they are applied.
+
+    `padding_idx` is the token whose adapted row gets no gradient from products, or `None`.
+    """
 
     table: nn.Module
     adapters: tuple[Adapter, ...] = ()
+    padding_idx: int | None = None
 
 
 def weight_of(found: AdaptedTable) -> Tensor | None:
@@ -63,11 +68,10 @@ def weight_of(found: AdaptedTable) -> Tensor | None:
 
     The weight of a `DeltaEmbedding` is that of its base.
     """
-    table: Any = found.table
+    table = found.table
     while isinstance(table, DeltaEmbedding):
         table = table.base
-    weight: Tensor | None = getattr(table, "weight", None)
-    return weight
+    return table._parameters.get("weight")
 
 
 def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
@@ -191,12 +195,23 @@ class AdaptedRows(TokenTable, checks_ids=True):
         adapted_table: Function that returns the other table and its adapters; it is called at each use.
     """
 
-    padding_idx = None
     scale = None
 
     def __init__(self, adapted_table: Callable[[], AdaptedTable]) -> None:
         super().__init__()
         self.adapted_table = adapted_table
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the rows as a tensor without memory; see `ComputedWeight`."""
+        table, adapters, _ = self.adapted_table()
+        tensors = (each for adapter in adapters for each in adapter if isinstance(each, Tensor))
+        return computed_weight(self, (*table.parameters(), *tensors), cast(TokenTable, table))
+
+    @property
+    def padding_idx(self) -> int | None:  # type: ignore[override]
+        """Return the padding token of the head, whose row and adapters get no gradient."""
+        return self.adapted_table().padding_idx
 
     @property
     def table(self) -> TokenTable:
@@ -250,7 +265,7 @@ class AdaptedRows(TokenTable, checks_ids=True):
         products = self.table.raw_logits(hidden, start, stop)
         for adapter in self.adapted_table().adapters:
             products = adapt_products(adapter, products, hidden, start, stop)
-        fixed = row_within(self.table.padding_idx, start, stop)
+        fixed = row_within(self.padding_idx, start, stop)
         if fixed is not None:  # its adapters get no gradient either
             row = start + fixed
             products = with_fixed_product(products, hidden, self.rows_as(row, row + 1, hidden.dtype), fixed)

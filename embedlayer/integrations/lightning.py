@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from embedlayer.checkpoints.patching import patch, unpatch
+from embedlayer.checkpoints.patching import name_of_tied_module, patch, unpatch
 from embedlayer.core.errors import CheckpointError, SizeError, require
 from embedlayer.heads.output import OutputHead
 from embedlayer.optim.row_adamw import RowAdamW
@@ -90,9 +90,8 @@ def _obstacle(trainer: Any, pl_module: nn.Module, model: Any) -> str:
         return ""
     if not weight.requires_grad:
         return "the table is not trained"
-    others = (each for each in pl_module.modules() if not isinstance(each, nn.Embedding))
-    if any(weight is parameter for each in others for parameter in each.parameters(recurse=False)):
-        return "the head is tied to the table"
+    if name := name_of_tied_module(pl_module, [weight]):
+        return f"{name} is tied to the table"
     if type(trainer.strategy).__name__ != "SingleDeviceStrategy":
         return f"{type(trainer.strategy).__name__} may share the model with other processes"
     optimizers = [

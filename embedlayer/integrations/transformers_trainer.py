@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from embedlayer.checkpoints.patching import patch
+from embedlayer.checkpoints.patching import name_of_tied_module, patch
 from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.integrations.trl import base_model, is_trl, replace_losses
 from embedlayer.optim.row_adamw import RowAdamW
@@ -92,8 +92,8 @@ def _obstacle(trainer: Any, model: Any, *, is_peft: bool) -> str:
     weight = getattr(table, "weight", None)
     if is_peft or weight is None or not weight.requires_grad:
         return "the table is not trained"
-    if any(weight is p for m in model.modules() if not isinstance(m, nn.Embedding) for p in m._parameters.values()):
-        return "the head is tied to the table"
+    if name := name_of_tied_module(model, [weight]):
+        return f"{name} is tied to the table"
     if trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None:
         return "the trainer has an optimizer of its own"
     owner = next(base for base in type(trainer).__mro__ if "create_optimizer" in vars(base))

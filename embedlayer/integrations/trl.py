@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.model_loss import accept_token_weights, refuse_token_weights
+from embedlayer.core.devices import autocast_dtype
 from embedlayer.core.errors import CheckpointError, SizeError, VersionError, release
 from embedlayer.heads.output import OutputHead
 from embedlayer.losses.statistics import Statistic, token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.tables.computed_weight import ComputedWeight
 
 OLDEST, NEWEST = (1, 14), (1, 16)
 KERNEL, CROSS_ENTROPY = "_ChunkedLogProbFunction", "_chunked_cross_entropy_loss"
@@ -123,12 +125,13 @@ class HeadKernel:
 
     def _logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, options: dict[str, Any]) -> UncomputedLogits:
         """Return the logits of TRL's head, not computed."""
-        is_cast = torch.is_autocast_enabled(hidden.device.type) or hidden.dtype == weight.dtype
+        is_cast = autocast_dtype(hidden) is not None or hidden.dtype == weight.dtype
         for model in (each() for each in self.models):
             head: Any = None if model is None else model.get_output_embeddings()  # type: ignore[operator]
             if not isinstance(head, OutputHead) or not head.states_model_logits:
                 continue
-            is_its_weight = head.weight is weight or not isinstance(weight, Tensor)  # rows of a table that is no tensor
+            own = head.weight  # rows that are computed are a new tensor at each read
+            is_its_weight = own is weight or (isinstance(weight, ComputedWeight) and weight.is_of(own))
             if is_its_weight and (is_cast or head.head_dtype is not None):
                 logits: UncomputedLogits = head.uncomputed_logits(hidden, **options)
                 return logits

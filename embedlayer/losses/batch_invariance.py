@@ -27,8 +27,8 @@ from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, Uncom
 PARTS = 1, 34, 93, 161, 223
 """Numbers of tokens that are computed together, out of all 512 in another order.
 
-512 is the largest chunk of a pass (`MAX_CHUNK_TOKENS`). Libraries block products of few tokens in another way than those
-of many: MKL those of 192 rows and more on Intel processors with AVX-512.
+512 is the largest chunk of a pass (`MAX_CHUNK_TOKENS`). Libraries block products of few tokens in another way than
+those of many: MKL those of 192 rows and more on Intel processors with AVX-512.
 """
 
 Head = Callable[[Tensor], UncomputedLogits]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from embedlayer.core.block_sizes import CONVERTED_ROWS, block_size
-from embedlayer.core.devices import autocast, device_kind
+from embedlayer.core.devices import autocast, autocast_dtype, device_kind
 from embedlayer.core.torch_state import fusible, has_memory, is_transformed, plain_operators_only
 
 Result = TypeVar("Result")
@@ -69,7 +69,7 @@ def linear(
         weight: Rows, `(V, D)`.
         bias: Bias of the rows, or `None`.
     """
-    if hidden.dtype == weight.dtype or torch.is_autocast_enabled(device_kind(hidden)):
+    if hidden.dtype == weight.dtype or autocast_dtype(hidden) is not None:
         return F.linear(hidden, weight, bias)
     if plain_operators_only() or is_transformed(hidden, weight):
         products = F.linear(hidden, weight.to(hidden.dtype))

@@ -24,6 +24,7 @@ from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, byte_chunks
 from embedlayer.saving import describe
 from embedlayer.tables.adapter_files import read_adapter, write_token_rows
+from embedlayer.tables.computed_weight import ComputedRows
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import PackedRows
@@ -34,7 +35,7 @@ BASE = "embedlayer.base"  # key of the metadata of an adapter's weights that des
 Delta = TypeVar("Delta", bound="DeltaEmbedding")
 
 
-class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
+class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
     """A frozen table with N trained rows: `out[..., :] = scale * (delta[n] if ids == token_ids[n] else base[ids])`.
 
     Only `delta`, `(N, D)`, has a gradient and optimizer state. A look-up reads the rows of the base and replaces those

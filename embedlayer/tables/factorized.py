@@ -15,13 +15,13 @@ from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.converted_rows import linear
 from embedlayer.losses.definition import transformed_states
+from embedlayer.tables.computed_weight import ComputedRows
 from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import check_sizes
-from embedlayer.tables.table import TokenTable
 
 
-class FactorizedEmbedding(TokenTable, checks_ids=True):
+class FactorizedEmbedding(ComputedRows, checks_ids=True):
     """A table of low rank, E = E1 E2: `out[..., :] = scale * E1[ids] @ E2`, with V R + R D numbers instead of V D.
 
     E1 is `inner.weight`, `(V, R)`, and E2 is `projection.weight.T`, `(R, D)`. At the output the same factors are used:

@@ -22,9 +22,10 @@ from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.products import write_product
 from embedlayer.saving import build, describe
+from embedlayer.tables.computed_weight import ComputedRows
 from embedlayer.tables.dense import resolve_scale
 from embedlayer.tables.lookup import check_sizes
-from embedlayer.tables.table import TokenTable, check_width
+from embedlayer.tables.table import check_width
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 """Data types of vectors, by name."""
@@ -32,7 +33,7 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
+class PackedRows(ComputedRows, ComputedBuffers, checks_ids=True):
     """Abstract base class of frozen tables of codes: `out[..., :] = scale * dequantise(stored rows of ids)`.
 
     The arguments are those of its subclasses. A `dtype` of `None` is that of torch's default. A subclass creates the

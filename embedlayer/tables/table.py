@@ -178,36 +178,6 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         return self.as_linear(hidden) if is_current(type(self), "as_linear", "rows") else None
 
 
-class UnstoredWeight:
-    """Answer what code of transformers asks of a weight that a table does not store: shape, dtype, device, single rows.
-
-    It is no tensor, so any computation with it is a TypeError or an AttributeError.
-    """
-
-    def __init__(self, table: TokenTable) -> None:
-        self._table = table
-
-    @property
-    def shape(self) -> torch.Size:
-        """Return `(V, D)`."""
-        return torch.Size((self._table.vocab_size, self._table.embed_dim))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of looked-up vectors."""
-        return self._table.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the table."""
-        return self._table.device
-
-    def __getitem__(self, key: int | tuple[int, slice]) -> Tensor:
-        """Return one row, or a part of it, as `weight[row]` and `weight[row, :]` do; Gemma 4 reads its padding row."""
-        row, *rest = key if isinstance(key, tuple) else (key,)
-        return self._table.rows(row, row + 1)[0][tuple(rest)]
-
-
 def logits_of_function(
     logits: Callable[[Tensor], Tensor], hidden: Tensor, vocab_size: int, **options: Unpack[LogitOptions]
 ) -> UncomputedLogits:

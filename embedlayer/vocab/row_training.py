@@ -18,7 +18,6 @@ from embedlayer.core.formatting import a_or_an
 from embedlayer.core.held_parameters import held_parameters, optimizers_of
 from embedlayer.core.own_attributes import (
     PUT_BACK,
-    REPLACED,
     ROW_HOOKS,
     TRAINED_BEFORE,
     own_attribute,
@@ -31,7 +30,7 @@ from embedlayer.heads.output import NEW_ROWS, ROWS, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import PackedRows
-from embedlayer.tables.table import TokenTable, UnstoredWeight
+from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.init.old_rows import DeadRows, LiveRows
 from embedlayer.vocab.init.row_init import ComputedRows, Generator, RowInit, RowOrigin, Tokens, VectorsInit
 from embedlayer.vocab.stream_training import TrainedParts, parts_of_stream
@@ -123,10 +122,6 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int], *, stream: int 
         optimizer.register_step_pre_hook(_refuse_frozen)
     module.requires_grad_(False)
     _note(module, trained, parts.restore)
-    owners = [(rows.base, rows) for rows in deltas.values()]
-    for owner, rows in [*owners, *((parts.heads[name][0], rows) for name, rows in heads.items())]:
-        if own_attribute(owner, REPLACED) is not None:  # models of transformers read its dtype or device (LLaMA 4)
-            set_own_attribute(rows, "weight", UnstoredWeight(rows))
     for part in list(module.modules()):
         part._modules.update({name: deltas[id(child)] for name, child in part._modules.items() if id(child) in deltas})
     for name, (head, _) in parts.heads.items():

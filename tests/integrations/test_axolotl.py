@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 from memory import Shapes
-from torch import Tensor
 
 import embedlayer as el
 from embedlayer import integrations
-from embedlayer.heads import deferred
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # advice of axolotl's dependencies
 NAME = "embedlayer.integrations.axolotl.EmbedLayerPlugin"
@@ -37,20 +35,6 @@ def manager(monkeypatch) -> Iterator[Any]:
     yield manager
     manager.plugins.clear()
     manager.plugins.update(before)
-
-
-@pytest.fixture
-def calls(monkeypatch) -> list[Any]:
-    """Each call of the loss without logits."""
-    found: list[Any] = []
-    ours = deferred.cross_entropy_of
-
-    def counted(*args: Any) -> Tensor:
-        found.append(args)
-        return ours(*args)
-
-    monkeypatch.setattr(deferred, "cross_entropy_of", counted)
-    return found
 
 
 def configuration(**options: Any) -> Any:

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import ConstantLR, LinearLR, ReduceLROnPlateau, SequentialLR
 
 import embedlayer as el
-from embedlayer.heads import deferred
 from embedlayer.integrations import lightning_patch
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -80,20 +79,6 @@ def fit(module: Any, folder: Path, *callbacks: Any, resume: Path | None = None, 
     loader: Any = torch.utils.data.DataLoader(data(), batch_size=None)
     trainer.fit(module, loader, ckpt_path=resume, weights_only=False)
     return trainer
-
-
-@pytest.fixture
-def calls(monkeypatch) -> list[Any]:
-    """Each call of the loss without logits."""
-    found: list[Any] = []
-    ours = deferred.cross_entropy_of
-
-    def counted(*args: Any) -> Tensor:
-        found.append(args)
-        return ours(*args)
-
-    monkeypatch.setattr(deferred, "cross_entropy_of", counted)
-    return found
 
 
 def assert_same(ours: Module, plain: Module) -> None:

@@ -1,5 +1,7 @@
 """Trainers of TRL after `patch_trainer`, beside the same trainers without it."""
 
+import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -279,8 +281,14 @@ def test_row_sparse_gradients_where_the_table_is_untied_and_trained(tokenizer, t
     assert type(patch_trainer(grpo).create_optimizer()).__name__ == "AdamW"
 
 
+def unchanged(trainer: Any) -> Any:
+    """A trainer without `patch_trainer`, which reads the weight of the head of a patched model."""
+    return trainer
+
+
+@pytest.mark.parametrize("prepare", [patch_trainer, unchanged])
 @pytest.mark.parametrize("adapted", ["target_modules", "modules_to_save"])
-def test_a_patched_tied_head_applies_adapters_of_its_table(adapted, tokenizer, tmp_path) -> None:
+def test_a_patched_tied_head_applies_adapters_of_its_table(adapted, prepare, tokenizer, tmp_path) -> None:
     from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer
 
@@ -296,7 +304,7 @@ def test_a_patched_tied_head_applies_adapters_of_its_table(adapted, tokenizer, t
         for name, parameter in trainer.model.named_parameters():
             if "modules_to_save" in name:
                 parameter.add_(torch.randn_like(parameter))
-    patch_trainer(trainer)
+    prepare(trainer)
     trainer.model.eval()
     batch = next(iter(trainer.get_train_dataloader()))
     torch.testing.assert_close(trainer.compute_loss(trainer.model, dict(batch)), trainer.model(**batch).loss)
@@ -315,8 +323,29 @@ def test_the_head_dtype_of_a_patched_model_applies(tokenizer, tmp_path) -> None:
     torch.testing.assert_close(trainer.compute_loss(trainer.model, dict(batch)), trainer.model(**batch).loss)
 
 
+def test_a_trainer_that_reads_the_weight_of_a_head_in_float32_is_warned_about_once(tokenizer, tmp_path) -> None:
+    if is_oldest():
+        pytest.skip("SFTTrainer of TRL 1.14 takes no patched model: patch_trainer patches it")
+    from trl import SFTConfig, SFTTrainer
+
+    model = copy.deepcopy(el.patch(model_of(tied=True).to(torch.bfloat16), head_dtype=torch.float32))
+    args = SFTConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False)
+    trainer = SFTTrainer(model, args=args, train_dataset=dataset("SFT", {}), processing_class=tokenizer)
+    batch = next(iter(trainer.get_train_dataloader()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(**batch)
+        assert len(model.lm_head.weight) == VOCAB  # between calls of the head
+        model(**batch)
+        assert not [each for each in caught if each.category is el.EmbedLayerWarning]
+        for _ in range(3):
+            trainer.compute_loss(trainer.model, dict(batch))
+    assert ["head_dtype" in str(each.message) for each in caught if each.category is el.EmbedLayerWarning] == [True]
+
+
+@pytest.mark.parametrize("prepare", [patch_trainer, unchanged])
 @pytest.mark.parametrize("tied", [True, False])
-def test_rows_that_are_added_and_trained_alone(tied, tokenizer, tmp_path) -> None:
+def test_rows_that_are_added_and_trained_alone(tied, prepare, tokenizer, tmp_path) -> None:
     if is_oldest():
         pytest.skip("SFTTrainer of TRL 1.14 takes no patched model: patch_trainer patches it")
     from trl import SFTConfig, SFTTrainer
@@ -326,7 +355,7 @@ def test_rows_that_are_added_and_trained_alone(tied, tokenizer, tmp_path) -> Non
     receipt = el.vocab.add_tokens(model, [" otters"], tokenizer=tokenizer, train_only_new=True)
     new = el.vocab.transformers_tokenizer(receipt.tokenizer, like=tokenizer)
     args = SFTConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False)
-    trainer = patch_trainer(SFTTrainer(model, args=args, train_dataset=otters(), processing_class=new))
+    trainer = prepare(SFTTrainer(model, args=args, train_dataset=otters(), processing_class=new))
     batch = next(iter(trainer.get_train_dataloader()))
     assert (batch["input_ids"] == len(tokenizer)).any()
     trained_rows = [p for p in model.parameters() if p.requires_grad]
@@ -344,7 +373,7 @@ def otters() -> Any:
 
 def test_what_cannot_work_is_an_error(tokenizer, tmp_path, monkeypatch) -> None:
     trainer = trainer_of("SFT", tokenizer, tmp_path, tied=True)
-    with pytest.raises(el.SizeError, match="row_sparse=True is impossible here: the head is tied"):
+    with pytest.raises(el.SizeError, match="row_sparse=True is impossible here: lm_head is tied"):
         patch_trainer(trainer, row_sparse=True)
     for installed in ("1.13.0", "1.17.0", "2.0"):
         monkeypatch.setattr(trl, "version", lambda _, installed=installed: installed)
