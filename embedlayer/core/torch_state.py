@@ -33,15 +33,15 @@ def transforms_active() -> bool:
 
 
 def is_exporting() -> bool:
-    """Return whether `torch.export` is running, as `torch.compiler.is_exporting` does.
+    """Return whether `torch.export` or `torch.jit.trace` is running, which record operators and no kernels.
 
-    In graphs of `torch.compile` torch 2.11 takes that function for `True`.
+    In graphs of `torch.compile` torch 2.11 takes `torch.compiler.is_exporting` for `True`.
     """
-    return torch.compiler._is_exporting_flag
+    return torch.compiler._is_exporting_flag or torch._C._get_tracing_state() is not None
 
 
 def plain_operators_only() -> bool:
-    """Return whether custom operators must not be used: in `torch.export`, and under a `torch.func` transform.
+    """Return whether custom operators must not be used: in exports and traces, and under a `torch.func` transform.
 
     Values of tensors cannot be read there, so a check of values cannot raise an error.
     """
@@ -100,7 +100,7 @@ def constant_in_graphs(function: Function) -> Function:
 
 
 def fusible(*tensors: Tensor | None) -> bool:
-    """Return whether a fused function may compute with `tensors`: in eager mode and without transforms.
+    """Return whether a fused function may compute with `tensors`: in eager mode, without transforms and traces.
 
     Example:
         >>> fusible(torch.ones(3))
@@ -108,7 +108,8 @@ def fusible(*tensors: Tensor | None) -> bool:
         >>> torch.func.vmap(lambda x: x + fusible(x))(torch.zeros(3))
         tensor([0., 0., 0.])
     """
-    return not torch.compiler.is_compiling() and not is_transformed(*tensors)
+    is_recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return not is_recorded and not is_transformed(*tensors)
 
 
 def is_dispatch_mode_active() -> bool:

@@ -111,7 +111,7 @@ class StackedRows(Pretrained, nn.Module):
 
     def parts(self) -> list[RowPart]:
         """Return the rows of each stream, `(V, D)`, as views of the weight, whose gradients are one tensor."""
-        streams, size, _ = self.weight.shape
+        streams, size, _ = map(int, self.weight.shape)  # under torch.jit.trace they are tensors
         parts = row_parts(self.weight.flatten(0, 1), [(k * size, (k + 1) * size) for k in range(streams)])
         return [part.transposed() for part in parts] if self.transposed else parts
 
