@@ -34,7 +34,7 @@ class RowAdamW(RowOptimizer):
         fused: Whether dense parameters use torch's fused kernel.
         apply_pending_every: Number of steps on a table after which all its pending updates are applied. With 1, every
             weight has the memory of dense AdamW after each step, at less than the time of dense AdamW with compiled
-            kernels, and about twice its time without. That is for code that reads the memory without a torch function.
+            kernels, and about twice its time without. That is for code that reads the memory without an operator.
             `None` applies updates only when rows are read.
         state: What is stored for each row of a row-sparse table: `ElementwiseMoments()` by default, or
             `RowwiseSecondMoment(...)`, whose formula differs. Dense parameters always have AdamW's two moments.

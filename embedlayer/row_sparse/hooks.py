@@ -1,7 +1,7 @@
-"""What torch calls on the weight of a row-sparse table: hooks of its gradient, and functions that read or write it.
+"""What torch calls on the weight of a row-sparse table: hooks of its gradient, and operators that read or write it.
 
-`watch` attaches `PendingUpdates` to a weight, which becomes a `RowSparseParameter`: torch functions apply the updates
-that they would miss, and gradients arrive with each row once.
+`watch` attaches `PendingUpdates` to a weight, which becomes a `RowSparseParameter`: operators apply the updates that
+they would miss, and gradients arrive with each row once.
 """
 
 import sys
@@ -70,12 +70,13 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
     def coalesce(grad: Tensor) -> Tensor:
         """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory.
 
-        A gradient of `finished_gradient` is returned as it is.
+        A gradient of `finished_gradient` is returned as it is. One of `create_graph` keeps its graph, and its equal
+        rows.
 
         Raises:
             ShapeError: The gradient is dense.
         """
-        if grad.requires_grad:  # of `create_graph`
+        if grad.requires_grad:
             return differentiable_rows(require_row_sparse(grad), drop=pending.padding_idx)
         if isinstance(grad, RowSparseGradient) and grad.finished:
             result: Tensor = grad
@@ -98,8 +99,9 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
             gradient.summed = arriving.pop() if arriving else None
 
     coalesce.__torch_unserializable__ = True  # type: ignore[attr-defined]
-    if type(weight) in (nn.Parameter, RowSparseParameter):  # a DTensor stays one: no row-sparse optimizer takes its
-        set_dispatch(weight, RowSparseParameter, run_operator)  # gradients
+    # A DTensor stays one: no row-sparse optimizer takes its gradients.
+    if type(weight) in (nn.Parameter, RowSparseParameter):
+        set_dispatch(weight, RowSparseParameter, run_operator)
     requires_grad = weight.requires_grad
     pending.hooks = (
         weight.requires_grad_(True).register_hook(coalesce),
@@ -341,9 +343,9 @@ def applied_rows(weight: Tensor, ids: Tensor) -> Iterator[Tensor]:
 def pending_updates_applied(model: nn.Module) -> Iterator[None]:
     """Keep all rows of all row-sparse tables of `model` up to date inside a `with` block, for every reader and writer.
 
-    `RowAdamW` delays the updates of rows without a gradient. Torch functions, `table.weight`, `state_dict()`,
+    `RowAdamW` delays the updates of rows without a gradient. Operators, `table.weight`, `state_dict()`,
     `copy.deepcopy` and look-ups apply them. This block is for code that keeps tensors of the weights over several
-    steps, or reads their memory without a torch function.
+    steps, or reads their memory without an operator.
 
     On entering, pending updates are applied. Each optimizer step inside updates all rows at once. Without compiled
     kernels that takes about twice as long as a step of dense AdamW. On leaving, nothing is written, and later steps

@@ -56,7 +56,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             Spare rows are not looked up and take no part in the loss. `None` for no spare rows.
         row_sparse: Whether a backward pass gives gradients to the looked-up rows only, as a sparse tensor. Train such a
             table with `RowAdamW`, which has the results of dense AdamW. Between its steps, updates of the other rows
-            are pending; they are applied when a torch function reads or writes the weight (`RowSparseParameter`).
+            are pending; they are applied when an operator reads or writes the weight (`RowSparseParameter`).
             Torch's gradient clipping works. With gradients on, graphs of `torch.compile` end at the look-up, and with
             `fullgraph=True` torch raises `torch._dynamo.exc.Unsupported`. `torch.optim.AdamW` raises "Adam does not
             support sparse gradients, please consider SparseAdam instead", but `SparseAdam` has other results than
