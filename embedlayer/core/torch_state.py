@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map as tree_map
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import release, warn_if_untested
+from embedlayer.core.errors import StaleRowsError, release, warn_if_untested
 
 warn_if_untested("torch", torch.__version__)
 
@@ -61,9 +61,12 @@ def is_transformed(*tensors: Tensor | None) -> bool:
     """
     if transforms_active() or torch.compiler.is_compiling():
         return transforms_active()
+    below_autograd = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+    has_tangents = forward_ad._current_level >= 0 and not below_autograd
     for x in tensors:
         if x is not None and (
-            torch._C._functorch.is_legacy_batchedtensor(x) or forward_ad.unpack_dual(x).tangent is not None
+            torch._C._functorch.is_legacy_batchedtensor(x)
+            or (has_tangents and forward_ad.unpack_dual(x).tangent is not None)
         ):
             return True
     return False
@@ -154,6 +157,44 @@ def has_more_than(x: Tensor, numel: int) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # 0.3 s, which only graphs need
 
     return statically_known_true(x.numel() > numel)
+
+
+without_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch
+"""Context manager: operators run on tensors as on plain ones, without `__torch_dispatch__` and dispatch modes."""
+
+
+class _Dispatched(nn.Parameter):
+    """A tensor that was created as this class has the dispatch key of `__torch_dispatch__`, also in another class."""
+
+    __torch_dispatch__: Any = None  # not torch's own: `set_dispatch` stores the handler in each tensor
+
+
+def set_dispatch(parameter: Any, kind: type[nn.Parameter], handler: Callable[..., Any] | None) -> None:
+    """Turn a parameter into one of class `kind` in place, whose operators `handler` runs as `__torch_dispatch__` does.
+
+    `None` for no handler. The memory, the gradient and the hooks stay. The handler belongs to the object, because
+    `torch.compile` traces no parameter whose class has a `__torch_dispatch__`.
+    """
+
+    def refuse(_: Any) -> None:
+        raise StaleRowsError(
+            f"The parameter {tuple(parameter.shape)} became the weight of a row-sparse table, or of a dense one, after "
+            f"this forward pass. Compute the forward pass again before backward()."
+        )
+
+    with without_dispatch():
+        memory = parameter.detach()
+    other = Tensor._make_subclass(nn.Parameter if handler is None else _Dispatched, memory, parameter.requires_grad)
+    del memory
+    if parameter._use_count() > 1 and parameter.requires_grad:  # a graph sends its gradient to the former tensor
+        torch.autograd.graph.get_gradient_edge(parameter).node.register_prehook(refuse)
+    grad, hooks, after = parameter.grad, parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    torch._C._swap_tensor_impl(parameter, other)
+    parameter.grad, parameter._backward_hooks, parameter._post_accumulate_grad_hooks = grad, hooks, after
+    parameter.__class__ = kind
+    vars(parameter).pop("__torch_dispatch__", None)
+    if handler is not None:
+        parameter.__torch_dispatch__ = handler
 
 
 def varlen_attention() -> Callable[..., Any] | None:
