@@ -15,6 +15,7 @@ from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclas
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
+from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
 from embedlayer.core.devices import device_kind
