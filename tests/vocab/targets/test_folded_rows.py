@@ -50,7 +50,7 @@ EDITS = {
     "add": {"add": ["zebra", "otter"]},
     "remove": {"remove": [270, 271, 280]},
     "add and remove": {"add": ["zebra"], "remove": [270, 271, 290]},
-    "reorder": {"reorder": [1, 0, *range(2, V)]},
+    "reorder": {"order": [1, 0, *range(2, V)]},
 }
 
 
