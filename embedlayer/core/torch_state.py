@@ -14,14 +14,30 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
+from torch.fx import Proxy as Proxy
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import StaleRowsError, release, warn_if_untested
+from embedlayer.core.errors import SizeError, StaleRowsError, release, warn_if_untested
 
 warn_if_untested("torch", torch.__version__)
+
+
+def leaf_of_trace(module: nn.Module, *arguments: object, **options: object) -> Any:
+    """Return the call of a module as one node of a graph of `torch.fx`, as a call of torch's own modules is.
+
+    `torch.fx.symbolic_trace` takes the classes of torch alone for leaves, and passes its `Proxy` into all others.
+
+    Raises:
+        SizeError: The module itself is traced, whose call is no node.
+    """
+    tracer: Any = next(each.tracer for each in (*arguments, *options.values()) if isinstance(each, Proxy))
+    name = tracer.path_of_module(module)
+    if not name:
+        raise SizeError(f"torch.fx traces a module that contains a {type(module).__name__}, whose call is one node.")
+    return tracer.create_proxy("call_module", name, arguments, options)
 
 
 def transforms_active() -> bool:
