@@ -173,9 +173,7 @@ def edit_vocabulary(
         count = add if isinstance(add, int) else 0
         if count < 0:
             raise VocabularyError(f"{count} new tokens cannot be added: pass a number from 0.")
-        _, sources, merged, _ = select_tokens(
-            NumberedTokens(rows), remove=remove, keep=keep, order=order, merge=merge
-        )
+        _, sources, merged, _ = select_tokens(NumberedTokens(rows), remove=remove, keep=keep, order=order, merge=merge)
         return TokenMap((*sources, *[NEW] * count), rows, merged)
 
     return _edit(target, token_map, options)
