@@ -194,7 +194,7 @@ class _Streams:
     """The record batches of an Arrow stream, or of several, one behind the other in a file.
 
     Raises:
-        ArrowInvalid: A stream has no end mark, as if the rest of the file were missing, or another schema than the first.
+        ArrowInvalid: A stream has no end mark, as if the rest were missing, or another schema than the first.
     """
 
     def __init__(self, ipc: Any, file: Any) -> None:
