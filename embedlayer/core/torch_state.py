@@ -306,11 +306,9 @@ def recompute_weight(module: nn.Module) -> None:
     from torch.nn.utils.weight_norm import WeightNorm
 
     for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, SpectralNorm) and hook.name == "weight":
-            module.weight = hook.compute_weight(module, do_power_iteration=False)
-        elif (isinstance(hook, WeightNorm) and hook.name == "weight") or (
-            isinstance(hook, prune.BasePruningMethod) and hook._tensor_name == "weight"
-        ):
+        if isinstance(hook, SpectralNorm):
+            setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))
+        elif isinstance(hook, WeightNorm | prune.BasePruningMethod):
             hook(module, ())
 
 

@@ -37,7 +37,8 @@ class Bag(Pretrained):
 
     It takes the place of an `nn.EmbeddingBag`: its `forward` has the same arguments, and its state dict is that of the
     table, such as `{"weight": ...}`. Tokens with the table's `padding_idx` take no part, neither in the sum nor in the
-    number of tokens of a mean. An empty bag gives zeros. The vectors of all tokens are never in memory at once.
+    number of tokens of a mean. An empty bag gives zeros. The vectors of all tokens are never in memory at once, except
+    with hooks on the table, which is then called with all of them.
 
     Args:
         table: Table of any kind, a `LookupTable` or a plain `nn.Embedding`. With row-sparse gradients it is trained by
@@ -172,7 +173,8 @@ class Bag(Pretrained):
                 shapes do not fit, or one of offsets, mask and lengths is missing or too many.
             SizeError: There are weights, and the mode is `"mean"`.
         """
-        ids = as_ids(ids, beside=self.table)
+        table = self.table
+        ids = as_ids(ids, beside=table)
         check_bags(ids, None, per_sample_weights)
         if per_sample_weights is not None and self.mode != "sum":
             raise SizeError(f'per_sample_weights need mode="sum": in mode {self.mode!r} they have no meaning in torch.')
@@ -181,25 +183,25 @@ class Bag(Pretrained):
             bounds = torch.arange(prod(ids.shape[:-1]) + 1, device=ids.device) * ids.shape[-1]
         else:
             bounds, taken = self._bounds(ids, offsets, mask, lengths), None
-        if self.table.padding_idx is not None:
-            is_text = ids != self.table.padding_idx
+        if table.padding_idx is not None:
+            is_text = ids != table.padding_idx
             taken = is_text if taken is None else taken & is_text
         if taken is not None:
             ids = ids.masked_fill(~taken, 0)
         if taken is not None or ids.dim() > 1:  # an error names the place in what was passed
-            rows_without_record(ids, self.table.vocab_size, "token id")
-        weights, is_called = per_sample_weights, not calls_forward(self.table, LookupTable.forward)
+            rows_without_record(ids, table.vocab_size, "token id")
+        weights, is_called = per_sample_weights, not calls_forward(table, LookupTable.forward)
         if "opacus" in sys.modules:  # its hooks are on the parts of a table that have parameters
-            is_called = is_called or any(map(is_observed, self.table.modules()))
+            is_called = is_called or any(map(is_observed, table.modules()))
         if ids.dim() > 1 and (is_called or plain_operators_only()):
-            sums, counts = self._batch_sums(ids, weights, taken, self.table if is_called else self.table.look_up)
+            sums, counts = self._batch_sums(ids, weights, taken, table if is_called else table.look_up)
         else:
             lists = [None if each is None else each.flatten() for each in (weights, taken)]
             sums, counts = self._sums(ids.flatten(), bounds, *lists, is_called=is_called)
             sums, counts = (each.unflatten(0, ids.shape[:-1]) if ids.dim() > 2 else each for each in (sums, counts))
         if self.mode == "mean":
             sums = sums / counts.clamp(min=1).unsqueeze(-1).to(sums.dtype)
-        factor = None if is_called else self.table.factor
+        factor = None if is_called else table.factor
         return sums if factor is None else factor * sums
 
     def _taken(self, ids: Tensor, offsets: Tensor | None, mask: Tensor | None, lengths: Any) -> Tensor | None:
@@ -269,11 +271,13 @@ class Bag(Pretrained):
 
         Where values of tensors cannot be read without waiting, the other tokens are moved into one more bag at the end.
         """
-        summed = self.table.summed
+        table = self.table
+        summed = table.summed
         if is_called:
             if "opacus" in sys.modules:  # to it each ID is a sample
-                refuse_per_sample_gradients(self.table)
-            summed = partial(sum_vectors, self.table, block=max(1, len(ids)))
+                refuse_per_sample_gradients(table)
+            check_bags(ids, bounds, weights)
+            summed = partial(sum_vectors, table, block=max(1, len(ids)))
         if taken is None:
             return summed(ids, bounds, weights), bounds.diff()
         check_bags(ids, bounds, None)

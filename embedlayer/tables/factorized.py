@@ -212,13 +212,14 @@ class FactorizedEmbedding(ComputedRows, checks_ids=True):
         If another module replaced the projection, as PEFT does, or it has hooks, its output for the unit vectors is
         used as E2.
         """
-        if self.inner._parameters.get("weight") is None:
-            recompute_weight(self.inner)
-        narrow = self.inner.weight
-        if type(self.projection) is NormalLinear and calls_forward(self.projection, NormalLinear.forward):
-            wide = self.projection.weight.T
+        inner, projection = self.inner, self.projection
+        if inner._parameters.get("weight") is None:
+            recompute_weight(inner)
+        narrow = inner.weight
+        if type(projection) is NormalLinear and calls_forward(projection, NormalLinear.forward):
+            wide = projection.weight.T
         else:
-            wide = self.projection(torch.eye(self.rank, dtype=narrow.dtype, device=narrow.device))
+            wide = projection(torch.eye(self.rank, dtype=narrow.dtype, device=narrow.device))
         return transformed_states(lambda states: linear(states, wide), hidden), narrow
 
     def extra_repr(self) -> str:

@@ -486,6 +486,34 @@ def test_an_option_that_the_call_applies_cannot_be_replaced() -> None:
             head.loss(hidden, IDS, **options)
 
 
+@pytest.mark.parametrize("rows", ["dense", "compressed"])
+def test_hooks_on_the_head_of_a_patched_model_act_once(rows) -> None:
+    from embedlayer.models.causal import causal_logits, causal_outputs
+
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": D,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 12,
+    }
+    config = transformers.Gemma2Config(vocab_size=V, num_key_value_heads=2, final_logit_softcapping=2.0, **sizes)
+    model = el.patch(transformers.Gemma2ForCausalLM(config)).eval()
+    if rows == "compressed":
+        model = el.compress.replace_table(model, el.compress.compress_table(model.get_input_embeddings(), "int8"))
+    head = model.get_output_embeddings()
+    head.register_forward_pre_hook(steered)
+    head.register_forward_hook(changed)
+    hidden, expected = model.model(IDS).last_hidden_state, model(IDS).logits + 0.0
+    loss = F.cross_entropy(expected.flatten(0, 1), IDS.flatten())
+    torch.testing.assert_close(causal_outputs(model, IDS).loss(IDS), loss)
+    torch.testing.assert_close(causal_logits(model, IDS).logits(), expected)
+    torch.testing.assert_close(head.loss(hidden, IDS), loss)
+    torch.testing.assert_close(model(IDS, labels=IDS).loss, F.cross_entropy(expected[:, :-1].mT, IDS[:, 1:]))
+
+
 def test_generation_chooses_by_the_logits_of_a_call() -> None:
     torch.manual_seed(0)
     model = el.DecoderLM(dense(), "rotary", el.OutputHead(D, V), num_layers=1, num_heads=2).eval()
