@@ -320,6 +320,73 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
+def calls_forward(module: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Return whether a call of `module` is no more than the passed `forward`: not overridden, replaced or observed."""
+    if type(module).forward is not forward or "forward" in vars(module):
+        return False
+    is_hooked = (
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_backward_pre_hooks
+        or torch_module._global_backward_hooks
+    )
+    return not is_hooked or not is_observed(module)
+
+
+def is_observed(module: nn.Module) -> bool:
+    """Return whether hooks may see or change what a call of `module` computes: its own hooks, or global ones.
+
+    Hooks of FSDP2 do not count: they gather the weights for a call, and free them. Nor do those of this package.
+    """
+    own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    of_all = (
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_forward_hooks,
+        torch_module._global_backward_pre_hooks,
+        torch_module._global_backward_hooks,
+    )
+    hooks = [hook for each in (*own, *of_all) for hook in each.values()]
+    origins = [getattr(hook, "__module__", None) or "" for hook in hooks]
+    return not all(origin.startswith(("torch.distributed.fsdp.", "embedlayer.")) for origin in origins)
+
+
+def recompute_weight(module: nn.Module) -> None:
+    """Compute `module.weight` anew if it is no parameter, but what a hook computes from parameters before each call.
+
+    `torch.nn.utils.prune`, and the older `weight_norm` and `spectral_norm`, register such hooks. Code that reads the
+    weight without a call would find that of the last call. No power iteration of a spectral norm is made.
+    """
+    from torch.nn.utils import prune
+    from torch.nn.utils.spectral_norm import SpectralNorm
+    from torch.nn.utils.weight_norm import WeightNorm
+
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, SpectralNorm):
+            setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))
+        elif isinstance(hook, WeightNorm | prune.BasePruningMethod):
+            hook(module, ())
+
+
+def refuse_per_sample_gradients(module: nn.Module) -> None:
+    """Raise a `SizeError` if Opacus records per-sample gradients of the parameters of `module`, which are read here.
+
+    It computes them from calls of the module that has a parameter, so they would lack what comes by other ways. Callers
+    ask only if Opacus was imported.
+    """
+    if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
+        return
+    if any(hasattr(parameter, "grad_sample") for parameter in module.parameters()):
+        raise SizeError(
+            f"Opacus computes the per-sample gradients of this {type(module).__name__} from its calls, and its rows "
+            f"are read without a call, as by a tied head: their gradient would lack that part. Use an untied head, "
+            f"OutputHead(embed_dim, vocab_size); pass a Bag a batch of bags (..., T)."
+        )
+
+
 def is_unchanged(module: object, **methods: Callable[..., Any]) -> bool:
     """Return whether the methods of `module` are still the passed functions.
 

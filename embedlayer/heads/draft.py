@@ -1,5 +1,6 @@
 """An LM head over some rows of another head, for draft models of speculative decoding (FR-Spec, EAGLE-3)."""
 
+import sys
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal, Unpack, get_args
@@ -14,10 +15,16 @@ from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.option_docs import show_options
-from embedlayer.core.torch_state import is_current, is_unchanged, plain_operators_only
+from embedlayer.core.torch_state import (
+    calls_forward,
+    is_current,
+    is_observed,
+    plain_operators_only,
+    refuse_per_sample_gradients,
+)
 from embedlayer.heads.draft_map import check_draft_tokens
 from embedlayer.heads.logit_source import ModelLogitOptions
-from embedlayer.heads.output import OutputHead
+from embedlayer.heads.output import OutputHead, logits_of_call, options_after_call
 from embedlayer.heads.peft import AdaptedRows
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import IndexCheck
@@ -176,8 +183,8 @@ class DraftHead(ComputedBuffers):
     def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch N"]:
         """Return a logit for each token of the draft vocabulary, `(..., D)` to `(..., N)`, in the order of draft IDs.
 
-        If the `forward` of the other head is overridden or replaced, or the table computes logits in its own way, all
-        logits are computed and the draft vocabulary is selected.
+        If the `forward` of the other head is overridden or replaced, or has hooks, or the table computes logits in its
+        own way, all logits are computed and the draft vocabulary is selected.
 
         Raises:
             ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype.
@@ -352,10 +359,16 @@ class DraftHead(ComputedBuffers):
             CheckpointError: As in `loss`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
-        of_model = self._model_options()
+        of_model, passed = self._model_options(), options
         options = {**({} if of_model is None else of_model.logit_options()), **options}
         of_draft = self._draft_options({**self._logit_options(), **options})
+        if not calls_forward(self, _FORWARD):
+            return logits_of_call(self(hidden), **self._draft_options(self._options_after_call(passed)))
         operands = self._operands(hidden, LogitSettings(**of_draft))
+        if operands is None and not isinstance(self.head, TokenTable):
+            options = self._options_after_call(passed)
+            if is_observed(self.head) or is_observed(_output(self.head)):  # hooks see one call with all hidden states
+                return logits_of_call(self._selected_logits(options, hidden))
         if operands is None:
             function, is_invariant = partial(self._selected_logits, options), of_draft.get("batch_invariant", False)
             return logits_of_function(function, hidden, self.draft_vocab_size, batch_invariant=is_invariant)
@@ -377,7 +390,8 @@ class DraftHead(ComputedBuffers):
         table = self._table()
         if not self._is_product(table):
             raise SizeError(
-                "The head that this DraftHead reads overrides forward or logits: rows alone do not give its logits."
+                "The head that this DraftHead reads has hooks, or overrides forward or logits: rows alone do not give "
+                "its logits."
             )
         of_model = self._model_options()
         if of_model is not None and of_model.bias is not None:
@@ -458,14 +472,17 @@ class DraftHead(ComputedBuffers):
 
     def _table(self) -> TokenTable | None:
         """Return the table whose rows are read, with PEFT's adapters; `None` for an untied head."""
-        return self.head if isinstance(self.head, TokenTable) else _output(self.head).adapted_table
+        table = self.head if isinstance(self.head, TokenTable) else _output(self.head).adapted_table
+        if table is not None and "opacus" in sys.modules:
+            refuse_per_sample_gradients(table)
+        return table
 
     def _is_product(self, table: TokenTable | None) -> bool:
-        """Return whether the logits are products with the rows: no method that computes them was overridden."""
+        """Return whether the logits are products with the rows: no method that computes them is changed or hooked."""
         head = self.head
-        if isinstance(head, PredictionHead) and not is_unchanged(head, **_PREDICTION_FORWARD):
+        if isinstance(head, PredictionHead) and not calls_forward(head, _PREDICTION_FORWARD):
             return False
-        if not isinstance(head, TokenTable) and not is_unchanged(_output(head), **_OUTPUT_FORWARD):
+        if not isinstance(head, TokenTable) and not calls_forward(_output(head), _OUTPUT_FORWARD):
             return False
         return table is None or _computes_logits_by(table, "look_up")
 
@@ -495,6 +512,10 @@ class DraftHead(ComputedBuffers):
         """Return what a patched model does to the logits outside the head; `None` for nothing."""
         return None if isinstance(self.head, TokenTable) else _output(self.head).model_options
 
+    def _options_after_call(self, options: LogitOptions) -> LogitOptions:
+        """Return what is done to logits that a call has computed; see `options_after_call`."""
+        return options_after_call(self, self._logit_options(), self._model_options(), options)
+
     def _draft_options(self, options: LogitOptions) -> LogitOptions:
         """Return a copy of logit options in terms of draft IDs: the bias of its tokens, and the padding token.
 
@@ -521,8 +542,7 @@ class DraftHead(ComputedBuffers):
         """Return the device of the head's rows."""
         table = self._table()
         table = table.table if isinstance(table, AdaptedRows) else table
-        device: torch.device = _output(self.head).weight.device if table is None else table.device
-        return device
+        return next(_output(self.head).parameters()).device if table is None else table.device
 
 
 def _output(head: OutputHead | PredictionHead | TokenTable) -> OutputHead:
@@ -565,6 +585,5 @@ def _(drafts: Tensor, targets: Tensor, missing: Tensor) -> Tensor:
     return torch.empty_like(drafts)
 
 
-_OUTPUT_FORWARD = {"forward": OutputHead.forward}
-_PREDICTION_FORWARD = {"forward": PredictionHead.forward}
-"""The methods whose product a draft head computes for some rows, saved at import to detect later changes."""
+_FORWARD, _OUTPUT_FORWARD, _PREDICTION_FORWARD = DraftHead.forward, OutputHead.forward, PredictionHead.forward
+"""The methods whose products a draft head computes for some rows, saved at import to detect later changes."""

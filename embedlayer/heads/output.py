@@ -1,6 +1,6 @@
 """The LM head: hidden states to logits and loss, with the rows of the input table (tied) or its own weight (untied)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -14,8 +14,8 @@ from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, zero_rows_
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.core.torch_state import Proxy, is_unchanged, leaf_of_trace
-from embedlayer.heads.deferred import defer_logits
+from embedlayer.core.torch_state import Proxy, calls_forward, is_observed, leaf_of_trace
+from embedlayer.heads.deferred import DeferredLogits, defer_logits
 from embedlayer.heads.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
 from embedlayer.heads.peft import (
     AdaptedRows,
@@ -541,8 +541,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         """Describe the logits of `hidden` without computing them, as losses, statistics and divergences take them.
 
         If `forward` is overridden or replaced, they are the logits it returns, and the options of this head, such as
-        `softcap`, are not applied again, except `mask_padding`. In a patched model they are the model's logits, after
-        its scale and soft cap.
+        `softcap`, are not applied again, except `mask_padding`. With hooks on the head, or global ones of torch, the
+        head is called at once, and they are all the logits that the call returns, `(..., V)` in memory. In a patched
+        model they are the model's logits, after its scale and soft cap.
 
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`; in a model with a transform before the
@@ -552,19 +553,14 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
-            SizeError: An option is unknown or outside its range.
+            SizeError: An option is unknown or outside its range, or `forward` or hooks decide what it would replace.
             CheckpointError: The head is that of a patched model, and what the model does to its logits is not known; or
                 PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
+        if not calls_forward(self, _FORWARD):
+            return called_logits(self, self, hidden, options)
         options = {**({} if self.model_options is None else self.model_options.logit_options()), **options}
-        if not is_unchanged(self, **_FORWARD):
-            if options.pop("head_dtype", self.head_dtype) != self.head_dtype:
-                raise SizeError("The forward of this head is overridden: set head_dtype on the head, not for one call.")
-            options.setdefault("padding_idx", self.padding_idx)
-            options.setdefault("mask_padding", self.mask_padding)
-            options.setdefault("batch_invariant", self.batch_invariant)
-            return logits_of_function(self.forward, hidden, self.out_features, **options)
         if self.logits_report is not None:
             self.logits_report.is_head_called = True
         table = self.table
@@ -625,6 +621,64 @@ def tied_alone() -> CheckpointError:
     )
 
 
+def called_logits(head: nn.Module, output: OutputHead, hidden: Tensor, options: Mapping[str, Any]) -> UncomputedLogits:
+    """Describe the logits that a call of a head returns, whose hooks or whose own `forward` decide them.
+
+    Hooks see one call with all hidden states, as where the head is called. Without hooks, `forward` is called for a
+    chunk of tokens at a time.
+
+    Args:
+        head: The head.
+        output: The part of the head that has options.
+        hidden: Hidden states, `(..., D)`.
+        options: Options of this call, checked.
+
+    Raises:
+        SizeError: An option would replace one that the call applies.
+    """
+    own = output.logit_options()
+    rest: Any = {name: own[name] for name in ("padding_idx", "mask_padding", "batch_invariant")}
+    rest |= options_after_call(head, own, output.model_options, options)
+    if not is_observed(head):
+        return logits_of_function(head.forward, hidden, output.out_features, **rest)
+    return logits_of_call(head(hidden), **rest)
+
+
+def options_after_call(
+    head: nn.Module, own: LogitOptions, of_model: ModelLogitOptions | None, options: Mapping[str, Any]
+) -> LogitOptions:
+    """Return what is done to the logits that a head returns: options of its model and of a call.
+
+    Args:
+        head: The head, for the error.
+        own: Options that the head applies.
+        of_model: What a patched model does to the logits behind the head, which an option of a call replaces.
+        options: Options of this call, checked.
+
+    Raises:
+        SizeError: An option would replace one that the head applies.
+    """
+    merged = {**({} if of_model is None else of_model.logit_options()), **options}
+    for name in ("head_dtype", "logit_scale", "bias", "softcap"):
+        applied: Any = cast("dict[str, Any]", own).get(name)
+        is_applied = name == "head_dtype" or (applied is not None and not (name == "logit_scale" and applied == 1.0))
+        if name not in options or not is_applied:
+            continue
+        value = merged.pop(name)
+        if value is not applied and (isinstance(value, Tensor) or value != applied):
+            raise SizeError(
+                f"This {type(head).__name__} has hooks or a forward of its own, which decide its logits: set {name} "
+                f"on the head, not for one call."
+            )
+    return cast(LogitOptions, merged)
+
+
+def logits_of_call(logits: Tensor, **options: Unpack[LogitOptions]) -> UncomputedLogits:
+    """Describe logits that a head has computed, and what is done to them: options that it has not applied."""
+    logits = logits.materialize() if isinstance(logits, DeferredLogits) else logits
+    return logits_of_function(torch.clone, logits, logits.shape[-1], **options)
+
+
 def _one_of(value: int | None, other: int | None, name: str) -> int | None:
     """Return the size that was passed under one of two names, as `value` or as `other`; `None` if neither was."""
     if value is not None and other is not None:
@@ -632,5 +686,5 @@ def _one_of(value: int | None, other: int | None, name: str) -> int | None:
     return other if value is None else value
 
 
-_FORWARD = {"forward": OutputHead.forward}
+_FORWARD = OutputHead.forward
 """The method that the fused loss replaces, saved at import to detect later changes."""

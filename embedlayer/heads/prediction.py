@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from embedlayer.core.class_identifiers import class_of
 from embedlayer.core.errors import CheckpointError
 from embedlayer.core.option_docs import show_options
-from embedlayer.heads.output import ROWS, OutputHead
+from embedlayer.core.torch_state import calls_forward
+from embedlayer.heads.output import ROWS, OutputHead, called_logits
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.definition import transformed_states
 from embedlayer.losses.head_outputs import HeadOutputs
@@ -103,7 +104,8 @@ class PredictionHead(HeadOutputs, nn.Module):
     ) -> UncomputedLogits:
         """Describe the logits of `hidden` without computing them; only the transform is computed.
 
-        Arguments and errors are those of `OutputHead.uncomputed_logits`.
+        Arguments, errors, and what is computed with hooks or another `forward`, are those of
+        `OutputHead.uncomputed_logits`.
 
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`.
@@ -111,12 +113,18 @@ class PredictionHead(HeadOutputs, nn.Module):
             **options: Options that replace those of the head; see `LogitOptions`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
+        if not calls_forward(self, _FORWARD):
+            return called_logits(self, self.output, hidden, options)
         states = self.transformed(hidden, batch_invariant=options.get("batch_invariant", self.output.batch_invariant))
         return self.output.uncomputed_logits(states, impl=impl, **options)
 
     def extra_repr(self) -> str:
         """Return the activation for `print`, such as `activation=gelu`, or "" if there is none."""
         return "" if self.activation is None else f"activation={self.activation}"
+
+
+_FORWARD = PredictionHead.forward
+"""The method whose product losses compute, saved at import to detect later changes."""
 
 
 def part_config(part: nn.Module | None) -> JsonObject | None:

@@ -1,6 +1,7 @@
 """The heads of K streams of tokens, such as the codebooks of an audio codec: K distributions at each position."""
 
 import math
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +16,13 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import check_integer_ids, checked_copy, raise_if_outside
 from embedlayer.core.initialization import init_normal_
 from embedlayer.core.option_docs import show_options
-from embedlayer.core.torch_state import plain_operators_only
-from embedlayer.heads.output import OutputHead, tied_alone
+from embedlayer.core.torch_state import (
+    calls_forward,
+    plain_operators_only,
+    recompute_weight,
+    refuse_per_sample_gradients,
+)
+from embedlayer.heads.output import OutputHead, logits_of_call, tied_alone
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.linear import targets_of_heads
 from embedlayer.losses.logit_arguments import divided_options
@@ -111,8 +117,13 @@ class StackedRows(Pretrained, nn.Module):
 
     def parts(self) -> list[RowPart]:
         """Return the rows of each stream, `(V, D)`, as views of the weight, whose gradients are one tensor."""
-        streams, size, _ = map(int, self.weight.shape)  # under torch.jit.trace they are tensors
-        parts = row_parts(self.weight.flatten(0, 1), [(k * size, (k + 1) * size) for k in range(streams)])
+        if "opacus" in sys.modules:
+            refuse_per_sample_gradients(self)
+        if "weight" in vars(self):
+            recompute_weight(self)
+        weight = self.weight
+        streams, size, _ = map(int, weight.shape)  # under torch.jit.trace they are tensors
+        parts = row_parts(weight.flatten(0, 1), [(k * size, (k + 1) * size) for k in range(streams)])
         return [part.transposed() for part in parts] if self.transposed else parts
 
     def extra_repr(self) -> str:
@@ -290,6 +301,9 @@ class StreamHead(Pretrained, nn.Module):
     ) -> list[UncomputedLogits]:
         """Describe the logits of each stream without computing them, as `divergence` and other functions take them.
 
+        With hooks on this head, global ones of torch, or another `forward`, the head is called at once, and they are
+        the logits that the call returns.
+
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`, or `(..., K, D)` with
                 `hidden_per_stream`.
@@ -302,15 +316,18 @@ class StreamHead(Pretrained, nn.Module):
             SizeError: An option is unknown or outside its range, or a stream does not exist.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
-        chosen = list(range(self.num_streams)) if streams is None else list(streams)
-        if not all(0 <= stream < self.num_streams for stream in chosen):
-            raise SizeError(f"Streams are 0 to {self.num_streams - 1}, not {chosen}.")
-        if self.hidden_per_stream and (hidden.dim() < 2 or hidden.shape[-2] != len(chosen)):
-            raise ShapeError(
-                f"hidden {tuple(hidden.shape)} must be (..., {len(chosen)}, {self.embed_dim}): one hidden state for "
-                f"each stream, as hidden_per_stream says."
-            )
-        arguments: Any = {"impl": impl, **options}
+        chosen = self._chosen(hidden, streams)
+        if not calls_forward(self, _FORWARD):
+            if others := sorted(options.keys() - {"temperature"}):
+                raise SizeError(
+                    f"This {type(self).__name__} has hooks or a forward of its own, which decide its logits: set "
+                    f"{', '.join(others)} on its output, not for one call."
+                )
+            return [logits_of_call(logits, **options) for logits in self(hidden, streams=streams)]
+        return self._described(hidden, chosen, {"impl": impl, **options})
+
+    def _described(self, hidden: Tensor, chosen: list[int], arguments: Any) -> list[UncomputedLogits]:
+        """Return the logits of the chosen streams, which are computed from the rows of each."""
         if self._ranges is not None:
             [head] = self._outputs()
             joint = head.uncomputed_logits(hidden, **arguments)
@@ -325,6 +342,18 @@ class StreamHead(Pretrained, nn.Module):
             return list(results)
         heads = self._outputs()
         return [heads[k].uncomputed_logits(x, **arguments) for x, k in zip(states, chosen, strict=True)]
+
+    def _chosen(self, hidden: Tensor, streams: Sequence[int] | None) -> list[int]:
+        """Return the numbers of the requested streams, after a check that they exist and have their hidden states."""
+        chosen = list(range(self.num_streams)) if streams is None else list(streams)
+        if not all(0 <= stream < self.num_streams for stream in chosen):
+            raise SizeError(f"Streams are 0 to {self.num_streams - 1}, not {chosen}.")
+        if self.hidden_per_stream and (hidden.dim() < 2 or hidden.shape[-2] != len(chosen)):
+            raise ShapeError(
+                f"hidden {tuple(hidden.shape)} must be (..., {len(chosen)}, {self.embed_dim}): one hidden state for "
+                f"each stream, as hidden_per_stream says."
+            )
+        return chosen
 
     def _states(self, hidden: Tensor, streams: int) -> Sequence[Tensor]:
         """Return the hidden states of each of several streams, `(..., D)`."""
@@ -344,7 +373,7 @@ class StreamHead(Pretrained, nn.Module):
             ShapeError: `hidden` has another width than the rows, or another number of streams.
             SizeError: A stream does not exist.
         """
-        return [logits.head_logits() for logits in self.uncomputed_logits(hidden, streams=streams)]
+        return [logits.head_logits() for logits in self._described(hidden, self._chosen(hidden, streams), {})]
 
     @show_options(LogitOptions, ScoreOptions, LossOptions)
     def loss(
@@ -496,6 +525,10 @@ class StreamHead(Pretrained, nn.Module):
     def extra_repr(self) -> str:
         """Return the sizes of the streams for `print`."""
         return f"sizes={self.sizes}" + (", hidden_per_stream=True" if self.hidden_per_stream else "")
+
+
+_FORWARD = StreamHead.forward
+"""The method whose products losses compute, saved at import to detect later changes."""
 
 
 def _by_stream(x: Tensor) -> Tensor:

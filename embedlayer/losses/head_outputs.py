@@ -2,13 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Unpack, cast
 
+import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.core.documents import AttentionMask
 from embedlayer.core.option_docs import show_options
+from embedlayer.core.torch_state import is_observed
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.multi_token import MultiTokenLoss, multi_token_inputs, multi_token_loss_of
@@ -37,7 +39,8 @@ class HeadOutputs:
         """Return the cross entropy of `targets` under the softmax of the logits, in nats, without all logits in memory.
 
         Logits are computed and dropped in chunks. Where a subclass or a caller has replaced the method that returns
-        logits, the loss is that of the logits it returns. On CUDA the call waits for the device where
+        logits, the loss is that of the logits it returns. A head with hooks is called, once, so that all its logits are
+        in memory. On CUDA the call waits for the device where
         `linear_cross_entropy` does: once, if the previous loss ignored many targets.
 
         Args:
@@ -144,5 +147,13 @@ class HeadOutputs:
         ignore_index = options.get("ignore_index", -100)
         token_weights = options.get("token_weights")
         inputs = multi_token_inputs(hidden_states, labels, weights, documents, ignore_index, token_weights)
-        logits, loss = resolve_logits(inputs.hidden, self, options)
+        head = cast(nn.Module, self)
+        if any(map(is_observed, (head, *head.children()))):  # hooks see one call for each depth
+            depths = [resolve_logits(states, self, options) for states in hidden_states]
+            logits, loss = depths[0]
+            lengths = (each.shape[1] for each in inputs.targets)
+            parts = [each.hidden[:, :length].flatten(0, 1) for (each, _), length in zip(depths, lengths, strict=True)]
+            logits = logits.replaced(torch.cat(parts), logits.options)
+        else:
+            logits, loss = resolve_logits(inputs.hidden, self, options)
         return multi_token_loss_of(logits, inputs, loss)

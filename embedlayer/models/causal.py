@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import CheckpointError
 from embedlayer.core.formatting import a_or_an
+from embedlayer.core.torch_state import is_observed
 from embedlayer.heads.output import OutputHead
 from embedlayer.kernels.index_check import check_indices
 from embedlayer.losses.logit_arguments import resolve_logits
@@ -117,6 +118,7 @@ def _run(model: nn.Module, ids: Tensor, attention_mask: Tensor | None) -> tuple[
     if not isinstance(head, nn.Module):
         raise CheckpointError(f"A {type(model).__name__} has no LM head: pass a causal language model.")
     is_enough = isinstance(head, OutputHead) and head.states_model_logits and not head.defers_logits
+    is_enough = is_enough and not is_observed(head)  # a hook may change the hidden states that the head reads
     seen: list[Tensor] = []
 
     def reached(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:

@@ -1,6 +1,8 @@
 """Bags of token IDs: the sum or the mean of the vectors of each bag, for a table of any kind."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -13,13 +15,21 @@ from embedlayer.core.documents import check_mask
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import INTEGERS, as_ids, rows_without_record
 from embedlayer.core.shapes import IdsLike
-from embedlayer.core.torch_state import Proxy, leaf_of_trace, plain_operators_only, values_are_read
+from embedlayer.core.torch_state import (
+    Proxy,
+    calls_forward,
+    is_observed,
+    leaf_of_trace,
+    plain_operators_only,
+    refuse_per_sample_gradients,
+    values_are_read,
+)
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.sums import check_bags
+from embedlayer.tables.sums import check_bags, sum_vectors
 
 Mode = Literal["sum", "mean"]
 
@@ -29,7 +39,8 @@ class Bag(Pretrained):
 
     It takes the place of an `nn.EmbeddingBag`: its `forward` has the same arguments, and its state dict is that of the
     table, such as `{"weight": ...}`. Tokens with the table's `padding_idx` take no part, neither in the sum nor in the
-    number of tokens of a mean. An empty bag gives zeros. The vectors of all tokens are never in memory at once.
+    number of tokens of a mean. An empty bag gives zeros. The vectors of all tokens are never in memory at once, except
+    with hooks on the table, which is then called with all of them.
 
     Args:
         table: Table of any kind, a `LookupTable` or a plain `nn.Embedding`. With row-sparse gradients it is trained by
@@ -182,7 +193,8 @@ class Bag(Pretrained):
         if isinstance(input, Proxy):
             call: Tensor = leaf_of_trace(self, input, offsets, per_sample_weights, mask=mask, lengths=lengths)
             return call
-        ids = as_ids(input, beside=self.table)
+        table = self.table
+        ids = as_ids(input, beside=table)
         check_bags(ids, None, per_sample_weights)
         if per_sample_weights is not None and self.mode != "sum":
             raise SizeError(f'per_sample_weights need mode="sum": in mode {self.mode!r} they have no meaning in torch.')
@@ -191,23 +203,25 @@ class Bag(Pretrained):
             bounds = torch.arange(prod(ids.shape[:-1]) + 1, device=ids.device) * ids.shape[-1]
         else:
             bounds, taken = self._bounds(ids, offsets, mask, lengths), None
-        if self.table.padding_idx is not None:
-            is_text = ids != self.table.padding_idx
+        if table.padding_idx is not None:
+            is_text = ids != table.padding_idx
             taken = is_text if taken is None else taken & is_text
         if taken is not None:
             ids = ids.masked_fill(~taken, 0)
         if taken is not None or ids.dim() > 1:  # an error names the place in what was passed
-            rows_without_record(ids, self.table.vocab_size, "token id")
-        weights = per_sample_weights
-        if ids.dim() > 1 and plain_operators_only():
-            sums, counts = self._batch_sums(ids, weights, taken)
+            rows_without_record(ids, table.vocab_size, "token id")
+        weights, is_called = per_sample_weights, not calls_forward(table, LookupTable.forward)
+        if "opacus" in sys.modules:  # its hooks are on the parts of a table that have parameters
+            is_called = is_called or any(map(is_observed, table.modules()))
+        if ids.dim() > 1 and (is_called or plain_operators_only()):
+            sums, counts = self._batch_sums(ids, weights, taken, table if is_called else table.look_up)
         else:
             lists = [None if each is None else each.flatten() for each in (weights, taken)]
-            sums, counts = self._sums(ids.flatten(), bounds, *lists)
+            sums, counts = self._sums(ids.flatten(), bounds, *lists, is_called=is_called)
             sums, counts = (each.unflatten(0, ids.shape[:-1]) if ids.dim() > 2 else each for each in (sums, counts))
         if self.mode == "mean":
             sums = sums / counts.clamp(min=1).unsqueeze(-1).to(sums.dtype)
-        factor = self.table.factor
+        factor = None if is_called else table.factor
         return sums if factor is None else factor * sums
 
     def _taken(self, ids: Tensor, offsets: Tensor | None, mask: Tensor | None, lengths: Any) -> Tensor | None:
@@ -256,22 +270,36 @@ class Bag(Pretrained):
             raise ShapeError(f"Offsets are integers (N,); found {tuple(offsets.shape)} of {offsets.dtype}.")
         return offsets if self.include_last_offset else _with_end(offsets, len(ids))
 
-    def _batch_sums(self, ids: Tensor, weights: Tensor | None, taken: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what `_sums` does for a batch, by operators that every transform and export knows."""
-        vectors = self.table.look_up(ids)
+    def _batch_sums(
+        self, ids: Tensor, weights: Tensor | None, taken: Tensor | None, look_up: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `_sums` does for a batch, by operators that every transform and export knows.
+
+        All vectors are looked up at once, so that hooks on the table see the IDs of each sample.
+        """
+        vectors = look_up(ids)
         vectors = vectors if weights is None else weights.unsqueeze(-1).to(vectors.dtype) * vectors
         taken = torch.ones_like(ids, dtype=torch.bool) if taken is None else taken
         return torch.where(taken.unsqueeze(-1), vectors, 0).sum(-2), taken.sum(-1)
 
     def _sums(
-        self, ids: Tensor, bounds: Tensor, weights: Tensor | None, taken: Tensor | None
+        self, ids: Tensor, bounds: Tensor, weights: Tensor | None, taken: Tensor | None, *, is_called: bool
     ) -> tuple[Float[Tensor, "N D"], Int[Tensor, " N"]]:
         """Return the sum of each bag, and its number of tokens that are `taken`.
 
+        With `is_called` the vectors are those of one call of the table, which hooks see.
+
         Where values of tensors cannot be read without waiting, the other tokens are moved into one more bag at the end.
         """
+        table = self.table
+        summed = table.summed
+        if is_called:
+            if "opacus" in sys.modules:  # to it each ID is a sample
+                refuse_per_sample_gradients(table)
+            check_bags(ids, bounds, weights)
+            summed = partial(sum_vectors, table, block=max(1, len(ids)))
         if taken is None:
-            return self.table.summed(ids, bounds, weights), bounds.diff()
+            return summed(ids, bounds, weights), bounds.diff()
         check_bags(ids, bounds, None)
         bounds = F.pad(taken.cumsum(0), (1, 0)).index_select(0, bounds)
         counts = bounds.diff()
@@ -280,7 +308,7 @@ class Bag(Pretrained):
             order = taken.nonzero().squeeze(1)
         else:
             order, bounds = torch.argsort((~taken).byte(), stable=True), _with_end(bounds, len(ids))
-        sums = self.table.summed(ids[order], bounds, None if weights is None else weights[order])
+        sums = summed(ids[order], bounds, None if weights is None else weights[order])
         return (sums if is_read else sums[:-1]), counts
 
     def state_dict(  # type: ignore[override]

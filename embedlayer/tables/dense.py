@@ -20,7 +20,7 @@ from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import is_transformed, plain_operators_only, without_dispatch
+from embedlayer.core.torch_state import is_transformed, plain_operators_only, recompute_weight, without_dispatch
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, rows_on_cuda
@@ -222,28 +222,31 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         if not self.round_scale:
             return {}
         scale = 1.0 if self.scale is None else self.scale
-        return {"embed_scale": torch.tensor(scale, dtype=self.weight.dtype)}
+        return {"embed_scale": torch.tensor(scale, dtype=self.dtype)}
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return `weight[ids]` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
         if device_kind(ids) == "cuda" and (stored := self.stored(ids)) is not None:
             return gather_rows(stored)
         ids, outside = self._current_check()(ids)
-        transformed, compiling = is_transformed(self.weight), torch.compiler.is_compiling()
+        if "weight" in vars(self):
+            recompute_weight(self)
+        weight = self.weight  # once: a parametrization computes it at each read
+        transformed, compiling = is_transformed(weight), torch.compiler.is_compiling()
         padding_idx, sparse = self.padding_idx, self.row_sparse and not transformed and not plain_operators_only()
-        if sparse and isinstance(self.weight, RowSparseParameter):  # PendingUpdates drops the gradient of padding
+        if sparse and isinstance(weight, RowSparseParameter):  # PendingUpdates drops the gradient of padding
             if not compiling:
-                vectors = look_up_rows(ids, self.weight)
-            elif torch.is_grad_enabled() and self.weight.requires_grad:
-                vectors = look_up_rows_between_graphs(ids, self.weight)
+                vectors = look_up_rows(ids, weight)
+            elif torch.is_grad_enabled() and weight.requires_grad:
+                vectors = look_up_rows_between_graphs(ids, weight)
             else:  # in eager mode the parameter applies updates
-                vectors = F.embedding(with_updates_applied(ids, self._handle, True), self.weight)
+                vectors = F.embedding(with_updates_applied(ids, self._handle, True), weight)
         elif not transformed:  # the gradient of a computed weight (functional_call) is dense in graphs
             if sparse and not compiling:
-                self._refuse_divided_rows()
-            vectors = F.embedding(ids, self.weight, padding_idx, sparse=sparse and not compiling)
+                self._refuse_divided_rows(weight)
+            vectors = F.embedding(ids, weight, padding_idx, sparse=sparse and not compiling)
         else:  # under vmap torch's F.embedding has no gradient of an empty batch
-            vectors = self.weight[ids]
+            vectors = weight[ids]
             if padding_idx is not None:  # that row gets no gradient, and its tangent is not let through
                 vectors = torch.where((ids == padding_idx).unsqueeze(-1), vectors.detach(), vectors)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
@@ -261,12 +264,15 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             TokenIdError: As in `look_up`.
             ShapeError: As in `look_up`.
         """
+        if "weight" in vars(self):
+            recompute_weight(self)
         if device_kind(ids) != "cpu":
             return None if self.row_sparse else rows_on_cuda(ids, self.weight, self._current_check(), self.padding_idx)
         ids, _ = self._current_check()(ids)
+        weight = self.weight
         if self.row_sparse:
-            self._refuse_divided_rows()
-        return StoredRows(ids, self.weight, self.padding_idx, self.row_sparse)
+            self._refuse_divided_rows(weight)
+        return StoredRows(ids, weight, self.padding_idx, self.row_sparse)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1` of the weight, `(stop - start, D)`, as a view and without `scale`.
@@ -274,7 +280,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         Pending updates of these rows (row-sparse tables) are applied first. In a compiled function of a row-sparse
         table the result is a copy.
         """
-        if not self.row_sparse or torch.compiler.is_compiling() or plain_operators_only():
+        is_parameter = self._parameters.get("weight") is not None
+        if not self.row_sparse or not is_parameter or torch.compiler.is_compiling() or plain_operators_only():
             return self._current_weight()[start:stop]
         self.apply_pending_updates(start, stop)
         with without_dispatch() if type(self.weight) is RowSparseParameter else nullcontext():
@@ -283,7 +290,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
     @property
     def dtype(self) -> torch.dtype:
         """Return the data type of the weight."""
-        return self.weight.dtype
+        weight = self._parameters.get("weight")
+        parametrization: Any = self._modules.get("parametrizations")
+        if weight is None and parametrization is not None and not parametrization.weight.unsafe:  # it keeps the type
+            weight = next(iter(parametrization.weight.parameters()), None)
+        return (self.weight if weight is None else weight).dtype
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
         """Return `(hidden, weight)`, whose product `hidden @ weight.T` is the raw logits of all rows.
@@ -334,25 +345,28 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             StaleRowsError: The weight was written in place while updates were pending.
         """
         self._refuse_partitioned()
+        if "weight" in vars(self):
+            recompute_weight(self)
+        weight = self.weight
         if plain_operators_only():
-            return self.weight  # operators on it apply the updates, below all transforms
+            return weight  # operators on it apply the updates, below all transforms
         if self.pending_updates is None or not torch.compiler.is_compiling():
-            self.apply_pending_updates()
-            return self.weight
-        if torch.is_grad_enabled() and self.weight.requires_grad:
+            if not torch.compiler.is_compiling() and (pending := pending_updates_of(weight)):
+                pending.apply_all(weight, 0, None)
+            return weight
+        if torch.is_grad_enabled() and weight.requires_grad:
             raise ShapeError(
                 "A compiled function reads all rows of a row-sparse table with gradients on: every row would get one. "
                 "Read it under torch.no_grad(), untie the head, or build it with row_sparse=False."
             )
-        copy: Tensor = with_updates_applied(self.weight.detach(), self._handle, False)
+        copy: Tensor = with_updates_applied(weight.detach(), self._handle, False)
         return copy
 
-    def _refuse_divided_rows(self) -> None:
+    def _refuse_divided_rows(self, weight: Tensor) -> None:
         """Raise `ShapeError` if FSDP or tensor parallelism divides the rows of this row-sparse table, in training.
 
         torch reduces no sparse gradients there, and fails in the backward pass.
         """
-        weight = self.weight
         if type(weight) is RowSparseParameter or not (weight.requires_grad and torch.is_grad_enabled()):
             return
         gathered = pending_updates_of(weight) is None and getattr(self, "_is_fsdp_managed_module", False)
@@ -405,7 +419,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         """
         with self._swappable_weight():
             super()._apply(fn, recurse)
-        self._watch(self.weight)
+        self._watch(self._parameters.get("weight"))
         return self
 
     def _load_from_state_dict(self, *args: Any) -> None:
@@ -418,7 +432,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
         See `torch.__future__.set_swap_module_params_on_conversion`. The optimizer keeps the parameter.
         """
-        weight: Any = self.weight
+        weight: Any = self._parameters.get("weight")
         swaps = torch.__future__.get_swap_module_params_on_conversion() and type(weight) is RowSparseParameter
         if swaps:
             release(weight)
@@ -433,7 +447,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._watch(self.weight)
+        self._watch(self._parameters.get("weight"))
 
     @classmethod
     def from_pretrained(  # type: ignore[override]

@@ -12,6 +12,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.initialization import NormalLinear
 from embedlayer.core.shapes import Ids, Vectors
+from embedlayer.core.torch_state import calls_forward, recompute_weight
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.converted_rows import linear
 from embedlayer.losses.definition import transformed_states
@@ -208,13 +209,17 @@ class FactorizedEmbedding(ComputedRows, checks_ids=True):
 
         The shapes are `(..., R)` and `(num_rows, R)`.
 
-        If another module replaced the projection, as PEFT does, its output for the unit vectors is used as E2.
+        If another module replaced the projection, as PEFT does, or it has hooks, its output for the unit vectors is
+        used as E2.
         """
-        narrow = self.inner.weight
-        if type(self.projection) is NormalLinear:
-            wide = self.projection.weight.T
+        inner, projection = self.inner, self.projection
+        if inner._parameters.get("weight") is None:
+            recompute_weight(inner)
+        narrow = inner.weight
+        if type(projection) is NormalLinear and calls_forward(projection, NormalLinear.forward):
+            wide = projection.weight.T
         else:
-            wide = self.projection(torch.eye(self.rank, dtype=narrow.dtype, device=narrow.device))
+            wide = projection(torch.eye(self.rank, dtype=narrow.dtype, device=narrow.device))
         return transformed_states(lambda states: linear(states, wide), hidden), narrow
 
     def extra_repr(self) -> str:

@@ -1,6 +1,7 @@
 """K streams of token IDs, as sound, image and action codes come: one table for all streams, and sums of its rows."""
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import accumulate
 from operator import attrgetter
 
@@ -13,7 +14,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids, check_integer_ids
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
-from embedlayer.core.torch_state import may_use, values_are_read
+from embedlayer.core.torch_state import calls_forward, may_use, values_are_read
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck, StreamCheck
 from embedlayer.saving import Pretrained, describe
@@ -211,6 +212,12 @@ class StreamTable(Pretrained, ComputedBuffers):
         count = self.num_streams if streams is None else streams
         if not 1 <= count <= self.num_streams:
             raise SizeError(f"streams={streams} is none of 1..{self.num_streams}, the first streams that are summed.")
+        if not calls_forward(self.rows, LookupTable.forward):  # its hooks see one call for all streams
+            numbers, outside = self.row_numbers(ids[..., :count])
+            vectors = self.rows(numbers)
+            vectors = vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
+            result: Tensor = reduce(torch.add, vectors.unbind(-2))
+            return result
         by_kernel, factor = device_kind(ids) == "cuda" and may_use(self.rows, "stored", "look_up"), self.rows.factor
         stored = self.rows.stored(ids) if by_kernel else None
         if stored is not None and stored.check is not None:

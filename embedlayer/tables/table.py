@@ -4,6 +4,7 @@
 of an LM head. Every storage format is a `TokenTable`. Tying is not a flag: both ends use the same object.
 """
 
+import sys
 from abc import ABC
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import is_current
+from embedlayer.core.torch_state import is_current, refuse_per_sample_gradients
 from embedlayer.losses.converted_rows import in_head_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
@@ -119,6 +120,8 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
             SizeError: An option is unknown or outside its range.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.logits")
+        if "opacus" in sys.modules:
+            refuse_per_sample_gradients(self)
         check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         settings = LogitSettings(**options)
@@ -145,6 +148,8 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
             SizeError: An option is unknown or outside its range.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
+        if "opacus" in sys.modules:
+            refuse_per_sample_gradients(self)
         check_width(hidden, self.embed_dim)
         if not is_current(type(self), "uncomputed_logits", "logits"):
             function, is_invariant = partial(self.logits, **options), options.get("batch_invariant", False)

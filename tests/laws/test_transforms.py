@@ -223,7 +223,7 @@ PRIVATE = {
         TABLES["dense"](), POSITIONS["learned"](), UNTIED_HEADS["untied"](), num_layers=1, num_heads=4
     ),
 }
-"""Layers whose per-sample gradients differentially private training needs; none is tied, which Opacus refuses."""
+"""Layers whose per-sample gradients differentially private training needs; none is tied: an error."""
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:In CPU autocast")  # IDs have no gradient
