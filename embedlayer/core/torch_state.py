@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map as tree_map
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError, StaleRowsError, release, warn_if_untested
+from embedlayer.core.formatting import a_or_an
 
 warn_if_untested("torch", torch.__version__)
 
@@ -36,7 +37,7 @@ def leaf_of_trace(module: nn.Module, *arguments: object, **options: object) -> A
     tracer: Any = next(each.tracer for each in (*arguments, *options.values()) if isinstance(each, Proxy))
     name = tracer.path_of_module(module)
     if not name:
-        raise SizeError(f"torch.fx traces a module that contains a {type(module).__name__}, whose call is one node.")
+        raise SizeError(f"torch.fx traces a module that contains {a_or_an(module)}, whose call is one node.")
     return tracer.create_proxy("call_module", name, arguments, options)
 
 
@@ -337,10 +338,15 @@ def calls_forward(module: nn.Module, forward: Callable[..., Any]) -> bool:
     return not is_hooked or not is_observed(module)
 
 
+UNOBTRUSIVE = ("torch.distributed.fsdp.", "torch.utils.module_tracker", "embedlayer.")
+"""Starts of the names of modules whose hooks change nothing that a module computes."""
+
+
 def is_observed(module: nn.Module) -> bool:
     """Return whether hooks may see or change what a call of `module` computes: its own hooks, or global ones.
 
-    Hooks of FSDP2 do not count: they gather the weights for a call, and free them. Nor do those of this package.
+    Hooks of FSDP2 do not count: they gather the weights for a call, and free them. Nor do those of this package, and of
+    `FlopCounterMode`, which note the names of modules.
     """
     own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     of_all = (
@@ -351,7 +357,7 @@ def is_observed(module: nn.Module) -> bool:
     )
     hooks = [hook for each in (*own, *of_all) for hook in each.values()]
     origins = [getattr(hook, "__module__", None) or "" for hook in hooks]
-    return not all(origin.startswith(("torch.distributed.fsdp.", "embedlayer.")) for origin in origins)
+    return not all(origin.startswith(UNOBTRUSIVE) for origin in origins)
 
 
 def recompute_weight(module: nn.Module) -> None:
