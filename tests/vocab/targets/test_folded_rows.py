@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from commands import run
 from safetensors.torch import load_file
 
 import embedlayer as el
@@ -39,6 +41,16 @@ def folder(request, tmp_path) -> Path:
         str(path / "tokenizer.json")
     )
     return path
+
+
+def test_what_reads_only_the_table_reads_the_row_of_each_token(folder, tmp_path) -> None:
+    expected = el.load(folder).table.weight
+    alone = el.load(folder, table_only=True)
+    assert torch.equal(alone.table.weight, expected)
+    assert not any("reads another one" in note for note in alone.load_record.notes)
+    assert run("export", folder, "-o", tmp_path / "rows.npy") == 0
+    assert torch.equal(torch.from_numpy(np.load(tmp_path / "rows.npy")), expected)
+    assert run("neighbors", folder, "#7") == 0
 
 
 def same_files(one: Path, other: Path) -> bool:
