@@ -5,14 +5,14 @@ table or a per-layer table. `embedlayer.tables.table.TokenTable` adds the other 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
@@ -66,6 +66,18 @@ class LookupTable(Pretrained, ABC):
     scale: float | None
     row_sparse: bool = False
     is_collective: bool = False
+
+    def children(self) -> Iterator[nn.Module]:
+        """Return the child modules but for the check of IDs: to tools that count leaves a table is one, as in torch."""
+        return (each for each in super().children() if not isinstance(each, IndexCheck))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast the table as torch does, which asks `children` for the modules inside."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for each in self._modules.values():
+            if isinstance(each, IndexCheck):
+                each._apply(fn, recurse)
+        return self
 
     def __init_subclass__(cls, *, checks_ids: bool = False, **arguments: Any) -> None:
         """Check IDs before the `look_up` that a subclass defines, except with `checks_ids=True`.

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 import embedlayer as el
 from embedlayer.core.errors import SizeError
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.tables import Bag
 
 IDS, HIDDEN = torch.tensor([[1, 5, 7], [2, 2, 9]]), torch.randn(2, 3, 24, generator=torch.Generator().manual_seed(0))
@@ -79,3 +80,16 @@ def test_a_bag_has_the_attributes_of_torch(padding_idx) -> None:
     ours = Bag.from_embedding_bag(theirs)
     for name in ("num_embeddings", "embedding_dim", "padding_idx", "mode", "include_last_offset", "weight"):
         assert getattr(ours, name) is getattr(theirs, name) or getattr(ours, name) == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tools_that_count_leaves_find_no_check_of_ids_in_a_table(name) -> None:
+    """torchinfo takes a module without children for one that has parameters; the record of the check still moves."""
+    table = TABLES[name]()
+    assert not any(isinstance(each, IndexCheck) for each in table.children())
+    if name.startswith("dense"):
+        assert not list(table.children())
+    check = next((each for each in table.modules() if isinstance(each, IndexCheck)), None)
+    if check is not None:
+        assert table.to("meta") is table
+        assert check.first_bad_index.is_meta
