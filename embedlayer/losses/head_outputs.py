@@ -148,7 +148,7 @@ class HeadOutputs:
         token_weights = options.get("token_weights")
         inputs = multi_token_inputs(hidden_states, labels, weights, documents, ignore_index, token_weights)
         head = cast(nn.Module, self)
-        if any(map(is_observed, (head, *head._modules.values()))):  # hooks see one call for each depth
+        if any(map(is_observed, (head, *head.children()))):  # hooks see one call for each depth
             depths = [resolve_logits(states, self, options) for states in hidden_states]
             logits, loss = depths[0]
             lengths = (each.shape[1] for each in inputs.targets)
