@@ -195,6 +195,7 @@ def test_every_module_has_its_test_file() -> None:
             for name in ("head", "layer", "table", "tensors")
         },
         "heads/peft.py": "laws/test_peft.py",
+        "tables/computed_weight.py": "laws/test_weights_that_are_read.py",
         "heads/logit_source.py": "heads/test_deferred.py",
         "explorer/pipeline_steps.py": "explorer/test_pipeline.py",
         "explorer/step_texts.py": "explorer/test_pipeline.py",

@@ -152,7 +152,7 @@ def numbers(value: Any) -> Iterator[int]:
 def apply(target: Any, edit: str, sources: Sequence[int], size: int, **options: Any) -> el.vocab.Receipt:
     """Apply an edit to a live model or a folder."""
     if edit == "permute":
-        return el.vocab.edit_vocabulary(target, reorder=sources, **options)
+        return el.vocab.edit_vocabulary(target, order=sources, **options)
     if edit == "remove":
         return el.vocab.remove_tokens(target, sorted({*range(size)} - {*sources}), **options)
     return el.vocab.add_tokens(target, 3, **options)

@@ -63,7 +63,7 @@ LEFT_OUT = (
 
 WITHOUT_ROWS = (
     *("scheduler*.pt", "scheduler*.bin", "scaler*.pt", "rng_state*.pth", "random_states_*.pkl", "training_args.bin"),
-    *("colbert_linear.pt", "sparse_linear.pt"),
+    *("colbert_linear.pt", "sparse_linear.pt", "model_head.pkl"),  # the last is the classifier of SetFit
 )
 """Pickles that have no value by token, and are copied."""
 

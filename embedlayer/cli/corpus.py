@@ -9,7 +9,7 @@ from embedlayer.cli.options import (
     CORPUS,
     TEXTS_OR_ROWS,
     TOKENIZER,
-    NewPath,
+    OutputPath,
     dtype_option,
     json_option,
     text_field_option,
@@ -30,7 +30,7 @@ def corpus() -> None:
 
 @corpus.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=TEXTS_OR_ROWS)
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the corpus.")
+@click.option("-o", "--output", required=True, type=OutputPath(), help="Folder for the corpus.")
 @click.option(
     "--tokenizer",
     "tokenizer_from",
@@ -143,7 +143,11 @@ def _show(output: Path, *, as_json: bool, only: int | None = None) -> int:
 @corpus.command()
 @click.argument("folder", type=CORPUS)
 @click.option(
-    "-o", "--output", required=True, type=NewPath(check_new_files), help="New file: .npy, or .bin for Megatron's pair."
+    "-o",
+    "--output",
+    required=True,
+    type=OutputPath(check_new_files),
+    help="New file: .npy, or .bin of Megatron.",
 )
 @json_option
 def export(folder: Path, output: Path, as_json: bool) -> int:

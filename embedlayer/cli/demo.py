@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from embedlayer.cli.options import json_option
+from embedlayer.cli.options import OutputPath, json_option
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError
 from embedlayer.io.files import create_folder, write_text
@@ -41,7 +41,7 @@ def _standard_docstrings() -> str:
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("out/demo"), help="Run folder.")
+@click.option("-o", "--output", type=OutputPath(), default=Path("out/demo"), help="Run folder.")
 @click.option("--minutes", default=1.4, help="Minutes to train.")
 @click.option("--min-steps", default=300, help="Smallest number of steps, also if they take longer than --minutes.")
 @click.option("--steps", type=int, help="Number of steps instead of a time.")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from embedlayer.cli.options import INTO, SOURCE, json_option, tokenizer_option
+from embedlayer.cli.options import INTO, SOURCE, OutputPath, json_option, tokenizer_option
 from embedlayer.cli.printing import print_json
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError, SizeError
 from embedlayer.core.formatting import a_or_an
-from embedlayer.io.files import check_new_files, is_stream, new_files
+from embedlayer.io.files import check_new_files, check_new_folder, is_stream, new_files
 
 if TYPE_CHECKING:
     from embedlayer.checkpoints.vector_files import VectorFormat
@@ -23,7 +23,7 @@ FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector
 
 @click.command()
 @click.argument("source", type=SOURCE)
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File; for projector a folder.")
+@click.option("-o", "--output", required=True, type=OutputPath(), help="File; for projector a folder.")
 @click.option("--format", type=click.Choice(FORMATS), help="Format of the file.  [default: by its name]")
 @tokenizer_option
 @click.option("--into", type=INTO, help="GGUF file or checkpoint folder to copy with the new table and tokens.")
@@ -72,6 +72,8 @@ def export(
         if (chosen == "gguf") != (into is not None):
             raise FileError("A gguf file is a copy of another one: name that file with --into, and the format gguf.")
         written = files_of(output, chosen)
+        if chosen == "projector":
+            check_new_folder(output)
         check_new_files(*written)
     parts: Parts = "layer" if into is not None or chosen == "onnx" else "table"
     opened = open_model(source, tokenizer_from, parts=parts)

@@ -64,14 +64,15 @@ class NamedToken(click.ParamType):  # type: ignore[type-arg]
         return int(value[1:]) if isinstance(value, str) and re.fullmatch("#[0-9]{1,18}", value) else value
 
 
-class NewPath(click.Path):
-    """Type of a click parameter: a file or folder that the command creates, which must be new.
+class OutputPath(click.Path):
+    """Type of a click parameter: a file or folder that the command writes, or creates if it must be new.
 
     Args:
-        check: Function that raises a `FileError` if something is at the path. Nothing is created.
+        check: Function that raises a `FileError` if something is at the path; `None` if it need not be new. Nothing is
+            created.
     """
 
-    def __init__(self, check: Callable[[str | Path], None]) -> None:
+    def __init__(self, check: Callable[[str | Path], None] | None = None) -> None:
         super().__init__(path_type=Path)
         self.check = check
 
@@ -79,9 +80,12 @@ class NewPath(click.Path):
         """Return the value of a parameter as a path, after the check, which the command repeats when it is done.
 
         Raises:
-            FileError: Something is at the path.
+            FileError: The value is empty, which a path would take for the current folder, or something is at the path.
         """
-        self.check(value)
+        if not str(value):
+            raise FileError("The name of the output is empty. For the current folder, pass a dot.")
+        if self.check is not None:
+            self.check(value)
         return Path(value)
 
 
@@ -95,7 +99,7 @@ def _check_new_model(path: str | Path) -> None:
     check_new_folder(path) if os.path.isdir(path) else check_new_files(path)
 
 
-NEW_FILE, NEW_FOLDER = NewPath(check_new_files), NewPath(check_new_folder)
+NEW_FILE, NEW_FOLDER = OutputPath(check_new_files), OutputPath(check_new_folder)
 
 _FOLDERS = (*OWN_FOLDERS, PathKind.CHECKPOINT, PathKind.FOLDER)
 _TEXT_FILES = (PathKind.TEXT, PathKind.VECTORS, PathKind.DATA_FILE, PathKind.BINARY, PathKind.EMPTY_FILE)
@@ -155,7 +159,7 @@ tokenizer_option = click.option(
 )
 
 new_model_option = click.option(
-    "-o", "--output", required=True, type=NewPath(_check_new_model), help="New folder for the result."
+    "-o", "--output", required=True, type=OutputPath(_check_new_model), help="New folder for the result."
 )
 
 

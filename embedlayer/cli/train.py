@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from embedlayer.cli.options import TEXTS_OR_CORPUS, chosen_device, dtype_option, json_option, text_field_option
+from embedlayer.cli.options import (
+    TEXTS_OR_CORPUS,
+    OutputPath,
+    chosen_device,
+    dtype_option,
+    json_option,
+    text_field_option,
+)
 from embedlayer.cli.training_runs import LayerOptions, layer_options
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, FileError, SizeError
@@ -57,7 +64,7 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...", type=TEXTS_OR_CORPUS)
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
+@click.option("-o", "--output", required=True, type=OutputPath(), help="Folder of the run.")
 @click.option(
     "--weights",
     type=_Weights(),
@@ -199,6 +206,13 @@ def _train(
             raise FileError(
                 f"{directory.path} holds a model, whose {CONFIG} a run would replace. Choose another folder, or "
                 f"replace the model with --overwrite."
+            )
+        is_taken = parallel.collectives.any(any(path.exists() for path in directory.result_files))
+        if is_taken and not (exists or directory.corpus.exists() or options["overwrite"]):
+            names = ", ".join(path.name for path in directory.result_files)
+            raise FileError(
+                f"{directory.path} has a file that a run would replace (one of {names}). Choose another folder, or "
+                f"replace it with --overwrite."
             )
         if options["steps"] is None and options["minutes"] is None:
             options["minutes"] = 2.0

@@ -303,10 +303,16 @@ def copy_tensors(
 
 
 def copy_other_files(source: Path, target: Path) -> None:
-    """Copy the files of a checkpoint folder that are no weights, code or receipt: configuration, tokenizer and more."""
+    """Copy the files of a checkpoint folder that are no weights, code or receipt: configuration, tokenizer and more.
+
+    Folders of other modules are copied as they are, such as `1_Pooling` and `2_Dense` of sentence-transformers: those
+    with a `config.json`, and empty ones.
+    """
     for path in source.iterdir():
         if path.is_file() and not path.name.endswith(NOT_COPIED):
             shutil.copyfile(path, target / path.name)
+        elif path.is_dir() and ((path / "config.json").is_file() or not any(path.iterdir())):
+            shutil.copytree(path, target / path.name)
 
 
 def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> nn.Module:

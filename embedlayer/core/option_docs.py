@@ -9,12 +9,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def unknown_option(options: Mapping[str, object], kind: type, call: str) -> str | None:
-    """Return the sentence that refuses the first option that a class of options does not declare, or `None`.
+    """Return the sentence that refuses all options that a class of options does not declare, or `None`.
 
     `kind` is the `TypedDict` class that declares the options of `call`, a public function or method.
     """
-    name = next((name for name in options if name not in kind.__annotations__), None)
-    return None if name is None else f"{call} has no option {name}. Its options: {', '.join(kind.__annotations__)}."
+    names = [name for name in options if name not in kind.__annotations__]
+    if not names:
+        return None
+    which = "option" if len(names) == 1 else "options"
+    return f"{call} has no {which} {', '.join(names)}. Its options: {', '.join(kind.__annotations__)}."
 
 
 def show_options(*kinds: type) -> Callable[[Function], Function]:

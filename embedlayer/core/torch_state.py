@@ -14,13 +14,31 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
+from torch.fx import Proxy as Proxy
 from torch.nn.modules import module as torch_module
+from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import SizeError, release, warn_if_untested
+from embedlayer.core.errors import SizeError, StaleRowsError, release, warn_if_untested
+from embedlayer.core.formatting import a_or_an
 
 warn_if_untested("torch", torch.__version__)
+
+
+def leaf_of_trace(module: nn.Module, *arguments: object, **options: object) -> Any:
+    """Return the call of a module as one node of a graph of `torch.fx`, as a call of torch's own modules is.
+
+    `torch.fx.symbolic_trace` takes the classes of torch alone for leaves, and passes its `Proxy` into all others.
+
+    Raises:
+        SizeError: The module itself is traced, whose call is no node.
+    """
+    tracer: Any = next(each.tracer for each in (*arguments, *options.values()) if isinstance(each, Proxy))
+    name = tracer.path_of_module(module)
+    if not name:
+        raise SizeError(f"torch.fx traces a module that contains {a_or_an(module)}, whose call is one node.")
+    return tracer.create_proxy("call_module", name, arguments, options)
 
 
 def transforms_active() -> bool:
@@ -33,15 +51,15 @@ def transforms_active() -> bool:
 
 
 def is_exporting() -> bool:
-    """Return whether `torch.export` is running, as `torch.compiler.is_exporting` does.
+    """Return whether `torch.export` or `torch.jit.trace` is running, which record operators and no kernels.
 
-    In graphs of `torch.compile` torch 2.11 takes that function for `True`.
+    In graphs of `torch.compile` torch 2.11 takes `torch.compiler.is_exporting` for `True`.
     """
-    return torch.compiler._is_exporting_flag
+    return torch.compiler._is_exporting_flag or torch._C._get_tracing_state() is not None
 
 
 def plain_operators_only() -> bool:
-    """Return whether custom operators must not be used: in `torch.export`, and under a `torch.func` transform.
+    """Return whether custom operators must not be used: in exports and traces, and under a `torch.func` transform.
 
     Values of tensors cannot be read there, so a check of values cannot raise an error.
     """
@@ -61,9 +79,12 @@ def is_transformed(*tensors: Tensor | None) -> bool:
     """
     if transforms_active() or torch.compiler.is_compiling():
         return transforms_active()
+    below_autograd = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+    has_tangents = forward_ad._current_level >= 0 and not below_autograd
     for x in tensors:
         if x is not None and (
-            torch._C._functorch.is_legacy_batchedtensor(x) or forward_ad.unpack_dual(x).tangent is not None
+            torch._C._functorch.is_legacy_batchedtensor(x)
+            or (has_tangents and forward_ad.unpack_dual(x).tangent is not None)
         ):
             return True
     return False
@@ -100,7 +121,7 @@ def constant_in_graphs(function: Function) -> Function:
 
 
 def fusible(*tensors: Tensor | None) -> bool:
-    """Return whether a fused function may compute with `tensors`: in eager mode and without transforms.
+    """Return whether a fused function may compute with `tensors`: in eager mode, without transforms and traces.
 
     Example:
         >>> fusible(torch.ones(3))
@@ -108,7 +129,8 @@ def fusible(*tensors: Tensor | None) -> bool:
         >>> torch.func.vmap(lambda x: x + fusible(x))(torch.zeros(3))
         tensor([0., 0., 0.])
     """
-    return not torch.compiler.is_compiling() and not is_transformed(*tensors)
+    is_recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return not is_recorded and not is_transformed(*tensors)
 
 
 def is_dispatch_mode_active() -> bool:
@@ -153,6 +175,44 @@ def has_more_than(x: Tensor, numel: int) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # 0.3 s, which only graphs need
 
     return statically_known_true(x.numel() > numel)
+
+
+without_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch
+"""Context manager: operators run on tensors as on plain ones, without `__torch_dispatch__` and dispatch modes."""
+
+
+class _Dispatched(nn.Parameter):
+    """A tensor that was created as this class has the dispatch key of `__torch_dispatch__`, also in another class."""
+
+    __torch_dispatch__: Any = None  # not torch's own: `set_dispatch` stores the handler in each tensor
+
+
+def set_dispatch(parameter: Any, kind: type[nn.Parameter], handler: Callable[..., Any] | None) -> None:
+    """Turn a parameter into one of class `kind` in place, whose operators `handler` runs as `__torch_dispatch__` does.
+
+    `None` for no handler. The memory, the gradient and the hooks stay. The handler belongs to the object, because
+    `torch.compile` traces no parameter whose class has a `__torch_dispatch__`.
+    """
+
+    def refuse(_: Any) -> None:
+        raise StaleRowsError(
+            f"The parameter {tuple(parameter.shape)} became the weight of a row-sparse table, or of a dense one, after "
+            f"this forward pass. Compute the forward pass again before backward()."
+        )
+
+    with without_dispatch():
+        memory = parameter.detach()
+    other = Tensor._make_subclass(nn.Parameter if handler is None else _Dispatched, memory, parameter.requires_grad)
+    del memory
+    if parameter._use_count() > 1 and parameter.requires_grad:  # a graph sends its gradient to the former tensor
+        torch.autograd.graph.get_gradient_edge(parameter).node.register_prehook(refuse)
+    grad, hooks, after = parameter.grad, parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    torch._C._swap_tensor_impl(parameter, other)
+    parameter.grad, parameter._backward_hooks, parameter._post_accumulate_grad_hooks = grad, hooks, after
+    parameter.__class__ = kind
+    vars(parameter).pop("__torch_dispatch__", None)
+    if handler is not None:
+        parameter.__torch_dispatch__ = handler
 
 
 def varlen_attention() -> Callable[..., Any] | None:
@@ -278,10 +338,15 @@ def calls_forward(module: nn.Module, forward: Callable[..., Any]) -> bool:
     return not is_hooked or not is_observed(module)
 
 
+UNOBTRUSIVE = ("torch.distributed.fsdp.", "torch.utils.module_tracker", "embedlayer.")
+"""Starts of the names of modules whose hooks change nothing that a module computes."""
+
+
 def is_observed(module: nn.Module) -> bool:
     """Return whether hooks may see or change what a call of `module` computes: its own hooks, or global ones.
 
-    Hooks of FSDP2 do not count: they gather the weights for a call, and free them. Nor do those of this package.
+    Hooks of FSDP2 do not count: they gather the weights for a call, and free them. Nor do those of this package, and of
+    `FlopCounterMode`, which note the names of modules.
     """
     own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     of_all = (
@@ -292,7 +357,7 @@ def is_observed(module: nn.Module) -> bool:
     )
     hooks = [hook for each in (*own, *of_all) for hook in each.values()]
     origins = [getattr(hook, "__module__", None) or "" for hook in hooks]
-    return not all(origin.startswith(("torch.distributed.fsdp.", "embedlayer.")) for origin in origins)
+    return not all(origin.startswith(UNOBTRUSIVE) for origin in origins)
 
 
 def recompute_weights(module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import os
 import shutil
 import sys
 import tempfile
@@ -96,21 +97,41 @@ def _texts_below(folder: Path) -> list[Path]:
 def visible_files(folder: Path) -> list[Path]:
     """Return the files below a folder, sorted, without hidden files and without those of corpora.
 
+    Links to folders are followed, and each folder is read once.
+
     Raises:
         TextError: The folder is a corpus.
+        FileError: A folder cannot be listed.
     """
     if is_corpus(folder):
         raise TextError(
             f"The folder {folder} is a corpus of token IDs, and not text. Train on it, without other files: "
             f"{command_line('train', folder, '-o', 'RUN')}; in Python, open it with TokenCorpus.open."
         )
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = sorted(_files_below(folder))
     corpora = {file.parent for file in files if file.name in (PLAN_FILE, INDEX_FILE) and is_corpus(file.parent)}
-    return [
-        file
-        for file in files
-        if not any(part.startswith(".") for part in file.relative_to(folder).parts) and corpora.isdisjoint(file.parents)
-    ]
+    return [file for file in files if corpora.isdisjoint(file.parents)]
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder that are not hidden; linked folders come last, unless they were read already."""
+    read: set[tuple[int, int]] = set()
+    starts = [os.fspath(folder)]
+    for start in starts:
+        for place, folders, files in os.walk(start, onerror=_cannot_list):
+            facts = os.stat(place)
+            if (facts.st_dev, facts.st_ino) in read:
+                folders.clear()
+                continue
+            read.add((facts.st_dev, facts.st_ino))
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            starts += [path for path in (os.path.join(place, name) for name in folders) if os.path.islink(path)]
+            yield from (Path(place, name) for name in files if not name.startswith(".") and Path(place, name).is_file())
+
+
+def _cannot_list(error: OSError) -> None:
+    """Raise the error of a folder that `os.walk` cannot list."""
+    raise FileError(f"Cannot read the folder {error.filename}: {error.strerror}.") from error
 
 
 def leave_out(folder: Path, others: Mapping[Path, TextFormat], texts: Sequence[Path]) -> None:

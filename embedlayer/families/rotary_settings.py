@@ -428,7 +428,7 @@ _STATED: tuple[tuple[Names, Names], ...] = (
             *("embedding_gemma2_text", "gemma4_text", "gemma4_unified_text", "higgs_audio_v2", "lfm3", "mellum"),
             *("mimo_v2_flash", "ministral3", "mistral4", "neomme", "openai_privacy_filter", "step3p5"),
             *("t5_gemma_module", "ultrabert"),
-            *("zaya", "cohere_compass_text"),
+            *("zaya", "cohere_compass_text", "cosmos3_edge_text"),
         ),
     ),
     (("rope_parameters", "rope_local_base_freq"), ("gemma3_text", "gemma3n_text", "t5gemma2_text", "t5gemma2_decoder")),

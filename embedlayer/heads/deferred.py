@@ -28,6 +28,7 @@ from embedlayer.core.devices import autocast_dtype, device_kind
 from embedlayer.core.torch_state import (
     WITHOUT_VALUES,
     DisableTorchFunctionSubclass,
+    is_exporting,
     is_transformed,
     make_wrapper_subclass,
     tree_map,
@@ -634,8 +635,7 @@ def defer_logits(
     is_plain = all(type(each) in PLAIN_TYPES and each.device == hidden.device for each in parts)
     if not is_batch or not is_plain or device_kind(hidden) == "meta" or not hidden.is_floating_point():
         return None
-    is_recorded = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    if is_recorded or is_transformed(*parts) or (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if is_exporting() or is_transformed(*parts) or (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     dtypes = {hidden.dtype, tensors.weight.dtype}
     fits = len(dtypes) == 1 or (autocast_dtype(hidden) is not None and torch.float64 not in dtypes)

@@ -14,7 +14,7 @@ from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, zero_rows_
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.core.torch_state import calls_forward, is_observed
+from embedlayer.core.torch_state import Proxy, calls_forward, is_observed, leaf_of_trace
 from embedlayer.heads.deferred import DeferredLogits, defer_logits
 from embedlayer.heads.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
 from embedlayer.heads.peft import (
@@ -457,18 +457,22 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         else:
             super().__setattr__(name, value)
 
-    def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """Return a logit for each token, `(..., D)` to `(..., V)`.
+    def forward(self, input: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        """Return a logit for each token from its hidden state, `(..., D)` to `(..., V)`.
 
         In a patched model they are the product alone, which the model scales and caps. They are computed when something
         reads them, which raises a `StaleRowsError` if the weights have changed by then; the cross entropy needs none of
         them.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype.
+            ShapeError: `input` has another width than the rows or, without `head_dtype` and autocast, another dtype.
             SizeError: The bias has another size than the number of rows.
             CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
+        hidden = input  # torch's name, which tools pass by keyword
+        if isinstance(hidden, Proxy):
+            call: Tensor = leaf_of_trace(self, hidden)
+            return call
         table, options = self.table, self.logit_options()
         if self.logits_report is not None:
             if torch.compiler.is_compiling():

@@ -22,7 +22,7 @@ from embedlayer.losses.options import LossOptions, LossSettings, Reduction, chec
 from embedlayer.losses.statistics import Statistic
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import TokenBytes
-from embedlayer.tokenization.ids import end_of_text_id, table_size, unknown_id
+from embedlayer.tokenization.ids import end_of_text_id, table_size
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint
 from embedlayer.tokenization.tokenizer_match import common_tokens
 
@@ -72,13 +72,13 @@ class DraftMap:
         """
         ours, theirs = TokenBytes(draft), TokenBytes(target)
         ends = end_of_text_id(ours.tokenizer), end_of_text_id(theirs.tokenizer)
-        unknown = unknown_id(ours.tokenizer)
 
         def is_pair(token: int, other: int) -> bool:
             if None not in ends and (token == ends[0] or other == ends[1]):
                 return False
             if token in ours.special or other in theirs.special:
-                return token != unknown and ours.entries[token] == theirs.entries[other]
+                is_unknown = token == ours.unknown or other == theirs.unknown
+                return not is_unknown and ours.entries[token] == theirs.entries[other]
             return ours.readings(token)[0] == theirs.readings(other)[0]
 
         pairs = {token: other for other, token in common_tokens(target, draft) if is_pair(token, other)}

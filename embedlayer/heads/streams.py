@@ -122,7 +122,7 @@ class StackedRows(Pretrained, nn.Module):
         if "weight" in vars(self):
             recompute_weights(self)
         weight = self.weight
-        streams, size, _ = weight.shape
+        streams, size, _ = map(int, weight.shape)  # under torch.jit.trace they are tensors
         parts = row_parts(weight.flatten(0, 1), [(k * size, (k + 1) * size) for k in range(streams)])
         return [part.transposed() for part in parts] if self.transposed else parts
 

@@ -41,7 +41,7 @@ def linear_cross_entropy(
     dtype of `hidden` and `weight`, or of autocast; sums use the dtype of the loss. Products of float16, which may
     exceed its range, are float32, as are those of bfloat16 on a CPU without instructions for it. Ignored targets are
     dropped first, or their hidden states are replaced by zeros, so that NaN and infinity there have no effect. An empty
-    batch, and a batch with ignored targets only, has loss 0 and zero gradients.
+    batch, and a batch with ignored targets only, has loss 0 and zero gradients, even if the loss is divided by 0.
 
     With `impl="chunked"` the gradients are computed in the forward pass, a chunk of tokens at a time. With
     `reduction="none"` the backward pass computes the logits of each chunk again. On a CPU no memory grows with tokens

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.core.documents import AttentionMask, check_mask
 from embedlayer.core.errors import ShapeError, SizeError
@@ -15,7 +15,6 @@ from embedlayer.core.shapes import Positions
 from embedlayer.injections.history import DecodingState
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
-from embedlayer.positions.rotary.scaling import DynamicNTKScaling, Length, LongRopeScaling
 
 
 class Slots:
@@ -99,10 +98,10 @@ class KeyValueCache:
     Start with an empty cache and pass it to every call of the model. Each call reads the new tokens only, attends to
     the cached ones, and appends the new ones.
 
-    Some frequencies depend on the length of the sequence (`DynamicNTKScaling`, `LongRopeScaling`). When the length
-    grows past the trained length, the cached keys are rotated to the new angles. Values and keys of later blocks still
-    come from attention with the earlier angles, so logits then differ from those of reading the whole text. A position
-    from `RotaryEmbedding.at_length` has fixed frequencies and avoids this.
+    Some frequencies depend on the length of the sequence (`DynamicNTKScaling`, `LongRopeScaling`). A call whose length
+    has others than the cached keys makes the model read all tokens again, so logits are those of reading the whole
+    text: once with `LongRopeScaling`, where it exceeds the trained length, and in each call beyond it with
+    `DynamicNTKScaling`. A position from `RotaryEmbedding.at_length` has fixed frequencies and avoids this.
 
     With `max_seq_len` the memory of all tokens is allocated at the first call, and keys and values are written in
     place. After the first call all shapes are the same in each call with as many new tokens, and nothing waits for the
@@ -120,8 +119,7 @@ class KeyValueCache:
             empty cache. With `max_seq_len` S is this number; entries after the last token are undefined.
         documents: For each cached token 0 for padding, else the number of its document, `(B, S)`, as in the mask of
             `positions_of`; `None` if each row is one document without padding. It is 0 after the last token.
-        length: Largest position so far plus one, where frequencies depend on the length; else 0. With `max_seq_len` a
-            scalar tensor.
+        length: Largest position so far plus one, where frequencies depend on the length; else 0.
         blocks: Number of the block -> its keys and values.
         injections: Number of the injection -> what it keeps of earlier tokens, such as the last IDs of an n-gram table.
 
@@ -139,7 +137,8 @@ class KeyValueCache:
         self._slots = None if max_seq_len is None else Slots(max_seq_len)
         self.positions: Int[Tensor, "*axes B S"] | None = None
         self.documents: AttentionMask | None = None
-        self.length: Length = 0
+        self.length = 0
+        self._read: list[tuple[Tensor, Tensor | None]] = []  # IDs, and vectors, of calls; see `read_again`
         self.blocks: defaultdict[int, BlockCache] = defaultdict(partial(BlockCache, self._slots))
         self.injections: defaultdict[int, DecodingState] = defaultdict(dict)
 
@@ -230,32 +229,51 @@ class KeyValueCache:
             return (self._slots.used - 1).expand(batch, 1)
         return torch.full((batch, 1), cached - 1, device=self.positions.device)
 
-    def rerotate(self, position: Position, positions: Int[Tensor, "*axes B T"]) -> None:
-        """Rotate the cached keys in place to the angles of the longer sequence that the new tokens make.
+    def read_again(
+        self,
+        position: Position,
+        table: nn.Module,
+        ids: Int[Tensor, "B T"],
+        vectors: Float[Tensor, "B T D"] | None,
+        positions: Int[Tensor, "*axes B T"],
+        documents: AttentionMask | None,
+    ) -> dict[str, Tensor | None] | None:
+        """Empty the cache and return all tokens as arguments of the model, if new ones change the frequencies of keys.
 
-        This changes nothing for schemes whose angles do not depend on the length of the sequence.
+        The result is `None` where the cached keys stay valid, as they do for schemes that do not depend on the length.
 
         Args:
             position: Position scheme of the model.
+            table: Table of the model.
+            ids: IDs of the new tokens.
+            vectors: Their vectors, if these were passed to the model.
             positions: Positions of the new tokens.
+            documents: As in `append`.
+
+        Raises:
+            SizeError: The frequencies depend on the length, and the cache has a fixed size.
         """
-        scaling = position.scaling if isinstance(position, RotaryEmbedding) else None
-        if not isinstance(scaling, DynamicNTKScaling | LongRopeScaling) or scaling.length is not None:
-            return
-        assert isinstance(position, RotaryEmbedding)
-        before, reached = self.length, positions.max() + 1
-        if self._slots is None:
-            self.length = max(int(before), int(reached))
-        else:
-            self.length = torch.maximum(before, reached) if isinstance(before, Tensor) else reached
-        if self.positions is None or (self._slots is None and self.length == before):
-            return
-        for block in self.blocks.values():
-            if block.keys is not None:
-                keys = position.rerotate(block.keys, self.positions, from_length=before, to_length=self.length)
-                block.keys = keys if self._slots is None else block.keys.copy_(keys)
-        if isinstance(before, Tensor) and isinstance(self.length, Tensor):
-            self.length = before.copy_(self.length)  # a graph reads what it wrote
+        if not isinstance(position, RotaryEmbedding) or not position.depends_on_length:
+            return None
+        if self._slots is not None:
+            raise SizeError(
+                f"The frequencies of {type(position.scaling).__name__} depend on the length, and a KeyValueCache with "
+                f"max_seq_len cannot read its tokens again when they change: decode with "
+                f"model.position.at_length({self._slots.size}), whose frequencies are fixed, or leave max_seq_len out."
+            )
+        before, self.length = self.length, max(self.length, int(positions.max()) + 1)
+        old, new = (position.phase_increments_at(length) for length in (before, self.length))
+        self._read.append((ids, vectors))
+        if self.positions is None or torch.equal(old, new):
+            return None
+        seen, all_documents = self.append(positions, documents)
+        all_ids, all_vectors = torch.cat([ids for ids, _ in self._read], dim=-1), None
+        if any(vectors is not None for _, vectors in self._read):
+            all_vectors = torch.cat([table(ids) if each is None else each for ids, each in self._read], dim=-2)
+        self.positions = self.documents = None
+        for part in (self.blocks, self.injections, self._read):
+            part.clear()
+        return {"ids": all_ids, "inputs_embeds": all_vectors, "positions": seen, "attention_mask": all_documents}
 
     def shift(self, position: Position, drop: int, *, keep: int = 0) -> None:
         """Drop the `drop` tokens behind the first `keep` ones, and move later tokens to the positions that become free.

@@ -389,9 +389,16 @@ class DecoderLM(Pretrained):
             x = self.dropout(add_to_input(x, injected))
         queried = seen = positions
         if cache is not None:  # only now: a bad ID or position above leaves the cache as it was
+            again = cache.read_again(self.position, self.table, ids, inputs_embeds, positions, attention_mask)
+            if again is not None:
+                if again["inputs_embeds"] is not None and not len(self.injections):
+                    again["ids"] = None  # zeros
+                for x in self.hidden_states(**again, cache=cache):
+                    x = x[:, -ids.shape[-1] :]
+                    yield x.squeeze(0) if is_single else x
+                return
             earlier = dict(cache.injections)
             cache.injections.update(enumerate(states or ()))
-            cache.rerotate(self.position, positions)
             seen, attention_mask = cache.append(positions, attention_mask)
             queried = positions.expand(*seen.shape[:-1], -1)
         slots = None if cache is None else cache.attended_slots

@@ -20,6 +20,7 @@ from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.models.cache import KeyValueCache
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.sampling import Sampler, SamplingOptions
+from embedlayer.positions.rotary.embedding import RotaryEmbedding
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 """Of which distribution log-probabilities of new tokens are: that of the logits, or the one that is sampled from."""
@@ -101,12 +102,13 @@ def generate(
     """Continue `ids` token by token: the most likely token, or a sample from `softmax(logits / temperature)`.
 
     Keys and values are cached, so the model reads each token once. The result equals that of reading the whole text for
-    every new token, except past the trained length of `DynamicNTKScaling` and `LongRopeScaling`; see `KeyValueCache`.
-    Dropout is off during the call.
+    every new token. Past the trained length of `DynamicNTKScaling` the model does read it for every token, and with
+    `LongRopeScaling` once, because the frequencies change; see `KeyValueCache`. Dropout is off during the call.
 
-    On an accelerator the memory of all keys and values is allocated first (`KeyValueCache(max_seq_len)`). The call
-    waits for the device once for the prompt, and then at most once a token: with `stop_id`, or if the text may become
-    longer than the positions of the model.
+    On an accelerator the memory of all keys and values is allocated first (`KeyValueCache(max_seq_len)`), unless the
+    frequencies depend on the length. The call waits for the device once for the prompt, and then at most once a token:
+    with `stop_id`, or if the text may become longer than the positions of the model. Where the frequencies depend on
+    the length, it also waits for each length.
 
     Args:
         model: The model that computes the logits.
@@ -284,7 +286,9 @@ def _decode(
     if positions may run out. Tokens that the model has chosen need no check.
     """
     length, reach, unread = ids.shape[-1], model.position.max_seq_len, ids
-    cache = KeyValueCache(length + max_new_tokens - 1 if device_kind(ids) != "cpu" and max_new_tokens else None)
+    position = model.position
+    grows = device_kind(ids) == "cpu" or (isinstance(position, RotaryEmbedding) and position.depends_on_length)
+    cache = KeyValueCache(None if grows or not max_new_tokens else length + max_new_tokens - 1)
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     last: Tensor | None = None  # place of the last token of each text, if it is not the last of all
     checks: list[Tensor] = []

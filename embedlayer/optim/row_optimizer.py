@@ -103,8 +103,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             The result of `closure`, or `None`.
 
         Raises:
-            ShapeError: A table was resized or replaced since its last step, or a table that is not row-sparse has a
-                sparse gradient.
+            ShapeError: A table was resized or replaced since its last step, a dense parameter was converted, or a
+                table that is not row-sparse has a sparse gradient.
             SizeError: An option of a group was set to a value outside its range.
             StaleRowsError: A weight was written in place while its rows had pending updates, a step is made inside
                 `with table.checkpoint():`, or a CUDA graph is captured.

@@ -282,6 +282,16 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     return torch.sparse_coo_tensor(rows.unsqueeze(0), values, grad.shape, is_coalesced=True, check_invariants=False)
 
 
+def differentiable_rows(grad: Tensor, *, drop: int | None = None) -> Tensor:
+    """Return a sparse COO gradient without the row `drop`, with the graph by which it can be differentiated."""
+    if drop is None:
+        return grad
+    grad = grad.coalesce()
+    rows, values = grad.indices(), grad.values()
+    others = rows[0] != drop
+    return torch.sparse_coo_tensor(rows[:, others], values[others], grad.shape, is_coalesced=True)
+
+
 def with_torch_functions(grad: Tensor, parameter: Tensor | None = None) -> TableGradient:
     """Turn a gradient into one that torch's clipping and loss scaling take, in place, and return it.
 

@@ -1,13 +1,14 @@
-"""What torch calls on the weight of a row-sparse table: hooks of its gradient, and functions that read or write it.
+"""What torch calls on the weight of a row-sparse table: hooks of its gradient, and operators that read or write it.
 
-`watch` attaches `PendingUpdates` to a weight, which becomes a `RowSparseParameter`: torch functions apply the updates
-that they would miss, and gradients arrive with each row once.
+`watch` attaches `PendingUpdates` to a weight, which becomes a `RowSparseParameter`: operators apply the updates that
+they would miss, and gradients arrive with each row once.
 """
 
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Self
 from weakref import ref
 
 import torch
@@ -16,13 +17,21 @@ from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
 from embedlayer.core.forks import HeldLocks
-from embedlayer.core.torch_state import is_fake_mode_active, is_function_mode_active, outside_of_graphs
+from embedlayer.core.torch_state import (
+    is_fake_mode_active,
+    is_function_mode_active,
+    outside_of_graphs,
+    set_dispatch,
+    tree_map,
+    without_dispatch,
+)
 from embedlayer.row_sparse.gradient import (
     SUM_SEGMENTS,
     RowSparseGradient,
     Segments,
     SortedRows,
     coalesced,
+    differentiable_rows,
     finished_gradient,
     require_row_sparse,
     rows_and_values,
@@ -56,17 +65,19 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
     if pending.weight_ref is not None and pending.weight_ref() is weight and pending_updates_of(weight) is pending:
         return
     pending.weight_ref = ref(weight)
-    requires_grad = weight.requires_grad
     arriving: list[tuple[Tensor, int | None]] = []  # `summed`: autograd stores a new tensor over the same memory
 
     def coalesce(grad: Tensor) -> Tensor:
         """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory.
 
-        A gradient of `finished_gradient` is returned as it is.
+        A gradient of `finished_gradient` is returned as it is. One of `create_graph` keeps its graph, and its equal
+        rows.
 
         Raises:
             ShapeError: The gradient is dense.
         """
+        if grad.requires_grad:
+            return differentiable_rows(require_row_sparse(grad), drop=pending.padding_idx)
         if isinstance(grad, RowSparseGradient) and grad.finished:
             result: Tensor = grad
         else:
@@ -88,14 +99,16 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
             gradient.summed = arriving.pop() if arriving else None
 
     coalesce.__torch_unserializable__ = True  # type: ignore[attr-defined]
+    # A DTensor stays one: no row-sparse optimizer takes its gradients.
+    if type(weight) in (nn.Parameter, RowSparseParameter):
+        set_dispatch(weight, RowSparseParameter, run_operator)
+    requires_grad = weight.requires_grad
     pending.hooks = (
         weight.requires_grad_(True).register_hook(coalesce),
         weight.register_post_accumulate_grad_hook(accept_clipping),
     )
     weight.requires_grad_(requires_grad)
     weight.pending_updates = pending  # type: ignore[attr-defined]
-    if type(weight) is nn.Parameter:  # a DTensor stays one: no row-sparse optimizer takes its gradients
-        weight.__class__ = RowSparseParameter
 
 
 def release(weight: nn.Parameter) -> None:
@@ -109,57 +122,117 @@ def release(weight: nn.Parameter) -> None:
     with pending.lock:
         pending.apply_all(weight, moments=True)
         pending.detach()
+        pending.weight_ref = None
         for hook in pending.hooks:
             hook.remove()
         del weight.pending_updates  # type: ignore[attr-defined]
         if type(weight) is RowSparseParameter:
-            weight.__class__ = nn.Parameter  # type: ignore[assignment]
+            set_dispatch(weight, nn.Parameter, None)
 
 
 class RowSparseParameter(nn.Parameter):
-    """The weight of a row-sparse table: torch functions that read or write its values apply its pending updates first.
+    """The weight of a row-sparse table: whatever reads or writes its values applies its pending updates first.
 
     Pending updates are AdamW steps that `RowAdamW` has delayed for rows without a gradient. `F.embedding` applies those
-    of the rows that it looks up, and functions that read only shape, dtype or gradient apply none. All other functions
-    apply all of them.
+    of the rows that it looks up, and operators that read only shape, dtype or device apply none. All other operators
+    apply all of them, and so do the methods that return the memory itself (`numpy`, `untyped_storage`, ...).
 
-    Code that reads the memory without a torch function is not noticed: a kernel of its own,
-    `torch.distributed.broadcast`, a tensor taken before the last step, or the weight itself in a compiled function. Use
-    `pending_updates_applied` around such code.
+    Torch calls `run_operator` for each operator on the weight, below autograd, autocast and `torch.func` transforms.
+    So it does not matter which function calls the operator. Only a tensor taken before the last step, and the weight
+    itself in a compiled function, are read as they are: use `pending_updates_applied` around such code.
 
-    Reference: https://docs.pytorch.org/docs/stable/notes/extending.html, "Subclassing torch.Tensor".
+    Reference: https://docs.pytorch.org/docs/stable/notes/extending.html, "Extending torch native API".
     """
 
     pending_updates: PendingUpdates
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Apply those pending updates of weights among the arguments that `func` would miss, and then call `func`.
+    def detach(self) -> Tensor:
+        """Return a plain tensor over the memory, as in torch; `nn.Parameter(weight)` gets one of this class."""
+        plain = super().detach()
+        if torch.compiler.is_compiling():
+            return plain
+        if sys._getframe(1).f_code is nn.Parameter.__new__.__code__:  # it accepts no other class, as of a subclass
+            plain.__class__ = RowSparseParameter  # without pending updates it is an ordinary parameter
+        return plain
 
-        Results are plain tensors. Inside a compiled function, and where a `FakeTensorMode` describes a weight for one,
-        no updates are applied. Errors are also those of `PendingUpdates`.
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return the memory as an array, as in torch."""
+        return self.detach().requires_grad_(self.requires_grad).numpy(force=force)
+
+    def tolist(self) -> Any:
+        """Return the values as lists, as in torch."""
+        return self.detach().tolist()
+
+    def data_ptr(self) -> int:
+        """Return the address of the memory, as in torch."""
+        self.untyped_storage()
+        return super().data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the memory, as in torch."""
+        if not is_fake_mode_active():  # it describes a weight for a compiled function
+            self.detach()
+        return super().untyped_storage()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return the memory for another library, as in torch."""
+        return self.detach().requires_grad_(self.requires_grad).__dlpack__(**options)
+
+    def share_memory_(self) -> Self:
+        """Move the memory to shared memory, as in torch.
 
         Raises:
-            SizeError: `func` is `share_memory_`, and the weight has a sparse gradient.
+            SizeError: The weight has a sparse gradient.
         """
-        kwargs = kwargs or {}
-        if not torch.compiler.is_compiling() and func not in READS_NO_ROWS and not is_fake_mode_active():
-            weights = list(weights_among((args, kwargs)))
-            if func is Tensor.share_memory_ and any(w.grad is not None and w.grad.is_sparse for w in weights):
-                raise SizeError(
-                    "Torch cannot share the sparse gradient of a row-sparse table: call optimizer.zero_grad() before "
-                    "share_memory()."
-                )
-            with HeldLocks([weight.pending_updates.lock for weight in weights if _copies_rows(func, weight)]):
-                for weight in weights:
-                    if func is F.embedding and weight is args[1]:
-                        weight.pending_updates.apply_to_ids(weight, args[0])
-                    elif weight.pending_updates.handle not in _raw_reads.handles:
-                        weight.pending_updates.apply_all(weight)
-                return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # Dynamo traces it
+        if self.grad is not None and self.grad.is_sparse:
+            raise SizeError(
+                "Torch cannot share the sparse gradient of a row-sparse table: call optimizer.zero_grad() before "
+                "share_memory()."
+            )
+        with self.pending_updates.lock if hasattr(self, "pending_updates") else nullcontext():
+            super().share_memory_()  # type: ignore[no-untyped-call]
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as an ordinary parameter, so that `torch.load` needs no class of this library."""
+        plain = nn.Parameter(self.data, self.requires_grad)
+        ours = ("pending_updates", "__torch_dispatch__")
+        vars(plain).update({name: value for name, value in vars(self).items() if name not in ours})
+        return plain.__reduce_ex__(protocol)
+
+
+EMBEDDING = torch.ops.aten.embedding.default
+
+
+def run_operator(
+    func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """Apply those pending updates of weights among the arguments that the operator `func` would miss, and then run it.
+
+    It is the `__torch_dispatch__` of each `RowSparseParameter`; results are plain tensors. Where a `FakeTensorMode`
+    describes a weight for a compiled function, no updates are applied. Errors are also those of `PendingUpdates`.
+    """
+    kwargs = kwargs or {}
+    is_ours, is_fake, name = func.namespace == "aten", is_fake_mode_active(), func.overloadpacket.__name__
+    locks, weights = [], []
+    if not is_fake and not (is_ours and (name.startswith("new_") or name.endswith("_like"))):  # reads shape and dtype
+        for value in (*args, *kwargs.values()):
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if type(each) is RowSparseParameter and hasattr(each, "pending_updates"):
+                    weights.append(each)
+                    if is_ours:  # other operators run code of users or collectives, during which no lock is held
+                        locks.append(each.pending_updates.lock)
+    with HeldLocks(locks):
+        for weight in weights:
+            if func is EMBEDDING and weight is args[0]:
+                weight.pending_updates.apply_to_ids(weight, args[1])
+            elif weight.pending_updates.handle not in _raw_reads.handles:
+                weight.pending_updates.apply_all(weight)
+        if is_ours and not is_fake and len(types) == 1:
+            with without_dispatch():
+                return func(*args, **kwargs)
+        plain = tree_map(lambda each: raw_weight(each) if type(each) is RowSparseParameter else each, (args, kwargs))
+        return func(*plain[0], **plain[1])
 
 
 def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
@@ -253,51 +326,6 @@ class _LookUpSortedRows(torch.autograd.Function):
         return gradient, None
 
 
-_ATTRIBUTES = """shape dtype device layout ndim itemsize nbytes requires_grad is_leaf grad grad_fn _version _base
-_backward_hooks _post_accumulate_grad_hooks retains_grad output_nr is_sparse is_cpu is_cuda is_meta is_quantized"""
-_METHODS = """size dim ndimension numel nelement stride storage_offset element_size is_contiguous is_floating_point
-is_complex get_device __len__ requires_grad_ register_hook register_post_accumulate_grad_hook new_empty new_zeros
-new_ones new_full
-new_tensor"""
-_FUNCTIONS = "is_floating_point is_complex numel empty_like zeros_like ones_like full_like randn_like rand_like"
-READS_NO_ROWS = frozenset(
-    [
-        *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()),
-        *(getattr(Tensor, name).__set__ for name in ("grad", "requires_grad", "_backward_hooks")),
-        *(getattr(Tensor, name) for name in _METHODS.split()),
-        *(getattr(torch, name) for name in _FUNCTIONS.split()),
-    ]
-)
-"""Functions that read the shape, dtype, device or gradient of a tensor, but none of its values."""
-
-COPIES_ROWS = frozenset(
-    [
-        F.embedding,
-        *(getattr(Tensor, name) for name in ("clone", "copy_", "index_select", "share_memory_")),
-        *(getattr(torch, name) for name in ("clone", "index_select")),
-    ]
-)
-"""Functions during which no other thread writes rows: they copy rows, and run no code of the user."""
-
-
-def _copies_rows(func: Callable[..., Any], weight: nn.Parameter) -> bool:
-    """Return whether to exclude other threads during `func`: whether it copies rows and records no graph.
-
-    Where a graph is recorded, hooks of the user may run, during which no lock is held.
-    """
-    return func in COPIES_ROWS and not (torch.is_grad_enabled() and weight.requires_grad)
-
-
-def weights_among(values: Any) -> Iterator[RowSparseParameter]:
-    """Yield the weights of row-sparse tables among the arguments of a torch function, also in nested containers."""
-    if isinstance(values, RowSparseParameter):
-        if hasattr(values, "pending_updates"):  # a copy without its table has none
-            yield values
-    elif isinstance(values, list | tuple | dict):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from weights_among(value)
-
-
 @contextmanager
 def applied_rows(weight: Tensor, ids: Tensor) -> Iterator[Tensor]:
     """Context manager: yield the memory of a weight to read some rows, which no other thread writes in the block.
@@ -315,9 +343,9 @@ def applied_rows(weight: Tensor, ids: Tensor) -> Iterator[Tensor]:
 def pending_updates_applied(model: nn.Module) -> Iterator[None]:
     """Keep all rows of all row-sparse tables of `model` up to date inside a `with` block, for every reader and writer.
 
-    `RowAdamW` delays the updates of rows without a gradient. Torch functions, `table.weight`, `state_dict()`,
+    `RowAdamW` delays the updates of rows without a gradient. Operators, `table.weight`, `state_dict()`,
     `copy.deepcopy` and look-ups apply them. This block is for code that keeps tensors of the weights over several
-    steps, or reads their memory without a torch function.
+    steps, or reads their memory without an operator.
 
     On entering, pending updates are applied. Each optimizer step inside updates all rows at once. Without compiled
     kernels that takes about twice as long as a step of dense AdamW. On leaving, nothing is written, and later steps

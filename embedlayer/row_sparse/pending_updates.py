@@ -577,6 +577,7 @@ class PendingUpdates:
         terms = self.steps.skipped_terms(tensors.table, rows, len(self.moments) > 1)
         values = tensors.skip_steps(rows, terms, step=self.steps.step, cache=cache)
         self.steps.value_steps.index_fill_(0, rows, self.steps.step)
+        torch.autograd.graph.increment_version(weight)  # below autograd, as in `run_operator`, writes do not count
         self.version = weight._version
         return values
 
@@ -590,6 +591,7 @@ class PendingUpdates:
         self.storage.before_write(rows)
         self._tensors(weight).decay_moments(rows, decays)
         self.steps.moment_steps.index_fill_(0, rows, self.steps.step)
+        torch.autograd.graph.increment_version(self.moments)
 
 
 def pending_updates_of(weight: Tensor | None) -> PendingUpdates | None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
+from embedlayer.core.torch_state import without_dispatch
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.row_sparse.arithmetic import (
     add_squares_,
@@ -19,7 +20,6 @@ from embedlayer.row_sparse.arithmetic import (
     rows_at_once,
     square_root,
 )
-from embedlayer.row_sparse.gradient import call_plain
 from embedlayer.row_sparse.history import StepRates
 from embedlayer.row_sparse.stochastic_rounding import round_rows
 
@@ -203,8 +203,10 @@ def check_state_size(weight: Tensor, moments: Sequence[Tensor]) -> None:
 
 def raw_weight(weight: Tensor) -> Tensor:
     """Return a detached plain tensor over the memory of a row-sparse weight, without applying pending updates."""
-    plain: Tensor = call_plain(Tensor.detach, (), (weight,), {})
-    return plain
+    if "__torch_dispatch__" not in vars(weight):  # also a fake tensor or a DTensor
+        return Tensor.detach(weight)
+    with without_dispatch():
+        return Tensor.detach(weight)
 
 
 def is_in_shared_memory(tensor: Tensor) -> bool:

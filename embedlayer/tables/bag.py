@@ -16,8 +16,10 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import INTEGERS, as_ids, rows_without_record
 from embedlayer.core.shapes import IdsLike
 from embedlayer.core.torch_state import (
+    Proxy,
     calls_forward,
     is_observed,
+    leaf_of_trace,
     plain_operators_only,
     refuse_per_sample_gradients,
     values_are_read,
@@ -136,6 +138,21 @@ class Bag(Pretrained):
         return self.table.embed_dim
 
     @property
+    def embedding_dim(self) -> int:
+        """Return `embed_dim`, under torch's name."""
+        return self.table.embed_dim
+
+    @property
+    def num_embeddings(self) -> int:
+        """Return the number of rows of the table, under torch's name."""
+        return self.table.num_rows
+
+    @property
+    def padding_idx(self) -> int | None:
+        """Return the padding token of the table, which takes no part in a bag."""
+        return self.table.padding_idx
+
+    @property
     def weight(self) -> Tensor:
         """Return the weight of a dense table, as code for `nn.EmbeddingBag` reads it.
 
@@ -149,7 +166,7 @@ class Bag(Pretrained):
 
     def forward(
         self,
-        ids: IdsLike,
+        input: IdsLike,
         offsets: Int[Tensor, " bags"] | None = None,
         per_sample_weights: Float[Tensor, "*ids"] | None = None,
         *,
@@ -161,10 +178,10 @@ class Bag(Pretrained):
         On an accelerator no call waits for the device. There the values of `offsets` and `lengths` are not checked.
 
         Args:
-            ids: Token IDs: those of all bags one after the other, `(M,)`, or a batch of bags `(..., T)`.
+            input: Token IDs: those of all bags one after the other, `(M,)`, or a batch of bags `(..., T)`.
             offsets: For `(M,)`: start of each bag, ascending from 0, `(N,)`; with `include_last_offset`, M follows.
-            per_sample_weights: Factor on the vector of each ID, in the shape of `ids`; only for sums.
-            mask: For a batch: 0 for tokens that take no part, whose IDs are not read, in the shape of `ids`.
+            per_sample_weights: Factor on the vector of each ID, in the shape of `input`; only for sums.
+            mask: For a batch: 0 for tokens that take no part, whose IDs are not read, in the shape of `input`.
             lengths: For a batch: number of tokens of each bag, the first ones, `(...)`, instead of a mask.
 
         Raises:
@@ -173,8 +190,11 @@ class Bag(Pretrained):
                 shapes do not fit, or one of offsets, mask and lengths is missing or too many.
             SizeError: There are weights, and the mode is `"mean"`.
         """
+        if isinstance(input, Proxy):
+            call: Tensor = leaf_of_trace(self, input, offsets, per_sample_weights, mask=mask, lengths=lengths)
+            return call
         table = self.table
-        ids = as_ids(ids, beside=table)
+        ids = as_ids(input, beside=table)
         check_bags(ids, None, per_sample_weights)
         if per_sample_weights is not None and self.mode != "sum":
             raise SizeError(f'per_sample_weights need mode="sum": in mode {self.mode!r} they have no meaning in torch.')

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import resolve_name
-from torch.utils._pytree import tree_leaves
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import device_kind
@@ -24,6 +23,7 @@ from embedlayer.core.torch_state import (
     make_wrapper_subclass,
     outside_of_graphs,
     transforms_active,
+    tree_leaves,
 )
 from embedlayer.losses.fixed_row import one_index, row_within
 from embedlayer.losses.uncomputed_logits import check_dtypes

@@ -1,7 +1,8 @@
 """The dense table: one learned row per token, optionally with row-sparse gradients."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -19,15 +20,15 @@ from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import is_transformed, plain_operators_only, recompute_weights
+from embedlayer.core.torch_state import is_transformed, plain_operators_only, recompute_weights, without_dispatch
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, rows_on_cuda
-from embedlayer.row_sparse.gradient import call_plain
 from embedlayer.row_sparse.hooks import (
     RowSparseParameter,
     look_up_rows,
     look_up_rows_between_graphs,
+    release,
     watch,
     with_updates_applied,
 )
@@ -55,7 +56,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             Spare rows are not looked up and take no part in the loss. `None` for no spare rows.
         row_sparse: Whether a backward pass gives gradients to the looked-up rows only, as a sparse tensor. Train such a
             table with `RowAdamW`, which has the results of dense AdamW. Between its steps, updates of the other rows
-            are pending; they are applied when a torch function reads or writes the weight (`RowSparseParameter`).
+            are pending; they are applied when an operator reads or writes the weight (`RowSparseParameter`).
             Torch's gradient clipping works. With gradients on, graphs of `torch.compile` end at the look-up, and with
             `fullgraph=True` torch raises `torch._dynamo.exc.Unsupported`. `torch.optim.AdamW` raises "Adam does not
             support sparse gradients, please consider SparseAdam instead", but `SparseAdam` has other results than
@@ -233,8 +234,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         weight = self.weight  # once: a parametrization computes it at each read
         transformed, compiling = is_transformed(weight), torch.compiler.is_compiling()
         padding_idx, sparse = self.padding_idx, self.row_sparse and not transformed and not plain_operators_only()
-        if self.row_sparse and plain_operators_only():
-            self._refuse_pending_updates()
         if sparse and isinstance(weight, RowSparseParameter):  # PendingUpdates drops the gradient of padding
             if not compiling:
                 vectors = look_up_rows(ids, weight)
@@ -285,8 +284,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         if not self.row_sparse or not is_parameter or torch.compiler.is_compiling() or plain_operators_only():
             return self._current_weight()[start:stop]
         self.apply_pending_updates(start, stop)
-        rows: Tensor = call_plain(Tensor.__getitem__, (), (self.weight, slice(start, stop)), {})
-        return rows
+        with without_dispatch() if type(self.weight) is RowSparseParameter else nullcontext():
+            return self.weight[start:stop]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -343,7 +342,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         Raises:
             ShapeError: A compiled function reads a row-sparse table with gradients on, so every row would get a
                 gradient.
-            SizeError: Updates are pending under a `torch.func` transform or an export; see `_refuse_pending_updates`.
             StaleRowsError: The weight was written in place while updates were pending.
         """
         self._refuse_partitioned()
@@ -351,8 +349,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             recompute_weights(self)
         weight = self.weight
         if plain_operators_only():
-            self._refuse_pending_updates()
-            return weight
+            return weight  # operators on it apply the updates, below all transforms
         if self.pending_updates is None or not torch.compiler.is_compiling():
             if not torch.compiler.is_compiling() and (pending := pending_updates_of(weight)):
                 pending.apply_all(weight, 0, None)
@@ -364,17 +361,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             )
         copy: Tensor = with_updates_applied(weight.detach(), self._handle, False)
         return copy
-
-    def _refuse_pending_updates(self) -> None:
-        """Raise `SizeError` if updates are pending.
-
-        It is called under a `torch.func` transform or an export, where pending updates cannot be applied.
-        """
-        if self.pending_updates is not None and self.pending_updates.has_pending:
-            raise SizeError(
-                "Rows of this row-sparse table have pending updates, which a torch.func transform cannot apply.\n"
-                "Call table.apply_pending_updates() after the last optimizer step and before this."
-            )
 
     def _refuse_divided_rows(self, weight: Tensor) -> None:
         """Raise `ShapeError` if FSDP or tensor parallelism divides the rows of this row-sparse table, in training.
@@ -431,9 +417,30 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
         The `PendingUpdates` of the former parameter is then marked as replaced; see `_watch`.
         """
-        super()._apply(fn, recurse)
+        with self._swappable_weight():
+            super()._apply(fn, recurse)
         self._watch(self._parameters.get("weight"))
         return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        with self._swappable_weight():
+            super()._load_from_state_dict(*args)
+
+    @contextmanager
+    def _swappable_weight(self) -> Iterator[None]:
+        """Context manager: let torch swap the weight with an ordinary parameter, if it is set to, and watch it again.
+
+        See `torch.__future__.set_swap_module_params_on_conversion`. The optimizer keeps the parameter.
+        """
+        weight: Any = self._parameters.get("weight")
+        swaps = torch.__future__.get_swap_module_params_on_conversion() and type(weight) is RowSparseParameter
+        if swaps:
+            release(weight)
+        try:
+            yield
+        finally:
+            if swaps and self.pending_updates is not None:
+                watch(weight, self.pending_updates)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("pending_updates", "_handle")}

@@ -18,7 +18,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.index_checks import as_ids, raise_if_outside, rows_without_record
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
-from embedlayer.core.torch_state import fusible, may_use, recompute_weights
+from embedlayer.core.torch_state import Proxy, fusible, leaf_of_trace, may_use, recompute_weights
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, scale_applies
 from embedlayer.saving import Pretrained
@@ -138,18 +138,21 @@ class LookupTable(Pretrained, ABC):
         """
         return None
 
-    def forward(self, ids: IdsLike) -> Vectors:
-        """Return `scale * look_up(ids)`, `(...)` to `(..., D)`, for IDs of any shape, as `nn.Embedding` does.
+    def forward(self, input: IdsLike) -> Vectors:
+        """Return `scale * look_up(input)`, `(...)` to `(..., D)`, for IDs of any shape, as `nn.Embedding` does.
 
         Args:
-            ids: A tensor of int64 or int32. A number, lists, a NumPy array of integers or an `Encoding` of a tokenizer
-                is converted by `embedlayer.core.index_checks.as_ids`.
+            input: Token IDs, a tensor of int64 or int32. A number, lists, a NumPy array of integers or an `Encoding` of
+                a tokenizer is converted by `embedlayer.core.index_checks.as_ids`.
 
         Raises:
             TokenIdError: On the CPU, an ID is outside the table. See `look_up` for accelerators.
-            ShapeError: `ids` are not integers.
+            ShapeError: The IDs are not integers.
         """
-        ids, factor = as_ids(ids, beside=self), self.factor
+        if isinstance(input, Proxy):
+            call: Vectors = leaf_of_trace(self, input)
+            return call
+        ids, factor = as_ids(input, beside=self), self.factor
         if factor is not None and device_kind(ids) == "cuda" and fusible(ids) and may_use(self, "stored", "look_up"):
             stored = self.stored(ids)
             if stored is not None and stored.check is not None and scale_applies(factor, stored.weight):

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from embedlayer.core.errors import TokenIdError, VocabularyError
 from embedlayer.tokenization.bpe_files import byte_level_alphabet, component_types
 from embedlayer.tokenization.ids import USUAL_NAMES, table_size, unknown_id
-from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer, tokens_of_word
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, normalized, pure_tokenizer, tokens_of_word
 
 Token = str | int
 """A token, by its text or its ID."""
@@ -44,7 +44,7 @@ class BytesById(NamedTuple):
         takes_space: Whether the token has a second reading with a space in front, as a word of WordPiece has.
         exists: Whether there is a token with this ID.
         added: Whether it is an added token, special or not.
-        special: Whether it is a special token, or an added one with the usual name of a role, such as `</s>`.
+        special: Whether it is one of `TokenBytes.special`.
         unknown: Whether it is the unknown token, which replaces text that the tokenizer cannot encode.
     """
 
@@ -75,7 +75,9 @@ class TokenBytes:
         vocabulary: From the name of each token in the vocabulary to its ID, added tokens included.
         entries: From the ID of each token to its name in the vocabulary.
         added: IDs of the added tokens, special or not.
-        special: IDs of the special tokens.
+        unknown: ID of the unknown token, or `None`.
+        special: IDs of the tokens that encode no text: special tokens, added tokens with the usual name of a role, such
+            as `</s>`, and the unknown token.
 
     Raises:
         TokenizerError: `tokenizer` is no tokenizer.
@@ -96,8 +98,13 @@ class TokenBytes:
         self.vocabulary: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
         self.entries = {token_id: entry for entry, token_id in self.vocabulary.items()}
         self._writes_spaces = self.convention == "word" and any(e[0] in " ▁" for e in self.vocabulary if len(e) > 1)
-        self.added = frozenset(self.tokenizer.get_added_tokens_decoder())
-        self.special = frozenset(i for i, t in self.tokenizer.get_added_tokens_decoder().items() if t.special)
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.added = frozenset(added)
+        self.unknown = unknown_id(self.tokenizer)
+        names = {name for names in USUAL_NAMES.values() for name in names}
+        special = {token_id for token_id, token in added.items() if token.special or token.content in names}
+        self.special = frozenset(special if self.unknown is None else special | {self.unknown})
+        self._normalized = frozenset(token_id for token_id, token in added.items() if token.normalized)
 
     def readings(self, token_id: int) -> tuple[bytes, ...]:
         """Return the byte strings that a token can add to a text, the most likely first.
@@ -105,12 +112,18 @@ class TokenBytes:
         Most tokens have one. Tokens that start a word in a WordPiece or word vocabulary have two, with and without a
         space before the word, because such a vocabulary does not encode spaces: `b" dog"` and `b"dog"` for `dog`. A
         word vocabulary with an entry that starts with a space or `▁`, as a file of vectors can have, encodes spaces.
+        An added token that is found in the normalised text has the space that the normalizer puts in front of it: with
+        LLaMA's `Prepend("▁")`, `<x>` is found as `▁<x>`.
 
         Raises:
             KeyError: There is no token with this ID.
         """
         entry = self.entries[token_id]
         if token_id in self.added:
+            if token_id in self._normalized - self.special:
+                text = normalized(self.tokenizer, entry)
+                text = text.replace("▁", " ") if self.convention == "sentencepiece" else text
+                entry = text if text == f" {entry}" else entry
             return (entry.encode(),)
         entry = entry.removesuffix(self.suffix) or entry
         if self.convention == "byte-level":
@@ -172,7 +185,7 @@ class TokenBytes:
         Within a kind it is the token with the lowest ID. Special tokens are not in the dictionary.
         """
         ids_by_bytes: dict[bytes, int] = {}
-        ids = sorted(self.entries.keys() - self.added)
+        ids = sorted(self.entries.keys() - self.added - self.special)
         readings = {token_id: self.readings(token_id) for token_id in ids if not self.is_byte(token_id)}
         for token_id, likely in readings.items():
             ids_by_bytes.setdefault(likely[0], token_id)
@@ -188,9 +201,7 @@ class TokenBytes:
         size = max(self.entries, default=-1) + 1
         readings = [self.readings(token_id) if token_id in self.entries else (b"",) for token_id in range(size)]
         encoded = [min(each, key=len) for each in readings]
-        unknown = unknown_id(self.tokenizer)
-        names = {name for names in USUAL_NAMES.values() for name in names}
-        special = self.special | {token_id for token_id in self.added if self.entries[token_id] in names}
+        unknown = () if self.unknown is None else (self.unknown,)
 
         def marks(ids: Iterable[int]) -> Bool[np.ndarray, " V"]:
             marked = np.zeros(size, dtype=bool)
@@ -202,7 +213,7 @@ class TokenBytes:
             np.array([len(each) for each in encoded], dtype=np.int64),
             np.array([each[:1] == b" " for each in encoded], dtype=bool),
             np.array([len(each) == 2 for each in readings], dtype=bool),
-            *(marks(ids) for ids in (self.entries, self.added, special, () if unknown is None else (unknown,))),
+            *(marks(ids) for ids in (self.entries, self.added, self.special, unknown)),
         )
 
     @cached_property

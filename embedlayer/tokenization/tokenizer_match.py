@@ -19,7 +19,8 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
 
     - A token that continues a word (`##dog`) never matches one that starts a word (`dog`).
     - A token that ends a word (`dog</w>`) matches only in a tokenizer that also marks the ends of words.
-    - If both tokenizers write spaces in the same way, tokens with equal names match first.
+    - If both tokenizers write spaces in the same way, tokens with equal names match first. Added tokens with equal
+      names and other bytes, such as LLaMA's `<x>` with its space, match if no token has the same bytes.
     - A special token matches the one with the same name, or else the one with the same role. The end of a text comes
       first, and is the token that `end_of_text_id` finds: GPT-2's `<|endoftext|>` matches `</s>` and not `<s>`.
 
@@ -40,7 +41,8 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
     theirs, ours = TokenBytes(old), TokenBytes(new)
     by_name = _equal_names(theirs, ours)
     matches = _equal_roles(theirs, ours, set(by_name.values())) | by_name
-    for token_id in ours.entries.keys() - ours.special - matches.keys():
+    respelled = {i for i in by_name.keys() & ours.added if ours.readings(i) != theirs.readings(by_name[i])}
+    for token_id in ours.entries.keys() - ours.special - (matches.keys() - respelled):
         position = ours.word_position(token_id)
         for old_id in (theirs.by_bytes.get(readings) for readings in ours.readings(token_id)):
             if old_id is not None and (position is None or theirs.word_position(old_id) in (None, position)):
@@ -103,20 +105,20 @@ def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
 
 
 def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int, int]:
-    """Return the old ID of each new ID of a special token with the same role, such as the end of a text.
+    """Return the old ID of each new ID of a token without text that has the same role, such as the end of a text.
 
     The role of a token follows from the usual names: `</s>` and `<|endoftext|>` both end a text. Old IDs in `taken` are
     not matched again. Several new tokens of one role get the same old ID.
     """
     ends = end_of_text_id(new.tokenizer), end_of_text_id(old.tokenizer)
     matches: dict[int, int] = {}
-    if ends[0] in new.added and ends[1] in old.added and ends[1] not in taken:
+    if ends[0] in new.special and ends[1] in old.special and ends[1] not in taken:
         matches[ends[0]] = ends[1]
     for names in _NAMES_BY_ROLE:
-        candidates = [old.vocabulary[name] for name in names if old.vocabulary.get(name) in old.added]
+        candidates = [old.vocabulary[name] for name in names if old.vocabulary.get(name) in old.special]
         free = [token_id for token_id in candidates if token_id not in taken]
         for name in names:
             token_id = new.vocabulary.get(name)
-            if token_id in new.added and free:
+            if token_id in new.special and free:
                 matches.setdefault(token_id, free[0])
     return matches

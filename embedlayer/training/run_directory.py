@@ -98,6 +98,7 @@ class RunDirectory:
         self.report = self.path / "report.html"
         self.run = self.path / "run.json"
         self.tables = self.path / "tables"
+        self.result_files = [self.path / name for name in (WEIGHTS, TOKENIZER)] + [self.metrics, self.report]
         self.lock = FileLock(self.path / LOCK, f"The run folder {self.path}")
 
     @property

@@ -77,7 +77,7 @@ def edit_vocabulary(
     add: AddedTokens | int = (),
     remove: Iterable[Token] = (),
     keep: Iterable[Token] | None = None,
-    reorder: Sequence[Token] | None = None,
+    order: Sequence[Token] | None = None,
     merge: Mapping[Token, Token] | None = None,
     special: Iterable[str | AddedToken] = (),
     **options: Unpack[EditOptions],
@@ -112,7 +112,7 @@ def edit_vocabulary(
             Added tokens of the tokenizer that lack a row, because it was extended alone, get one too, also for `()`.
         remove: Tokens to remove, by text or ID.
         keep: Remove all tokens but these; not together with `remove`.
-        reorder: All tokens of the result, in the order of their new IDs; without a tokenizer, the old ones only.
+        order: All tokens of the result, in the order of their new IDs; without a tokenizer, the old ones only.
         merge: From each token to remove to the token that replaces it in stored IDs.
         special: New special tokens.
         **options: See `EditOptions`.
@@ -168,14 +168,12 @@ def edit_vocabulary(
         if tokenizer is not None:
             if isinstance(add, int):
                 raise VocabularyError(f"With a tokenizer new tokens have names: pass a list of them, not {add}.")
-            return _edited(tokenizer, add=add, remove=remove, keep=keep, order=reorder, merge=merge, special=special)
+            return _edited(tokenizer, add=add, remove=remove, keep=keep, order=order, merge=merge, special=special)
         require_ids([*special, *(() if isinstance(add, int) else add)])
         count = add if isinstance(add, int) else 0
         if count < 0:
             raise VocabularyError(f"{count} new tokens cannot be added: pass a number from 0.")
-        _, sources, merged, _ = select_tokens(
-            NumberedTokens(rows), remove=remove, keep=keep, order=reorder, merge=merge
-        )
+        _, sources, merged, _ = select_tokens(NumberedTokens(rows), remove=remove, keep=keep, order=order, merge=merge)
         return TokenMap((*sources, *[NEW] * count), rows, merged)
 
     return _edit(target, token_map, options)

@@ -59,8 +59,8 @@ def test_an_id_of_the_class_is_written_moved_and_comes_back(
         request.getfixturevalue("no_transformers")
     model = saved(tmp_path / "old", model_type, kind, keys)
     before = (tmp_path / "old" / "config.json").read_bytes()
-    el.vocab.edit_vocabulary(tmp_path / "old", reorder=REVERSED, out=tmp_path / "new")
-    el.vocab.edit_vocabulary(el.patch(model), reorder=REVERSED)
+    el.vocab.edit_vocabulary(tmp_path / "old", order=REVERSED, out=tmp_path / "new")
+    el.vocab.edit_vocabulary(el.patch(model), order=REVERSED)
     content = json.loads((tmp_path / "new" / "config.json").read_text())
     live, part = (each.get("text_config", each) for each in (model.config.to_dict(), content))
     assert {key: part.get(key) for key in keys} == {key: live[key] for key in keys}
@@ -108,4 +108,4 @@ def test_roles_of_an_unknown_class_are_named_in_a_warning(tmp_path, unchecked) -
     path.write_text(json.dumps({key: value for key, value in content.items() if key != "architectures"}))
     texts = ("only its table", "does not state eos_token_id, and the defaults")
     with pytest.warns(el.EmbedLayerWarning, match=texts[0]), pytest.warns(el.EmbedLayerWarning, match=texts[1]):
-        el.vocab.edit_vocabulary(tmp_path / "old", reorder=REVERSED, out=tmp_path / "new")
+        el.vocab.edit_vocabulary(tmp_path / "old", order=REVERSED, out=tmp_path / "new")

@@ -66,9 +66,9 @@ def test_every_form_of_an_entry_follows_live_and_in_the_folder_and_comes_back(gp
     path = tmp_path / "old" / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | FORMS))
     el.patch(gpt2)
-    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), reorder=order(131))
+    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), order=order(131))
     assert {key: getattr(gpt2.generation_config, key) for key in MOVED} == MOVED
-    el.vocab.edit_vocabulary(tmp_path / "old", keep=order(131), reorder=order(131), out=tmp_path / "new")
+    el.vocab.edit_vocabulary(tmp_path / "old", keep=order(131), order=order(131), out=tmp_path / "new")
     content = json.loads((tmp_path / "new" / "generation_config.json").read_text())
     assert {key: content[key] for key in MOVED} == MOVED
     receipt.save(tmp_path / "receipt")
@@ -81,7 +81,7 @@ def test_every_form_of_an_entry_follows_live_and_in_the_folder_and_comes_back(gp
 def test_a_bias_by_tuples_keeps_its_form(gpt2, tmp_path, unchecked) -> None:
     gpt2.generation_config.sequence_bias = {(14,): -1.0, (15, 9): 2.0}
     el.patch(gpt2)
-    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), reorder=order(131))
+    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), order=order(131))
     assert gpt2.generation_config.sequence_bias == {(13,): -1.0}
     receipt.save(tmp_path / "receipt")
     el.vocab.Receipt.load(tmp_path / "receipt").undo(gpt2)
@@ -147,7 +147,7 @@ def test_a_receipt_of_a_release_that_moved_fewer_ids_is_undone(gpt2, unchecked) 
     el.patch(gpt2)
     before = {name: tensor.clone() for name, tensor in gpt2.state_dict().items()}
     generation = gpt2.generation_config.to_dict()
-    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), reorder=order(131))
+    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), order=order(131))
     for key in [key for key in receipt.settings if key.startswith("generation_config.")]:
         del receipt.settings[key]
     receipt.settings["transformer.config.eos_token_id"] = receipt.settings["config.eos_token_id"]
@@ -157,7 +157,7 @@ def test_a_receipt_of_a_release_that_moved_fewer_ids_is_undone(gpt2, unchecked) 
     assert gpt2.config.eos_token_id == 2
     assert gpt2.generation_config.to_dict() == generation
     assert all(torch.equal(tensor, before[name]) for name, tensor in gpt2.state_dict().items())
-    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), reorder=order(131))
+    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), order=order(131))
     receipt.settings["transformer.other.eos_token_id"] = 2
     with pytest.raises(el.CheckpointError, match="not what the receipt belongs to"):
         receipt.undo(gpt2)
@@ -173,7 +173,7 @@ def test_a_live_edit_is_undone_in_the_folder_of_the_model(model_type, kind, tmp_
         _, model = build(model_type, kind)
     model.generation_config.suppress_tokens = [3, 9]
     model.save_pretrained(tmp_path / "old")
-    receipt = el.vocab.edit_vocabulary(el.patch(model), reorder=[130, *range(20), *range(21, 130)], remove=[20])
+    receipt = el.vocab.edit_vocabulary(el.patch(model), order=[130, *range(20), *range(21, 130)], remove=[20])
     model.save_pretrained(tmp_path / "new")
     receipt.save(tmp_path / "new")
     last_receipt(tmp_path / "new").undo(tmp_path / "new", out=tmp_path / "back")
@@ -202,7 +202,7 @@ def test_whisper_starts_with_the_language_after_an_edit_of_its_folder(tmp_path, 
     features, options = torch.randn(1, 4, 16), {"language": "de", "task": "transcribe", "max_new_tokens": 6}
     before = model.generate(features, **options)
     sources = [*range(49, -1, -1), *range(50, 60)]  # times keep their places
-    el.vocab.edit_vocabulary(tmp_path / "old", reorder=sources, out=tmp_path / "new")
+    el.vocab.edit_vocabulary(tmp_path / "old", order=sources, out=tmp_path / "new")
     edited = WhisperForConditionalGeneration.from_pretrained(tmp_path / "new").eval()
     assert edited.generation_config.lang_to_id == {"<|en|>": 46, "<|de|>": 45}
     assert [sources[token] for token in edited.generate(features, **options)[0].tolist()] == before[0].tolist()

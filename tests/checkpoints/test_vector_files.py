@@ -195,6 +195,15 @@ def test_a_projector_with_more_columns_has_a_header_and_the_first_is_the_token(t
             read_vectors(tmp_path)
 
 
+def test_a_byte_order_mark_is_no_part_of_labels_or_numbers(tmp_path) -> None:
+    write_vectors(tmp_path, ["a", "b"], torch.eye(2), format="projector")
+    for name in ("tensors.tsv", "metadata.tsv"):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (tmp_path / name).read_bytes())
+    tokens, rows = read_vectors(tmp_path)
+    assert tokens == ["a", "b"]
+    assert torch.equal(rows, torch.eye(2))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -221,6 +230,11 @@ def test_a_projector_with_more_columns_has_a_header_and_the_first_is_the_token(t
         ("a.bin", b"1 2\na " + bytes(8) + b"rest", "1 rows of 2 numbers, and the file goes on"),
         ("a.bin", b"1 1\n" + bytes(70_000), "row 1: its token does not end"),
         ("a.bin", b"1 1\n " + bytes(4), "row 1: it has no token"),
+        (
+            "a.bin",
+            b"2 2\na b " + b"\0\0\xc0?\0\0\x11\xdf" + b"c " + bytes(8),
+            "row 2: the token .* has bytes of numbers",
+        ),
         ("a.bin", b"1 1\na \x00\x00\xc0\x7f", r"1 of 1 rows hold NaN, .*: row 1 \('a'\)"),
         ("a.txt.gz", gzip.compress(b"1 1\na 1\n", mtime=0)[:-9], "is not a whole gzip file"),
         ("a.txt.gz", b"1 1\na 1\n", "is not a whole gzip file"),

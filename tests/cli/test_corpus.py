@@ -91,7 +91,7 @@ def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path):
     assert directory.corpus.is_symlink()
     assert batches(directory.resume()[0]) == batches(linked)
 
-    receipt = edit_vocabulary(directory.path, reorder=[*reversed(range(corpus.vocab_size))], out=tmp_path / "turned")
+    receipt = edit_vocabulary(directory.path, order=[*reversed(range(corpus.vocab_size))], out=tmp_path / "turned")
     turned = TokenCorpus.open(tmp_path / "turned" / "corpus")
     assert np.array_equal(turned.ids, receipt.remap(np.asarray(corpus.ids, dtype=np.int64)))
     assert (turned.num_bytes, turned.blocks.tolist()) == (corpus.num_bytes, corpus.blocks.tolist())
@@ -120,7 +120,7 @@ def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path):
     mixed, told = start(tmp_path / "corpus", text, weights=(3, 1))
     assert told.to_str() == tokenizer.to_str()
     assert batches(directory.resume()[0]) == batches(mixed) != batches(linked)
-    edit_vocabulary(directory.path, reorder=[*reversed(range(corpus.vocab_size))], out=tmp_path / "turned mixture")
+    edit_vocabulary(directory.path, order=[*reversed(range(corpus.vocab_size))], out=tmp_path / "turned mixture")
     turned_run = RunDirectory(tmp_path / "turned mixture")
     assert torch.equal(turned_run.open()[0].sampler.batch(7)[0], receipt.remap(mixed.sampler.batch(7)[0]))
     start(text, tokenizer_from=tmp_path / "bpe.json")

@@ -13,7 +13,7 @@ from commands import run
 
 from embedlayer import DecoderLM, RotaryEmbedding, TokenCorpus, TokenEmbedding, train_tokenizer
 from embedlayer.cli.main import cli
-from embedlayer.cli.options import InputPath
+from embedlayer.cli.options import InputPath, OutputPath
 from embedlayer.core.errors import FileError
 from embedlayer.opening import PathKind, path_kind
 
@@ -139,7 +139,11 @@ def test_every_command_that_reads_a_path_says_what_it_takes() -> None:
     for name, command in every_command():
         for param in command.params:
             is_output = param.name in ("output", "export_to")
-            assert isinstance(param.type, click.Path) == is_output, f"{name} {param.name}: use a type of cli/options.py"
+            assert not is_output or isinstance(param.type, OutputPath), f"{name} {param.name}: use OutputPath"
+            assert is_output or not isinstance(param.type, click.Path), f"{name} {param.name}: use InputPath"
+            if is_output:
+                with pytest.raises(FileError, match="The name of the output is empty"):
+                    param.type.convert("", None, None)
     with_inputs = {name for name, inputs in INPUTS.items() if inputs}
     assert with_inputs == {line.removesuffix(" OTHER") for line in COMMANDS}
     assert {(line.removesuffix(" OTHER"), name) for line, name, _ in CASES} == {

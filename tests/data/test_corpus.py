@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +40,28 @@ def folder(tmp_path):
 
 def test_a_folder_stands_for_its_visible_texts_in_order(folder):
     assert find_text_files([folder, "-"]) == [*(folder / n for n in ("a.md", "b.txt", "deep/c.txt", "e.txt.gz")), "-"]
+
+
+def test_folders_behind_links_are_read_once(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "h.txt").write_text("The text in h.")
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "again").symlink_to(folder / "deep")
+    (folder / "deep" / "up").symlink_to(folder)
+    names = ("a.md", "b.txt", "deep/c.txt", "e.txt.gz", "linked/h.txt")
+    assert find_text_files([folder]) == [folder / name for name in names]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(folder, monkeypatch):
+    def scandir(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    listed = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(FileError, match="Cannot read the folder .*deep: Permission denied"):
+        find_text_files([folder])
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_the_loss_of_a_head_whose_forward_is_changed_is_that_of_its_logits(name,
     hidden, targets = torch.randn(2, 4, EMBED_DIM), IDS
     before = head.forward
     if replace:
-        head.forward = lambda hidden: 3 * before(hidden)
+        head.forward = lambda input: 3 * before(input)
     else:
         kind = type(head)
         as_subclass(head, forward=lambda self, hidden: 3 * kind.forward(self, hidden))

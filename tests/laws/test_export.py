@@ -116,6 +116,22 @@ def test_an_exported_program_serves_any_size_with_torch_operators_alone(name) ->
         assert_close(run(*inputs), case.module(*inputs), name)
 
 
+@pytest.mark.parametrize("name", some({*CODE_PATHS} - PARTS_OF_OTHERS - EXPORTED_IN_PARTS, ALL_CASES))
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.usefixtures("unchecked")
+def test_a_traced_module_computes_with_inputs_of_other_values(name) -> None:
+    """`torch.jit.trace` fixes sizes, and what no operator computes would be a constant of the trace."""
+    case = CASES[name]()
+    module = case.module.requires_grad_(False)
+    if "FP8" in name or "4 bits" in name:
+        with pytest.raises(RuntimeError, match="aten::view"):  # codes are views of bytes, which it does not know
+            torch.jit.trace(module, case.inputs, check_trace=False)
+        return
+    traced = torch.jit.trace(module, case.inputs, check_trace=False)
+    others = tuple(each.flip(0).clone() for each in case.inputs)
+    assert_close(traced(*others), module(*others), name)
+
+
 WITHOUT_EMBEDLAYER = """
 import sys
 sys.modules["embedlayer"] = None  # importing it is an error

@@ -103,7 +103,7 @@ def test_every_parameter_gets_a_gradient_in_one_graph(unchecked: None, name) -> 
 def test_an_edit_of_the_vocabulary_moves_what_each_kept_token_reads(name) -> None:
     model, order = decoder(name), [*range(10, 50), *range(10)]
     before = model(IDS)[..., order]
-    receipt = edit_vocabulary(model, reorder=order)
+    receipt = edit_vocabulary(model, order=order)
     torch.testing.assert_close(model(receipt.remap(IDS)), before)
     receipt.undo(model)
     torch.testing.assert_close(model(IDS)[..., order], before)
@@ -151,14 +151,14 @@ def test_an_edit_moves_every_table_with_a_row_for_each_token_or_refuses_it_by_na
     config, state = model.config, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = model(IDS)[..., order]
     if isinstance(table, el.TokenEmbedding | el.FactorizedEmbedding | PackedRows):
-        receipt = edit_vocabulary(model, reorder=order)
+        receipt = edit_vocabulary(model, order=order)
         torch.testing.assert_close(model(receipt.remap(IDS)), before)
         edit_vocabulary(model, add=3)
         assert model(torch.tensor([52])).shape == (1, 53)
     else:
         name = f"injections.0.{'inputs.' * (point == 'per-layer')}table, a {type(table).__name__},"
         with pytest.raises(el.SizeError, match=name):
-            edit_vocabulary(model, reorder=order)
+            edit_vocabulary(model, order=order)
         assert model.config == config
         assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
@@ -170,7 +170,7 @@ def test_an_edit_keeps_an_ngram_table_in_a_file_whose_rows_are_not_those_of_toke
     table = in_a_file(trained)  # with as many rows as there are tokens
     model, order = small(injections=[AddedEmbedding(NgramEmbedding(hash, table), EMBED_DIM)]), [*range(49, -1, -1)]
     before, rows = model(IDS)[..., order], table.rows(0, 50).clone()
-    receipt = edit_vocabulary(model, reorder=order)
+    receipt = edit_vocabulary(model, order=order)
     torch.testing.assert_close(model(receipt.remap(IDS)), before)
     edit_vocabulary(model, remove=[3], add=2)
     assert isinstance(table, MappedEmbedding)

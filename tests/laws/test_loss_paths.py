@@ -94,7 +94,7 @@ OUTPUTS: dict[str, Function] = {
     },
     "teacher of K tokens": of_largest,
 }
-ALL_OUTPUTS = {**OUTPUTS, "logits of a function": of_function, "real logits": of_real_logits}
+ALL_OUTPUTS: dict[str, Function] = {**OUTPUTS, "logits of a function": of_function, "real logits": of_real_logits}
 
 
 def batch(dtype: torch.dtype = torch.float64, tokens: int = N, rows: int = V) -> tuple[Tensor, ...]:

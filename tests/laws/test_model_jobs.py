@@ -165,7 +165,7 @@ def test_a_receipt_in_a_saved_folder_is_the_one_that_undo_reads(model_type, kind
                 nn.init.normal_(parameter)
         el.vocab.merge_rows(model)
     else:
-        receipt = el.vocab.edit_vocabulary(model, reorder=[*range(VOCAB - 1, -1, -1)])
+        receipt = el.vocab.edit_vocabulary(model, order=[*range(VOCAB - 1, -1, -1)])
         assert model.config.eos_token_id != config["eos_token_id"] or config["eos_token_id"] is None
     model.save_pretrained(tmp_path / "new")
     receipt.save(tmp_path / "new")

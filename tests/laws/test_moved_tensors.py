@@ -92,7 +92,7 @@ def request_for(model: nn.Module) -> dict[str, Any]:
     order[free] = torch.tensor(free)[torch.randperm(len(free))]
     first = max(named, default=-1) + 1
     removed = order[max(first, VOCAB - REMOVED) :].tolist()
-    return {"reorder": order[: VOCAB - len(removed)].tolist(), "remove": removed, "add": ADDED}
+    return {"order": order[: VOCAB - len(removed)].tolist(), "remove": removed, "add": ADDED}
 
 
 def logits_of(model: Any, ids: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def check(model: Any, folder: Path, *, live: str | None, saved: str | None, is_r
         warnings.simplefilter("ignore")
         with_distinct_values(model).save_pretrained(old)
         request, before = request_for(model), state_of(model)
-        ids = torch.tensor(request["reorder"][-20:]).unsqueeze(0)
+        ids = torch.tensor(request["order"][-20:]).unsqueeze(0)
         logits, edited = logits_of(el.patch(model), ids), []
         if saved is None:
             receipt = el.vocab.edit_vocabulary(old, **request, out=new)

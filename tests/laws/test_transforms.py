@@ -210,12 +210,10 @@ def test_dropout_under_vmap_draws_for_each_sample() -> None:
     assert not torch.equal(first, second)
 
 
-def test_pending_updates_of_a_row_sparse_table_are_refused_until_they_are_applied() -> None:
+def test_a_transform_finds_the_pending_updates_of_a_row_sparse_table() -> None:
     table = with_pending_updates()
-    with pytest.raises(el.SizeError, match=r"apply_pending_updates\(\)"):
-        vmap(table)(IDS)
-    table.apply_pending_updates()
-    assert_close(vmap(table)(IDS), table(IDS))
+    found = vmap(table)(IDS)
+    assert_close(found, table(IDS))
 
 
 PRIVATE = {

@@ -71,23 +71,6 @@ def test_a_further_document_can_be_appended_with_its_own_positions(position, kin
     assert torch.allclose(second, model(ids[:, 4:]), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "scaling",
-    [DynamicNTKScaling(2.0, 6), LongRopeScaling([1.0, 1.5, 2.0], [2.0, 3.0, 4.0], 6, factor=2.0)],
-    ids=["dynamic", "long"],
-)
-@pytest.mark.parametrize("kind", CACHES)
-@torch.no_grad()
-def test_remembered_keys_are_turned_on_when_the_length_asks_for_other_angles(scaling, kind) -> None:
-    """With one block, whose keys follow from the tokens alone, this is exact."""
-    table = TokenEmbedding(50, 24, init_std=1.0)
-    model = DecoderLM(table, RotaryEmbedding(6, scaling=scaling), num_layers=1, num_heads=4).eval()
-    ids, cache = torch.randint(1, 50, (2, 10)), CACHES[kind]()
-    for start, stop in ((0, 4), (4, 7), (7, 8), (8, 10)):
-        logits = model(ids[:, start:stop], cache=cache)
-        assert torch.allclose(logits, model(ids[:, :stop])[:, start:], atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", CACHES)
 @torch.no_grad()
 def test_a_single_sequence_needs_no_batch(kind) -> None:
@@ -144,8 +127,9 @@ def test_a_cache_of_a_fixed_size_refuses_more_tokens_and_gradients() -> None:
 
 
 def scaled(scaling) -> DecoderLM:
-    table = TokenEmbedding(50, 24, init_std=1.0)
-    return DecoderLM(table, RotaryEmbedding(6, scaling=scaling), num_layers=1, num_heads=4).eval()
+    """Beyond the trained length, at which the frequencies are fixed; tests/laws/test_every_length.py has the others."""
+    position = RotaryEmbedding(6, scaling=scaling).at_length(8)
+    return DecoderLM(TokenEmbedding(50, 24, init_std=1.0), position, num_layers=1, num_heads=4).eval()
 
 
 DECODERS = {

@@ -87,7 +87,7 @@ def test_tokens_in_another_order_keep_the_row_that_stands_in_for_theirs(tmp_path
     with quiet():
         model.save_pretrained(tmp_path / "old")
     order = [*range(1, VOCAB), 0]  # the row of token 0 is that of tokens without one
-    edit_vocabulary(tmp_path / "old", reorder=order, out=tmp_path / "new")
+    edit_vocabulary(tmp_path / "old", order=order, out=tmp_path / "new")
     with quiet():
         edited = type(model).from_pretrained(tmp_path / "new")
     new = torch.tensor([[order.index(token) for token in OLD[0].tolist()]])
@@ -134,7 +134,7 @@ def test_a_loaded_layer_is_edited_and_written_back_only_with_its_per_layer_table
 
 @pytest.mark.parametrize("options", [{"per_layer": False}, {"table_only": True}], ids=str)
 @pytest.mark.parametrize(
-    "edit", [{"reorder": range(130, -1, -1)}, {"remove": REMOVED}, {"add": 3}], ids=["reorder", "remove", "add"]
+    "edit", [{"order": range(130, -1, -1)}, {"remove": REMOVED}, {"add": 3}], ids=["reorder", "remove", "add"]
 )
 @pytest.mark.parametrize("saved_first", [False, True])
 def test_a_part_of_a_checkpoint_is_put_back_only_in_its_old_order(saved_first, edit, options, tmp_path) -> None:
@@ -160,7 +160,7 @@ def test_a_part_of_a_saved_layer_remembers_that_the_whole_layer_was_edited(optio
     with quiet():
         small("gemma3n_text").save_pretrained(tmp_path / "old")
     layer = el.load(tmp_path / "old")
-    receipt = edit_vocabulary(layer, reorder=range(130, -1, -1))
+    receipt = edit_vocabulary(layer, order=range(130, -1, -1))
     layer.save_pretrained(tmp_path / "edited")
     el.load(tmp_path / "edited").write_into(tmp_path / "old", tmp_path / "whole")  # it has all rows of the checkpoint
     part = el.load(tmp_path / "edited", **options)
@@ -179,7 +179,7 @@ def test_the_table_of_a_saved_layer_with_an_untied_head_remembers_an_edit_of_its
     with quiet():
         build("llama", "causal", {"tie_word_embeddings": False})[1].save_pretrained(tmp_path / "old")
     saved(el.load(tmp_path / "old"), tmp_path / "layer")
-    receipt = edit_vocabulary(tmp_path / "layer", reorder=range(130, -1, -1), out=tmp_path / "edited")
+    receipt = edit_vocabulary(tmp_path / "layer", order=range(130, -1, -1), out=tmp_path / "edited")
     el.load(tmp_path / "edited").write_into(tmp_path / "old", tmp_path / "whole")
     with pytest.raises(el.CheckpointError, match="they would stay in the old order"):
         el.load(tmp_path / "edited", table_only=True).write_into(tmp_path / "old", tmp_path / "new")

@@ -33,7 +33,7 @@ EDITS = {
     "added": {"add": 9},
     "removed": {"remove": [0, 5, 6, 28]},
     "both": {"add": 3, "remove": [1, *range(9, 19)], "init": CopyInit(of=[7, 9, 20])},
-    "turned around": {"reorder": range(V - 1, -1, -1)},
+    "turned around": {"order": range(V - 1, -1, -1)},
     "merged, drawn": {"merge": {4: 5}, "add": 2, "init": MeanNoiseInit(), "init_head": RandomInit(std=0.3)},
     "weighted": {"add": 2, "init": OMPInit(VECTORS, k=3), "init_head": FocusInit(VECTORS)},
     "given": {"add": 2, "init": VectorsInit(torch.arange(8.0).view(2, 4)), "init_head": MeanInit()},
@@ -300,7 +300,7 @@ def largest_transfer() -> int:
 
     ProcessGroup.all_to_all = measured
     table = shard_table(el.TokenEmbedding(V, D), init_device_mesh("cpu", (3,)))
-    edit_vocabulary(table, reorder=[*range(10, V), *range(10)])
+    edit_vocabulary(table, order=[*range(10, V), *range(10)])
     assert len(sizes) > 4
     return max(sizes)
 

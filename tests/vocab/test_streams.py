@@ -35,7 +35,7 @@ SOME = ("musicgen", "moshi", "csm", "kyutai, tied", "bark, fine")
 EDITS: dict[str, dict[str, Any]] = {
     "add": {"add": 2},
     "remove": {"remove": [3, 7]},
-    "reorder": {"reorder": "exchanged"},
+    "reorder": {"order": "exchanged"},
     "remove and add": {"remove": [3], "add": 1},
 }
 
@@ -56,8 +56,8 @@ def is_refused(name: str, edit: str, target: Any, **options: Any) -> bool:
 def options_of(edit: str, size: int) -> dict[str, Any]:
     """Return the options of an edit of a stream of so many codes."""
     options = dict(EDITS[edit])
-    if "reorder" in options:
-        options["reorder"] = [0, 2, 1, *range(3, size)]
+    if "order" in options:
+        options["order"] = [0, 2, 1, *range(3, size)]
     return options
 
 

@@ -1,12 +1,16 @@
 """Read the position schemes of one stack of a model: one function for each specification of a family's record."""
 
+import warnings
+from collections import defaultdict
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import NamedTuple
 
+from embedlayer.census.tensors import configuration_of
 from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.table import check_rows
-from embedlayer.core.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import CONFIG_KEYS, rotary_facts, stated_size
 from embedlayer.families.records import (
     POSITION_KEYS,
@@ -26,7 +30,8 @@ from embedlayer.positions.axial import AxialPositionalEmbedding
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
-from embedlayer.positions.rotary.blocks import read_blocks
+from embedlayer.positions.rotary.blocks import RotaryBlocks, layer_types, read_blocks
+from embedlayer.positions.rotary.config import is_nested
 from embedlayer.positions.rotary.embedding import RotaryEmbedding, rotary_scheme
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 
@@ -35,6 +40,9 @@ LENGTH_KEYS = (
     *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
 )
 """Configuration keys of the number of positions of a stack."""
+
+OLDER_KEYS = ("rope_scaling", "rope_theta", "rope_local_base_freq", "local_rope_theta", "global_rope_theta")
+"""Configuration keys that `rope_parameters` replaced."""
 
 
 class StackPositions(NamedTuple):
@@ -151,11 +159,52 @@ def _rotary(model: CheckpointModel) -> StackPositions:
     with model.config.naming_file():
         if stated_size(config, "num_hidden_layers") is None and "layer_types" not in config:
             return StackPositions({"": RotaryEmbedding.from_config(config, default_base=base)})
-        keys, arguments = read_blocks(config, default_base=base)
+        keys, arguments = blocks = read_blocks(config, default_base=base)
         schemes = {key: rotary_scheme(arguments[key]) if key in arguments else Position() for key in {*keys}}
+    _warn_of_another_reading(model, blocks)
     others = {key: schemes[key] for key in dict.fromkeys(keys) if key in arguments or key != keys[0]}
-    blocks = tuple("" if key == keys[0] else key for key in keys) if len(schemes) > 1 else ()
-    return StackPositions({"": schemes[keys[0]], **others}, blocks)
+    names = tuple("" if key == keys[0] else key for key in keys) if len(schemes) > 1 else ()
+    return StackPositions({"": schemes[keys[0]], **others}, names)
+
+
+def _warn_of_another_reading(model: CheckpointModel, ours: RotaryBlocks) -> None:
+    """Warn if transformers, as it is installed, takes other rotary positions from the configuration.
+
+    Releases differ in which older forms they read for families whose class has numbers of its own, such as one base for
+    each type of layers. They ignore the others in silence, and compute with these numbers. Where the parameters of each
+    type are stated, and for other families, all releases have one reading, so transformers is not imported.
+    """
+    config = model.config.content
+    facts = rotary_facts(config.get("model_type"))
+    has_own = facts is not None and any("rope_parameters" in keys for keys in facts.stated)
+    if is_nested(config.get("rope_parameters")) or not has_own:
+        return
+    try:
+        installed = configuration_of(config)
+        parameters = getattr(installed, "rope_parameters", None)
+        if parameters is None:
+            return
+        others = {key: value for key, value in config.items() if key not in OLDER_KEYS}
+        others = {"layer_types": getattr(installed, "layer_types", None), **others, "rope_parameters": parameters}
+        theirs = read_blocks(others, default_base=None if facts is None else facts.base)
+    except CheckpointError:  # transformers raises an error, or what it reads is none of the known forms
+        return
+    differences = defaultdict[str, list[str]](list)  # what differs -> types of layers
+    for kind, own, other in zip(layer_types(others), ours.keys, theirs.keys, strict=True):
+        here, there = ours.arguments.get(own, {}), theirs.arguments.get(other, {})
+        names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+        if names:
+            texts = (", ".join(f"{name} {each.get(name)}" for name in names) for each in (here, there))
+            differences["{} here and {} in transformers".format(*texts)].append(kind or "all")
+    if differences:
+        listed = "; ".join(f"{' and '.join(dict.fromkeys(kinds))}: {text}" for text, kinds in differences.items())
+        warnings.warn(
+            f"{model.config.file}: transformers {version('transformers')} ignores rotary keys of this file and takes "
+            f"numbers of its own; those of the file are used here. {listed}. Write rope_parameters with a dictionary "
+            f"for each type of layer, which all releases read.",
+            EmbedLayerWarning,
+            stacklevel=2,
+        )
 
 
 def _alibi(model: CheckpointModel, spec: AlibiPositions, width: int) -> Position:

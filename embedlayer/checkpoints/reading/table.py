@@ -347,7 +347,8 @@ def note_other_inputs(model: CheckpointModel) -> None:
     In an unknown family these are all tables that are found by their names, unless `vocab_size` decides.
     """
     tensors, checkpoint = model.tensors, model.tensors.checkpoint
-    table_copies = tensors.names["table.weight"]
+    # rows that are computed from several tensors have no name: `_fold`
+    table_copies = tensors.names.get("table.weight") or find_table(model)
     first = table_copies[0]
     if model.family is UNKNOWN:
         is_stated = model.config.get("vocab_size") == tensors.info(first).shape[0]

@@ -35,6 +35,7 @@ def read_projector(path: Path, errors: DecodeErrors) -> VectorRows:
     count = width = 0
     tensors = folder / TENSORS
     with streams.reading(tensors) as file:
+        streams.skip_mark(file)
         for number, line in streams.lines(tensors, file, first=1):
             fields = line.split(b"\t")
             width = width or len(fields)
@@ -64,6 +65,7 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> tuple[list[str], 
     """
     decoder = TokenDecoder(path, errors, "line")
     with streams.reading(path) as file:
+        streams.skip_mark(file)
         tokens = []
         columns = number = 0
         while line := file.readline(LONGEST_LINE + 1):

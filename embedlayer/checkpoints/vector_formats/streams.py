@@ -1,5 +1,6 @@
 """Open files of word vectors, compressed or not, and read and write their lines, numbers and tokens."""
 
+import codecs
 import gzip
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +82,12 @@ class TokenDecoder:
         how = "replaced by U+FFFD" if self.errors == "replace" else "left out"
         what = f"{self.path} holds {self.count:,} tokens that are not UTF-8, first {self.first}"
         return [f"{what}: their other bytes are {how}."]
+
+
+def skip_mark(file: BufferedIOBase) -> None:
+    """Skip the byte-order mark at the start of a file of text, if there is one."""
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+        file.seek(0)
 
 
 @contextmanager

@@ -220,6 +220,17 @@ def _width_of(path: Path, line: bytes) -> int:
     return width
 
 
+def _has_bytes_of_numbers(token: bytes) -> bool:
+    """Return whether a token has control characters and bytes that are not UTF-8, and not just its end cut off."""
+    if not any(byte < ord(" ") for byte in token):
+        return False
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(token)
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
 def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
     """Yield the rows of a file in word2vec's binary format, as many at a time as one read completes.
 
@@ -248,6 +259,11 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
             token = buffer[at:end].lstrip(b"\n")  # word2vec's own tool ends each row with one
             if end < 0 or len(buffer) - end <= size or not 0 < len(token) <= LONGEST_TOKEN:
                 break
+            if _has_bytes_of_numbers(token):
+                raise CheckpointError(
+                    f"{path}, row {number + len(tokens)}: the token {token[:40]!r} has bytes of numbers. A token ends "
+                    f"at its first space in this format, and the one before may have a space: write the file as text."
+                )
             tokens.append(token)
             starts.append(end + 1)
             at = end + 1 + size

@@ -13,6 +13,9 @@ from embedlayer.io.files import write_json
 from embedlayer.tokenization.read import load_tokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+ERRORS_OF_CODE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What the expressions of a template may raise, besides errors of Jinja."""
+
 _GENERATION = re.compile(r"\{\%-?\s*generation\s*-?\%\}")
 
 
@@ -96,7 +99,7 @@ class ChatTemplate:
                 return_assistant_tokens_mask=True,
                 **self.special_tokens,
             )
-        except (jinja.TemplateError, ValueError, TypeError, AttributeError, KeyError) as error:
+        except (jinja.TemplateError, *ERRORS_OF_CODE) as error:
             raise TextError(f"The chat template cannot render the messages: {error}.") from error
         others = [content for message in plain if (content := message.get("content")) and not isinstance(content, str)]
         if any(str(content) in texts[0] for content in others):

@@ -20,6 +20,8 @@ COLUMN_FORMATS = tuple(each for each in TEXT_FORMATS if each.has_columns)
 _MAGIC_BYTES = 1 << 12
 _BATCH_ROWS = 256
 _BATCH_BYTES = 1 << 20
+_END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
+"""The last bytes of an Arrow stream."""
 
 
 class Columns(Reader):
@@ -125,8 +127,7 @@ class Columns(Reader):
         ipc = require("pyarrow.ipc", extra="parquet")
         with (self.arrow.memory_map if mapped else self.arrow.OSFile)(str(self.source)) as opened:
             if self._is("stream"):
-                with ipc.open_stream(opened) as file:
-                    yield file
+                yield _Streams(ipc, opened)
             else:
                 options = None if self.column is None else ipc.IpcReadOptions(included_fields=[self.column])
                 with ipc.open_file(opened, options=options) as file:
@@ -154,7 +155,23 @@ class Columns(Reader):
             if self._is("Parquet")
             else self._all_batches(file)
         )
-        return (batch.column(batch.schema.get_field_index(self.field)) for batch in batches)
+        columns = (batch.column(batch.schema.get_field_index(self.field)) for batch in batches)
+        return columns if self._is("Parquet") else map(self._validated, columns)
+
+    def _validated(self, column: Any) -> Any:
+        """Return a column whose offsets are inside of its buffers, which pyarrow does not check when it reads a batch.
+
+        Text that is no UTF-8 passes here, and its error names its row; see `_values`.
+
+        Raises:
+            ArrowInvalid: They are not.
+        """
+        arrow, checked = self.arrow, column
+        kinds = {"string": arrow.binary(), "large_string": arrow.large_binary()}
+        if (as_bytes := kinds.get(str(column.type))) is not None:
+            checked = arrow.Array.from_buffers(as_bytes, len(column), column.buffers(), -1, column.offset)
+        checked.validate(full=True)
+        return column
 
     @contextmanager
     def _damage_named(self, row: Callable[[], int]) -> Iterator[None]:
@@ -171,6 +188,35 @@ class Columns(Reader):
                 f"Cannot read {source_name(self.source)}, at row {row()} (counted from 0) or after: "
                 f"{str(error).rstrip('.')}. The file is damaged."
             ) from error
+
+
+class _Streams:
+    """The record batches of an Arrow stream, or of several, one behind the other in a file.
+
+    Raises:
+        ArrowInvalid: A stream has no end mark, as if the rest were missing, or another schema than the first.
+    """
+
+    def __init__(self, ipc: Any, file: Any) -> None:
+        self._ipc, self._file = ipc, file
+        self._first = ipc.open_stream(file)
+        self.schema = self._first.schema
+
+    def __iter__(self) -> Iterator[Any]:
+        start, stream = 0, self._first
+        while True:
+            yield from stream
+            end = self._file.tell()
+            self._file.seek(start)
+            mark = _END_MARK if self._file.read(4) == _END_MARK[:4] else _END_MARK[4:]  # before Arrow 0.15
+            self._file.seek(end - len(mark))
+            if self._file.read(len(mark)) != mark:
+                raise self._ipc.lib.ArrowInvalid("the stream has no end mark, so rows may be missing")
+            if end == self._file.size():
+                return
+            start, stream = end, self._ipc.open_stream(self._file)
+            if stream.schema != self.schema:
+                raise self._ipc.lib.ArrowInvalid(f"a stream that follows at byte {end} has another schema")
 
 
 def _kind_of_column(arrow: Any, column: Any) -> list[Any] | str | None:

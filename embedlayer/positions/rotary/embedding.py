@@ -310,6 +310,11 @@ class RotaryEmbedding(Position, ComputedBuffers):
         both = phase_increments.repeat(2) if self.axes.divides_channels else phase_increments
         return rotary_angles(positions, both, self.axis_index, dtype=dtype)
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Return whether the frequencies of a call depend on its longest position; see `at_length`."""
+        return self.scaling is not None and self.scaling.limit is not None and self.scaling.length is None
+
     def _length(self, positions: Int[Tensor, "*shape"]) -> Length:
         """Return the sequence length that selects the frequencies of a call with these positions.
 
@@ -491,7 +496,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
                 `ChannelAxes` has steps of its own: the two channels of a pair have different angles then.
             ShapeError: Keys are not `head_dim` wide, or `steps` do not fit them or are no integers.
         """
-        if self.scaling is not None and self.scaling.limit is not None and self.scaling.length is None:
+        if self.depends_on_length:
             raise SizeError(
                 f"Cached keys cannot be moved to other positions: the frequencies of {type(self.scaling).__name__} "
                 f"depend on the length. Decode with position.at_length(n), whose frequencies are fixed."

@@ -165,7 +165,7 @@ class DynamicNTKScaling(RotaryScaling):
         Pair i is multiplied by `growth^(-2i / (d - 2))` with `growth = max(1, factor * n / L - (factor - 1))` and d =
         `rotary_dim`. This is the same as replacing the base by the `base(n)` of the class.
         """
-        n = torch.as_tensor(length, device=frequency_sets.device).clamp_min(self.original_max_seq_len).double()
+        n = _on_device(length, frequency_sets).clamp_min(self.original_max_seq_len).double()
         growth = self.factor * n / self.original_max_seq_len - (self.factor - 1)
         half = frequency_sets.shape[-1]
         exponents = torch.arange(half, dtype=torch.float64, device=frequency_sets.device) / (half - 1)
@@ -359,7 +359,7 @@ class LongRopeScaling(RotaryScaling):
 
     def select(self, frequency_sets: Float[Tensor, "2 half"], length: Length) -> Float[Tensor, " half"]:
         """Return row 1, the long frequencies, if `length` exceeds the trained length; else row 0, the short ones."""
-        is_long = torch.as_tensor(length, device=frequency_sets.device) > self.original_max_seq_len
+        is_long = _on_device(length, frequency_sets) > self.original_max_seq_len
         return torch.where(is_long, frequency_sets[1], frequency_sets[0])
 
 
@@ -438,6 +438,13 @@ class ProportionalScaling(RotaryScaling):
         rotating = int(self.proportion * rotary_dim // 2)
         own = rotary_frequencies(rotary_dim, base) / self.factor
         return torch.where(torch.arange(rotary_dim // 2) < rotating, own, 0.0).unsqueeze(0)
+
+
+def _on_device(length: Length, beside: Tensor) -> Int[Tensor, ""]:
+    """Return a length as a scalar on the device of a tensor; a number is filled in there, without a wait."""
+    if isinstance(length, Tensor):
+        return length.to(beside.device)
+    return torch.full((), length, dtype=torch.int64, device=beside.device)
 
 
 def _require(scaling: RotaryScaling, *names: str, least: int = 0) -> None:

@@ -265,6 +265,22 @@ def test_a_damaged_chat_is_named(messages, words, tokenizer, chats, tmp_path) ->
         TokenCorpus.build([chats], tokenizer, tmp_path / "c")
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "{{ 1 / (messages|length - messages|length) }}",
+        "{% for i in range(200000) %}{% endfor %}",
+        "{{ 'a'.encode('foo') }}",
+        "{{ '{0}'.format() }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_whatever_a_template_raises_names_the_record(code, tokenizer, chats, tmp_path) -> None:
+    tokenizer.chat_template += code
+    with pytest.raises(TextError, match="line 1, has a chat .* cannot render the messages"):
+        TokenCorpus.build([chats], tokenizer, tmp_path / "c")
+
+
 def test_a_template_may_read_contents_that_are_lists_and_columns_of_tools_are_refused(tokenizer, tmp_path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
     from pyarrow.parquet import write_table

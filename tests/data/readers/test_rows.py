@@ -181,6 +181,35 @@ def test_a_damaged_row_of_a_column_is_named(tmp_path) -> None:
             TokenCorpus.build([tmp_path / name / "t.arrow"], TOKENIZERS["byte"], tmp_path / "out")
 
 
+@pytest.mark.parametrize("offsets", [[0, 7, 13, 20 | 1 << 30], [0, 7, 3, 20], [0, 7, 13, 52]])
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_offsets_outside_of_the_texts_are_damage(offsets, kind, tmp_path) -> None:
+    pyarrow = arrow()
+    path = tmp_path / "t.arrow"
+    table = pyarrow.table({"text": ["the cat", "sat on", "the mat"]})
+    with getattr(pyarrow.ipc, f"new_{kind}")(str(path), table.schema) as writer:
+        writer.write_table(table)
+    sound, damaged = (b"".join(each.to_bytes(4, "little") for each in group) for group in ([0, 7, 13, 20], offsets))
+    assert path.read_bytes().count(sound) == 1
+    path.write_bytes(path.read_bytes().replace(sound, damaged))
+    with pytest.raises(FileError, match=r"t.arrow, at row 0 \(counted from 0\) or after: .* The file is damaged"):
+        TokenCorpus.build([path], TOKENIZERS["byte"], tmp_path / "out")
+
+
+def test_a_stream_without_an_end_mark_is_damaged_and_streams_may_be_joined(tmp_path) -> None:
+    pyarrow = arrow()
+    path = tmp_path / "t.arrow"
+    table = pyarrow.table({"text": [f"row {i}" for i in range(40)]})
+    with pyarrow.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8])
+    with pytest.raises(FileError, match="the stream has no end mark, so rows may be missing"):
+        TokenCorpus.build([path], TOKENIZERS["byte"], tmp_path / "out")
+    path.write_bytes(whole + whole)
+    assert len(TokenCorpus.build([path], TOKENIZERS["byte"], tmp_path / "out").documents) == 80
+
+
 @pytest.mark.parametrize("name", ["t.parquet", "t.arrow", "data-00000-of-00001.arrow", "t.jsonl.gz", "t.jsonl.zst"])
 def test_a_truncated_file_is_named(name, tmp_path) -> None:
     WRITERS[name](tmp_path / name, TEXTS * 50)

@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from commands import run
 from safetensors.torch import load_file
 
 import embedlayer as el
@@ -41,6 +43,16 @@ def folder(request, tmp_path) -> Path:
     return path
 
 
+def test_what_reads_only_the_table_reads_the_row_of_each_token(folder, tmp_path) -> None:
+    expected = el.load(folder).table.weight
+    alone = el.load(folder, table_only=True)
+    assert torch.equal(alone.table.weight, expected)
+    assert not any("reads another one" in note for note in alone.load_record.notes)
+    assert run("export", folder, "-o", tmp_path / "rows.npy") == 0
+    assert torch.equal(torch.from_numpy(np.load(tmp_path / "rows.npy")), expected)
+    assert run("neighbors", folder, "#7") == 0
+
+
 def same_files(one: Path, other: Path) -> bool:
     names = [sorted(file.name for file in each.iterdir()) for each in (one, other)]
     return names[0] == names[1] and all((one / name).read_bytes() == (other / name).read_bytes() for name in names[0])
@@ -50,7 +62,7 @@ EDITS = {
     "add": {"add": ["zebra", "otter"]},
     "remove": {"remove": [270, 271, 280]},
     "add and remove": {"add": ["zebra"], "remove": [270, 271, 290]},
-    "reorder": {"reorder": [1, 0, *range(2, V)]},
+    "reorder": {"order": [1, 0, *range(2, V)]},
 }
 
 

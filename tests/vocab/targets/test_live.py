@@ -46,7 +46,7 @@ def test_undo_gives_back_every_bit_of_model_and_optimizer(kind, name) -> None:
         optimizer.apply_pending_updates()
     before, described = state_of(made, optimizer), made.config
     order = [*range(9, V - 4), *range(9)]
-    receipt = edit_vocabulary(made, add=5, reorder=order, remove=range(V - 4, V), optimizer=optimizer)
+    receipt = edit_vocabulary(made, add=5, order=order, remove=range(V - 4, V), optimizer=optimizer)
     assert not same(state_of(made, optimizer), before)
     receipt.undo(made, optimizer=optimizer)
     assert made.config == described
@@ -99,7 +99,7 @@ def test_a_whole_training_goes_on_as_if_the_ids_had_always_been_the_new_ones(kin
     optimizer, other = (el.RowAdamW(each.parameters(), lr=0.01) for each in (made, untouched))
     train(made, optimizer, IDS)
     train(untouched, other, IDS)
-    receipt = edit_vocabulary(made, reorder=[*range(V - 1, -1, -1)], optimizer=optimizer)
+    receipt = edit_vocabulary(made, order=[*range(V - 1, -1, -1)], optimizer=optimizer)
     train(made, optimizer, receipt.remap(IDS))
     train(untouched, other, IDS)
     torch.testing.assert_close(made.table.rows(0, V).flip(0), untouched.table.rows(0, V), rtol=0, atol=2e-6)
@@ -167,7 +167,7 @@ def test_a_graph_that_is_alive_and_gradients_do_not_stand_in_the_way() -> None:
 def test_a_row_sparse_gradient_follows_its_rows() -> None:
     table = el.TokenEmbedding(V, D, padding_idx=0, row_sparse=True)
     table(torch.tensor([[3, 0, 9, 3, 20]])).sum().backward()
-    edit_vocabulary(table, remove=[9], reorder=[*range(20, V), *range(9), *range(10, 20)])
+    edit_vocabulary(table, remove=[9], order=[*range(20, V), *range(9), *range(10, 20)])
     dense = table.weight.grad.to_dense()
     assert dense.shape == (V - 1, D)
     assert dense.sum(1).nonzero().squeeze(1).tolist() == [0, 13]
@@ -243,7 +243,7 @@ def test_bad_input_is_refused_before_anything_changes() -> None:
         (el.VocabularyError, "pass tokenizer=", lambda: add_tokens(made, ["otter"])),
         (el.VocabularyError, "pass tokenizer=", lambda: remove_tokens(made, ["otter"])),
         (el.VocabularyError, "remove and keep were passed", lambda: edit_vocabulary(made, remove=[1], keep=[2])),
-        (el.VocabularyError, "the result has 30; missing", lambda: edit_vocabulary(made, reorder=[0, 1])),
+        (el.VocabularyError, "the result has 30; missing", lambda: edit_vocabulary(made, order=[0, 1])),
         (
             el.VocabularyError,
             "Token 4 .* is being removed, so it cannot be a merge target",
@@ -361,8 +361,8 @@ EDITS = {
     "add": {"add": 3},
     "remove": {"remove": [4, 9, V - 1]},
     "remove the last": {"remove": [V - 1]},
-    "reorder": {"reorder": [*range(V - 1, -1, -1)]},
-    "all": {"add": 2, "remove": [3], "reorder": [*range(7, V), *range(3), *range(4, 7)]},
+    "reorder": {"order": [*range(V - 1, -1, -1)]},
+    "all": {"add": 2, "remove": [3], "order": [*range(7, V), *range(3), *range(4, 7)]},
 }
 
 

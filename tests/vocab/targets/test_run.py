@@ -55,7 +55,7 @@ def go_on(run: el.RunDirectory, trainer: el.Trainer, to: int) -> None:
 def test_a_resumed_run_goes_on_as_the_untouched_one(row_sparse, tmp_path) -> None:
     old = start(tmp_path / "old", row_sparse=row_sparse, stop_at=3)
     other, _ = old.open()
-    receipt = el.vocab.edit_vocabulary(old.path, reorder=[*range(299, -1, -1)], out=tmp_path / "new")
+    receipt = el.vocab.edit_vocabulary(old.path, order=[*range(299, -1, -1)], out=tmp_path / "new")
     new = el.RunDirectory(tmp_path / "new")
     trainer, tokenizer, notes = new.resume()
     assert (trainer.step, trainer.steps) == (3, 6)
@@ -96,7 +96,7 @@ def test_new_rows_start_clean_and_alike_in_result_and_run(row_sparse, tmp_path) 
 def test_undo_gives_back_every_file_of_a_run(finished, tmp_path) -> None:
     old = el.RunDirectory(shutil.copytree(finished.path, tmp_path / "old"))
     (old.path / "report.html").write_text("<p>a report</p>")
-    el.vocab.edit_vocabulary(old.path, add=[" otter"], reorder=None, out=tmp_path / "new")
+    el.vocab.edit_vocabulary(old.path, add=[" otter"], order=None, out=tmp_path / "new")
     el.vocab.add_tokens(tmp_path / "new", [" lynx"], out=tmp_path / "newer")
     assert sorted(file.name for file in (tmp_path / "newer").glob("*.receipt")) == [
         "vocabulary-1.receipt",

@@ -275,7 +275,7 @@ def test_edits_of_rows_that_share_blocks_are_refused_with_reason_and_advice(tmp_
     for edit in (
         partial(el.vocab.remove_tokens, tmp_path / "old", [3]),
         partial(el.vocab.add_tokens, tmp_path / "old", 200),
-        partial(el.vocab.edit_vocabulary, tmp_path / "old", reorder=[*range(76, -1, -1)]),
+        partial(el.vocab.edit_vocabulary, tmp_path / "old", order=[*range(76, -1, -1)]),
     ):
         with pytest.raises(el.CheckpointError, match=rf"(?s)model\.embed_tokens.* not read: .*{match}"):
             edit(out=tmp_path / "new")

@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 EDITS: dict[str, dict[str, Any]] = {
     "add": {"add": 3},
     "remove": {"remove": [9, 11]},
-    "reorder": {"reorder": [*range(12, 20), *range(12)]},
+    "reorder": {"order": [*range(12, 20), *range(12)]},
     "same size": {"remove": [9], "add": 1},
 }
 

@@ -1,0 +1,81 @@
+"""Tools of torch take a table, a head and a bag for the modules of torch whose place these take."""
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+from kinds import TABLES, TIED_HEADS, UNTIED_HEADS
+from torch import Tensor, fx, nn
+
+import embedlayer as el
+from embedlayer.core.errors import SizeError
+from embedlayer.tables import Bag
+
+IDS, HIDDEN = torch.tensor([[1, 5, 7], [2, 2, 9]]), torch.randn(2, 3, 24, generator=torch.Generator().manual_seed(0))
+STAND_INS: dict[type[nn.Module], type[nn.Module]] = {
+    el.TokenEmbedding: nn.Embedding,
+    el.OutputHead: nn.Linear,
+    Bag: nn.EmbeddingBag,
+}
+MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    **{name: (build, IDS) for name, build in TABLES.items()},
+    **{name: (lambda table=table: el.OutputHead(TABLES[table]()), HIDDEN) for name, table in TIED_HEADS.items()},
+    **{name: (build, HIDDEN) for name, build in UNTIED_HEADS.items()},
+    **{f"bag of {name}": (lambda build=build: Bag(build()), IDS) for name, build in TABLES.items()},
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), STAND_INS.items())
+def test_arguments_have_the_names_of_torch_in_their_order(ours, theirs) -> None:
+    of_torch = list(inspect.signature(theirs.forward).parameters)
+    assert list(inspect.signature(ours.forward).parameters)[: len(of_torch)] == of_torch
+
+
+@pytest.mark.parametrize("name", MODULES)
+@torch.no_grad()
+def test_a_call_by_keyword_is_that_by_place(name) -> None:
+    build, value = MODULES[name]
+    module = build().eval()
+    assert torch.equal(module(input=value), module(value))
+
+
+@pytest.mark.parametrize("name", MODULES)
+@torch.no_grad()
+def test_a_module_is_a_leaf_of_a_symbolic_trace(unchecked: None, name) -> None:
+    build, value = MODULES[name]
+    model = nn.Sequential(build(), nn.Identity()).eval()
+    traced = fx.symbolic_trace(model)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0", "1"]
+    assert torch.equal(traced(value), model(value))
+
+
+def test_a_bag_is_traced_with_all_of_its_arguments(unchecked: None) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = Bag(el.TokenEmbedding(9, 4), mode="sum")
+
+        def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+            return self.bag(input=ids, offsets=offsets, per_sample_weights=weights) * 2
+
+    model, arguments = Model(), (torch.tensor([1, 2, 3, 8]), torch.tensor([0, 1]), torch.tensor([1.0, 2.0, 0.5, 0.0]))
+    assert torch.equal(fx.symbolic_trace(model)(*arguments), model(*arguments))
+    with pytest.raises(SizeError, match="a module that contains a TokenEmbedding"):
+        fx.symbolic_trace(model.bag.table)
+
+
+def test_a_tied_model_is_traced_and_stays_tied(unchecked: None) -> None:
+    table = el.TokenEmbedding(10, 4)
+    model = nn.Sequential(table, nn.LayerNorm(4), el.OutputHead(table))
+    traced = fx.symbolic_trace(model)
+    torch.testing.assert_close(traced(IDS), model(IDS), rtol=0, atol=0)
+    assert [name for name, _ in traced.named_parameters()] == [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("padding_idx", [None, 2])
+def test_a_bag_has_the_attributes_of_torch(padding_idx) -> None:
+    theirs = nn.EmbeddingBag(9, 4, mode="sum", padding_idx=padding_idx)
+    ours = Bag.from_embedding_bag(theirs)
+    for name in ("num_embeddings", "embedding_dim", "padding_idx", "mode", "include_last_offset", "weight"):
+        assert getattr(ours, name) is getattr(theirs, name) or getattr(ours, name) == getattr(theirs, name), name
