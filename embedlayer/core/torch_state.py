@@ -360,10 +360,10 @@ def is_observed(module: nn.Module) -> bool:
     return not all(origin.startswith(UNOBTRUSIVE) for origin in origins)
 
 
-def recompute_weight(module: nn.Module) -> None:
-    """Compute `module.weight` anew if it is no parameter, but what a hook computes from parameters before each call.
+def recompute_weights(module: nn.Module) -> None:
+    """Compute anew the weights of a module that are no parameters, but what hooks compute from these before each call.
 
-    `torch.nn.utils.prune`, and the older `weight_norm` and `spectral_norm`, register such hooks. Code that reads the
+    `torch.nn.utils.prune`, and the older `weight_norm` and `spectral_norm`, register such hooks. Code that reads a
     weight without a call would find that of the last call. No power iteration of a spectral norm is made.
     """
     from torch.nn.utils import prune

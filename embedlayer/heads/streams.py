@@ -19,7 +19,7 @@ from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import (
     calls_forward,
     plain_operators_only,
-    recompute_weight,
+    recompute_weights,
     refuse_per_sample_gradients,
 )
 from embedlayer.heads.output import OutputHead, logits_of_call, tied_alone
@@ -120,7 +120,7 @@ class StackedRows(Pretrained, nn.Module):
         if "opacus" in sys.modules:
             refuse_per_sample_gradients(self)
         if "weight" in vars(self):
-            recompute_weight(self)
+            recompute_weights(self)
         weight = self.weight
         streams, size, _ = map(int, weight.shape)  # under torch.jit.trace they are tensors
         parts = row_parts(weight.flatten(0, 1), [(k * size, (k + 1) * size) for k in range(streams)])

@@ -11,6 +11,7 @@ from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.errors import SizeError
 from embedlayer.core.index_checks import check_integer_positions
 from embedlayer.core.initialization import init_normal_
+from embedlayer.core.torch_state import recompute_weights
 from embedlayer.positions.position import Position, ScoreMod, score_mod_of
 
 
@@ -126,6 +127,8 @@ class RelativePositionBias(Position, ComputedBuffers):
         self.check_positions(key_positions)
         query, key = torch.atleast_2d(query_positions.long()), torch.atleast_2d(key_positions.long())
         rows = self.bucket(key.unsqueeze(-2) - query.unsqueeze(-1))
+        if "weight" in vars(self):
+            recompute_weights(self)
         return F.embedding(rows, self.weight).movedim(-1, -3)
 
     def score_mod(
@@ -142,6 +145,8 @@ class RelativePositionBias(Position, ComputedBuffers):
         Raises:
             ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
         """
+        if "weight" in vars(self):
+            recompute_weights(self)
         weight = self.weight
         return score_mod_of(
             self, lambda head, query, key: weight[self._bucket(key - query), head], query_positions, key_positions

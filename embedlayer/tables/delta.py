@@ -18,7 +18,7 @@ from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, Token
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.initialization import init_normal_
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import fusible, is_exporting
+from embedlayer.core.torch_state import fusible, is_exporting, recompute_weights
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, byte_chunks
@@ -178,12 +178,14 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
 
     def _replaced(self, vectors: Vectors, ids: Ids) -> Vectors:
         """Return vectors of the base, with those of trained tokens replaced."""
-        places = self._places(ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
+        if "delta" in vars(self):
+            recompute_weights(self)
+        delta, places = self.delta, self._places(ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
         ours = F.embedding(places, self.token_tensor.unsqueeze(-1)).squeeze(-1) == ids
-        if ids.dim() and device_kind(vectors) == "cpu" and fusible(vectors, self.delta):
+        if ids.dim() and device_kind(vectors) == "cpu" and fusible(vectors, delta):
             where = ours.nonzero(as_tuple=True)
-            return vectors.index_put_(where, F.embedding(places[where], self.delta).to(vectors.dtype))
-        return torch.where(ours.unsqueeze(-1), F.embedding(places, self.delta).to(vectors.dtype), vectors)
+            return vectors.index_put_(where, F.embedding(places[where], delta).to(vectors.dtype))
+        return torch.where(ours.unsqueeze(-1), F.embedding(places, delta).to(vectors.dtype), vectors)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1`, `(stop - start, D)`, without `scale`, in the dtype of the base.
@@ -194,6 +196,8 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
         first, last = self._between(start, stop)
         if first == last:
             return rows
+        if "delta" in vars(self):
+            recompute_weights(self)
         return rows.index_copy(0, self.token_tensor[first:last] - start, self.delta[first:last].to(rows.dtype))
 
     def raw_logits(
@@ -207,6 +211,8 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
         first, last = self._between(start, self.vocab_size if stop is None else stop)
         if first == last:
             return products
+        if "delta" in vars(self):
+            recompute_weights(self)
         ours = F.linear(hidden, self.delta[first:last].to(hidden.dtype)).to(products.dtype)
         columns = self.token_tensor[first:last] - start
         insert = products.index_copy_ if fusible(products, ours) else products.index_copy

@@ -20,7 +20,7 @@ from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import is_transformed, plain_operators_only, recompute_weight, without_dispatch
+from embedlayer.core.torch_state import is_transformed, plain_operators_only, recompute_weights, without_dispatch
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, rows_on_cuda
@@ -230,7 +230,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             return gather_rows(stored)
         ids, outside = self._current_check()(ids)
         if "weight" in vars(self):
-            recompute_weight(self)
+            recompute_weights(self)
         weight = self.weight  # once: a parametrization computes it at each read
         transformed, compiling = is_transformed(weight), torch.compiler.is_compiling()
         padding_idx, sparse = self.padding_idx, self.row_sparse and not transformed and not plain_operators_only()
@@ -265,7 +265,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             ShapeError: As in `look_up`.
         """
         if "weight" in vars(self):
-            recompute_weight(self)
+            recompute_weights(self)
         if device_kind(ids) != "cpu":
             return None if self.row_sparse else rows_on_cuda(ids, self.weight, self._current_check(), self.padding_idx)
         ids, _ = self._current_check()(ids)
@@ -346,7 +346,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         """
         self._refuse_partitioned()
         if "weight" in vars(self):
-            recompute_weight(self)
+            recompute_weights(self)
         weight = self.weight
         if plain_operators_only():
             return weight  # operators on it apply the updates, below all transforms

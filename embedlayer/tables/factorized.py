@@ -12,7 +12,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.initialization import NormalLinear
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import calls_forward, recompute_weight
+from embedlayer.core.torch_state import calls_forward, recompute_weights
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.converted_rows import linear
 from embedlayer.losses.definition import transformed_states
@@ -214,7 +214,7 @@ class FactorizedEmbedding(ComputedRows, checks_ids=True):
         """
         inner, projection = self.inner, self.projection
         if inner._parameters.get("weight") is None:
-            recompute_weight(inner)
+            recompute_weights(inner)
         narrow = inner.weight
         if type(projection) is NormalLinear and calls_forward(projection, NormalLinear.forward):
             wide = projection.weight.T

@@ -18,7 +18,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.index_checks import as_ids, raise_if_outside, rows_without_record
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
-from embedlayer.core.torch_state import Proxy, fusible, leaf_of_trace, may_use
+from embedlayer.core.torch_state import Proxy, fusible, leaf_of_trace, may_use, recompute_weights
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, scale_applies
 from embedlayer.saving import Pretrained
@@ -194,6 +194,8 @@ def _with_checked_ids(look_up: LookUp) -> LookUp:
     @wraps(look_up)
     def checked_look_up(self: LookupTable, ids: Ids) -> Vectors:
         ids = as_ids(ids, beside=self)
+        if self._forward_pre_hooks:
+            recompute_weights(self)
         rows, outside = rows_without_record(ids, self.vocab_size, "token id"), None
         if rows is None:
             check = self._modules.get("index_check")

@@ -19,7 +19,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import is_current, refuse_per_sample_gradients
+from embedlayer.core.torch_state import is_current, recompute_weights, refuse_per_sample_gradients
 from embedlayer.losses.converted_rows import in_head_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
@@ -92,6 +92,8 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         Returns:
             Raw logits, `(..., stop - start)`.
         """
+        if self._forward_pre_hooks:
+            recompute_weights(self)
         stop = self.vocab_size if stop is None else stop
         linear = self._linear(hidden)
         if linear is not None:

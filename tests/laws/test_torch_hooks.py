@@ -14,6 +14,10 @@ import torch.nn.functional as F
 from covering import cases
 from kinds import (
     EMBED_DIM,
+    INJECTIONS,
+    LOOKUP_TABLES,
+    NUM_HEADS,
+    POSITIONS,
     STREAM_HEADS,
     STREAM_IDS,
     STREAM_SIZES,
@@ -434,6 +438,85 @@ def test_both_factors_of_a_table_may_be_recomputed(part, tool) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+
+
+PRUNED: dict[str, Callable[[], nn.Module]] = {
+    **{name: lambda make=make: decoder_with(make()) for name, make in INJECTIONS.items()},
+    "tied": lambda: el.DecoderLM(dense(), "learned", num_layers=1, num_heads=2, max_seq_len=16),
+    "factorised": lambda: el.DecoderLM(TABLES["factorised"](), "learned", num_layers=1, num_heads=2, max_seq_len=16),
+}
+
+
+def decoder_with(injection: Any) -> nn.Module:
+    return el.DecoderLM(dense(), "rotary", num_layers=2, num_heads=NUM_HEADS, injections=[injection])
+
+
+@pytest.mark.parametrize("name", PRUNED)
+def test_a_pruned_model_is_that_of_its_weights(name) -> None:
+    torch.manual_seed(0)
+    model: Any = PRUNED[name]()
+    pruned = [each for each in model.modules() if isinstance(each._parameters.get("weight"), nn.Parameter)]
+    for part in pruned:
+        prune.random_unstructured(part, "weight", 0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(input_ids=IDS, labels=IDS).loss.backward()
+        optimizer.step()
+    loss, logits = model(input_ids=IDS, labels=IDS).loss, model(IDS)
+    for part in pruned:
+        prune.remove(part, "weight")
+    torch.testing.assert_close((loss, logits), (model(input_ids=IDS, labels=IDS).loss, model(IDS)))
+
+
+@pytest.mark.parametrize("name", [*LOOKUP_TABLES, "relative positions"])
+def test_pruned_rows_are_never_those_of_an_earlier_step(name) -> None:
+    torch.manual_seed(0)
+    part = POSITIONS["relative"]() if name == "relative positions" else LOOKUP_TABLES[name]()
+    trained = [(each, own) for each in part.modules() for own, p in [*each._parameters.items()] if p is not None]
+    trained = [(each, own) for each, own in trained if each._parameters[own].requires_grad]
+    if not trained:
+        pytest.skip("has no parameter that is trained")
+    if name == "mapped, trained":
+        prune.random_unstructured(part, "weight", 0.3)
+        for read in (lambda: part(IDS), lambda: part.rows(0, 3), lambda: el.tables.Bag(part)(IDS)):
+            with pytest.raises(el.SizeError):
+                read()
+        return
+    for each, own in trained:
+        prune.random_unstructured(each, own, 0.3)
+
+    def reads() -> list[Tensor]:
+        if isinstance(part, el.RelativePositionBias):
+            return [part.bias(torch.arange(5), torch.arange(5))]
+        found = [part(IDS), part.look_up(IDS), part.summed(IDS), el.tables.Bag(part)(IDS)]
+        if isinstance(part, el.TokenTable) and not part.row_sparse:
+            found += [el.OutputHead(part)(torch.ones(2, D)), part.loss(torch.ones(2, D), torch.tensor([7, 8])).view(1)]
+        return found
+
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        sum(each.sin().sum() for each in reads()).backward()
+        optimizer.step()
+    found = reads()
+    for each, own in trained:
+        prune.remove(each, own)
+    torch.testing.assert_close(found, reads(), rtol=1e-4, atol=2e-3)  # as factors, in another order
+
+
+def test_stacked_rows_may_be_pruned() -> None:
+    torch.manual_seed(0)
+    head, hidden = STREAM_HEADS["stacked"](), torch.randn(2, 5, 3, D)
+    targets = torch.randint(0, 10, (2, 5, 3))
+    prune.l1_unstructured(head.output, "weight", 0.5)
+    for _ in range(2):
+        loss = head.loss(hidden, targets).loss
+        with torch.no_grad():
+            logits = torch.einsum("btkd,kvd->btkv", hidden, head.output.weight_orig * head.output.weight_mask)
+        torch.testing.assert_close(loss.detach(), F.cross_entropy(logits.flatten(0, 2), targets.flatten()))
+        loss.backward()
+        torch.optim.SGD(head.parameters(), lr=5.0).step()
 
 
 class Counted(nn.Module):

@@ -358,6 +358,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         if device_kind(ids) == "meta":
             return torch.empty((*ids.shape, self.embed_dim), dtype=self.dtype, device="meta")
         source = self.source
+        self._require_own_weight()
         in_graph = torch.compiler.is_compiling() or plain_operators_only()
         if isinstance(source, FileRows) and in_graph:
             vectors: Tensor = mapped_rows(ids, source.handle, self.embed_dim, source.dtype)
@@ -373,6 +374,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         """
         if not isinstance(self.source, FolderRows) or self.dtype != self.source.dtype or self.device.type != "cpu":
             return None
+        self._require_own_weight()
         self.source.folder("look up").check_open()
         return self.source.table.stored(ids)
 
@@ -396,8 +398,17 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1` without `scale`, `(stop - start, D)`: of a read-only table as a copy."""
+        self._require_own_weight()
         start, stop, _ = slice(start, stop).indices(self.vocab_size)
         return self.source.rows(start, max(start, stop)).to(self.example.device, self.example.dtype)
+
+    def _require_own_weight(self) -> None:
+        """Raise a `SizeError` if the weight is computed from other parameters, as by `prune`; the file has the rows."""
+        if "weight" not in self._parameters:
+            raise SizeError(
+                f"The weight of this {type(self).__name__} is computed from other parameters (pruning, weight_norm, a "
+                f"parametrization), and its rows are read from the file as they are: use a TokenEmbedding for that."
+            )
 
     def requires_grad_(self, requires_grad: bool = True) -> "MappedEmbedding":
         """Set whether the rows are trained, as in torch.
