@@ -72,9 +72,9 @@ def export(
         if (chosen == "gguf") != (into is not None):
             raise FileError("A gguf file is a copy of another one: name that file with --into, and the format gguf.")
         written = files_of(output, chosen)
+        check_new_files(*written)
         if chosen == "projector":
             check_new_folder(output)
-        check_new_files(*written)
     parts: Parts = "layer" if into is not None or chosen == "onnx" else "table"
     opened = open_model(source, tokenizer_from, parts=parts)
     if into is not None:
