@@ -79,6 +79,14 @@ class LookupTable(Pretrained, ABC):
                 each._apply(fn, recurse)
         return self
 
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode as torch does, which asks `children` for the modules inside."""
+        super().train(mode)
+        for each in self._modules.values():
+            if isinstance(each, IndexCheck):
+                each.train(mode)
+        return self
+
     def __init_subclass__(cls, *, checks_ids: bool = False, **arguments: Any) -> None:
         """Check IDs before the `look_up` that a subclass defines, except with `checks_ids=True`.
 

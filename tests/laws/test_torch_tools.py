@@ -91,5 +91,6 @@ def test_tools_that_count_leaves_find_no_check_of_ids_in_a_table(name) -> None:
         assert not list(table.children())
     check = next((each for each in table.modules() if isinstance(each, IndexCheck)), None)
     if check is not None:
+        assert not any(each.training for each in table.eval().modules())
         assert table.to("meta") is table
         assert check.first_bad_index.is_meta
