@@ -22,7 +22,7 @@ from embedlayer.analysis.health import table_health
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.core.errors import CheckpointError, SizeError, TokenizerError, require
-from embedlayer.io.files import replace_file
+from embedlayer.io.files import named_path, replace_file
 from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.ids import require_rows
 
@@ -50,6 +50,7 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
         TokenizerError: The tokenizer has IDs outside the table, or no tokens.
         FileError: The file cannot be written.
     """
+    path = named_path(path)
     arrow, parquet = require("pyarrow", extra="parquet"), require("pyarrow.parquet", extra="parquet")
     rows = RowReader(table)
     require_rows(tokenizer, len(rows))

@@ -26,6 +26,7 @@ from torch import Tensor
 from embedlayer.checkpoints.vector_formats import npy, projector, word2vec
 from embedlayer.checkpoints.vector_formats.streams import NUMBERS_AT_ONCE, DecodeErrors, Row, VectorRows
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, ShapeError, SizeError
+from embedlayer.io.files import named_path
 from embedlayer.tables.conversions import TableLike, as_rows
 from embedlayer.tables.lookup import LookupTable
 
@@ -140,7 +141,7 @@ def write_vectors(path: Path | str, tokens: Sequence[str], rows: TableLike, form
         CheckpointError: The format cannot represent a token or a number; the message names the row.
         SizeError: The format is unknown, or the file name does not determine it; or `rows` is none of these kinds.
     """
-    path = Path(path)
+    path = named_path(path)
     chosen = format_of(path, format)
     rows = as_rows(rows)
     count = rows.vocab_size if isinstance(rows, LookupTable) else len(rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from embedlayer.core.errors import FileError, SizeError
-from embedlayer.io.files import check_new_files, check_new_folder, is_stream
+from embedlayer.io.files import check_new_files, check_new_folder, is_stream, named_path
 from embedlayer.opening.path_kinds import OWN_FOLDERS, PathKind, path_kind
 
 
@@ -36,9 +36,9 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         A name on the hub and `-` are returned unchanged where they are allowed. click calls this method.
 
         Raises:
-            FileError: The path does not exist, cannot be read, or is of another kind.
+            FileError: The path is empty, does not exist, cannot be read, or is of another kind.
         """
-        path = Path(value)
+        path = named_path(value)
         if self.standard_input and str(value) == "-":
             return path
         kind = path_kind(path)
@@ -80,13 +80,12 @@ class OutputPath(click.Path):
         """Return the value of a parameter as a path, after the check, which the command repeats when it is done.
 
         Raises:
-            FileError: The value is empty, which a path would take for the current folder, or something is at the path.
+            FileError: The value is empty, or something is at the path.
         """
-        if not str(value):
-            raise FileError("The name of the output is empty. For the current folder, pass a dot.")
+        path = named_path(value)
         if self.check is not None:
-            self.check(value)
-        return Path(value)
+            self.check(path)
+        return path
 
 
 def _check_new_model(path: str | Path) -> None:

@@ -10,7 +10,7 @@ from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.errors import SizeError, require
 from embedlayer.core.formatting import a_or_an
 from embedlayer.formats.layouts import GGUFBlocks
-from embedlayer.io.files import replace_file
+from embedlayer.io.files import named_path, replace_file
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import TokenTable
 
@@ -56,6 +56,7 @@ def export_onnx(table: TokenTable, path: Path | str, *, logits: bool = True, acc
     Reference: ContribOperators.md of onnxruntime. Groups are an axis of their own, `(V, D / 32, 16)`, because both
     operators accept this shape; so none needs a reshaped copy of the codes.
     """
+    path = named_path(path)
     if not has_onnx_layout(table):
         raise SizeError(
             f"export_onnx writes tables in blocks of 32 columns with one scale, not {a_or_an(table)} such as "

@@ -28,7 +28,7 @@ from embedlayer.data.readers.sources import find_sources
 from embedlayer.data.text_chunks import TextChunk, document_chunks, encode_ahead
 from embedlayer.data.text_files import READ_BYTES, saved_standard_input
 from embedlayer.data.text_formats import source_name
-from embedlayer.io.files import create_folder, recover_folder, replace_folder
+from embedlayer.io.files import create_folder, named_path, recover_folder, replace_folder
 from embedlayer.tokenization.ids import end_of_text_id, table_size
 from embedlayer.tokenization.read import save_tokenizer
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint, pure_tokenizer
@@ -102,7 +102,7 @@ class TokenCorpus:
             EmbedLayerWarning: A source or a row without text is left out, a `.txt` has JSON lines, or the IDs next to a
                 cut may differ from those of the whole text.
         """
-        backend, path = as_tokenizer(tokenizer), Path(path)
+        backend, path = as_tokenizer(tokenizer), named_path(path)
         create_folder(path.parent)
         with saved_standard_input(sources, path.parent) as readable:
             options = RowOptions(text_field, chat_template or tokenizer)

@@ -45,9 +45,11 @@ from embedlayer.data.readers.sources import find_sources, reader_of
 from embedlayer.io.files import (
     JsonObject,
     create_folder,
+    named_path,
     new_file,
     remove_partials,
     replace_folder,
+    visible_names,
     write_json,
 )
 from embedlayer.io.locks import LOCK, FileLock
@@ -119,7 +121,7 @@ def build_in_shards(
         workers = usable_cores()
     if workers < 1:
         raise SizeError(f"workers is {workers}; it must be 1 or more.")
-    folder = _planned(sources, tokenizer, Path(path), shards, RowOptions(text_field, chat_template or tokenizer))
+    folder = _planned(sources, tokenizer, named_path(path), shards, RowOptions(text_field, chat_template or tokenizer))
     with FileLock(folder / LOCK, f"The corpus folder {folder}"):
         _build_missing(folder, shards, workers, on_progress or ignore_progress)
     names = [name for name, _, _ in read_plan(folder)["sources"]]
@@ -198,7 +200,7 @@ def build_shard(
     """
     if not 0 <= only < shards:
         raise SizeError(f"Shard {only} of {shards} does not exist: shards are counted from 0 to {shards - 1}.")
-    folder = _planned(sources, tokenizer, Path(path), shards, RowOptions(text_field, chat_template or tokenizer))
+    folder = _planned(sources, tokenizer, named_path(path), shards, RowOptions(text_field, chat_template or tokenizer))
     total = sum(size for _, size, _ in read_plan(folder)["sources"]) // shards
     report = on_progress or ignore_progress
     if not shard_folder(folder, only).exists():
@@ -322,7 +324,7 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     if has_weights(readers):
         plan["chat_template"] = options.chat_template.digest
     create_folder(path)
-    others = [file.name for file in path.iterdir() if not file.name.startswith(".")]  # hidden: what a host is writing
+    others = visible_names(path)
     if not (path / PLAN_FILE).exists():  # requested after looking: another host may have written it meanwhile
         if others:
             raise FileError(f"The folder {path} holds other files than this corpus. Choose a new folder for it.")

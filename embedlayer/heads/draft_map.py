@@ -14,7 +14,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.data.corpus import TokenCorpus
-from embedlayer.io.files import replace_file
+from embedlayer.io.files import named_path, replace_file
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
 
@@ -169,7 +169,7 @@ def save_draft_tokens(path: Path | str, token_ids: Iterable[int] | Int[Tensor, "
         SizeError, TokenIdError, ShapeError: As in `eagle_tensors`; a `.pt` file may have any order.
         FileError: The file cannot be written.
     """
-    path = Path(path)
+    path = named_path(path)
     if path.suffix == EAGLE_SUFFIX:
         save_tensors(path, eagle_tensors(token_ids, vocab_size))
     elif path.suffix == FR_SPEC_SUFFIX:

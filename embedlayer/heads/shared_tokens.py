@@ -14,6 +14,7 @@ from embedlayer.core.short_repr import short_repr
 from embedlayer.heads.draft import DraftHead
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import PredictionHead
+from embedlayer.io.files import named_path
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.losses.divergences import divergence_of
@@ -182,7 +183,7 @@ class DraftMap:
             FileError: The file cannot be written.
         """
         metadata = {name: str(getattr(self, name)) for name in _METADATA}
-        save_tensors(Path(path), {"draft_ids": self.draft_ids, "target_ids": self.target_ids}, metadata)
+        save_tensors(named_path(path), {"draft_ids": self.draft_ids, "target_ids": self.target_ids}, metadata)
 
     @classmethod
     def load(cls, path: Path | str, draft: Tokenizer | None = None, target: Tokenizer | None = None) -> Self:

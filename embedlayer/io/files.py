@@ -69,6 +69,21 @@ def file_errors(action: str, advice: str = "") -> Iterator[None]:
         raise FileError(f"Cannot {action}: {error.strerror or error}.{advice}") from error
 
 
+def named_path(path: Path | str) -> Path:
+    """Return a path that a user names as a `Path`, before anything is read or written there.
+
+    Raises:
+        FileError: The name is empty, which `Path` takes for the current folder.
+
+    Example:
+        >>> named_path("model")
+        PosixPath('model')
+    """
+    if not os.fspath(path):
+        raise FileError("The name of the file or folder is empty. For the current folder, pass a dot.")
+    return Path(path)
+
+
 @contextmanager
 def replace_file(path: Path | str) -> Iterator[Path]:
     """Context manager: yield a temporary path to write to, and rename that file to `path` when the block ends.
@@ -200,7 +215,7 @@ def is_stream(path: Path | str) -> bool:
 
 def _real_path(path: Path | str) -> Path:
     """Return the path that a link at `path` names, or `path`; a link to a device or a pipe is not followed."""
-    return Path(path) if is_stream(path) else Path(os.path.realpath(path))
+    return named_path(path) if is_stream(path) else Path(os.path.realpath(named_path(path)))
 
 
 def _name(path: Path | str, target: Path) -> str:
@@ -293,6 +308,19 @@ def check_new_folder(path: Path | str) -> None:
     with file_errors(f"write the folder {path}"), suppress(FileNotFoundError, PermissionError):  # found when it is made
         if os.listdir(target):
             raise FileError(f"{path} is not empty. Choose a folder that does not exist yet.")
+
+
+def visible_names(folder: Path) -> list[str]:
+    """Return the sorted names in a folder, without hidden ones: locks, and results that are not complete.
+
+    A folder that does not exist has none.
+
+    Raises:
+        FileError: It is no folder, or cannot be read.
+    """
+    with file_errors(f"read the folder {folder}"), suppress(FileNotFoundError):
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    return []
 
 
 def _require_folder(path: Path) -> None:
@@ -402,7 +430,7 @@ def recover_folder(path: Path | str) -> Path:
         >>> recover_folder("corpus")
         PosixPath('corpus')
     """
-    path = Path(path)
+    path = named_path(path)
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
             os.scandir(path).close()
@@ -448,7 +476,7 @@ def create_folder(path: Path | str) -> Path:
     Raises:
         FileError: `path` is a file, or the folder cannot be created or written.
     """
-    path = Path(path)
+    path = named_path(path)
     with file_errors(f"write into the folder {path}", " Choose another folder."):
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path, prefix="."):  # on NFS others see it

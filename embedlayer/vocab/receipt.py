@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from embedlayer.census.files import shown_files
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, TokenIdError
 from embedlayer.core.short_repr import short_repr
-from embedlayer.io.files import JsonObject, read_bytes
+from embedlayer.io.files import JsonObject, named_path, read_bytes
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.opening.path_kinds import PathKind, path_kind
@@ -347,7 +347,7 @@ class Receipt:
         Raises:
             FileError: The file cannot be written.
         """
-        path = Path(path)
+        path = named_path(path)
         if path.is_dir():
             path = path / next_receipt(path)
         tensors = {"sources": self.row_map.sources}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from embedlayer.census.files import left_out_message
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, VocabularyError
+from embedlayer.io.files import named_path
 from embedlayer.opening.path_kinds import OWN_FOLDERS, PathKind, path_kind
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
@@ -64,7 +65,7 @@ def write_into(
     """
     source, kind = Path(original), path_kind(Path(original))
     if kind is PathKind.GGUF:
-        return write_into_gguf(table, tokenizer, source, Path(out), head=head)
+        return write_into_gguf(table, tokenizer, source, named_path(out), head=head)
     if kind in OWN_FOLDERS:
         raise CheckpointError(f"{source} is a folder of embedlayer: a table is written into that of a checkpoint.")
     rows = _WrittenRows(table, tokenizer, source, head)

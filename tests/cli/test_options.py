@@ -142,7 +142,7 @@ def test_every_command_that_reads_a_path_says_what_it_takes() -> None:
             assert not is_output or isinstance(param.type, OutputPath), f"{name} {param.name}: use OutputPath"
             assert is_output or not isinstance(param.type, click.Path), f"{name} {param.name}: use InputPath"
             if is_output:
-                with pytest.raises(FileError, match="The name of the output is empty"):
+                with pytest.raises(FileError, match="The name of the file or folder is empty"):
                     param.type.convert("", None, None)
     with_inputs = {name for name, inputs in INPUTS.items() if inputs}
     assert with_inputs == {line.removesuffix(" OTHER") for line in COMMANDS}

@@ -35,7 +35,16 @@ from embedlayer.data.corpus_files import (
 )
 from embedlayer.data.memmap import IdArray, MemmapSlice
 from embedlayer.data.text_formats import TOKEN_SUFFIXES, is_plain
-from embedlayer.io.files import create_folder, file_errors, new_file, new_files, new_folder, require_file, write_json
+from embedlayer.io.files import (
+    check_new_folder,
+    file_errors,
+    named_path,
+    new_file,
+    new_files,
+    new_folder,
+    require_file,
+    write_json,
+)
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import end_of_text_id, table_size
 from embedlayer.tokenization.read import save_tokenizer
@@ -140,6 +149,7 @@ def map_token_files(
         >>> map_token_files(["ids.npy"], train_tokenizer((), kind="byte"), "mapped")
         TokenCorpus(5 tokens, 4 bytes, 2 documents)
     """
+    check_new_folder(path)
     backend = as_tokenizer(tokenizer)
     files = find_token_files(sources, dtype)
     empty = next((file for file in files if not file.length), None)
@@ -149,7 +159,6 @@ def map_token_files(
     if len(types) > 1:
         raise SizeError(f"The files have IDs of several types ({', '.join(sorted(map(str, types)))}): map each alone.")
     tables = [_checked_tables(file, backend) for file in files]
-    create_folder(Path(path).parent)
     plan: dict[str, Any] = {
         "format_version": PLAN_VERSION,
         "shards": len(files),
@@ -199,7 +208,7 @@ def export_token_ids(path: str | Path, out: str | Path) -> list[Path]:
         SizeError: `out` has another suffix, or the corpus has token weights.
         CheckpointError: The corpus is damaged.
     """
-    out = Path(out)
+    out = named_path(out)
     if out.suffix not in TOKEN_SUFFIXES:
         raise SizeError(f"{out} is no name of a format: it ends in .npy, or in .bin or .idx for Megatron's pair.")
     shards, corpus = read_shards(Path(path)), TokenCorpus.open(path)

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, FileError, SizeError, StaleRowsError
 from embedlayer.core.forks import BackgroundThread, lock_held_at_forks
-from embedlayer.io.files import JsonObject, create_folder, file_errors, write_json
+from embedlayer.io.files import JsonObject, create_folder, file_errors, named_path, write_json
 from embedlayer.io.locks import FileLock
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPE_NAMES, DTYPES, create_tensor_file, read_header
@@ -120,7 +120,7 @@ class RowFolder(RowStorage):
         Raises:
             FileError: The folder holds a table already or cannot be written, or the table does not fit on the disk.
         """
-        path = create_folder(Path(path).absolute())
+        path = create_folder(named_path(path).absolute())
         if taken := [name for name in (TABLE, WEIGHT, STATE) if (path / name).exists()]:
             raise FileError(
                 f"{path} already holds {taken[0]}: continue with MappedEmbedding.resume, or choose another folder."

@@ -11,7 +11,7 @@ from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, SizeError
-from embedlayer.io.files import new_files, new_folder, recover_folder
+from embedlayer.io.files import named_path, new_files, new_folder, recover_folder
 from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, PathKind, path_kind
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.edit import ResolveEdit
@@ -153,7 +153,7 @@ def edited_copy(source: Path, out: Path | str | None, name: str = RECEIPT) -> It
     if path_kind(source) is PathKind.GGUF:
         if out is None:
             raise FileError(f"The edit of {source} is written to a new file: name it with out=...")
-        with new_files(out, receipt_beside(Path(out))) as (file, receipt):
+        with new_files(out, receipt_beside(named_path(out))) as (file, receipt):
             yield file, receipt
         return
     check_folder(source)
