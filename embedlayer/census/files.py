@@ -9,6 +9,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
+from embedlayer.io.locks import LOCK
+from embedlayer.io.partials import PARTIAL
+
 CONFIG = "config.json"
 
 
@@ -103,6 +106,28 @@ def is_left_out(file: str, left_out: Iterable[str]) -> bool:
     return any(file.startswith(path) if path.endswith("/") else file == path for path in left_out)
 
 
+def files_to_copy(source: Path, target: Path, left_out: Iterable[str]) -> Iterator[str]:
+    """Create the folders inside `source` in `target` too, and yield the paths of the files, relative and sorted.
+
+    `left_out` has paths of files and of folders, which end in a slash, as `files_left_out` returns them; these are
+    skipped, and so are locks and what a process has not finished to write. Links to folders are followed, except to one
+    that the link is in.
+    """
+    left_out = tuple(left_out)
+    for entry in sorted(source.iterdir()):
+        is_folder = entry.is_dir()
+        is_loop = is_folder and entry.is_symlink() and entry.resolve() in (source.resolve(), *source.resolve().parents)
+        name = f"{entry.name}/" if is_folder else entry.name
+        if is_left_out(name, left_out) or is_loop or entry.name == LOCK or entry.name.endswith(PARTIAL):
+            continue
+        if is_folder:
+            (target / name).mkdir(parents=True, exist_ok=True)
+            inside = [path.removeprefix(name) for path in left_out if path.startswith(name)]
+            yield from (name + path for path in files_to_copy(entry, target / name, inside))
+        elif entry.is_file():
+            yield name
+
+
 def other_safetensors(folder: Path, left_out: Iterable[str]) -> Iterator[str]:
     """Yield the paths of the safetensors files of a folder, relative to it, sorted, without those of `left_out`.
 
@@ -117,12 +142,20 @@ def other_safetensors(folder: Path, left_out: Iterable[str]) -> Iterator[str]:
 
 def left_out_message(left_out: Mapping[str, FileRule]) -> str:
     """Return what an edit leaves out and why, as the text of a warning."""
-    rules = list(dict.fromkeys(left_out.values()))
-    parts = []
-    for rule in rules:
-        names = [name for name, other in left_out.items() if other == rule]
-        parts.append(f"{shown_files(names)} ({rule.what}). {rule.consequence}")
+    parts = [f"{names}. {rule.consequence}" for rule, names in _shown_by_rule(left_out)]
     return "Left out of the new folder, because their values by token cannot be edited: " + "\nAlso ".join(parts)
+
+
+def not_copied_message(left_out: Mapping[str, FileRule]) -> str:
+    """Return what a copy with a compressed table leaves out and why, as the text of a warning."""
+    parts = [names for _, names in _shown_by_rule(left_out)]
+    return f"Left out of the new folder, because they belong to the table before: {'; '.join(parts)}."
+
+
+def _shown_by_rule(left_out: Mapping[str, FileRule]) -> Iterator[tuple[FileRule, str]]:
+    """Yield each rule, and the names of its files with what they hold as text."""
+    for rule in dict.fromkeys(left_out.values()):
+        yield rule, f"{shown_files(name for name, other in left_out.items() if other == rule)} ({rule.what})"
 
 
 def shown_files(names: Iterable[str]) -> str:

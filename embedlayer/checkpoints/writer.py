@@ -13,15 +13,14 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from embedlayer.census.files import files_left_out, is_left_out, left_out_message
+from embedlayer.census.files import files_left_out, files_to_copy, left_out_message
 from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint, weight_beside
 from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
 from embedlayer.checkpoints.second_copies import Copies, find_copies, is_dense
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError
 from embedlayer.formats.stored import StoredRows
-from embedlayer.io.files import check_new_folder, new_folder, read_json, write_json
-from embedlayer.io.partials import PARTIAL
+from embedlayer.io.files import check_new_folder, named_path, new_folder, read_json, write_json
 from embedlayer.io.safetensors_files import (
     INDEX,
     Header,
@@ -166,7 +165,7 @@ def write_tensors(
     Warns:
         EmbedLayerWarning: `copies` is `None`, and files are left out.
     """
-    source, target = Path(checkpoint_dir), Path(out_dir)
+    source, target = Path(checkpoint_dir), named_path(out_dir)
     if not source.is_dir():
         raise FileError(f"There is no folder {source} to take the other tensors from.")
     check_new_folder(target)
@@ -235,11 +234,8 @@ def write_tensors(
     rewritten = {file: header for file, header in checkpoint.headers.items() if header.tensors.keys() & changed.keys()}
     copied: list[str] = []
     with new_folder(target) as partial:
-        for file in sorted(path for path in source.rglob("*") if path.is_file()):
-            name = file.relative_to(source).as_posix()
-            if is_left_out(name, left_out) or any(part.endswith(PARTIAL) for part in Path(name).parts[:-1]):
-                continue
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+        for name in files_to_copy(source, partial, left_out):
+            file = source / name
             if name in rewritten:
                 is_size = rewritten[name].metadata.get("vocab_size") == str(old_rows)
                 sized = {**metadata, "vocab_size": str(rows)} if is_size else metadata

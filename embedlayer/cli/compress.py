@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from embedlayer.census.files import FileRule, not_copied_message
 from embedlayer.cli.options import NEW_FOLDER, SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import make_console, print_json, print_line, print_table
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, MissingExtraError, TextError
 from embedlayer.core.formatting import format_bytes
-from embedlayer.io.files import new_folder, write_json
-from embedlayer.opening.path_kinds import GENERATION
+from embedlayer.io.files import new_folder, visible_names, write_json
+from embedlayer.opening.path_kinds import BLOCKS, GENERATION
 
 if TYPE_CHECKING:
     from embedlayer.compress.report import CompressionResult
     from embedlayer.opening.opened_model import OpenedModel
     from embedlayer.tables.table import TokenTable
 
+REST = FileRule((), "the rest of the model", "Compress the folder of a checkpoint whose blocks can be copied.")
 WINDOW = 256  # longest window in tokens on which the loss is measured
 
 
@@ -71,14 +73,17 @@ def compress(
     if to is not None:
         check_kind(to)
     opened = open_model(source, tokenizer_from, parts="layer" if output is None and text is None else "model")
-    use, note = known_use(opened) if text is None else measure_use(opened, text), ""
+    use = known_use(opened) if text is None else measure_use(opened, text)
+    note = ""
+    left_out: tuple[str, ...] = ()
     rows = compare_compression(opened.table, _choices(opened.table.embed_dim, to), **use) if compare else []
     if to is not None and output is not None:
         table = compress_table(opened.table, to, counts=use["counts"])
         rows = rows or compare_compression(opened.table, {to: table}, **use)[:2]
-        note = _write(opened, table, output)
+        note, left_out = _write(opened, table, output)
     if as_json:
-        print_json({"output": None if output is None else str(output), "rows": [asdict(r) for r in rows]})
+        facts = {"output": None if output is None else str(output), "left_out": left_out}
+        print_json({**facts, "rows": [asdict(row) for row in rows]})
         return
     _show(opened, rows)
     if output is not None:
@@ -156,15 +161,16 @@ def _choices(width: int, to: str | None) -> list[str]:
     return choices
 
 
-def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
+def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> tuple[str, tuple[str, ...]]:
     """Write the model with a compressed table to the folder `output`, which appears complete or not at all.
 
     Returns:
-        A sentence on what else can open the result, or what is not in it; `""` if there is nothing to say.
+        A sentence on what else can open the result, or what is not in it; `""` if there is nothing to say. And the
+            paths in the folder of the source that are not copied, which a warning names.
     """
     from embedlayer.checkpoints.layer import EmbeddingLayer
     from embedlayer.compress.convert import replace_table
-    from embedlayer.compress.transformers_models import copy_blocks
+    from embedlayer.compress.transformers_models import MODULES
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.saving import Pretrained, hide_weights
     from embedlayer.tables.stored_embedding import StoredEmbedding
@@ -172,14 +178,14 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
     if isinstance(table, StoredEmbedding) and opened.kind.startswith("checkpoint") and Path(opened.source).is_dir():
         from embedlayer.compress.stored_checkpoints import OPENED_BY, write_checkpoint
 
-        with warnings.catch_warnings(action="ignore", category=EmbedLayerWarning):  # open_model has given them
-            write_checkpoint(table, opened.source, output, tokenizer=opened.tokenizer)
-        return f"The whole model: {OPENED_BY[table.stored_format.library].format(folder=str(output))}"
+        paths = write_checkpoint(table, opened.source, output, tokenizer=opened.tokenizer)
+        return f"The whole model: {OPENED_BY[table.stored_format.library].format(folder=str(output))}", paths
     layer: Pretrained = table
     if opened.model is not None:
         layer = replace_table(opened.model, table)
     elif opened.kind == "file of vectors":
         layer = EmbeddingLayer(table, family="vectors")
+    is_whole = isinstance(layer, DecoderLM) or not opened.kind.startswith(("checkpoint", "GGUF"))
     with new_folder(output) as partial:
         with warnings.catch_warnings():
             if opened.no_tokenizer:  # open_model has said so
@@ -188,16 +194,49 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
         if isinstance(layer, DecoderLM) and opened.adds_special_tokens and opened.tokenizer is not None:
             starts, ends = opened.text_limits
             write_json(partial / GENERATION, {"bos_token_id": [*starts], "eos_token_id": [*ends]})
-        model, source = opened.model, Path(opened.source)
-        has_blocks = (model is None or isinstance(model, EmbeddingLayer)) and copy_blocks(model, source, partial)
+        has_blocks, left_out = _copy_rest(opened, partial, is_whole=is_whole)
         if has_blocks:
             hide_weights(partial)
+    if left_out:
+        warnings.warn(not_copied_message(left_out), EmbedLayerWarning, stacklevel=2)
+    note = ""
     if has_blocks:
-        return f'The whole model: embedlayer.compress.load_model("{output}"), with transformers.'
-    if isinstance(layer, DecoderLM) or not opened.kind.startswith(("checkpoint", "GGUF")):
-        return ""
-    reason = opened.table_only or "they are copied from the folder of a checkpoint only."
-    return f"Only the embedding layer is written, without the model's blocks: {reason}"
+        library = "sentence-transformers" if (output / BLOCKS / MODULES).exists() else "transformers"
+        note = f'The whole model: embedlayer.compress.load_model("{output}"), with {library}.'
+    elif not is_whole:
+        reason = opened.table_only or "they are copied from the folder of a checkpoint only."
+        note = f"Only the embedding layer is written, without the model's blocks: {reason}"
+    return note, tuple(left_out)
+
+
+def _copy_rest(opened: "OpenedModel", partial: Path, *, is_whole: bool) -> tuple[bool, dict[str, FileRule]]:
+    """Copy what is beside the table in the folder of the source into a folder with the layer.
+
+    `is_whole` says whether the layer is all of the model.
+
+    Returns:
+        Whether blocks were copied, and the paths that were not copied, with their rules.
+    """
+    from embedlayer.checkpoints.layer import EmbeddingLayer
+    from embedlayer.checkpoints.reader import Checkpoint
+    from embedlayer.checkpoints.vector_formats.projector import FILES
+    from embedlayer.compress.transformers_models import copy_blocks, copy_other_files
+    from embedlayer.io.safetensors_files import INDEX
+    from embedlayer.saving import TABLE_WEIGHTS, WEIGHTS
+
+    model, source = opened.model, Path(opened.source)
+    rest = copy_blocks(model, source, partial) if model is None or isinstance(model, EmbeddingLayer) else None
+    if rest is not None:
+        return True, rest
+    if not source.is_dir():
+        return False, {}
+    written = [WEIGHTS, TABLE_WEIGHTS, GENERATION, *FILES, *(path.name for path in partial.iterdir())]
+    if is_whole:
+        weights = Checkpoint.open(source).headers if opened.kind.startswith("checkpoint") else ()
+        written += [*weights, INDEX]
+        return False, copy_other_files(source, partial, written=written, num_rows=opened.table.vocab_size)
+    names = [f"{name}/" if (source / name).is_dir() else name for name in visible_names(source)]
+    return False, {name: REST for name in names if name not in written or name == WEIGHTS}
 
 
 def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:

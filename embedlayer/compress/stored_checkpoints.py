@@ -1,17 +1,19 @@
 """Checkpoint folders with a table that another library quantises: the files that this library itself opens."""
 
+import warnings
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from embedlayer.census.files import not_copied_message
 from embedlayer.checkpoints.layer import EmbeddingLayer, load
 from embedlayer.checkpoints.reader import CONFIG, SCHEMES, WEIGHT, Checkpoint
 from embedlayer.checkpoints.writer import weight_names
 from embedlayer.compress.transformers_models import copy_other_files, copy_tensors
-from embedlayer.core.errors import CheckpointError, SizeError
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
 from embedlayer.formats.compressed_tensors import METHOD
 from embedlayer.formats.stored import StoredModule
-from embedlayer.io.files import JsonObject, new_folder, write_json
+from embedlayer.io.files import JsonObject, check_new_folder, new_folder, write_json
 from embedlayer.io.safetensors_files import INDEX
 from embedlayer.saving import TOKENIZER
 from embedlayer.tables.stored_embedding import StoredEmbedding
@@ -29,12 +31,13 @@ random rows: it has no look-up in packed rows."""
 
 def write_checkpoint(
     table: StoredEmbedding, checkpoint_dir: Path | str, out_dir: Path | str, *, tokenizer: Tokenizer | None = None
-) -> None:
+) -> tuple[str, ...]:
     """Write a copy of a checkpoint folder with its table in the codes of another library, for programs of this library.
 
     The tensors of the table get the names that the library gives them, and the configuration states their format. Equal
-    copies of the table, such as that of a tied head, are left out. An untied head and all other tensors keep their
-    bytes. Other forms of the weights, code, and subfolders are not copied. The folder appears complete or not at all.
+    copies of the table, such as that of a tied head, are left out, and so are files that belong to the old table, such
+    as other forms of the weights. All other tensors and files keep their bytes. The folder appears complete or not at
+    all.
 
     Args:
         table: The table, as `StoredEmbedding.from_table` or `compress_table(..., "mlx-int4")` returns it.
@@ -42,11 +45,17 @@ def write_checkpoint(
         out_dir: A folder that does not exist or is empty.
         tokenizer: Tokenizer to write if the folder has none.
 
+    Returns:
+        The paths of the files that are left out, sorted; that of a folder ends in a slash.
+
     Raises:
         CheckpointError: The table of the folder is no single tensor called `.weight` or is not known, the folder is
             damaged, or its configuration states a quantisation of another library.
         SizeError: The table of the folder has another size.
         FileError: `checkpoint_dir` is no checkpoint, or `out_dir` is not empty or cannot be written.
+
+    Warns:
+        EmbedLayerWarning: Files are left out.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -57,6 +66,7 @@ def write_checkpoint(
         >>> load("gpt2-int4").table.stored_type
         'compressed-tensors (group_size 32, scale_dtype F32, is_symmetric True, bits 4)'
     """
+    check_new_folder(out_dir)
     source = Path(checkpoint_dir)
     checkpoint, stored = Checkpoint.open(source), table.stored_rows
     weights = _weights_of_table(load(source), checkpoint, source)
@@ -86,12 +96,16 @@ def write_checkpoint(
             copy_tensors(source / file, partial / file, others, header.metadata, more)
             files |= dict.fromkeys([*(info.name for info in others), *more], file)
             size += sum(info.nbytes for info in others) + sum(part.nbytes for part in more.values())
-        copy_other_files(source, partial)
+        written = [*checkpoint.headers, INDEX, CONFIG]
+        left_out = copy_other_files(source, partial, written=written, num_rows=table.vocab_size)
         if (source / INDEX).is_file():
             write_json(partial / INDEX, {"metadata": {"total_size": size}, "weight_map": files})
         write_json(partial / CONFIG, _configured(checkpoint.config, settings))
         if tokenizer is not None and checkpoint.tokenizer_file() is None:
             save_tokenizer(tokenizer, partial / TOKENIZER)
+    if left_out:
+        warnings.warn(not_copied_message(left_out), EmbedLayerWarning, stacklevel=2)
+    return tuple(left_out)
 
 
 def _weights_of_table(layer: EmbeddingLayer, checkpoint: Checkpoint, source: Path) -> list[str]:

@@ -8,8 +8,9 @@ puts both together.
 
 import copy
 import json
+import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
@@ -17,6 +18,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from embedlayer.census.files import FileRule, files_left_out, files_to_copy, other_safetensors
 from embedlayer.checkpoints.causal_models import attention_options, missing_tensors, naming_errors
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.patching import patch
@@ -27,19 +29,30 @@ from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import REPLACED, remove_own_attribute, set_own_attribute
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import ChildReference
-from embedlayer.io.files import check_new_folder, create_folder, new_folder, recover_folder
+from embedlayer.io.files import (
+    check_new_folder,
+    create_folder,
+    named_path,
+    new_folder,
+    read_json,
+    recover_folder,
+    write_json,
+)
 from embedlayer.io.json_fields import parse_json
+from embedlayer.io.partials import temporary_folder
 from embedlayer.io.safetensors_files import (
     DTYPE_NAMES,
+    INDEX,
     TensorInfo,
     copy_bytes,
     encode_header,
     load_tensors,
+    read_header,
     save_tensors,
     write_tensor,
 )
 from embedlayer.opening.path_kinds import BLOCKS
-from embedlayer.saving import Pretrained, build, describe, hide_weights
+from embedlayer.saving import WEIGHTS, Pretrained, build, describe, hide_weights
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
@@ -55,11 +68,20 @@ TABLE = "embedlayer.table"
 DENSE = "table.weight"
 """Name of the rows in an embedding layer with a dense table."""
 
-NOT_COPIED = (
-    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json"),
-    *(".py", ".receipt"),
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+"""Files of a model of sentence-transformers: its modules, and its class and prompts."""
+
+OF_THE_OLD_TABLE = (
+    FileRule(("*.receipt",), "receipts of edits of its vocabulary", "Undo an edit before the table is compressed."),
+    FileRule(
+        ("run.json", "checkpoint.safetensors", "best.json", "metrics.jsonl", "report.html", "corpus/", "tables/"),
+        "the training of the run",
+        "Resume the run in its own folder.",
+    ),
 )
-"""Endings of files in a checkpoint folder that have weights, code, or the receipt of an edit of the dense table."""
+"""Files beside a table that belong to it alone: a copy with a compressed table leaves them out."""
+
+COPY_OF_TABLE = FileRule((), "a tensor with a row for each token", "Compress the table in this file by itself.")
 
 
 def with_table(model: Model, table: TokenTable) -> Model:
@@ -220,7 +242,7 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
         FileError: The folder is not empty, or cannot be written.
         TokenizerError: `tokenizer` is no tokenizer.
     """
-    table, target, whole = _table_of(model), Path(directory), cast(Any, model)
+    table, target, whole = _table_of(model), named_path(directory), cast(Any, model)
     check_new_folder(target)
     look_ups, heads = _users_of(table, model)
     skipped = (*(f"{name}." for name in look_ups), *(f"{name}.weight" for name in heads))
@@ -240,12 +262,11 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
         save_tensors(rest / TENSORS, tensors, metadata)
 
 
-def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> bool:
+def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> dict[str, FileRule] | None:
     """Copy what the embedding layer of a checkpoint lacks of the model into the folder `model` of `target`.
 
-    These are all tensors but those of the table and those that the layer stores bit for bit, and the files
-    beside them that are no weights, code or receipt, such as the configuration and the tokenizer. Tensors are copied
-    from file to file.
+    These are all tensors but those of the table and those that the layer stores bit for bit, which are copied from file
+    to file, and what `copy_other_files` copies.
 
     Args:
         layer: The layer as it was loaded from `source`, with its own table; `None` if `source` has a table alone, as
@@ -254,14 +275,14 @@ def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> boo
         target: Folder in which the layer with another table is saved.
 
     Returns:
-        Whether there were blocks; if not, nothing is copied. It is false if `source` is a file, if its layer has no
-            dense table, or if the layer has all tensors.
+        The files that are left out, with their rules; `None` if there are no blocks, and nothing is copied: `source` is
+            a file, its layer has no dense table, or the layer has all tensors.
     """
     if (source / BLOCKS).is_dir():
         shutil.copytree(source / BLOCKS, target / BLOCKS)
-        return True
+        return copy_other_files(source, target, written=[f"{BLOCKS}/", WEIGHTS, *os.listdir(target)])
     if layer is None or not (source / "config.json").is_file() or not layer.tensor_names.get(DENSE):
-        return False
+        return None
     checkpoint, state = Checkpoint.open(source), layer.state_dict()
     table = [*layer.tensor_names[DENSE], *layer.load_record.unread_copies]
     names_in_layer = {
@@ -277,10 +298,10 @@ def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> boo
         metadata = {"format": "pt", **({} if number else {TABLE: json.dumps(table)})}
         copy_tensors(source / file, rest / f"blocks-{Path(file).name}", others.values(), metadata)
         has_blocks = has_blocks or bool(others)
-    copy_other_files(source, rest)
     if not has_blocks:
         shutil.rmtree(rest)
-    return has_blocks
+        return None
+    return copy_other_files(source, rest, written=[*checkpoint.headers, INDEX], num_rows=layer.table.vocab_size)
 
 
 def copy_tensors(
@@ -302,23 +323,42 @@ def copy_tensors(
             write_tensor(file, tensor)
 
 
-def copy_other_files(source: Path, target: Path) -> None:
-    """Copy the files of a checkpoint folder that are no weights, code or receipt: configuration, tokenizer and more.
+def copy_other_files(
+    source: Path, target: Path, *, written: Iterable[str] = (), num_rows: int = 0
+) -> dict[str, FileRule]:
+    """Copy the files and folders of a folder, except those that belong to its old table.
 
-    Folders of other modules are copied as they are, such as `1_Pooling` and `2_Dense` of sentence-transformers: those
-    with a `config.json`, and empty ones.
+    Left out is what an edit of the vocabulary leaves out (`census.files`), what `OF_THE_OLD_TABLE` names, and other
+    safetensors files with a tensor of `num_rows` rows.
+
+    Args:
+        source: The folder.
+        target: The folder of the copy.
+        written: Paths in `source` that are written otherwise, and not copied; those of folders end in a slash.
+        num_rows: Number of rows of the table.
+
+    Returns:
+        The paths that are left out, sorted, with their rules.
     """
-    for path in source.iterdir():
-        if path.is_file() and not path.name.endswith(NOT_COPIED):
-            shutil.copyfile(path, target / path.name)
-        elif path.is_dir() and ((path / "config.json").is_file() or not any(path.iterdir())):
-            shutil.copytree(path, target / path.name)
+    written = [*written]
+    left_out = files_left_out(source)
+    for rule in OF_THE_OLD_TABLE:
+        found = (path for pattern in rule.patterns for path in source.glob(pattern.removesuffix("/")))
+        left_out |= {f"{path.name}/" if path.is_dir() else path.name: rule for path in found}
+    for path in other_safetensors(source, [*left_out, *written]):
+        shapes = [info.shape for info in read_header(source / path).tensors.values()]
+        if any(shape[:1] == (num_rows,) for shape in shapes):
+            left_out |= dict.fromkeys((path, f"{path}.index.json"), COPY_OF_TABLE)
+    for path in files_to_copy(source, target, [*left_out, *written]):
+        shutil.copyfile(source / path, target / path)
+    return {path: left_out[path] for path in sorted(left_out) if path not in written and (source / path).exists()}
 
 
 def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> nn.Module:
     """Load what `save_model` or `embedlayer compress` wrote as a patched model of transformers with its table.
 
-    No pickle is loaded and no code of the folder is run.
+    A model of sentence-transformers is loaded with all its modules, of which the first has the patched model. No pickle
+    is loaded and no code of the folder is run.
 
     Args:
         directory: The folder.
@@ -331,7 +371,8 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
         FileError: A file of the table is missing.
         CheckpointError: The folder has no such model, transformers does not have its class, or a file is damaged or
             lacks a tensor.
-        MissingExtraError: transformers is not installed.
+        MissingExtraError: transformers is not installed, or sentence-transformers for a model of it:
+            `pip install 'embedlayer[recipes]'`.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -363,9 +404,19 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
         rows = torch.zeros(1, 1, dtype=table.rows(0, 1).dtype).expand(table.vocab_size, table.embed_dim)
         names = parse_json(metadata.get(TABLE, "[]"), f"The names of the table in {file}")
         tensors |= stored | dict.fromkeys(filter(lambda name: isinstance(name, str), names), rows)
+    library = require("sentence_transformers", extra="recipes") if (rest / MODULES).is_file() else None
+    modules: Any = None
+    model_class: Any
     with naming_errors(str(rest)):
-        config = transformers.AutoConfig.from_pretrained(rest, local_files_only=True, trust_remote_code=False)
-        model_class: Any = getattr(transformers, (config.architectures or [""])[0], None)
+        if library is not None:
+            modules, name = _sentence_transformer(library, transformers, rest, files)
+            inner = modules[0].get_submodule(name)
+            model_class, config = type(inner), inner.config
+            setattr(modules[0], name, None)  # its memory is free before the model is loaded with all tensors
+            del inner
+        else:
+            config = transformers.AutoConfig.from_pretrained(rest, local_files_only=True, trust_remote_code=False)
+            model_class = getattr(transformers, (config.architectures or [""])[0], None)
         is_known = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
         if not is_known:
             raise CheckpointError(f"{rest / 'config.json'} names no model class of transformers in architectures.")
@@ -377,4 +428,45 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
     count, names = missing_tensors(loaded)
     if count:
         raise CheckpointError(f"{folder} lacks tensors of {a_or_an(model)}: {names}.")
-    return cast(nn.Module, with_table(model, table).to(device).eval())
+    model = with_table(model, table)
+    if modules is not None:
+        setattr(modules[0], name, model)
+        model = modules
+    return cast(nn.Module, model.to(device).eval())
+
+
+def _sentence_transformer(
+    library: Any, transformers: Any, folder: Path, blocks: Sequence[Path]
+) -> tuple[nn.Module, str]:
+    """Open a model of sentence-transformers from a folder whose weights have names that only this library reads.
+
+    The model in its first module lacks the tensors that are in the layer of the table, such as the table.
+
+    Returns:
+        The model, and the name of the model of transformers in its first module.
+
+    Raises:
+        CheckpointError: The first module has no model of transformers, or a file is damaged.
+    """
+    kind = read_json(folder / SETTINGS).get("model_type") if (folder / SETTINGS).is_file() else None
+    names = [f"model-{number:05d}-of-{len(blocks):05d}.safetensors" for number in range(1, len(blocks) + 1)]
+    files = dict(zip(names, blocks, strict=True))
+    places = {name: file for file, path in files.items() for name in read_header(path).tensors}
+    with temporary_folder() as linked:
+        for path in [*folder.iterdir()]:
+            if path not in blocks:
+                (linked / path.name).symlink_to(path.resolve())
+        for file, path in files.items():
+            (linked / file).symlink_to(path.resolve())
+        write_json(linked / INDEX, {"metadata": {}, "weight_map": places})
+        logs, verbosity = transformers.logging, transformers.logging.get_verbosity()
+        logs.set_verbosity_error()  # else it lists the tensors that are in the layer
+        try:
+            opened_by = getattr(library, str(kind), library.SentenceTransformer)
+            model: Any = opened_by(str(linked), device="cpu", local_files_only=True, trust_remote_code=False)
+        finally:
+            logs.set_verbosity(verbosity)
+    parts = [name for name, part in model[0].named_children() if isinstance(part, transformers.PreTrainedModel)]
+    if len(parts) != 1:
+        raise CheckpointError(f"The first module of {folder} is {a_or_an(model[0])}, without a model of transformers.")
+    return model, parts[0]

@@ -10,7 +10,6 @@ from decoders import gpt2
 
 import embedlayer as el
 from embedlayer.compress import compress_table, load_model, replace_table, save_model
-from embedlayer.compress.transformers_models import copy_other_files
 
 IDS = torch.randint(3, 90, (2, 6), generator=torch.Generator().manual_seed(0))
 
@@ -88,16 +87,3 @@ def test_a_damaged_folder_is_refused(tmp_path, unchecked) -> None:
     shutil.rmtree(rest)
     with pytest.raises(el.CheckpointError, match="has no folder model with the blocks"):
         load_model(tmp_path / "out")
-
-
-def test_folders_of_other_modules_are_copied_as_they_are(tmp_path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    target.mkdir()
-    files = ["modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
-    for name in [*files, "model.safetensors", "runs/events"]:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(name)
-    (source / "3_Normalize").mkdir()
-    copy_other_files(source, target)
-    copied = {path.relative_to(target).as_posix() for path in target.rglob("*")}
-    assert copied == {*files, "1_Pooling", "2_Dense", "3_Normalize"}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast, get_args
 import torch
 from torch import Tensor
 
-from embedlayer.census.files import files_left_out, is_left_out
+from embedlayer.census.files import files_left_out, files_to_copy
 from embedlayer.checkpoints.layer import load
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.reading.configuration import text_config
@@ -24,8 +24,6 @@ from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.families import REFUSED_ROTARY, ROTARY, family_of
 from embedlayer.families.records import AlibiPositions, LearnedPositions, PositionChoice, RelativePositions
 from embedlayer.io.files import JsonObject, read_json
-from embedlayer.io.locks import LOCK
-from embedlayer.io.partials import PARTIAL
 from embedlayer.io.safetensors_files import INDEX, load_tensors, read_header
 from embedlayer.opening.path_kinds import OWN_FOLDERS, path_kind
 from embedlayer.positions.alibi import AlibiBias
@@ -266,15 +264,8 @@ def write_edit(folder: Path, partial: Path, edit: PositionsEdit) -> None:
         FileError: A file cannot be read or written.
         CheckpointError: The copy of a checkpoint with tables cannot be loaded.
     """
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = file.relative_to(folder).as_posix()
-        if (
-            is_left_out(name, edit.left_out)
-            or name == LOCK
-            or any(part.endswith(PARTIAL) for part in Path(name).parts[:-1])
-        ):
-            continue
-        (partial / name).parent.mkdir(parents=True, exist_ok=True)
+    for name in files_to_copy(folder, partial, edit.left_out):
+        file = folder / name
         if name in edit.texts:
             (partial / name).write_text(edit.texts[name], encoding="utf-8")
         elif name in edit.tensors:

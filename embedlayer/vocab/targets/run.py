@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from embedlayer.census.files import files_left_out, is_left_out, other_safetensors
+from embedlayer.census.files import files_left_out, files_to_copy, other_safetensors
 from embedlayer.census.report import CensusReport
 from embedlayer.checkpoints.second_copies import refuse_copies
 from embedlayer.core.command_name import command_line
@@ -107,11 +107,9 @@ def apply_to_run(
     left_out = {path: rule for path, rule in files_left_out(folder).items() if path.startswith(own)}
     names = {name for result in results.values() for name in result.tensors}
     _refuse_copies(folder, left_out, names, next(iter(results.values())).edit.row_map.old_size)
-    for path in (path for file in others for path in ([file] if file.is_file() else sorted(file.rglob("*")))):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not is_left_out(name, left_out):
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, partial / name)
+    written = (f"{file.name}/" if file.is_dir() else file.name for file in folder.iterdir() if file not in others)
+    for name in files_to_copy(folder, partial, [*left_out, *written]):
+        shutil.copyfile(folder / name, partial / name)
     changed = [str(file.relative_to(folder)) for name in CHANGED for file in sorted(folder.glob(name))]
     return EditResult(results, changed, left_out)
 
