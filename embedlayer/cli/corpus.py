@@ -18,7 +18,7 @@ from embedlayer.cli.printing import print_json
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError, SizeError
 from embedlayer.core.formatting import count_of
-from embedlayer.io.files import check_new_files, check_new_folder, create_folder
+from embedlayer.io.files import check_new_files, check_new_folder, create_folder, visible_names
 
 VOCAB_SIZE = 4096
 
@@ -68,6 +68,7 @@ def build(
     from embedlayer.cli.progress import reading
     from embedlayer.cli.texts import learn_tokenizer, named_tokenizer
     from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.data.corpus_files import PLAN_FILE
     from embedlayer.data.readers.documents import RowOptions
     from embedlayer.data.readers.sources import find_sources
     from embedlayer.data.readers.token_files import find_token_files, map_token_files
@@ -79,8 +80,9 @@ def build(
     has_ids = bool(find_token_files(files, dtype))
     if tokenizer_from is not None and vocab_size is not None:
         raise SizeError("--vocab-size sets the size of a trained tokenizer: leave it out, or leave --tokenizer out.")
+    if is_stream or has_ids or (visible_names(output) and not (output / PLAN_FILE).exists()):
+        check_new_folder(output)  # before the tokenizer is trained
     if is_stream or has_ids:
-        check_new_folder(output)
         if shards > 1 or only is not None:
             what = "Standard input can be read only once" if is_stream else "Files of token IDs are not copied"
             raise FileError(f"{what}: leave --shards and --only out, or pass files of text.")

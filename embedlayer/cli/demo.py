@@ -7,7 +7,8 @@ import click
 from embedlayer.cli.options import OutputPath, json_option
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError
-from embedlayer.io.files import create_folder, write_text
+from embedlayer.io.files import write_text
+from embedlayer.io.partials import temporary_folder
 
 PROBES = (" must", " returns", " called", " string", " method", " argument", " if", " function")
 """Tokens whose neighbours are shown; each occurs more than 50 times in the text."""
@@ -56,27 +57,30 @@ def demo(context: click.Context, output: Path, minutes: float, min_steps: int, s
     from embedlayer.cli.train import train
     from embedlayer.training.run_directory import RunDirectory
 
+    run, text = RunDirectory(output), output / "python-reference.txt"
+    if not (run.is_free or (run.contains_run and text.exists())):
+        raise FileError(f"{output} holds other files than a demo, which would be replaced. Choose another folder.")
     if not as_json:
         duration = f"{minutes:g} minutes, longer on a busy or slow machine: at least {min_steps} steps"
         click.echo(f"Training a small layer on the Python manual ({duration if steps is None else f'{steps} steps'})")
-    text = output / "python-reference.txt"
-    if RunDirectory(output).contains_run and not text.exists():
-        raise FileError(
-            f"{output} holds a run of embedlayer train, which the demo would replace. Choose another folder."
-        )
-    create_folder(output)
-    write_text(text, carried_text())
-    result: int = context.invoke(
-        train,
-        files=(text,),
-        output=output,
-        overwrite=True,
-        minutes=None if steps is not None else minutes,
-        min_steps=min_steps,
-        steps=steps,
-        probe=PROBES,
-        as_json=as_json,
-    )
+    with temporary_folder() as folder:
+        source = folder / text.name
+        write_text(source, carried_text())
+        try:
+            result: int = context.invoke(
+                train,
+                files=(source,),
+                output=output,
+                overwrite=run.contains_run,
+                minutes=None if steps is not None else minutes,
+                min_steps=min_steps,
+                steps=steps,
+                probe=PROBES,
+                as_json=as_json,
+            )
+        finally:
+            if run.contains_run:  # a run beside this text is one that a demo may replace
+                write_text(text, carried_text())
     if result == 0 and not as_json:
         commands = (
             command_line("explore", output, "--words"),

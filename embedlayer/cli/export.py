@@ -74,7 +74,7 @@ def export(
         written = files_of(output, chosen)
         check_new_files(*written)
         if chosen == "projector":
-            check_new_folder(output)
+            check_new_folder(written[0].parent)
     parts: Parts = "layer" if into is not None or chosen == "onnx" else "table"
     opened = open_model(source, tokenizer_from, parts=parts)
     if into is not None:

@@ -1,6 +1,5 @@
 """The texts that a user names, as the corpus of a run: built, linked, or mixed; and tokenizers trained on them."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from embedlayer.cli.printing import say
 from embedlayer.core.command_name import command_line
-from embedlayer.core.errors import FileError, TextError, TokenizerError
+from embedlayer.core.errors import TextError, TokenizerError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -66,13 +65,13 @@ def prepare_corpus(
         sources: Text files and files of rows, folders of them, `-` for standard input, files of token IDs, or corpora
             that `embedlayer corpus build` wrote.
         weights: Weight of each source in a mixture; `None`: the sources are one text, or one corpus.
-        target: Folder of the corpus in the folder of the run; the corpus of an earlier run in it is replaced.
+        target: New folder of the corpus.
         options: Which tokenizer the corpus has.
         contents: How the sources are read.
         quiet: Whether to print nothing.
 
     Raises:
-        FileError: A text or the tokenizer cannot be read, or `target` holds other files than a corpus.
+        FileError: A text or the tokenizer cannot be read, or `target` is not new.
         TextError: The sources have no text, are not plain text, or are a corpus and others without weights.
         TokenizerError: A corpus was built with another tokenizer, or a tokenizer is damaged.
         CheckpointError: A corpus, or a GGUF file with the tokenizer, is damaged.
@@ -80,12 +79,6 @@ def prepare_corpus(
         SizeError: A weight is not above 0, or the vocabulary is too small for the kind of tokenizer; or there is a
             `text_field`, and no source has rows.
     """
-    from embedlayer.data.corpus_files import PLAN_FILE
-
-    if target.is_symlink():  # an earlier run used a corpus in another folder
-        target.unlink()
-    elif (target / "0").exists() or (target / PLAN_FILE).exists():  # of a mixture, or of several token files
-        _remove_corpus(target)
     if weights is not None:
         return _build_mixture(sources, weights, target, options, contents, quiet)
     ready = _find_corpus(sources)
@@ -107,8 +100,6 @@ def _build_corpus(
 
     if find_token_files(sources, contents.dtype):
         tokenizer = named_tokenizer(options.path)
-        if target.exists():
-            _remove_corpus(target)
         return map_token_files(sources, tokenizer, target, dtype=contents.dtype), tokenizer
     with saved_standard_input(sources, target.parent) as readable:
         readers = find_sources(readable, RowOptions(contents.text_field, options.path))
@@ -134,7 +125,7 @@ def _build_mixture(
     """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built.
 
     The tokenizer is that of the built corpora; without any, the one that `options` name, or one that is trained on the
-    texts, each with its share. What an earlier run left in `target` is deleted.
+    texts, each with its share.
 
     Raises:
         TokenizerError: The corpora have different tokenizers, or another one than `options` name.
@@ -172,8 +163,6 @@ def _build_mixture(
         else:
             tokenizer = learn_tokenizer(texts, options.kind, options.vocab_size, weights=weights, quiet=quiet)
         say("Turning the texts into token IDs", quiet)
-        if target.exists():
-            _remove_corpus(target)
         target.mkdir()
         corpora = []
         for number, (source, readers, dtype) in enumerate(zip(readable, texts, dtypes, strict=True)):
@@ -233,12 +222,11 @@ def learn_tokenizer(
 def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tuple[TokenCorpus, Tokenizer]":
     """Open the corpus in the folder `ready`, and let the run use it through a symbolic link.
 
-    The link replaces a corpus that is in the folder of the run. `tokenizer_from`, the tokenizer that the user
-    requested, must be the corpus's own, or `None`.
+    `tokenizer_from`, the tokenizer that the user requested, must be the corpus's own, or `None`.
 
     Raises:
         TokenizerError: The requested tokenizer is not the one that the corpus was built with.
-        FileError: `target` holds files that are not of a corpus, or there is no corpus at `ready`.
+        FileError: There is no corpus at `ready`.
         CheckpointError: The corpus is damaged.
     """
     from embedlayer.data.corpus import TokenCorpus
@@ -248,24 +236,8 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
     tokenizer = _tokenizer_for(ready, tokenizer_from)
     if fingerprint(tokenizer) != corpus.tokenizer_fingerprint:
         raise TokenizerError(f"The corpus {ready} was built with another tokenizer. Leave --tokenizer-from out.")
-    if target.exists():
-        _remove_corpus(target)
     target.symlink_to(ready.resolve(), target_is_directory=True)
     return corpus, tokenizer
-
-
-def _remove_corpus(folder: Path) -> None:
-    """Delete the folder of the corpus, or of the corpora of a mixture, that an earlier run left.
-
-    Raises:
-        FileError: The folder holds other files.
-    """
-    from embedlayer.data.corpus_files import is_corpus
-
-    is_empty = not any(not path.name.startswith(".") for path in folder.iterdir())
-    if not (is_empty or is_corpus(folder) or is_corpus(folder / "0")):
-        raise FileError(f"{folder} holds other files than a corpus. Choose another folder for the run.")
-    shutil.rmtree(folder)
 
 
 def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":

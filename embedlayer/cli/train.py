@@ -19,7 +19,6 @@ from embedlayer.cli.options import (
 from embedlayer.cli.training_runs import LayerOptions, layer_options
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, FileError, SizeError
-from embedlayer.opening.path_kinds import CONFIG
 
 if TYPE_CHECKING:
     from embedlayer.training.parallel import ParallelContext
@@ -73,7 +72,7 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 @click.option(
     "--resume", is_flag=True, help="Continue the run in the folder from its last checkpoint, with its own options."
 )
-@click.option("--overwrite", is_flag=True, help="Replace the run in the folder.")
+@click.option("--overwrite", is_flag=True, help="Replace the run in the folder, or files of the names of a run's.")
 @text_field_option
 @dtype_option
 @layer_options
@@ -160,7 +159,7 @@ def _train(
         Exit code of the command: 0, or 130 after Ctrl-C.
 
     Raises:
-        FileError: The folder contains a run, and neither `--resume` nor `--overwrite` was passed.
+        FileError: The folder contains a run or other files, and neither `--resume` nor `--overwrite` was passed.
         SizeError: No text was passed to a new run; files or options of a new run were passed together with `--resume`;
             weights do not fit the files or the run; or torchrun started the processes of a run with mapped tables.
         PeerError: A rank has other files or options than rank 0.
@@ -196,24 +195,11 @@ def _train(
         if options["weights"] is not None:
             _require_weights(files, options["weights"])
         exists = parallel.collectives.any(directory.contains_run)  # all look before rank 0 writes
-        if exists and not options["overwrite"]:
-            raise FileError(
-                f"{directory.path} holds a run already. Continue it with --resume, replace it with --overwrite, "
-                f"or choose another folder."
-            )
-        holds_model = parallel.collectives.any((directory.path / CONFIG).exists())
-        if holds_model and not exists and not options["overwrite"]:
-            raise FileError(
-                f"{directory.path} holds a model, whose {CONFIG} a run would replace. Choose another folder, or "
-                f"replace the model with --overwrite."
-            )
-        is_taken = parallel.collectives.any(any(path.exists() for path in directory.result_files))
-        if is_taken and not (exists or directory.corpus.exists() or options["overwrite"]):
-            names = ", ".join(path.name for path in directory.result_files)
-            raise FileError(
-                f"{directory.path} has a file that a run would replace (one of {names}). Choose another folder, or "
-                f"replace it with --overwrite."
-            )
+        is_taken = parallel.collectives.any(not directory.is_free)
+        if is_taken and not options["overwrite"]:
+            there = "other files. Replace those that a run writes"
+            there = "a run already. Continue it with --resume, replace it" if exists else there
+            raise FileError(f"{directory.path} holds {there} with --overwrite, or choose another folder.")
         if options["steps"] is None and options["minutes"] is None:
             options["minutes"] = 2.0
         options["max_length"], options["rates"] = options["length"], dict(options["rates"]) or None
@@ -237,6 +223,7 @@ def _train(
                 launch=parallel.launch_id,
                 weights=options["weights"],
                 contents=SourceOptions(options["text_field"], options["dtype"]),
+                overwrite=options["overwrite"],
             )
         if parallel.launch_id:  # all read what rank 0 wrote, which forgets the whole table
             if parallel.is_first:

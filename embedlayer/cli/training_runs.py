@@ -1,7 +1,6 @@
 """Train an embedding layer: from text files to the folder of a run. Shared by `train`, `demo` and `corpus build`."""
 
 import re
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ import click
 from embedlayer.cli.options import TOKENIZER
 from embedlayer.cli.printing import say
 from embedlayer.cli.texts import BY_DEFAULT, SourceOptions, TokenizerOptions, prepare_corpus
-from embedlayer.core.errors import EmbedLayerWarning, SizeError
+from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError
 from embedlayer.core.formatting import count_of
 from embedlayer.io.files import create_folder
 
@@ -130,11 +129,14 @@ def start_run(
     launch: str = "",
     weights: Sequence[float] | None = None,
     contents: SourceOptions = BY_DEFAULT,
+    overwrite: bool = False,
 ) -> tuple["Trainer", "Tokenizer"]:
     """Build tokenizer, corpus, model and trainer from texts, and write them to the folder of the run.
 
+    What is in the folder is replaced when the trainer is complete, so an error leaves it as it was.
+
     Args:
-        directory: The folder of the run; its current content is replaced.
+        directory: The folder of the run; a run in it is replaced.
         sources: Text files and files of rows, folders of them, or one corpus that `embedlayer corpus build` wrote.
         layer: Options of the tokenizer and the decoder.
         options: Options of the training.
@@ -146,9 +148,11 @@ def start_run(
         weights: Train on a mixture with this weight of each source, which is a text, a folder of them, or a corpus;
             `None`: the sources are one text, or one corpus.
         contents: How the sources are read.
+        overwrite: As for `RunDirectory.start`.
 
     Raises:
-        FileError: A text cannot be read, or the folder cannot be written.
+        FileError: A text cannot be read, or is in the corpus of the run that is replaced; or the folder cannot be
+            written.
         SizeError: A probe is not one token, or sizes do not fit together.
         TextError: The sources contain no text, are too short for a window and a validation part, or are a corpus and
             texts without weights. All other errors are those of `prepare_corpus`.
@@ -161,33 +165,34 @@ def start_run(
     from embedlayer.training.run_directory import saved_buffers
 
     create_folder(directory.path)
-    wanted = TokenizerOptions(layer.tokenizer_from, layer.tokenizer, layer.vocab_size)
-    corpus, tokenizer = prepare_corpus(sources, weights, directory.corpus, wanted, contents=contents, quiet=quiet)
-    mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
-    numbers = [len(each.documents) for each in corpora_of(corpus)]
-    documents = f" in {count_of(sum(numbers), 'document')}" * options.documents
-    say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average{documents}, vocabulary of {size:,}", quiet)
-    if options.documents and max(numbers) == 1:
-        warnings.warn(
-            "--documents changes nothing here: each corpus is one document, as a text file is. Rows of JSON lines, "
-            "Parquet and Arrow files are documents, and so are the text files of a folder.",
-            EmbedLayerWarning,
-            stacklevel=2,
+    replaced = None if directory.corpus.is_symlink() else directory.corpus.resolve()
+    if inside := [source for source in sources if replaced in (path := Path(source).resolve(), *path.parents)]:
+        raise FileError(f"{inside[0]} is in {directory.corpus}, which a new run replaces. Copy it to another folder.")
+    with directory.new_corpus(mapped=layer.mapped) as target:
+        wanted = TokenizerOptions(layer.tokenizer_from, layer.tokenizer, layer.vocab_size)
+        corpus, tokenizer = prepare_corpus(sources, weights, target, wanted, contents=contents, quiet=quiet)
+        mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
+        numbers = [len(each.documents) for each in corpora_of(corpus)]
+        documents = f" in {count_of(sum(numbers), 'document')}" * options.documents
+        say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average{documents}, vocabulary of {size:,}", quiet)
+        if options.documents and max(numbers) == 1:
+            warnings.warn(
+                "--documents changes nothing here: each corpus is one document, as a text file is. Rows of JSON "
+                "lines, Parquet and Arrow files are documents, and so are the text files of a folder.",
+                EmbedLayerWarning,
+                stacklevel=2,
+            )
+        torch.manual_seed(options.seed)
+        model = build_model(layer, tokenizer, options.max_length, directory.tables if layer.mapped else None)
+        training, validation = corpus.split(validation_fraction)
+        trainer = Trainer(model.to(device), training, validation, options)
+        chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(
+            corpus.counts(table_size(tokenizer)), tokenizer
         )
-
-    torch.manual_seed(options.seed)
-    if directory.tables.exists():  # of an earlier run
-        shutil.rmtree(directory.tables)
-    model = build_model(layer, tokenizer, options.max_length, directory.tables if layer.mapped else None).to(device)
-    training, validation = corpus.split(validation_fraction)
-    trainer = Trainer(model, training, validation, options)
-    chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(
-        corpus.counts(table_size(tokenizer)), tokenizer
-    )
-    notes: dict[str, Any] = {"neighbors_before": neighbors_of(chosen, model, tokenizer)}
+        notes: dict[str, Any] = {"neighbors_before": neighbors_of(chosen, model, tokenizer)}
     notes |= {"launch": launch} if launch else {}
     notes |= {"sources": [str(source) for source in sources]} if weights is not None else {}
-    directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes)
+    directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes, overwrite=overwrite)
     if saved_buffers(model) or layer.mapped:
         directory.save_checkpoint(trainer)
     return trainer, tokenizer

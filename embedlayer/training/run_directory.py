@@ -18,7 +18,7 @@ DIR/
 import hashlib
 import json
 import math
-import shutil
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -33,21 +33,25 @@ from torch import nn
 from embedlayer.core.errors import CheckpointError, FileError, SizeError, TokenizerError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.corpus_files import is_corpus
 from embedlayer.data.mixture import TokenMixture, corpora_of
 from embedlayer.io.files import (
     JsonObject,
     create_folder,
     file_errors,
+    named_path,
     read_bytes,
     read_fields,
     recover_folder,
     remove_partials,
+    visible_names,
     write_json,
     write_text,
 )
 from embedlayer.io.json_fields import check_arguments, check_fields, parse_json
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.io.mapped_rows import machine_bytes
+from embedlayer.io.partials import partial_folder, remove
 from embedlayer.io.safetensors_files import open_safetensors, read_header
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.saving import (
@@ -90,7 +94,7 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path = named_path(path)
         self.corpus = self.path / "corpus"
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.best_facts = self.path / "best.json"
@@ -98,7 +102,6 @@ class RunDirectory:
         self.report = self.path / "report.html"
         self.run = self.path / "run.json"
         self.tables = self.path / "tables"
-        self.result_files = [self.path / name for name in (WEIGHTS, TOKENIZER)] + [self.metrics, self.report]
         self.lock = FileLock(self.path / LOCK, f"The run folder {self.path}")
 
     @property
@@ -109,6 +112,57 @@ class RunDirectory:
             FileError: The folder cannot be read.
         """
         return (recover_folder(self.path) / self.run.name).exists()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a new run can start in the folder: it is missing, or has hidden files at most, such as a lock.
+
+        Raises:
+            FileError: The folder cannot be read, or is a file.
+        """
+        return not visible_names(recover_folder(self.path))
+
+    def check_own_folders(self) -> None:
+        """Check that `corpus` and `tables`, which a new run replaces, have what a run writes there and nothing else.
+
+        Raises:
+            FileError: One of them has other files, or cannot be read.
+        """
+        corpora = (self.corpus, self.corpus / "0")
+        if visible_names(self.corpus) and not (self.corpus.is_symlink() or any(map(is_corpus, corpora))):
+            raise FileError(f"{self.corpus} holds other files than a corpus. Choose another folder for the run.")
+        if not all(name.isdecimal() for name in visible_names(self.tables)):
+            raise FileError(f"{self.tables} holds other files than mapped tables. Choose another folder for the run.")
+
+    @contextmanager
+    def new_corpus(self, *, mapped: bool) -> Iterator[Path]:
+        """Context manager: yield a temporary path for the corpus of a new run, which is named `corpus` at the end.
+
+        The corpus and the mapped tables of an earlier run are deleted at the end. If the block raises an error, they
+        are as before.
+
+        Args:
+            mapped: Whether the block writes mapped tables into `tables`, which is then missing at its start.
+
+        Raises:
+            FileError: One of these folders has other files.
+        """
+        self.check_own_folders()
+        with partial_folder(self.corpus) as partial:
+            corpus, old_tables = partial / self.corpus.name, partial / self.tables.name
+            if mapped and self.tables.exists():
+                self.tables.rename(old_tables)
+            try:
+                yield corpus
+            except BaseException:
+                if mapped:
+                    remove(self.tables)
+                if old_tables.exists():
+                    old_tables.rename(self.tables)
+                raise
+            if os.path.lexists(self.corpus):
+                self.corpus.rename(partial / "old")
+            corpus.rename(self.corpus)
 
     @contextmanager
     def hold_lock(self, parallel: ParallelContext, *, create: bool) -> Iterator[None]:
@@ -144,42 +198,57 @@ class RunDirectory:
         Hidden files are left out.
 
         Raises:
-            FileNotFoundError: There is no such folder.
+            FileError: The folder cannot be read.
         """
-        visible = (file for file in self.path.iterdir() if not file.name.startswith("."))
-        return sorted(file.name + "/" * file.is_dir() for file in visible)
+        return [name + "/" * (self.path / name).is_dir() for name in visible_names(self.path)]
 
     def start(
-        self, trainer: Trainer, tokenizer: Tokenizer, *, validation_fraction: float, notes: JsonObject | None = None
+        self,
+        trainer: Trainer,
+        tokenizer: Tokenizer,
+        *,
+        validation_fraction: float,
+        notes: JsonObject | None = None,
+        overwrite: bool = False,
     ) -> None:
         """Begin a new run in this folder: write `run.json` and the tokenizer. Call it before the first step, on rank 0.
 
         An earlier run in the folder is deleted without asking: its checkpoint, result, metrics and report, and its
         mapped tables unless the new model has some. The lock is acquired, which `finish` releases. The corpus is not
         written: the caller puts it into the subfolder `corpus`, or those of a mixture into `corpus/0`, `corpus/1`, ...
+        Files with other names stay.
 
         Args:
             trainer: The trainer at step 0.
             tokenizer: The tokenizer of the corpus.
             validation_fraction: Fraction of the corpus for validation.
             notes: JSON values that `read()["notes"]` returns later.
+            overwrite: Whether files are replaced that have the names of a run's in a folder without a run.
 
         Raises:
-            FileError: The folder cannot be written, or another process writes to it.
+            FileError: The folder cannot be written, another process writes to it, or it has such a file or folder.
             CheckpointError: The trained model could not be loaded again (see `require_loadable`), or is one of
                 transformers.
         """
         model = trainer.parallel.describe(trainer.decoder)
         if trainer.parallel.collectives.size == 1:  # else `shard` has checked it
             require_loadable(trainer.decoder, model, trainer.decoder.state_dict())
+        replaced = [self.path / CONFIG, self.path / WEIGHTS, self.path / TOKENIZER, self.run, self.best_facts]
+        replaced += [self.checkpoint, self.metrics, self.report]
+        folders = [] if trained_files(trainer.model) else [self.tables]
+        self.check_own_folders()
+        if not (overwrite or self.contains_run) and (names := [p.name for p in (*replaced, *folders) if p.exists()]):
+            raise FileError(
+                f"{self.path} holds {', '.join(names)}, and no run: a new run would replace this. Choose another "
+                f"folder, or replace it with overwrite=True."
+            )
         create_folder(self.path)
         self.lock.acquire()
         _name_tokens(trainer, tokenizer)
-        result = (self.path / CONFIG, self.path / WEIGHTS)
-        for file in (self.run, self.best_facts, *result, self.checkpoint, self.metrics, self.report):
+        for file in replaced:
             file.unlink(missing_ok=True)
-        if not trained_files(trainer.model) and self.tables.exists():
-            shutil.rmtree(self.tables)
+        for folder in folders:
+            remove(folder)
         save_tokenizer(tokenizer, self.path / TOKENIZER)
         description: JsonObject = {
             "format_version": FORMAT_VERSION,

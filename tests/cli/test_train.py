@@ -159,22 +159,6 @@ def test_a_run_is_not_replaced_unless_asked(trained, text, capsys) -> None:
     assert (trained / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "report.html", "metrics.jsonl"])
-def test_a_file_of_somebody_else_is_not_replaced_unless_asked(name, text, tmp_path, capsys) -> None:
-    (tmp_path / name).write_text("of somebody else")
-    assert run("train", text, "-o", tmp_path, "--steps", 1, *SMALL) == 1
-    assert "has a file that a run would replace" in capsys.readouterr().err
-    assert (tmp_path / name).read_text() == "of somebody else"
-    assert run("train", text, "-o", tmp_path, "--steps", 1, *SMALL, "--overwrite") == 0
-
-
-def test_a_projector_is_not_written_into_a_filled_folder(trained, tmp_path, capsys) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    assert run("export", trained, "-o", tmp_path, "--format", "projector") == 1
-    assert "is not empty" in capsys.readouterr().err
-    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
-
-
 INTERRUPTED = """
 import os, signal, sys
 from embedlayer.cli.main import main
