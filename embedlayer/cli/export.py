@@ -67,6 +67,7 @@ def export(
         if format is not None:
             raise FileError("The copy of a checkpoint folder is a folder: leave --format out.")
         chosen, written = "checkpoint", []
+        check_new_folder(output)
     else:
         chosen = format or (output.suffix[1:] if output.suffix in (".parquet", ".onnx", ".gguf") else format_of(output))
         if (chosen == "gguf") != (into is not None):

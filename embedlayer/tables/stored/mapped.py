@@ -177,7 +177,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         copies what is written, or compresses it, may need more space later; without it, the process ends.
 
         Args:
-            folder: The folder, created if missing.
+            folder: A new or empty folder.
             vocab_size: Number of rows, V.
             embed_dim: Width of a row, D.
             padding_idx: Token whose row is zero at first and gets no gradient, or `None`.
@@ -190,7 +190,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
         Raises:
             SizeError: A size is below 1, or an option has an unknown value.
-            FileError: The folder holds a table already or cannot be written, or the disk is too small.
+            FileError: The folder holds files already or cannot be written, or the disk is too small.
         """
         padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
         dtype = torch.get_default_dtype() if dtype is None else dtype

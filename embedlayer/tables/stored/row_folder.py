@@ -33,7 +33,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, FileError, SizeError, StaleRowsError
 from embedlayer.core.forks import BackgroundThread, lock_held_at_forks
-from embedlayer.io.files import JsonObject, create_folder, file_errors, named_path, write_json
+from embedlayer.io.files import JsonObject, create_folder, file_errors, named_path, visible_names, write_json
 from embedlayer.io.locks import FileLock
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPE_NAMES, DTYPES, create_tensor_file, read_header
@@ -118,12 +118,12 @@ class RowFolder(RowStorage):
         The folder is created if missing. `initialize` writes the first rows into a tensor of zeros, `(V, D)`.
 
         Raises:
-            FileError: The folder holds a table already or cannot be written, or the table does not fit on the disk.
+            FileError: The folder holds files already or cannot be written, or the table does not fit on the disk.
         """
         path = create_folder(named_path(path).absolute())
-        if taken := [name for name in (TABLE, WEIGHT, STATE) if (path / name).exists()]:
+        if names := visible_names(path):
             raise FileError(
-                f"{path} already holds {taken[0]}: continue with MappedEmbedding.resume, or choose another folder."
+                f"{path} already holds {names[0]}: continue with MappedEmbedding.resume, or choose another folder."
             )
         lock = lock_folder(path)
         try:
