@@ -147,9 +147,8 @@ def left_out_message(left_out: Mapping[str, FileRule]) -> str:
 
 
 def not_copied_message(left_out: Mapping[str, FileRule]) -> str:
-    """Return what a copy with a compressed table leaves out and why, as the text of a warning."""
-    parts = [names for _, names in _shown_by_rule(left_out)]
-    return f"Left out of the new folder, because they belong to the table before: {'; '.join(parts)}."
+    """Return what a copy with a compressed table leaves out, and what it holds, as the text of a warning."""
+    return f"Left out of the new folder: {'; '.join(names for _, names in _shown_by_rule(left_out))}."
 
 
 def _shown_by_rule(left_out: Mapping[str, FileRule]) -> Iterator[tuple[FileRule, str]]:

@@ -170,7 +170,7 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> tuple[st
     """
     from embedlayer.checkpoints.layer import EmbeddingLayer
     from embedlayer.compress.convert import replace_table
-    from embedlayer.compress.transformers_models import MODULES
+    from embedlayer.compress.transformers_models import MODULES, tensors_beside
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.saving import Pretrained, hide_weights
     from embedlayer.tables.stored_embedding import StoredEmbedding
@@ -186,6 +186,9 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> tuple[st
     elif opened.kind == "file of vectors":
         layer = EmbeddingLayer(table, family="vectors")
     is_whole = isinstance(layer, DecoderLM) or not opened.kind.startswith(("checkpoint", "GGUF"))
+    if isinstance(opened.model, EmbeddingLayer):
+        others = tensors_beside(opened.model, Path(opened.source))
+        is_whole = is_whole or (others is not None and not any(others.values()))
     with new_folder(output) as partial:
         with warnings.catch_warnings():
             if opened.no_tokenizer:  # open_model has said so

@@ -63,6 +63,7 @@ def write_checkpoint(
         >>> model.save_pretrained("gpt2")
         >>> table = compress_table(load("gpt2").table, "ct-int4-g32")
         >>> write_checkpoint(table, "gpt2", "gpt2-int4")
+        ()
         >>> load("gpt2-int4").table.stored_type
         'compressed-tensors (group_size 32, scale_dtype F32, is_symmetric True, bits 4)'
     """

@@ -275,33 +275,47 @@ def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> dic
         target: Folder in which the layer with another table is saved.
 
     Returns:
-        The files that are left out, with their rules; `None` if there are no blocks, and nothing is copied: `source` is
-            a file, its layer has no dense table, or the layer has all tensors.
+        The files that are left out, with their rules; `None` if there are no blocks, or they are not known (see
+            `tensors_beside`), and nothing is copied.
     """
     if (source / BLOCKS).is_dir():
         shutil.copytree(source / BLOCKS, target / BLOCKS)
         return copy_other_files(source, target, written=[f"{BLOCKS}/", WEIGHTS, *os.listdir(target)])
+    others = tensors_beside(layer, source)
+    if layer is None or others is None or not any(others.values()):
+        return None
+    rest, table = create_folder(target / BLOCKS), json.dumps(_names_of_table(layer))
+    for number, (file, infos) in enumerate(others.items()):
+        metadata = {"format": "pt", **({} if number else {TABLE: table})}
+        copy_tensors(source / file, rest / f"blocks-{Path(file).name}", infos, metadata)
+    return copy_other_files(source, rest, written=[*others, INDEX], num_rows=layer.table.vocab_size)
+
+
+def tensors_beside(layer: EmbeddingLayer | None, source: Path) -> dict[str, list[TensorInfo]] | None:
+    """Return the tensors of a checkpoint that are neither its table nor stored bit for bit in its layer, by file.
+
+    The result is `None` if they are not known: `source` is no folder with a `config.json`, or the layer has no dense
+    table.
+    """
     if layer is None or not (source / "config.json").is_file() or not layer.tensor_names.get(DENSE):
         return None
     checkpoint, state = Checkpoint.open(source), layer.state_dict()
-    table = [*layer.tensor_names[DENSE], *layer.load_record.unread_copies]
     names_in_layer = {
         name
         for key, names in layer.tensor_names.items()
         for name in names
         if key != DENSE and key in state and checkpoint.stores(name, state[key])
     }
-    rest = create_folder(target / BLOCKS)
-    has_blocks = False
-    for number, (file, header) in enumerate(checkpoint.headers.items()):
-        others = {name: info for name, info in header.tensors.items() if name not in {*names_in_layer, *table}}
-        metadata = {"format": "pt", **({} if number else {TABLE: json.dumps(table)})}
-        copy_tensors(source / file, rest / f"blocks-{Path(file).name}", others.values(), metadata)
-        has_blocks = has_blocks or bool(others)
-    if not has_blocks:
-        shutil.rmtree(rest)
-        return None
-    return copy_other_files(source, rest, written=[*checkpoint.headers, INDEX], num_rows=layer.table.vocab_size)
+    names_in_layer.update(_names_of_table(layer))
+    return {
+        file: [info for name, info in header.tensors.items() if name not in names_in_layer]
+        for file, header in checkpoint.headers.items()
+    }
+
+
+def _names_of_table(layer: EmbeddingLayer) -> list[str]:
+    """Return the names of a dense table and of its equal copies in the checkpoint of a layer."""
+    return [*layer.tensor_names[DENSE], *layer.load_record.unread_copies]
 
 
 def copy_tensors(

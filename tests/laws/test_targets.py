@@ -418,21 +418,3 @@ def test_an_undo_log_replaces_a_log_and_keeps_its_permissions(tmp_path: Path) ->
     (tmp_path / "log").chmod(0o600)
     UndoLog.create(tmp_path / "log", {"generation": 1}).close()
     assert mode(tmp_path / "log") == 0o600
-
-
-def test_neither_demo_nor_train_replaces_what_it_did_not_write(sources: Sources, tmp_path: Path, capsys) -> None:
-    for words in (("train", sources.text), ("train", sources.text, "--weights", "1,2", sources.text)):
-        before = contents(sources.layer)
-        assert run(*words, "-o", sources.layer, "--steps", 1) == 1
-        assert "holds a model, whose config.json a run would replace" in capsys.readouterr().err
-        assert contents(sources.layer) == before
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{}")
-    assert run("demo", "-o", tmp_path / "run", "--steps", 1) == 1
-    assert "holds a run of embedlayer train" in capsys.readouterr().err
-    assert os.listdir(tmp_path / "run") == ["run.json"]
-    (tmp_path / "new" / "corpus").mkdir(parents=True)
-    (tmp_path / "new" / "corpus" / "photo").write_text("mine")
-    assert run("train", sources.text, sources.text, "--weights", "1,2", "-o", tmp_path / "new", "--steps", 1) == 1
-    assert "holds other files than a corpus" in capsys.readouterr().err
-    assert (tmp_path / "new" / "corpus" / "photo").read_text() == "mine"

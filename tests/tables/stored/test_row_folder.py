@@ -209,7 +209,7 @@ def test_one_table_at_a_time_changes_a_folder(tmp_path, trained) -> None:
         MappedEmbedding.resume(tmp_path / "rows")
     with pytest.raises(FileError, match="is trained in this process"):
         MappedEmbedding.open(tmp_path / "rows")
-    with pytest.raises(FileError, match="already holds table.json: continue with MappedEmbedding.resume"):
+    with pytest.raises(FileError, match="already holds open.json: continue with MappedEmbedding.resume"):
         MappedEmbedding.create(tmp_path / "rows", 50, 4)
     table.close()
     with (tmp_path / "rows" / ".lock").open("w") as other:
