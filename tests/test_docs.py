@@ -380,18 +380,19 @@ def test_the_changelog_knows_the_version() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
-def test_an_example_runs(arguments, tmp_path, monkeypatch, unchecked, capsys) -> None:
+def test_an_example_runs(arguments, tmp_path, monkeypatch, unchecked, capsys, request) -> None:
     monkeypatch.chdir(tmp_path)
     Path("vectors.vec").write_text("4 3\na 1 0 0\nb 0 1 0\nc 0 0 1\nd 1 1 1\n")
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setattr(sys, "argv", arguments)
-    text = demo.carried_text()[:13_900]
-    monkeypatch.setattr(demo, "carried_text", lambda: text)
-    options, few = embedlayer.TrainingOptions, {"batch_size": 2, "validation_tokens": 128}
-    monkeypatch.setattr(embedlayer, "TrainingOptions", lambda **given: options(**given | few))
-    build, one = embedlayer.DecoderLM.__init__, {"num_layers": 1}
-    monkeypatch.setattr(embedlayer.DecoderLM, "__init__", lambda *parts, **given: build(*parts, **given | one))
-    monkeypatch.setattr(asyncio, "__file__", dbm.__file__)  # whose sources are shorter
+    if not request.node.get_closest_marker("long"):  # less text, and one block
+        text = demo.carried_text()[:13_900]
+        monkeypatch.setattr(demo, "carried_text", lambda: text)
+        options, few = embedlayer.TrainingOptions, {"batch_size": 2, "validation_tokens": 128}
+        monkeypatch.setattr(embedlayer, "TrainingOptions", lambda **given: options(**given | few))
+        build, one = embedlayer.DecoderLM.__init__, {"num_layers": 1}
+        monkeypatch.setattr(embedlayer.DecoderLM, "__init__", lambda *parts, **given: build(*parts, **given | one))
+        monkeypatch.setattr(asyncio, "__file__", dbm.__file__)  # whose sources are shorter
     runpy.run_path(str(ROOT / "examples" / arguments[0]), run_name="__main__")
     assert capsys.readouterr().out
 

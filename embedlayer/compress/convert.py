@@ -116,16 +116,18 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
 
     In a model of transformers the look-ups keep their scale, whatever the scale of `table`. If the table is not dense,
     transformers cannot store it: `save_pretrained` of the copy raises a `CheckpointError`, and `save_model` writes it.
+    The table of a StaticEmbedding is saved by its own `save_pretrained`.
 
     Args:
-        model: A decoder, an embedding layer, an input embedding, or a model of transformers after `patch`.
+        model: A decoder, an embedding layer, an input embedding, or a model of transformers, a StaticEmbedding or a
+            SentenceTransformer with one after `patch`.
         table: The new table.
 
     Raises:
         SizeError: The table has another width, or the model has an untied head with another number of tokens. For a
             model of transformers: the table has another number of tokens, or cannot have the scale of its look-ups.
-        CheckpointError: The model of transformers is not patched, has modules other than look-ups and LM heads that use
-            the weight of the table, or multiplies the rows itself (MobileBERT).
+        CheckpointError: The model is not patched, has bags of several tables, has modules other than look-ups and LM
+            heads that use the weight of the table, or multiplies the rows itself (MobileBERT).
     """
     table = as_table(table)
     if not isinstance(model, DecoderLM | EmbeddingLayer | TransformerEmbedding):

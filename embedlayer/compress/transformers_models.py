@@ -53,6 +53,7 @@ from embedlayer.io.safetensors_files import (
 )
 from embedlayer.opening.path_kinds import BLOCKS
 from embedlayer.saving import WEIGHTS, Pretrained, build, describe, hide_weights
+from embedlayer.tables.bag import Bag
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
@@ -123,18 +124,25 @@ def with_table(model: Model, table: TokenTable) -> Model:
         head = cast(OutputHead, other.get_submodule(name))
         _tie(head, cast(TokenTable, references[0].module))
         head.follow_references(references, _reference(other, name))
-    if not isinstance(table, TokenEmbedding):
-        set_own_attribute(other, "save_pretrained", partial(_refuse_to_save, type(table).__name__))
+    tables = {id(each) for each in new.values()}
+    for part in other.modules():
+        if not isinstance(part, Pretrained) and not tables.isdisjoint(map(id, part.modules())):
+            _set_saving(part, table, has_blocks=hasattr(model, "get_input_embeddings"))
     return other
 
 
 def _table_of(model: Any) -> TokenTable:
-    """Return the table of the input embeddings of a patched model of transformers.
+    """Return the table of the input embeddings of a patched model of transformers, or else that of its bags.
 
     Raises:
-        CheckpointError: The model is not patched.
+        CheckpointError: The model is not patched, or has bags of several tables.
     """
-    root = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    bags = {part.table: name for name, part in model.named_modules() if isinstance(part, Bag)}
+    root = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else next(iter(bags), None)
+    if len(bags) > 1 and root in bags:
+        raise CheckpointError(
+            f"The bags of {a_or_an(model)} have several tables ({', '.join(bags.values())}): pass a module with one."
+        )
     if not isinstance(root, TokenTable):
         raise CheckpointError(
             f"The input embeddings of {a_or_an(model)} are {a_or_an(root)}, not a table of embedlayer: "
@@ -213,11 +221,26 @@ def _tie(head: OutputHead, table: TokenTable) -> None:
         head.set_table(table)
 
 
-def _refuse_to_save(kind: str, *arguments: Any, **options: Any) -> NoReturn:
-    """Raise the `CheckpointError` of `save_pretrained` of a model whose table transformers cannot store.
+def _set_saving(module: nn.Module, table: TokenTable, *, has_blocks: bool) -> None:
+    """Let the methods by which other libraries save a module raise an error if they cannot store the table in it."""
+    for name in ("save_pretrained", "save"):  # of transformers and of sentence-transformers
+        own = vars(module).get(name)
+        if isinstance(own, partial) and own.func is _refuse_to_save:  # the table before was not dense
+            remove_own_attribute(module, name)
+        if not isinstance(table, TokenEmbedding) and hasattr(module, name):
+            set_own_attribute(module, name, partial(_refuse_to_save, type(table).__name__, has_blocks))
 
-    It takes the arguments of that method, and uses none. `kind` is the class of the table, for the message.
+
+def _refuse_to_save(kind: str, has_blocks: bool, *arguments: Any, **options: Any) -> NoReturn:
+    """Raise the `CheckpointError` of saving a model whose table other libraries cannot store.
+
+    It takes the arguments of the method that saves, and uses none. `kind` is the class of the table, for the message.
     """
+    if not has_blocks:
+        raise CheckpointError(
+            f"sentence-transformers cannot store {a_or_an(kind)}. Call table.save_pretrained(folder, "
+            f"tokenizer=tokenizer), and replace_table again after the model is loaded."
+        )
     raise CheckpointError(
         f"transformers cannot store {a_or_an(kind)}, and would load random rows in its place. Call "
         f"embedlayer.compress.save_model(model, folder), and read it with embedlayer.compress.load_model(folder)."
@@ -238,11 +261,14 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
         tokenizer: Tokenizer to save, or `None`.
 
     Raises:
-        CheckpointError: The model is not patched, or its table could not be loaded again.
+        CheckpointError: The model is not patched, is no model of transformers, or its table could not be
+            loaded again.
         FileError: The folder is not empty, or cannot be written.
         TokenizerError: `tokenizer` is no tokenizer.
     """
     table, target, whole = _table_of(model), named_path(directory), cast(Any, model)
+    if not hasattr(model, "get_input_embeddings"):
+        _refuse_to_save(type(table).__name__, False)
     check_new_folder(target)
     look_ups, heads = _users_of(table, model)
     skipped = (*(f"{name}." for name in look_ups), *(f"{name}.weight" for name in heads))

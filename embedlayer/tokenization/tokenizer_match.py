@@ -21,8 +21,9 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
     - A token that ends a word (`dog</w>`) matches only in a tokenizer that also marks the ends of words.
     - If both tokenizers write spaces in the same way, tokens with equal names match first. Added tokens with equal
       names and other bytes, such as LLaMA's `<x>` with its space, match if no token has the same bytes.
-    - A special token matches the one with the same name, or else the one with the same role. The end of a text comes
-      first, and is the token that `end_of_text_id` finds: GPT-2's `<|endoftext|>` matches `</s>` and not `<s>`.
+    - A special token matches the one with the same name, special or not, or else the one with the same role. The end
+      of a text comes first, and is the token that `end_of_text_id` finds: GPT-2's `<|endoftext|>` matches `</s>` and
+      not `<s>`.
 
     Args:
         old: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
@@ -91,16 +92,18 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
 def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
     """Return the old ID of each new ID whose token has the same name in the vocabulary.
 
-    An added token matches only an added token. If the tokenizers write spaces in different ways
-    (`TokenBytes.convention`), only added tokens are matched.
+    A token that one of the tokenizers lists as special always matches: files exist in which `<start_of_turn>` is an
+    ordinary entry. Otherwise an added token matches only an added token, and if the tokenizers write spaces in
+    different ways (`TokenBytes.convention`), only added tokens are matched.
     """
     same = old.convention == new.convention or {old.convention, new.convention} == {"word", "wordpiece"}
+    common = {token_id: old.vocabulary[name] for token_id, name in new.entries.items() if name in old.vocabulary}
     return {
-        token_id: old.vocabulary[name]
-        for token_id, name in new.entries.items()
-        if name in old.vocabulary
-        and (same or token_id in new.added)
-        and (old.vocabulary[name] in old.added) == (token_id in new.added)
+        token_id: old_id
+        for token_id, old_id in common.items()
+        if token_id in new.special
+        or old_id in old.special
+        or ((same or token_id in new.added) and (old_id in old.added) == (token_id in new.added))
     }
 
 

@@ -38,6 +38,42 @@ def test_a_replaced_table_can_be_replaced_again_and_all_else_is_shared(unchecked
     assert again.config is not model.config
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_the_table_of_a_static_embedding_is_replaced_and_not_saved_as_another(is_whole, tmp_path, unchecked) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="the recipes extra is not installed")
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    tokenizer = el.train_tokenizer("the otter ate a fish " * 20, vocab_size=270)
+    static = StaticEmbedding(tokenizer, embedding_dim=16)
+    model = el.patch(library.SentenceTransformer(modules=[static], device="cpu") if is_whole else static)
+    table = compress_table(static.embedding.table, "int8")
+    other = replace_table(model, table)
+    features = static.preprocess(["the otter ate", "a fish"])
+    with torch.no_grad():
+        found, expected = (each(dict(features))["sentence_embedding"] for each in (other, model))
+        torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+        assert torch.equal(found, el.tables.Bag(table)(features["input_ids"], features["offsets"]))
+    for part in (other, *other.children()):
+        for save in filter(None, (getattr(part, name, None) for name in ("save", "save_pretrained"))):
+            if not isinstance(part, el.tables.Bag):
+                with pytest.raises(el.CheckpointError, match=r"sentence-transformers cannot store a QuantizedEmb"):
+                    save(str(tmp_path / "out"))
+    with pytest.raises(el.CheckpointError, match=r"table\.save_pretrained\(folder"):
+        save_model(other, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    again = replace_table(other, static.embedding.table)
+    (tmp_path / "again").mkdir()
+    again.save(str(tmp_path / "again"))
+    with torch.no_grad():
+        assert torch.equal(again(dict(features))["sentence_embedding"], expected)
+
+
+def test_bags_of_several_tables_are_an_error(unchecked) -> None:
+    model = torch.nn.Sequential(el.tables.Bag(el.TokenEmbedding(9, 4)), el.tables.Bag(el.TokenEmbedding(9, 4)))
+    with pytest.raises(el.CheckpointError, match=r"several tables \(0, 1\)"):
+        replace_table(model, el.TokenEmbedding(9, 4))
+
+
 def test_what_does_not_fit_is_refused(unchecked) -> None:
     model = gpt2()
     with pytest.raises(el.SizeError, match="The table is 98 x 16, the model needs 99 x 16"):

@@ -1,5 +1,6 @@
 """Which entries of two tokenizers are the same."""
 
+import json
 from typing import get_args
 
 import pytest
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.tokenizer_match import match_tokenizers
+from embedlayer.tokenization.tokenizer_match import common_tokens, match_tokenizers
 from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
 from embedlayer.vocab.init.row_init import spell_new_tokens
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
@@ -36,6 +37,32 @@ def test_a_tokenizer_matches_itself_and_what_an_edit_made_of_it(kind) -> None:
     names = sorted(old.get_vocab(), key=str.casefold)
     edit = edit_tokenizer(old, add=["zebra"], special=["<tool>"], order=[*names, "zebra", "<tool>"])
     assert match_tokenizers(old, edit.tokenizer) == edit.sources
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
+def test_a_special_token_matches_an_ordinary_entry_of_its_name(kind) -> None:
+    plain = TRAINED[kind]
+    special = edit_tokenizer(plain, special=["<start_of_turn>"]).tokenizer
+    contents = json.loads(plain.to_str())
+    entry, new_id = "<start_of_turn>", table_size(plain)
+    if kind == "unigram":
+        contents["model"]["vocab"].append([entry, -20.0])
+    else:
+        contents["model"]["vocab"][entry] = new_id
+    ordinary = Tokenizer.from_str(json.dumps(contents))
+    assert ordinary.get_vocab() == special.get_vocab()
+    for old, new in ((ordinary, special), (special, ordinary)):
+        assert match_tokenizers(old, new) == tuple(range(new_id + 1))
+        assert (new_id, new_id) in common_tokens(old, new)
+
+
+def test_a_special_token_matches_by_name_across_conventions() -> None:
+    old = edit_tokenizer(TRAINED["bpe"], special=["<start_of_turn>"]).tokenizer
+    contents = json.loads(TRAINED["wordpiece"].to_str())
+    contents["model"]["vocab"]["<start_of_turn>"] = table_size(TRAINED["wordpiece"])
+    new = Tokenizer.from_str(json.dumps(contents))
+    assert pairs(old, new)["<start_of_turn>"] == "<start_of_turn>"
+    assert pairs(new, old)["<start_of_turn>"] == "<start_of_turn>"
 
 
 @pytest.mark.parametrize("old", TRAINED)
