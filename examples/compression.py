@@ -77,11 +77,11 @@ def main() -> None:
     parser.add_argument("--write", metavar="NAME", help="of the table on the page")
     options = parser.parse_args()
     opened = open_model(options.source or minilm(), options.tokenizer)
-    use = {} if options.text is None else measure_use(opened, options.text)
+    use = {} if options.text is None else measure_use(opened, options.text)[0]
     if options.sample:
         ids = sampled(opened.model, options.sample)
         counts = torch.bincount(ids, minlength=opened.table.vocab_size)
-        use = {"loss": loss_on_text(opened.model, ids, length=LENGTH), "counts": counts}
+        use = {"loss": loss_on_text(opened.model, ids, window=LENGTH, stride=LENGTH), "counts": counts}
     choices = by_rounding(opened.table) if options.rounding else options.choices
     rows = compare_compression(opened.table, choices, counts=use.get("counts"), loss=use.get("loss"))
     text = markdown_table([cells(row, with_loss="loss" in use) for row in rows])

@@ -36,6 +36,11 @@ ERRORS = 5.0  # the difference must also exceed its standard error by this facto
 ROTATED = 0.999
 """Tables are a rotation of each other if the mean cosine of the rows that it was not fitted on is at least this."""
 
+CLOSE = 0.25
+"""Related tables have little in common if `(c - s) / (1 - s)` is below this."""
+
+SIMILAR = 0.5  # rows of a changed table point in similar directions if their mean cosine is at least this
+
 SHIFTED = 0.9  # rows are shifted if more than this share of the exchanged ones moved by the same number of places
 FEWEST_SHIFTED = 5  # of fewer exchanged rows no shift is told
 
@@ -104,20 +109,50 @@ class TableRelation:
         """Return whether the rows are compared as they are stored, without a rotation: the same or a changed table."""
         return self.verdict in ("same", "changed")
 
+    def headline(self) -> str:
+        """Return in one plain sentence how much the two tables have in common.
+
+        Example:
+            >>> table_relation(torch.randn(2000, 32), torch.randn(2000, 32)).headline()
+            'Unrelated: no rotation brings the two tables together.'
+        """
+        is_counted = self.equal or self.exchanged > self.shared / 2
+        if self.verdict == "same":
+            return f"The same table: all {self.shared:,} rows are equal."
+        if self.verdict == "changed" and self.equal == self.shared:
+            return f"All {self.shared:,} common rows are equal."
+        if self.verdict == "changed" and is_counted:
+            start = "Changed in part" if self.equal else "Rows exchanged"
+            return f"{start}: {self.equal:,} of {self.shared:,} common rows are equal."
+        if self.as_stored is not None and self.verdict == "changed":
+            if self.as_stored >= SIMILAR:
+                return "Changed: on average, a token still points in a similar direction."
+            return "Strongly changed: on average, a token points in a new direction."
+        if self.held_out is None or self.shuffled is None or self.verdict == "unknown":
+            return f"Cannot tell whether they are related: {self.tokens:,} common tokens are too few."
+        if self.held_out >= ROTATED:
+            return "Rotated: one rotation maps each row of one table to the row of the other."
+        if self.verdict == "related" and (self.held_out - self.shuffled) / (1 - self.shuffled) >= CLOSE:
+            return "Related: after a rotation, a token points in a similar direction in both, on average."
+        if self.verdict == "related":
+            return "Little in common: even after the best rotation, a token points in different directions in the two."
+        return "Unrelated: no rotation brings the two tables together."
+
     def sentence(self, before: str = "A", after: str = "B") -> str:
-        """Return the verdict with its numbers in a few sentences.
+        """Return `headline`, and what was measured, in a few sentences.
 
         The last ones name the rows without a direction, and count those that only one table has.
 
         Args:
             before: Name of the first table.
             after: Name of the second table.
-
-        Example:
-            >>> table_relation(torch.randn(2000, 32), torch.randn(2000, 32)).sentence()
-            'Unrelated: after a rotation that was fitted on half of the 2,000 common tokens, ...'
         """
-        sentences = [self._related(before, after)]
+        return " ".join([self.headline(), *self.details(before, after)])
+
+    def details(self, before: str = "A", after: str = "B") -> list[str]:
+        """Return the sentences of `sentence` after the first one."""
+        measured = self._counted(before, after) if self.is_as_stored else self._tested()
+        sentences = [measured] if measured else []
         for name, rows in ((before, self.no_direction_before), (after, self.no_direction_after)):
             if rows:
                 named = ", ".join(map(str, rows[:NAMED_ONLY])) + ", ..." * (len(rows) > NAMED_ONLY)
@@ -128,7 +163,7 @@ class TableRelation:
             for count, name in ((self.only_before, before), (self.only_after, after))
             if count
         ]
-        return " ".join([*sentences, f"{', '.join(only)}."] if only else sentences)
+        return [*sentences, f"{', '.join(only)}."] if only else sentences
 
     def to_json(self, limit: int = 100) -> JsonObject:
         """Return the result as a JSON object; rows without a direction are `{"rows": number, "ids": first IDs}`.
@@ -139,47 +174,32 @@ class TableRelation:
         lists = {name: getattr(self, name) for name in ("no_direction_before", "no_direction_after")}
         return asdict(self) | {name: {"rows": len(ids), "ids": list(ids[:limit])} for name, ids in lists.items()}
 
-    def _related(self, before: str, after: str) -> str:
-        """Return what is known of the rows that both tables have."""
-        if self.is_as_stored and (self.equal or self.exchanged > self.shared / 2):
-            return self._counted(before, after)
-        if self.is_as_stored:
-            return (
-                f"Moved: as stored, the two rows of {self.tokens:,} tokens have a mean cosine of {self.as_stored:.3f}, "
-                f"and of {self.as_stored_shuffled:z.3f} with shuffled tokens."
-            )
+    def _tested(self) -> str:
+        """Return the figures of the rotation that was fitted on half of the tokens; `""` without one."""
         if self.held_out is None:
-            return f"Cannot tell whether they are related: {self.tokens:,} common tokens are too few."
-        clause = (
-            f"after a rotation that was fitted on half of the {self.tokens:,} common tokens, the rows of the other "
-            f"half have a mean cosine of {self.held_out:.3f}, and of {self.shuffled:z.3f} with shuffled tokens."
+            return ""
+        return (
+            f"The rotation was fitted on half of the {self.tokens:,} common tokens, in {self.width:,} dimensions: rows "
+            f"of the other half have a mean cosine of {self.held_out:.3f}, and of {self.shuffled:z.3f} with shuffled "
+            f"tokens."
         )
-        if self.verdict == "unknown":
-            return f"Cannot tell whether they are related: {self.tokens:,} tokens are too few for {self.width:,} " + (
-                f"dimensions. {clause[0].upper()}{clause[1:]}"
-            )
-        if self.verdict == "related" and self.held_out >= ROTATED:
-            return f"Rotated: {clause}"
-        return f"{self.verdict.capitalize()}: {clause}"
 
     def _counted(self, before: str, after: str) -> str:
-        """Return how many rows are equal, and what is known of the others."""
+        """Return the figures of the rows that differ, and those that are equal to another row; `""` if none differs."""
         differ = self.shared - self.equal
         if not differ:
+            return ""
+        if not self.equal and self.exchanged <= self.shared / 2:
             return (
-                f"The same table: all {self.shared:,} rows are equal."
-                if self.verdict == "same"
-                else f"All {self.shared:,} common rows are equal."
+                f"As stored, the two rows of {self.tokens:,} tokens have a mean cosine of {self.as_stored:.3f}, and of "
+                f"{self.as_stored_shuffled:z.3f} with shuffled tokens."
             )
-        clauses = [
-            f"{self.equal:,} of {self.shared:,} common rows are equal",
-            f"{differ:,} {'differ' if differ > 1 else 'differs'}",
-        ]
+        clause = f"{differ:,} {'differ' if differ > 1 else 'differs'}"
         if self.differing_cosine is not None and self.as_stored_shuffled is not None:
             have = "has" if self.differing == 1 else "have"
             if self.differing < differ:
-                clauses[1] += f"; {self.differing:,} {have} a direction in both tables"
-            clauses[1] += (
+                clause += f"; {self.differing:,} {have} a direction in both tables"
+            clause += (
                 f", with {'a mean' if self.differing > 1 else 'a'} cosine of {self.differing_cosine:.3f} (shuffled "
                 f"tokens: {self.as_stored_shuffled:z.3f}) and norms × {self.differing_scale:.3g} in the median"
             )
@@ -187,13 +207,13 @@ class TableRelation:
             several = self.exchanged > 1
             places = f"{abs(self.shift)} {'place' if abs(self.shift) == 1 else 'places'}"
             side = "later" if self.shift > 0 else "earlier"
-            clauses[1] += (
+            clause += (
                 f"; {self.exchanged:,} {'rows' if several else 'row'} of {after} {'are' if several else 'is'} equal to "
                 f"the row of another token in {before}"
                 + f", in nearly all cases {places} {side} than there"
                 * bool(self.shift)
             )
-        return f"{'Changed in part' if self.equal else 'Rows exchanged'}: {'. '.join(clauses)}."
+        return f"{clause}."
 
 
 def common_rows(before: OpenedModel, after: OpenedModel) -> Int[Tensor, "N 2"] | None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from embedlayer.tables.table import TokenTable
 
 REST = FileRule((), "the rest of the model", "Compress the folder of a checkpoint whose blocks can be copied.")
-WINDOW = 256  # longest window in tokens on which the loss is measured
 
 
 @click.command()
@@ -73,7 +72,7 @@ def compress(
     if to is not None:
         check_kind(to)
     opened = open_model(source, tokenizer_from, parts="layer" if output is None and text is None else "model")
-    use = known_use(opened) if text is None else measure_use(opened, text)
+    use, context = (known_use(opened), "") if text is None else measure_use(opened, text)
     note = ""
     left_out: tuple[str, ...] = ()
     rows = compare_compression(opened.table, _choices(opened.table.embed_dim, to), **use) if compare else []
@@ -82,10 +81,11 @@ def compress(
         rows = rows or compare_compression(opened.table, {to: table}, **use)[:2]
         note, left_out = _write(opened, table, output)
     if as_json:
-        facts = {"output": None if output is None else str(output), "left_out": left_out}
+        facts: dict[str, Any] = {"output": None if output is None else str(output), "left_out": left_out}
+        facts |= {"context": context} if context else {}
         print_json({**facts, "rows": [asdict(row) for row in rows]})
         return
-    _show(opened, rows)
+    _show(opened, rows, context)
     if output is not None:
         click.echo(f"\nWritten to {output}: {', '.join(sorted(file.name for file in output.iterdir()))}")
         click.echo(note, nl=bool(note))
@@ -105,13 +105,16 @@ def known_use(opened: "OpenedModel") -> dict[str, Any]:
     return {"counts": counts, "kept": len(with_required_tokens(opened.tokenizer, counts.nonzero()[:, 0].tolist()))}
 
 
-def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
-    """Return how a text file uses the tokens of a model, as keyword arguments of `compare_compression`.
+def measure_use(opened: "OpenedModel", text: Path) -> tuple[dict[str, Any], str]:
+    """Measure how a text file uses the tokens of a model.
 
-    These are `counts`, the occurrences of each token, and `kept`, the number of tokens that `embedlayer vocab trim`
-    would keep. For a causal language model there is also `loss`, a function from a table to the model's loss on the
-    text with this table. It reads windows of at most `WINDOW` tokens, which are no longer than the model's longest
-    sequence. For other models a warning says why there is no loss.
+    Returns:
+        Keyword arguments of `compare_compression`, and a sentence on how the loss is measured (`""` without a loss).
+
+    The arguments are `counts`, the occurrences of each token, and `kept`, the number of tokens that
+    `embedlayer vocab trim` would keep. For a causal language model there is also `loss`, a function from a table to the
+    model's loss on the text with this table, as `embedlayer evaluate` measures it. For other models a warning says why
+    there is no loss.
 
     Raises:
         FileError: The text cannot be read.
@@ -124,6 +127,8 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
     """
     import torch
 
+    from embedlayer.analysis.evaluation.text import context_of, encode_text
+    from embedlayer.cli.evaluate import causal_model
     from embedlayer.compress.report import loss_on_text
     from embedlayer.data.text_chunks import read_text_chunks
     from embedlayer.vocab.token_usage import used_tokens
@@ -138,13 +143,14 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
         "kept": len(used_tokens(opened.require_tokenizer(), text)),
     }
     try:
-        model = opened.require_causal()
-        run = opened.run
-        length = WINDOW if run is None or not run.contains_run else min(WINDOW, run.options().max_length)
-        return {**use, "loss": loss_on_text(model, ids, length=length)}
+        model = causal_model(opened, "cpu")
+        read = encode_text(model, text)
+        window = min(model.default_window, read.predicted)
+        loss = loss_on_text(model.model, read.ids, window=window, start_id=model.start_id)
+        return {**use, "loss": loss}, context_of(window, max(1, window // 2))
     except (CheckpointError, MissingExtraError) as error:
         warnings.warn(f"The loss on {text} is not measured: {error}", EmbedLayerWarning, stacklevel=2)
-        return use
+        return use, ""
 
 
 def _choices(width: int, to: str | None) -> list[str]:
@@ -242,12 +248,12 @@ def _copy_rest(opened: "OpenedModel", partial: Path, *, is_whole: bool) -> tuple
     return False, {name: REST for name in names if name not in written or name == WEIGHTS}
 
 
-def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
-    """Print a table with one line for each result, and below it notes on trimming and on an untied head."""
+def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]", context: str) -> None:
+    """Print a table with one line for each result, and below it notes on the loss, trimming and an untied head."""
     console, table = make_console(), opened.table
     print_line(console, f"Table of {table.vocab_size:,} x {table.embed_dim}")
     headings = ["kind", "bytes", "of it", "row error", "nearest 10 kept"]
-    headings += ["loss", "change"] if any(row.loss is not None for row in rows) else []
+    headings += ["loss, nats per token", "change"] if any(row.loss is not None for row in rows) else []
     lines = [
         [
             *(row.to, format_bytes(row.bytes), f"{row.share:.1%}", f"{row.row_error:.2%}"),
@@ -256,6 +262,8 @@ def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:
         for row in rows
     ]
     print_table(console, headings, lines)
+    if context:
+        print_line(console, f"The loss is that of embedlayer evaluate. {context}")
     if any(row.to == "trim" for row in rows):
         click.echo("trim: the table without the rows that embedlayer vocab trim drops; the other rows are unchanged.")
     if opened.head is not None and not opened.head.tied:

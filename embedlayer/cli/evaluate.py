@@ -34,7 +34,7 @@ SCORES = {
 @click.option(
     "--window",
     type=click.IntRange(min=2),
-    help="Tokens that a model reads at once.  [default: the trained length, or up to 1,024]",
+    help="Tokens that a model reads at once.  [default: the trained length, or up to 1,024, at most the text]",
 )
 @click.option(
     "--stride", type=click.IntRange(min=1), help="Tokens from one window to the next.  [default: half a window]"

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
+from embedlayer.analysis.evaluation.text import TOKENS_AT_ONCE, UNKNOWN_WINDOW, windows_of
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.compress.convert import check_kind, compress_table, replace_table
@@ -22,7 +23,6 @@ from embedlayer.tables.table import TokenTable
 CHOICES = ("int8", "int4", "int4-g32", "q8_0", "q4_0", "mlx-int4", "ct-int4-g32")
 QUERIES = 1000
 NEAREST = 10
-TOKENS_AT_ONCE = 4096
 
 Loss = Callable[[TokenTable], float]
 
@@ -151,16 +151,25 @@ def row_error(table: TokenTable, other: TokenTable) -> float:
     return math.sqrt(missed / whole) if whole else 0.0
 
 
-def loss_on_text(model: nn.Module, ids: Int[Tensor, " T"], *, length: int = 256) -> Loss:
+def loss_on_text(
+    model: nn.Module,
+    ids: Int[Tensor, " T"],
+    *,
+    window: int = UNKNOWN_WINDOW,
+    stride: int | None = None,
+    start_id: int | None = None,
+) -> Loss:
     """Return a function from a table to the loss of `model` with that table, in nats per token of a text.
 
-    The function runs the model in evaluation mode, without gradients, and restores its mode.
+    It is the loss of `evaluate_text`, over the same windows. The function runs the model in evaluation mode, without
+    gradients, and restores its mode.
 
     Args:
         model: A `DecoderLM`, or a causal language model of transformers after `patch`; its own table is not changed.
-        ids: Token IDs of the text, `(T,)`.
-        length: Tokens per window, reduced to the longest sequence that the model states. The text is cut into windows,
-            and the model reads each window without the text before it.
+        ids: Token IDs of the text, `(T,)`, after the start token if there is one.
+        window: Tokens that the model reads at once, reduced to the longest sequence that it states and to `T - 1`.
+        stride: Tokens from one window to the next, from 1 to `window`; `None` for half a window.
+        start_id: Token with which every window starts; `None` for none.
 
     Raises:
         SizeError: The text has fewer than two tokens.
@@ -170,23 +179,18 @@ def loss_on_text(model: nn.Module, ids: Int[Tensor, " T"], *, length: int = 256)
     if len(ids) < 2:
         raise SizeError(f"The loss needs a text of at least 2 tokens; found {len(ids)}.")
     check_causal(model, ids)
-    ids, length = ids.to(next(model.parameters()).device), min(length, longest_sequence(model) or length)
-    starts = range(0, len(ids) - 1, length)
+    device, window = next(model.parameters()).device, min(window, longest_sequence(model) or window, len(ids) - 1)
+    stride = max(1, window // 2) if stride is None else min(stride, window)
 
     @torch.no_grad()
     def loss(table: TokenTable) -> float:
-        around = replace_table(model, table)
+        around, total = replace_table(model, table), 0.0
         # transformers' head of a table that is not dense computes all logits of a batch
         has_logits = not (isinstance(model, DecoderLM) or isinstance(table, TokenEmbedding))
-        batch = 1 if has_logits else max(1, TOKENS_AT_ONCE // length)
-        total = 0.0
-        windows = [ids[start : start + length + 1] for start in starts]
-        whole = [window for window in windows if len(window) == length + 1]
-        groups = [torch.stack(whole[place : place + batch]) for place in range(0, len(whole), batch)]
-        groups += [window.unsqueeze(0) for window in windows[len(whole) :]]
         with evaluating(around):
-            for group in groups:
-                total += causal_outputs(around, group[:, :-1]).loss(group[:, 1:], reduction="sum").item()
+            for inputs, targets in windows_of(ids, window, stride, start_id, window if has_logits else TOKENS_AT_ONCE):
+                outputs = causal_outputs(around, inputs.to(device))
+                total += float(outputs.loss(targets.to(device), reduction="none").double().sum())
         return total / (len(ids) - 1)
 
     return loss

@@ -530,7 +530,8 @@ class Relation(TypedDict):
     """Whether two tables are related, see `TableRelation`."""
 
     verdict: Literal["same", "changed", "related", "unrelated", "unknown"]
-    sentence: str
+    headline: str
+    details: str
     held_out: float | None
     shuffled: float | None
     as_stored: float | None

@@ -67,7 +67,8 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Comparis
     moved, scale, counts = comparison.moved, comparison.moved.scale, source.counts
     occurs = torch.ones(len(moved.pairs), dtype=torch.bool) if counts is None else counts[moved.pairs[:, 1]] > 0
     related = comparison.relation
-    relation = {**related.to_json(LISTED), "sentence": related.sentence(other.title, source.title)}
+    words = {"headline": related.headline(), "details": " ".join(related.details(other.title, source.title))}
+    relation = {**related.to_json(LISTED), **words}
     listed = 0 if related.verdict == "unrelated" else LISTED
 
     def cells(rows: list[MovedRow]) -> list[MovedCells]:

@@ -40,11 +40,12 @@ def test_the_loss_is_that_of_the_model_around_each_table() -> None:
     table = TokenEmbedding(40, 16, scale="sqrt_dim", init_std=1.0)
     model = DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=2, dropout=0.5)
     ids = torch.randint(0, 40, (23,))
-    rows = compare_compression(table, ["int4"], loss=loss_on_text(model, ids, length=5))
+    rows = compare_compression(table, ["int4"], loss=loss_on_text(model, ids, window=5, stride=5))
     assert model.training
     model.eval()
-    windows = [ids[start : start + 6] for start in range(0, 22, 5)]
-    total = sum(model.loss(window[:-1], window[1:], reduction="sum").item() for window in windows)
+    windows = [ids[start : start + 6] for start in range(0, 20, 5)]
+    losses = [model.loss(window[:-1], window[1:], reduction="none") for window in windows]
+    total = sum(each.sum().item() for each in [*losses, model.loss(ids[17:22], ids[18:], reduction="none")[3:]])
     assert rows[0].loss == pytest.approx(total / 22, rel=1e-5)
     assert rows[1].loss_change == pytest.approx(rows[1].loss - rows[0].loss)
     assert rows[1].loss_change != 0

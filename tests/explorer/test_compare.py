@@ -51,7 +51,7 @@ def test_tables_of_other_tokenizers_and_widths_meet_at_the_tokens_they_share():
         {"title": "table", "rows": 2, "tokens": [" dog", ""]},
         {"title": "table", "rows": 1, "tokens": ["fish"]},
     ]
-    assert found["relation"]["sentence"].endswith(" 1 row only in table, 2 rows only in table.")
+    assert found["relation"]["details"].endswith("1 row only in table, 2 rows only in table.")
     assert found["shared"] == 3
     ids = np.frombuffer(content, np.int32, 6, 4 * 5 * 3).reshape(2, 3)
     assert dict(zip(*ids.tolist(), strict=True)) == {
@@ -96,7 +96,8 @@ def test_a_row_that_only_grew_is_listed_as_changed():
     grown = rows.clone()
     grown[7] *= 8
     found = compare.summary(source_of(grown, words(60)), source_of(rows, words(60)), {})
-    assert found["relation"]["sentence"].startswith("Changed in part: 59 of 60 common rows are equal. 1 differs")
+    assert found["relation"]["headline"] == "Changed in part: 59 of 60 common rows are equal."
+    assert found["relation"]["details"].startswith("1 differs")
     ((row, other, cosine, ratio),) = found["moved_most"]
     assert (row, other, cosine, ratio) == (7, 7, pytest.approx(1.0), pytest.approx(8.0))
 

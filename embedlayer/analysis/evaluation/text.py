@@ -86,6 +86,14 @@ class CausalModel:
         return longest_sequence(self.model)
 
     @property
+    def default_window(self) -> int:
+        """Return the tokens that the model reads at once by default: its trained length or longest sequence.
+
+        It is at most `WINDOW`, and `UNKNOWN_WINDOW` if neither is known.
+        """
+        return min(WINDOW, self.trained_length or self.max_seq_len or UNKNOWN_WINDOW)
+
+    @property
     def device(self) -> torch.device:
         """Return the device of the model."""
         return next(self.model.parameters()).device
@@ -212,11 +220,15 @@ class TextEvaluation:
     @property
     def context(self) -> str:
         """Return one sentence that says how much of the text each token is predicted from."""
-        return (
-            f"Windows of {self.window:,} tokens, {self.stride:,} apart: each token is predicted once, from "
-            f"{self.window - self.stride:,} to {self.window - 1:,} tokens before it, and those of the first window "
-            f"from fewer."
-        )
+        return context_of(self.window, self.stride)
+
+
+def context_of(window: int, stride: int) -> str:
+    """Return one sentence that says from how much of a text each token is predicted."""
+    return (
+        f"Windows of {window:,} tokens, {stride:,} apart: each token is predicted once, from {window - stride:,} to "
+        f"{window - 1:,} tokens before it, and those of the first window from fewer."
+    )
 
 
 @torch.no_grad()
@@ -241,7 +253,7 @@ def evaluate_text(
         other: A model to compare with. If it has the vocabulary of `model`, it reads the same tokens, with the start
             token of `model`, and the divergence at each place is computed.
         window: Tokens that a model reads at once. `None` for the length the model was trained on, else its longest
-            sequence, at most 1,024; 256 if neither is known; of two models the smaller.
+            sequence, at most 1,024; 256 if neither is known; of two models the smaller, and at most the whole text.
         stride: Tokens from one window to the next, from 1 to `window`; `None` for half a window.
 
     Raises:
@@ -264,8 +276,10 @@ def evaluate_text(
     has_one_vocabulary = len(models) == 2 and _vocabulary(models[0]) == _vocabulary(models[1])
     if has_one_vocabulary:  # the same input for both, so that they are compared at each place
         models[1] = replace(models[1], start_id=models[0].start_id)
-    window, stride = _checked_sizes(models, window, stride)
     texts = [encode_text(one, text) for one in models]
+    if window is None:
+        window = max(2, min(*(one.default_window for one in models), *(each.predicted for each in texts)))
+    stride = _checked_stride(models, window, stride)
     for one, encoded in zip(models, texts, strict=True):
         if encoded.predicted < window:
             raise TextError(
@@ -299,11 +313,8 @@ def evaluate_text(
     return TextEvaluation(window, stride, scores[0], scores[1] if other is not None else None, difference, reason)
 
 
-def _checked_sizes(models: Sequence[CausalModel], window: int | None, stride: int | None) -> tuple[int, int]:
-    """Return window and stride, by default those of `evaluate_text`; raise a `SizeError` if one is out of range."""
-    if window is None:
-        lengths = [one.trained_length or one.max_seq_len or UNKNOWN_WINDOW for one in models]
-        window = min(WINDOW, *lengths)
+def _checked_stride(models: Sequence[CausalModel], window: int, stride: int | None) -> int:
+    """Return the stride, by default half a window; raise a `SizeError` if it or the window is out of range."""
     for one in models:
         if window < 2 or (one.max_seq_len is not None and window > one.max_seq_len):
             limit = (
@@ -313,7 +324,7 @@ def _checked_sizes(models: Sequence[CausalModel], window: int | None, stride: in
     stride = max(1, window // 2) if stride is None else stride
     if not 1 <= stride <= window:
         raise SizeError(f"stride must be from 1 to the window of {window}, so that no token is left out; not {stride}.")
-    return window, stride
+    return stride
 
 
 class EncodedText(NamedTuple):
@@ -405,7 +416,7 @@ def _measure(
         correct=torch.zeros(len(models), dtype=torch.int64),
         agreed=torch.zeros((), dtype=torch.int64),
     )
-    for inputs, targets in _batches(text, window, stride, starts, at_once):
+    for inputs, targets in windows_of(text.ids, window, stride, starts, at_once):
         counted = targets != IGNORED
         tokens = targets[counted]
         sums.counts.index_add_(0, tokens, torch.ones(len(tokens), dtype=torch.float64))
@@ -428,18 +439,19 @@ def _measure(
     return sums
 
 
-def _batches(
-    text: EncodedText, window: int, stride: int, start_id: int | None, at_once: int
+def windows_of(
+    ids: Int[Tensor, " T"], window: int, stride: int, start_id: int | None, at_once: int
 ) -> Iterator[tuple[Int[Tensor, "B W"], Int[Tensor, "B W"]]]:
     """Yield batches of windows: the tokens to read, and those to predict, `IGNORED` where another window has done so.
 
-    The last window ends with the text, so that all have one length.
+    The last window ends with the text, so that all have one length. A batch has at least `at_once` tokens, except for
+    the last one.
     """
-    last, done = text.predicted - window, 0
+    last, done = len(ids) - 1 - window, 0
     batch: list[tuple[Tensor, Tensor]] = []
     for number in range(math.ceil(last / stride) + 1):
         begin = min(number * stride, last)
-        inputs, targets = (text.ids[begin + shift : begin + shift + window].clone() for shift in (0, 1))
+        inputs, targets = (ids[begin + shift : begin + shift + window].clone() for shift in (0, 1))
         if start_id is not None:
             inputs[0] = start_id
         targets[: done - begin] = IGNORED

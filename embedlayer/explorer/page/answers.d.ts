@@ -430,7 +430,8 @@ export interface Metrics {
 /** Whether two tables are related, see `TableRelation`. */
 export interface Relation {
   verdict: "same" | "changed" | "related" | "unrelated" | "unknown";
-  sentence: string;
+  headline: string;
+  details: string;
   held_out: number | null;
   shuffled: number | null;
   as_stored: number | null;

@@ -171,7 +171,7 @@ def test_text_that_the_tokenizer_cannot_encode_is_counted() -> None:
         ("", {}, TextError, "The text is empty"),
         (
             "cats",
-            {},
+            {"window": 32},
             TextError,
             "has 4 tokens that m can predict, fewer than one window of 32: pass a",
         ),

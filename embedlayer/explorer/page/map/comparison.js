@@ -71,7 +71,7 @@ export class ComparisonMap {
     this.side = h("section", { class: "panel map-side", tabIndex: 0,
       "aria-label": "Tokens by how much they changed direction" });
     body.replaceChildren(h("div", { class: "panel map-main" },
-      h("p", { class: "verdict" }, comparison.relation.sentence),
+      h("p", { class: "verdict" }, comparison.relation.headline),
       h("div", { class: "map-tools" }, choice, this.time, this.play), this.stage.element, this.legend), this.side);
     document.addEventListener("themechange", this.#recolour);
     this.#recolour();
@@ -216,10 +216,11 @@ export class ComparisonMap {
         this.#showSide();
         this.stage.draw();
       }), this.#list(order), order === "moved_most" ? this.#neverList() : ""];
-    this.side.replaceChildren(this.#facts(), place >= 0 ? this.#card(place) : this.#absent(), ...lists);
+    this.side.replaceChildren(this.#figures(), place >= 0 ? this.#card(place) : this.#absent(), ...lists);
   }
 
-  #facts() {
+  /** Show what was measured, folded. */
+  #figures() {
     const { shared, only, mean_cosine: mean, residual, scale, relation } = this.about.comparison;
     const { held_out: heldOut, shuffled, as_stored: stored } = relation;
     /** @type {[string, string][]} */
@@ -238,8 +239,10 @@ export class ComparisonMap {
     }
     facts.push(["Norms", `× ${scale.toFixed(3)} of ${this.isBefore ? "those before" : this.otherTitle}, median${
       residual === null ? "; undone in the map" : ""}`]);
-    return h("dl", { class: "facts", title: "Mean cosines of the two rows of a token" },
-      facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
+    return h("details", { class: "map-figures" }, h("summary", null, "All figures"),
+      h("p", { class: "note" }, relation.details),
+      h("dl", { class: "facts", title: "Mean cosines of the two rows of a token" },
+        facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])));
   }
 
   /** @param {Order} order */
