@@ -17,12 +17,12 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.causal_models import attention_options, missing_tensors, naming_errors
+from embedlayer.checkpoints.causal_models import attention_options, missing_tensors
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.core.computed_buffers import recompute_all_buffers
-from embedlayer.core.errors import CheckpointError, SizeError, require
+from embedlayer.core.errors import CheckpointError, SizeError, require, transformers_errors
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import REPLACED, remove_own_attribute, set_own_attribute
 from embedlayer.heads.output import OutputHead
@@ -363,7 +363,7 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
         rows = torch.zeros(1, 1, dtype=table.rows(0, 1).dtype).expand(table.vocab_size, table.embed_dim)
         names = parse_json(metadata.get(TABLE, "[]"), f"The names of the table in {file}")
         tensors |= stored | dict.fromkeys(filter(lambda name: isinstance(name, str), names), rows)
-    with naming_errors(str(rest)):
+    with transformers_errors(f"load {rest}"):
         config = transformers.AutoConfig.from_pretrained(rest, local_files_only=True, trust_remote_code=False)
         model_class: Any = getattr(transformers, (config.architectures or [""])[0], None)
         is_known = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
