@@ -62,7 +62,7 @@ KEYS_OF_A_MODEL = [
         "vocab_size",
     ),
 ]
-OTHER_VALUES = (None, True, 0, -1, 1.5, "x", [], {})
+OTHER_VALUES: tuple[object, ...] = (None, True, 0, -1, 1.5, "x", [], {})
 
 
 @cases("key, reader", KEYS_OF_A_MODEL, fuzz.READERS["model"])
