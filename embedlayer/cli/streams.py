@@ -64,7 +64,8 @@ class Stream:
             yield
         except OSError as error:
             self._error = error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self._stream.fileno())
         if self._is_output and self._error is not None:  # at each call: click passes over an error of its first one
             raise OutputError(self._error) from self._error
 

@@ -74,9 +74,7 @@ def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPSe
         TokenizerError: A tokenizer has IDs outside its table.
     """
     check_tokenizers(sources)
-    mapped = [
-        file for source in sources if not _moved_to_memory(source) and source.source for file in _mapped_files(source)
-    ]
+    mapped = [file for source in sources if not _moved_to_memory(source) for file in _mapped_files(source)]
     try:
         return _Server(mapped, sources, (HOST, port), partial(_Handler, sources, served_files()))
     except (OSError, OverflowError) as error:
@@ -105,7 +103,7 @@ def _moved_to_memory(source: OpenedModel) -> bool:
 
 def _mapped_files(source: OpenedModel) -> list[tuple[Path, os.stat_result]]:
     """Return the files to which tensors of a source may be mapped, as they are now; none for a name on the hub."""
-    path = Path(source.source)
+    path = Path(source.source or os.devnull)
     files = [path] if path.is_file() else [each for ending in MAPPED for each in path.rglob(f"*{ending}")]
     return [(file, file.stat()) for file in files if file.is_file()]
 

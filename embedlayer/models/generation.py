@@ -326,7 +326,7 @@ def _decode(
         last, attention_mask, unread = None, None, tokens.unsqueeze(-1)  # it continues its text
         ids = unread if settings.sampler.repetition_penalty is None else torch.cat([ids, unread], dim=-1)
     if unchecked:
-        _check_logits(unchecked, ended, max_new_tokens - 1)
+        _check_logits(unchecked, ended, number)
 
 
 def _check_logits(unchecked: list[tuple[Tensor, Tensor]], ended: Bool[Tensor, " B"], number: int) -> bool:
