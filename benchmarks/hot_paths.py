@@ -488,7 +488,7 @@ PATHS = [
         "generate, a token, two blocks",
         f"{ONE_TOKEN}, {TOKENS + 1023:,} slots",
         generate_token,
-        {"_decode": lambda: False},
+        {"_check_logits": lambda: 0.0},
         tokens=1,
     ),
 ]

@@ -1,8 +1,20 @@
 """The `embedlayer` command, as a person runs it."""
 
+from collections.abc import Iterator
+
+import click
 import pytest
 
-from embedlayer.cli.main import main
+from embedlayer.cli.main import cli, main
+
+
+def leaf_commands(group: click.Group = cli, *names: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command that is no group, with its whole name."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaf_commands(command, *names, name)
+        else:
+            yield " ".join([*names, name]), command
 
 
 def leave_out_answers(patch: pytest.MonkeyPatch) -> None:

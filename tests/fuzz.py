@@ -37,6 +37,7 @@ from embedlayer.io.files import read_json
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.opening import open_model
 from embedlayer.saving import Pretrained
+from embedlayer.tokenization import save_tokenizer
 from embedlayer.tokenization.tokenizer_calls import decode, encode, fingerprint
 from embedlayer.vocab import merge_adapter
 from embedlayer.vocab.receipt import last_receipt
@@ -211,7 +212,8 @@ def out_of(*arguments: object) -> Callable[[Path], None]:
 
     def read(path: Path) -> None:
         with tempfile.TemporaryDirectory() as out:
-            command(*({"SOURCE": path, "OUT": f"{out}/out"}.get(str(part), part) for part in arguments))
+            places = {"SOURCE": path, "OUT": f"{out}/out", "TEXT": path.parent / "text.txt"}
+            command(*(places.get(str(part), part) for part in arguments))
 
     return read
 
@@ -291,6 +293,18 @@ READERS: dict[str, dict[str, Callable[[Path], None]]] = {
         "plan": out_of("plan", "--checkpoint", "SOURCE"),
         "compress": out_of("compress", "SOURCE", "--to", "int8", "-o", "OUT"),
     },
+    "model": {
+        "load": read_checkpoint,
+        "open_model": read_table,
+        "inspect": out_of("inspect", "SOURCE"),
+        "neighbors": out_of("neighbors", "SOURCE", " the"),
+        "generate": out_of("generate", "SOURCE", "the", "--tokens", 2),
+        "evaluate": out_of("evaluate", "SOURCE", "--text", "TEXT", "--window", 64),
+        "compress": out_of("compress", "SOURCE", "--to", "int8", "-o", "OUT"),
+        "vocab add": out_of("vocab", "add", "SOURCE", "zebra", "-o", "OUT"),
+        "vocab remove": out_of("vocab", "remove", "SOURCE", " the", "-o", "OUT"),
+        "positions extend": out_of("positions", "extend", "SOURCE", "--to", 64, "-o", "OUT"),
+    },
     **{
         f"layer/{name}": {"from_pretrained": read_layer, "open_model": read_table, "page": read_page}
         for name in LAYERS
@@ -333,6 +347,7 @@ def build_sources(folder: Path) -> None:
     for name, make in LAYERS.items():
         make().save_pretrained(folder / "layer" / name)
     build_foreign(folder)
+    build_model(folder)
     torch.manual_seed(0)
     el.DeltaEmbedding(el.TokenEmbedding(20, 8), [3, 4]).save_adapter(folder / "adapter")
     (folder / "text.txt").write_text(TEXT)
@@ -384,12 +399,26 @@ def build_foreign(folder: Path) -> None:
     save_tensors(folder / "checkpoint" / "model.safetensors", tensors)
 
 
+def build_model(folder: Path) -> None:
+    """Write a whole model of transformers, whose class reads every value of its configuration."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = el.train_tokenizer(TEXT, vocab_size=280)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = LlamaConfig(vocab_size=280, max_position_embeddings=32, tie_word_embeddings=True, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    save_tokenizer(tokenizer, folder / "model" / "tokenizer.json")
+
+
 def files_of(folder: Path, format: str) -> list[Path]:
     """The files of a format whose damage is tried: not the tokenizer of a run, and not the page."""
     names = ("tokenizer.json", "report.html", "model.safetensors", "text.txt")
     found = [file for file in (folder / format).rglob("*") if file.is_file()]
     if format == "edited":
         return [file for file in found if file.suffix == ".receipt"]
+    if format == "model":
+        return [folder / format / name for name in ("config.json", "model.safetensors")]
     if format in ("peft", "tokenizer", "checkpoint"):
         return sorted(found)
     return sorted(file for file in found if file.name not in names or (format != "run" and file.name == names[2]))

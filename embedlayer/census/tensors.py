@@ -11,13 +11,12 @@ import importlib.util
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from embedlayer.core.errors import CheckpointError
+from embedlayer.core.errors import CheckpointError, transformers_errors
 from embedlayer.families import MULTIMODAL, VOCAB_SIZE_KEYS, Family, family_of
 from embedlayer.families.field_types import End
 from embedlayer.io.files import JsonObject
@@ -154,7 +153,7 @@ def configuration_of(content: JsonObject) -> Any:
 
     if model_type not in transformers.CONFIG_MAPPING:
         return None
-    with failures_named(model_type):
+    with transformers_errors(f"read the configuration of model type {model_type!r}"):
         return transformers.CONFIG_MAPPING[model_type].from_dict(_with_floats(content))
 
 
@@ -164,20 +163,6 @@ def _with_floats(value: Any) -> Any:
         is_float = value.keys() == {"__float__"}
         return float(value["__float__"]) if is_float else {key: _with_floats(each) for key, each in value.items()}
     return [_with_floats(each) for each in value] if isinstance(value, list) else value
-
-
-@contextmanager
-def failures_named(name: str) -> Iterator[None]:
-    """Context manager: raise errors of transformers' code that builds `name` in the block as a `CheckpointError`."""
-    from huggingface_hub.errors import StrictDataclassError  # a value in a configuration has another type
-
-    try:
-        yield
-    except (AttributeError, ImportError, KeyError, RuntimeError, StrictDataclassError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{name} cannot be built on the meta device from its configuration, so it is not known which of its "
-            f"tensors follow the vocabulary ({error})."
-        ) from error
 
 
 def _sizes_in(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, int]]:
@@ -216,7 +201,7 @@ def built_on_meta(model_class: Any, config: Any) -> Any:
         CheckpointError: The model cannot be built from this configuration.
     """
     with (
-        failures_named(model_class.__name__),
+        transformers_errors(f"build {model_class.__name__} on the meta device, to see what follows the vocabulary"),
         torch.random.fork_rng(devices=[]),  # some models draw numbers as they are built
         torch.device("meta"),
     ):

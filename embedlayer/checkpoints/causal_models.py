@@ -1,7 +1,6 @@
 """Load the whole causal language model of a checkpoint folder with transformers, patched, or refuse it by name."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 
 from embedlayer.checkpoints.patching import patch
-from embedlayer.core.errors import CheckpointError, require
+from embedlayer.core.errors import CheckpointError, require, transformers_errors
 from embedlayer.core.formatting import a_or_an
 
 NAMED = 3
@@ -33,7 +32,7 @@ def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu")
     """
     transformers = require("transformers", extra="hf")
     options = {"local_files_only": True, "trust_remote_code": False}
-    with naming_errors(f"{folder} as a causal language model"):
+    with transformers_errors(f"load {folder} as a causal language model"):
         config = transformers.AutoConfig.from_pretrained(folder, **options)
         _require_causal(transformers, folder, config)
         options |= attention_options(config)
@@ -55,18 +54,6 @@ def attention_options(config: Any) -> dict[str, Any]:
     Before 5.22, its default for these models is SDPA, which ignores the cap.
     """
     return {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
-
-
-@contextmanager
-def naming_errors(what: str) -> Iterator[None]:
-    """Context manager: raise an error of transformers, which loads `what` in the block, as a `CheckpointError`."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = str(error).strip().partition("\n")[0].partition(". ")[0].removesuffix(".")
-        raise CheckpointError(f"transformers cannot load {what}: {reason}.") from error
 
 
 def missing_tensors(loaded: Mapping[str, Any]) -> tuple[int, str]:

@@ -5,10 +5,8 @@ Subcommands import torch and the rest of the library inside their functions, so 
 
 import logging
 import os
-import select
 import sys
 import warnings
-from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -30,6 +28,7 @@ from embedlayer.cli.neighbors import neighbors
 from embedlayer.cli.plan import plan
 from embedlayer.cli.positions import positions
 from embedlayer.cli.report import report
+from embedlayer.cli.streams import OutputError, safe_streams
 from embedlayer.cli.train import train
 from embedlayer.cli.vocab import vocab
 from embedlayer.core.errors import EmbedLayerError, EmbedLayerWarning
@@ -40,20 +39,7 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
 """Environment that OpenMP reads when torch is loaded: how long idle threads keep a core busy; see docs/kernels.md."""
 
 
-class Commands(click.Group):
-    """The group of all commands."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. It ends with code 0 if what reads its output ends first, where click has code 1."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            if not _reader_is_gone():
-                raise
-            return 0
-
-
-@click.group(cls=Commands, context_settings=SETTINGS)
+@click.group(context_settings=SETTINGS)
 @click.version_option(__version__)
 def cli() -> None:
     """Train, inspect, edit, compress and plan the embedding layer of a language model.
@@ -72,9 +58,10 @@ for _command in COMMANDS:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit the process.
 
-    Exit codes: 0 for success, or for a reader of the output that ends first, such as `head`; 1 for a file that cannot
-    be read or written, or for another process that has ended; 2 for input that cannot be used, or a package that is
-    missing; 130 for Ctrl-C. Warnings of this library are printed in yellow, errors in red without a traceback.
+    Exit codes: 0 for success, or for a reader of the output that ends first, such as `head`; 1 for a file, or the
+    output, that cannot be read or written, or for another process that has ended; 2 for input that cannot be used, or a
+    package that is missing; 130 for Ctrl-C. Warnings of this library are printed in yellow, errors in red without a
+    traceback.
 
     Raises:
         SystemExit: Always, except in a worker of torchrun; see `_exit`.
@@ -86,38 +73,37 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(format="%(message)s", handlers=[_EchoHandler()])
     logging.getLogger("embedlayer").setLevel(logging.INFO)
     warnings.simplefilter("always", EmbedLayerWarning)
+    with safe_streams():
+        code = _run(arguments, shown)
+    _exit(code)
+
+
+def _run(arguments: list[str] | None, shown: set[str]) -> int:
+    """Run the command, print its error, and return the exit code; `shown` has the warnings that were printed."""
     try:
         with ending_on_interrupt():
             result = cli.main(arguments, prog_name="embedlayer", standalone_mode=False)
+            sys.stdout.flush()
+    except OutputError as error:
+        if error.is_closed:
+            return 0
+        click.secho(f"FileError: {error}", fg="red", err=True)
+        return 1
     except EmbedLayerError as error:
         is_shown = any(str(error) in warning for warning in shown)
         message = "the warning above says why this is not possible." if is_shown else str(error)
         click.secho(f"{type(error).__name__}: {message}", fg="red", err=True)
-        _exit(1 if isinstance(error, OSError) else 2)
+        return 1 if isinstance(error, OSError) else 2
     except OSError as error:  # an operation on a file that the library does not check, such as in an unreadable folder
-        click.secho(f"FileError: {error}".encode("utf-8", "backslashreplace").decode(), fg="red", err=True)
-        _exit(1)
+        click.secho(f"FileError: {error}", fg="red", err=True)
+        return 1
     except click.ClickException as error:
         error.show()
-        _exit(error.exit_code)
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("Stopped.", err=True)
-        _exit(INTERRUPTED)
-    _exit(result if isinstance(result, int) else 0)
-
-
-def _reader_is_gone() -> bool:
-    """Return whether what reads the standard output has ended; what is left to print is dropped then."""
-    try:
-        output = select.poll()
-        output.register(sys.stdout.fileno(), 0)  # reports nothing but an error, such as a pipe without a reader
-        is_gone = any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        is_gone = True
-    if is_gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return is_gone
+        return INTERRUPTED
+    return result if isinstance(result, int) else 0
 
 
 def _exit(code: int) -> NoReturn:
@@ -127,9 +113,6 @@ def _exit(code: int) -> NoReturn:
     while the interpreter is finalised aborts the process, and torchrun then ends the other ranks of a finished run.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        with suppress(OSError):  # nobody reads the output any more
-            sys.stdout.flush()
-            sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 

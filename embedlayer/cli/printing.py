@@ -20,13 +20,7 @@ def make_console() -> "Console":
     """Return a console that is as wide as the terminal; in files and pipes, `WIDTH_IN_FILES` columns wide."""
     from rich.console import Console
 
-    class PipedConsole(Console):
-        """Raise `BrokenPipeError` to the command, where rich would exit with code 1."""
-
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    console = PipedConsole(highlight=False, soft_wrap=False)
+    console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = WIDTH_IN_FILES
     return console

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.census.files import FileRule, files_left_out, files_to_copy, other_safetensors
-from embedlayer.checkpoints.causal_models import attention_options, missing_tensors, naming_errors
+from embedlayer.checkpoints.causal_models import attention_options, missing_tensors
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.core.computed_buffers import recompute_all_buffers
-from embedlayer.core.errors import CheckpointError, SizeError, require
+from embedlayer.core.errors import CheckpointError, SizeError, require, transformers_errors
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import REPLACED, remove_own_attribute, set_own_attribute
 from embedlayer.heads.output import OutputHead
@@ -447,7 +447,7 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
     library = require("sentence_transformers", extra="recipes") if (rest / MODULES).is_file() else None
     modules: Any = None
     model_class: Any
-    with naming_errors(str(rest)):
+    with transformers_errors(f"load {rest}"):
         if library is not None:
             modules, name = _sentence_transformer(library, transformers, rest, files)
             inner = modules[0].get_submodule(name)

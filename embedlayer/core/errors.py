@@ -25,7 +25,8 @@ What was asked for and is skipped is an `EmbedLayerWarning`.
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 
@@ -163,3 +164,21 @@ def require(module: str, *, extra: str) -> ModuleType:
     if package in TESTED:
         warn_if_untested(package, import_module(package).__version__)
     return imported
+
+
+@contextmanager
+def transformers_errors(task: str, kind: type[EmbedLayerError] = CheckpointError) -> Iterator[None]:
+    """Context manager: raise whatever transformers raises in the block, which does `task`, as an error of `kind`.
+
+    Its classes compute with the values of a configuration as they are, and so raise errors of any class.
+    """
+    try:
+        yield
+    except EmbedLayerError:
+        raise
+    except Exception as error:
+        first, *others = str(error).strip().splitlines() or [""]
+        if others and first.endswith(":"):  # of a validation: the name of the field, and then what it expects
+            first = f"{first} {others[0].strip()}"
+        reason = first.partition(". ")[0].removesuffix(".") or type(error).__name__
+        raise kind(f"transformers cannot {task}: {reason}.") from error

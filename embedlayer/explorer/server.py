@@ -7,6 +7,7 @@ computation are POST, and must come from the page itself.
 
 import errno
 import json
+import os
 import socket
 import sys
 import time
@@ -15,20 +16,25 @@ from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakSet
 
-from embedlayer.core.errors import EmbedLayerError, FileError
+from embedlayer.core.devices import device_kind
+from embedlayer.core.errors import CheckpointError, EmbedLayerError, FileError
 from embedlayer.explorer.page_files import TYPES, served_files
 from embedlayer.explorer.routes import answer, check_tokenizers, method_of
 from embedlayer.explorer.table_map import map_job
+from embedlayer.io.mapped_rows import default_resident_bytes
 from embedlayer.opening.opened_model import OpenedModel
 
 HOST = "127.0.0.1"
 SECONDS_WITHOUT_ACCEPT = 0.1
 """Pause of the server after a connection that the system could not open, as this process has too many files open."""
+
+MAPPED = (".safetensors", ".gguf")
+"""Ends of the names of files whose tensors may be mapped."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -68,8 +74,9 @@ def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPSe
         TokenizerError: A tokenizer has IDs outside its table.
     """
     check_tokenizers(sources)
+    mapped = [file for source in sources if not _moved_to_memory(source) for file in _mapped_files(source)]
     try:
-        return _Server(sources, (HOST, port), partial(_Handler, sources, served_files()))
+        return _Server(mapped, sources, (HOST, port), partial(_Handler, sources, served_files()))
     except (OSError, OverflowError) as error:
         raise FileError(f"Cannot listen on {HOST}:{port}: {error}. Leave --port out to take a free one.") from error
 
@@ -77,6 +84,28 @@ def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPSe
 def address(server: ThreadingHTTPServer) -> str:
     """Return the URL of the page that a server shows, such as `http://127.0.0.1:8000/`."""
     return f"http://{HOST}:{server.server_address[1]}/"
+
+
+def _moved_to_memory(source: OpenedModel) -> bool:
+    """Copy the tensors of a source from its files to memory, unless they are large; return whether they were copied.
+
+    A file that is cut short while it is mapped, as `open(file, "wb")` does, ends a process that reads it by SIGBUS.
+    """
+    modules = [module for module in (source.table, source.model) if module is not None]
+    tensors = {id(each): each for module in modules for each in (*module.parameters(), *module.buffers())}.values()
+    if default_resident_bytes(sum(tensor.nbytes for tensor in tensors)) is not None:
+        return False
+    for tensor in tensors:
+        if device_kind(tensor) == "cpu":
+            tensor.data = tensor.data.clone()
+    return True
+
+
+def _mapped_files(source: OpenedModel) -> list[tuple[Path, os.stat_result]]:
+    """Return the files to which tensors of a source may be mapped, as they are now; none for a name on the hub."""
+    path = Path(source.source or os.devnull)
+    files = [path] if path.is_file() else [each for ending in MAPPED for each in path.rglob(f"*{ending}")]
+    return [(file, file.stat()) for file in files if file.is_file()]
 
 
 class _Server(ThreadingHTTPServer):
@@ -87,8 +116,10 @@ class _Server(ThreadingHTTPServer):
     """
 
     daemon_threads = False  # so that server_close waits for them
+    request_queue_size = 128  # http.server has 5: of more requests at once, Linux would lose some
 
-    def __init__(self, sources: list[OpenedModel], *arguments: Any) -> None:
+    def __init__(self, mapped: list[tuple[Path, os.stat_result]], sources: list[OpenedModel], *arguments: Any) -> None:
+        self._mapped = mapped
         self._connections: WeakSet[socket.socket] = WeakSet()
         self._sources = sources
         super().__init__(*arguments)
@@ -102,6 +133,17 @@ class _Server(ThreadingHTTPServer):
             raise
         self._connections.add(connection)
         return connection, client
+
+    def check_files(self) -> None:
+        """Raise a `CheckpointError` if a file that may be mapped was written again; one that was replaced is served."""
+        for file, before in self._mapped:
+            with suppress(FileNotFoundError):  # the deleted one is still mapped
+                now = file.stat()
+                same = (now.st_ino, now.st_dev) == (before.st_ino, before.st_dev)
+                if same and (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+                    raise CheckpointError(
+                        f"{file} was written again since it was opened. Start embedlayer explore again."
+                    )
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print the traceback of an error in a connection, unless the client has closed the connection."""
@@ -123,6 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
     Requests for another host name than 127.0.0.1 and localhost are refused, and so are those with a body.
     """
 
+    server: "_Server"
     server_version = "embedlayer"
     sys_version = ""
     protocol_version = "HTTP/1.1"
@@ -145,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, method: str) -> None:
         """Answer a request, or say why it is refused."""
-        port = self.server.server_address[1]  # type: ignore[index]
+        port = self.server.server_address[1]
         hosts = {f"{HOST}:{port}", f"localhost:{port}"}
         if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # the body is not read
@@ -179,6 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
         again.
         """
         try:
+            self.server.check_files()
             content = answer(self.sources, name, params)
         except EmbedLayerError as error:
             return self._say(HTTPStatus.BAD_REQUEST, str(error))

@@ -1,5 +1,6 @@
 """Generate text with a `DecoderLM`: greedy decoding or sampling, with cached keys and values."""
 
+import math
 from collections.abc import Collection, Iterator
 from typing import Any, Literal, NamedTuple, Unpack, cast, get_args, overload
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.documents import AttentionMask, check_mask
-from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids
 from embedlayer.heads.output import OutputHead
@@ -19,7 +20,7 @@ from embedlayer.losses.options import LogitOptions, LossSettings, check_options
 from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.models.cache import KeyValueCache
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.models.sampling import Sampler, SamplingOptions
+from embedlayer.models.sampling import Sampler, SamplingOptions, not_finite
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -107,8 +108,8 @@ def generate(
 
     On an accelerator the memory of all keys and values is allocated first (`KeyValueCache(max_seq_len)`), unless the
     frequencies depend on the length. The call waits for the device once for the prompt, and then at most once a token:
-    with `stop_id`, or if the text may become longer than the positions of the model. Where the frequencies depend on
-    the length, it also waits for each length.
+    with `stop_id`, or if the text may become longer than the positions of the model; otherwise once at the end. Where
+    the frequencies depend on the length, it also waits for each length.
 
     Args:
         model: The model that computes the logits.
@@ -130,6 +131,7 @@ def generate(
         SizeError: An option is out of its range.
         PositionError: The text becomes longer than the positions of the model allow.
         TokenIdError: An ID is outside the table.
+        CheckpointError: The largest logit of a token is NaN or infinite: the model has weights that are not finite.
         ShapeError: `ids` are no integers or have no token; `embedlayer.core.check_mask` refuses the mask; or a row of
             the mask has no text.
         TypeError: An option is unknown.
@@ -242,20 +244,24 @@ class _Settings(NamedTuple):
 
     def choose(
         self, head: OutputHead | PredictionHead, hidden: Float[Tensor, "B D"], ids: Int[Tensor, "B T"]
-    ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"] | None]:
-        """Return the token after each hidden state, and its log-probability; `ids` are all tokens of each text."""
+    ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"] | None]:
+        """Return the token after each hidden state, the largest logit there, and the log-probability of the token.
+
+        `ids` are all tokens of each text.
+        """
         logits = head.uncomputed_logits(hidden, **self.of_logits).head_logits() if self.of_logits else head(hidden)
         processed, is_raw = self.sampler.processed_logits(logits, ids), self.logprobs_mode == "raw_logprobs"
-        tokens = self.sampler.sampled(processed)
+        tokens, largest = self.sampler.sampled(processed)
         if self.logprobs_mode is None:
-            return tokens, None
+            return tokens, largest, None
         if not is_raw and not self.sampler.only_divides:
-            return tokens, processed.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+            return tokens, largest, processed.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         temperature = 1.0 if is_raw else self.sampler.divisor
         uncomputed = head.uncomputed_logits(hidden, **self.of_logits).divided_by(temperature)
         # nothing is dropped, so that an accelerator does not wait to count
         loss = LossSettings(drop_ignored=False)
-        return tokens, token_statistics_of(uncomputed, tokens, loss, statistics=("log_probs",)).log_probs
+        log_probs = token_statistics_of(uncomputed, tokens, loss, statistics=("log_probs",)).log_probs
+        return tokens, largest, log_probs
 
 
 def _is_without_text(attention_mask: AttentionMask) -> Bool[Tensor, ""]:
@@ -283,7 +289,7 @@ def _decode(
     repeats its last token. `stops` are the IDs of the tokens that end a text.
 
     An accelerator waits once for the prompt, to check its IDs and its mask, and once a token if there are `stops`, or
-    if positions may run out. Tokens that the model has chosen need no check.
+    if positions may run out; otherwise once at the end. Each wait checks the logits since the last one.
     """
     length, reach, unread = ids.shape[-1], model.position.max_seq_len, ids
     position = model.position
@@ -292,27 +298,55 @@ def _decode(
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     last: Tensor | None = None  # place of the last token of each text, if it is not the last of all
     checks: list[Tensor] = []
+    unchecked: list[tuple[Tensor, Tensor]] = []  # of new tokens: largest logit, and which texts had ended before
     if attention_mask is not None:
         checks.append(_is_without_text(attention_mask))
         is_text = attention_mask != 0
         last = torch.where(is_text, torch.arange(ids.shape[-1], device=ids.device), 0).amax(-1, keepdim=True)
         ids = torch.where(is_text, ids, ids.gather(-1, last))  # padding is no token that a text repeats
     for number in range(max_new_tokens):
-        tokens, log_probs = _tokens_after(model, unread, last, attention_mask, cache, ids, settings)
+        tokens, logit, log_probs = _tokens_after(model, unread, last, attention_mask, cache, ids, settings)
         tokens, had_ended = torch.where(ended, ids[:, -1], tokens), ended
+        unchecked.append((logit, had_ended))
         for stop in stops:
             ended = ended | (tokens == stop)
-        all_ended = False
-        if number == 0 or (reach is not None and length + number > reach):
-            all_ended, *faults = check_indices(model, ended.all(), *checks)
+        all_ended, reads_logits = False, device_kind(ids) == "cpu"
+        is_checked = number == 0 or (reach is not None and length + number > reach)
+        if is_checked:
+            all_ended, is_undefined, *faults = check_indices(model, ended.all(), not_finite(logit).any(), *checks)
             _require_text(any(faults))
-        elif stops:
-            all_ended = bool(ended.all())
+            reads_logits |= is_undefined
+            if number == 0 and not is_undefined:
+                unchecked.clear()
+        if unchecked and (reads_logits or (stops and not is_checked)):
+            all_ended = _check_logits(unchecked, ended, number)
         yield tokens, log_probs, had_ended
         if stops and all_ended:
-            return
+            break
         last, attention_mask, unread = None, None, tokens.unsqueeze(-1)  # it continues its text
         ids = unread if settings.sampler.repetition_penalty is None else torch.cat([ids, unread], dim=-1)
+    if unchecked:
+        _check_logits(unchecked, ended, number)
+
+
+def _check_logits(unchecked: list[tuple[Tensor, Tensor]], ended: Bool[Tensor, " B"], number: int) -> bool:
+    """Wait for the device, and return whether all texts have ended; a logit that is not finite is an error.
+
+    `unchecked` has the largest logits of the new tokens up to `number`, and is cleared. Of texts that had ended before,
+    they do not count.
+    """
+    logits, had_ended = zip(*unchecked, strict=True)
+    *rows, last = torch.cat([*logits, *had_ended, ended]).view(-1, len(ended)).tolist()
+    for place in range(len(unchecked)):
+        for text, (logit, has_ended) in enumerate(zip(rows[place], rows[len(unchecked) + place], strict=True)):
+            if not (has_ended or math.isfinite(logit)):
+                new = number + 1 - len(unchecked) + place
+                raise CheckpointError(
+                    f"The largest logit of new token {new} of text {text} (both counted from 0) is {logit}, so none "
+                    f"can be chosen: the model has weights, or computes numbers, that are not finite."
+                )
+    unchecked.clear()
+    return all(last)
 
 
 @torch.no_grad()
@@ -324,8 +358,8 @@ def _tokens_after(
     cache: KeyValueCache,
     ids: Int[Tensor, "B T"],
     settings: _Settings,
-) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"] | None]:
-    """Return the token that follows each text, and its log-probability if it is wanted, without gradients.
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"] | None]:
+    """Return what `_Settings.choose` returns for the token that follows each text, without gradients.
 
     The model runs in evaluation mode. Afterwards all of its modules are in the mode that the model itself had. `last`
     is the place in `unread`, the tokens that the model has not read, of the last one of each text; `None` if these are

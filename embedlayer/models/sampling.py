@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options, unknown_option
 
@@ -83,15 +84,24 @@ class Sampler:
     def next_tokens(self, logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"]) -> Int[Tensor, " B"]:
         """Return one token ID per row: the largest of `processed_logits` at temperature 0, else a random sample.
 
-        `ids` are all tokens of each text so far.
+        `ids` are all tokens of each text so far. On the CPU a row whose largest logit is not finite is a `SizeError`.
         """
-        return self.sampled(self.processed_logits(logits, ids))
+        tokens, largest = self.sampled(self.processed_logits(logits, ids))
+        if device_kind(largest) == "cpu" and (rows := not_finite(largest).nonzero()).numel():
+            row = int(rows[0])
+            raise SizeError(f"The largest logit of row {row} is {largest[row].item()}: no token can be chosen.")
+        return tokens
 
-    def sampled(self, processed: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
-        """Return one token ID per row of `processed_logits`: the largest at temperature 0, else a random sample."""
+    def sampled(self, processed: Float[Tensor, "B V"]) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+        """Return one token ID per row of `processed_logits`, the largest at temperature 0, and the largest logit.
+
+        Where a row has NaN or infinity, or only -inf, the largest logit is not finite, and the token has no meaning.
+        """
+        largest, tokens = processed.max(dim=-1)
         if self.temperature == 0:
-            return processed.argmax(dim=-1)
-        return processed.softmax(dim=-1).multinomial(1, generator=self.generator).squeeze(-1)
+            return tokens, largest
+        sound = processed.masked_fill(not_finite(largest).unsqueeze(-1), 0.0)  # else an accelerator would stop
+        return sound.softmax(dim=-1).multinomial(1, generator=self.generator).squeeze(-1), largest
 
     @property
     def divisor(self) -> float:
@@ -138,7 +148,8 @@ def sample(
         **options: See `SamplingOptions`.
 
     Raises:
-        SizeError: An option is out of its range, or `repetition_penalty` is passed without `ids`.
+        SizeError: An option is out of its range, or `repetition_penalty` is passed without `ids`; or, on the CPU, the
+            largest logit of a row is NaN or infinite.
         ShapeError: There is not one text for each row of logits.
         TypeError: An option is unknown.
 
@@ -154,6 +165,11 @@ def sample(
     if ids.shape[:-1] != logits.shape[:-1]:
         raise ShapeError(f"ids {tuple(ids.shape)} have one text for each row of logits {tuple(logits.shape)}.")
     return sampler.next_tokens(torch.atleast_2d(logits), torch.atleast_2d(ids)).view(logits.shape[:-1])
+
+
+def not_finite(numbers: Float[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
+    """Return whether each number is NaN or infinite, by two operations."""
+    return numbers - numbers != 0
 
 
 def _penalize_repetition(logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"], penalty: float) -> Float[Tensor, "B V"]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tokenizers import Tokenizer
 
-from embedlayer.core.errors import EmbedLayerWarning
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, transformers_errors
 from embedlayer.families.tokenizers import CLASS_OF_TYPE
 from embedlayer.io.files import JsonObject, write_json
 from embedlayer.io.partials import temporary_folder
@@ -59,8 +59,9 @@ def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bo
         write_json(folder / "tokenizer_config.json", config)
         write_json(folder / "config.json", {key: model[key] for key in ("model_type",) if key in model})
         try:
-            opened = AutoTokenizer.from_pretrained(folder)
-        except (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError):
+            with transformers_errors("open the edited tokenizer"):
+                opened = AutoTokenizer.from_pretrained(folder)
+        except CheckpointError:
             return False  # the class reads other files, or needs a token that is removed
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if type(opened).__name__ != config["tokenizer_class"] or opened.get_vocab() != vocabulary:

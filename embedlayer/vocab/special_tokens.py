@@ -14,7 +14,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from embedlayer.core.errors import EmbedLayerWarning, FileError, TokenizerError, VocabularyError
+from embedlayer.core.errors import (
+    CheckpointError,
+    EmbedLayerWarning,
+    FileError,
+    TokenizerError,
+    VocabularyError,
+    transformers_errors,
+)
 from embedlayer.families.tokenizers import BPE_CLASSES, GENERIC_CLASSES, WORDPIECE_CLASSES
 from embedlayer.io.files import JsonObject, read_json
 from embedlayer.tokenization.ids import EQUIVALENT, USUAL_NAMES
@@ -135,11 +142,10 @@ def roles_of_class(folder: Path) -> dict[str, str] | None:
         return None
     from transformers import AutoTokenizer
 
-    try:
+    with suppress(CheckpointError), transformers_errors(f"open the tokenizer of {folder}"):
         opened = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError):
-        return None  # the class is not there, or reads other files
-    return {role: token_text(token) for role, token in opened.special_tokens_map.items() if role in USUAL_NAMES}
+        return {role: token_text(token) for role, token in opened.special_tokens_map.items() if role in USUAL_NAMES}
+    return None  # the class is not there, or reads other files
 
 
 def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> SpecialTokens:

@@ -198,9 +198,15 @@ def test_a_head_is_tied_by_what_is_stored(tmp_path) -> None:
         layer = el.load(write(tmp_path, tied, **{name: rows}, lm_head__weight=other))
     assert torch.equal(layer.head.weight, other)
 
-    layer = el.load(write(tmp_path, tied, lm_head__weight=other))  # the one that is there serves both ends
+    alone = {"lm_head__weight": other, "model__embed_positions__weight": rows}
+    layer = el.load(write(tmp_path, tied, **alone))  # the one that is there serves both ends
     assert layer.head.tied
     assert torch.equal(layer.table.weight, other)
+    for only in (False, True):
+        with pytest.raises(
+            el.CheckpointError, match=r"transformer\.wte\.weight has the shape of the head lm_head\.weight"
+        ):
+            el.load(write(tmp_path, tied, **alone, transformer__wte__weight=rows.clone()), table_only=only)
 
 
 def test_names_from_tensorflow_and_older_files_are_found(tmp_path) -> None:

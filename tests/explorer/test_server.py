@@ -3,10 +3,13 @@
 import errno
 import http.client
 import json
+import os
+import shutil
 import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from http.server import ThreadingHTTPServer
 from urllib.parse import urlencode, urlsplit
@@ -14,7 +17,9 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 import torch
 
+import embedlayer as el
 from embedlayer import TokenEmbedding
+from embedlayer.compress import compress_table
 from embedlayer.core.errors import FileError
 from embedlayer.explorer import server as explorer_server
 from embedlayer.explorer.page_files import page_files
@@ -242,6 +247,64 @@ def test_the_server_listens_on_this_machine_alone_and_a_taken_port_is_an_error()
             make_server([], port=server.server_address[1])
     with pytest.raises(FileError, match="70000"):
         make_server([], port=70000)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A checkpoint of which every tensor is mapped, quantised or not."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    torch.manual_seed(0)
+    tokenizer = el.train_tokenizer("the cat sat on the mat . " * 40, vocab_size=280)
+    model = el.DecoderLM(TokenEmbedding(tokenizer.get_vocab_size(), 32), "rotary", num_layers=1, num_heads=2)
+    model.save_pretrained(folder / "dense", tokenizer=tokenizer)
+    compress_table(model.table, "int8").save_pretrained(folder / "int8", tokenizer=tokenizer)
+    return folder
+
+
+def every_answer(port):
+    """Status and content of the answer of each route."""
+    params = urlencode({"text": "the cat", "plus": "1", "ids": "1,2", "id": "1", "other": "0", "k": "2"})
+    names = [name for name in ("manifest", *ROUTES, *PAIRS) if name not in ("layout-start", "layout-cancel")]
+    answers = {name: get(port, f"/data/{name}?{params}") for name in names}
+    return {name: (answer.status, content) for name, (answer, content) in answers.items()}
+
+
+@pytest.mark.parametrize("kind", ["dense", "int8"])
+@pytest.mark.parametrize("is_large", [False, True], ids=["in memory", "mapped"])
+def test_a_file_that_is_written_again_while_it_is_served_ends_nothing(
+    kind, is_large, checkpoint, tmp_path, monkeypatch, serving
+) -> None:
+    """What is mapped would end the process by SIGBUS; each row is that of the old file, or an error names the file."""
+    if is_large:
+        monkeypatch.setattr(explorer_server, "default_resident_bytes", lambda nbytes: nbytes)
+    folder = shutil.copytree(checkpoint / kind, tmp_path / kind)
+    with serving(el.open_model(folder)) as place:
+        expected = every_answer(urlsplit(place).port)
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    for how in ("replaced", "truncated", "written again"):
+        with serving(el.open_model(folder)) as place:
+            if how == "replaced":
+                (tmp_path / "next").write_bytes(content)
+                os.replace(tmp_path / "next", file)
+            else:
+                file.open("wb").close()
+                file.write_bytes(content if how == "written again" else b"")
+            answers = every_answer(urlsplit(place).port)
+        file.write_bytes(content)
+        for name, (status, said) in answers.items():
+            if how == "replaced" or (not is_large and name != "tensors"):
+                assert (status, said) == expected[name], name
+            elif is_large or status != 200:  # "tensors" reads the file at each request
+                assert status == 400, name
+                assert json.loads(said)["error"].startswith(f"{file} ")
+
+
+def test_many_requests_at_once_are_all_answered(port) -> None:
+    assert ThreadingHTTPServer.request_queue_size < explorer_server._Server.request_queue_size
+    with ThreadPoolExecutor(100) as pool:
+        statuses = list(pool.map(lambda number: get(port, f"/data/pipeline?text=a{number}")[0].status, range(200)))
+    assert {*statuses} <= {200, 400}
 
 
 def test_closed_it_has_no_thread_left_that_could_meet_the_end_of_python(monkeypatch, serving):

@@ -145,6 +145,19 @@ def test_a_tensor_of_another_shape_is_named(sound, tmp_path) -> None:
             assert any(ends(name) in message for name in names), message
 
 
+@every_family
+def test_a_tensor_with_another_number_of_dimensions_is_named(sound, tmp_path) -> None:
+    """As FSDP flattens it, and `[0]` on the ranks without the shard."""
+    for names in sound.read:
+        tensor = sound.tensors[names[0]]
+        is_matrix = tensor.dim() == 2 and len(tensor) > 1  # a bias may be stored as (V,) or (1, V)
+        for other in (torch.zeros(0), *((tensor.flatten(), tensor[None]) if is_matrix else ())):
+            changed = {name: other.clone() for name in names}
+            message = refusal(write(tmp_path, sound.config, sound.tensors | changed))
+            assert any(ends(name) in message for name in names), message
+            assert str(list(other.shape)) in message, message
+
+
 def contradictions(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield keys of the configuration, and the configuration with a value of that key that contradicts the tensors."""
     for key in ("vocab_size", next(key for key in WIDTHS if key in text_config(config))):

@@ -51,6 +51,33 @@ def test_damage_is_read_or_refused_by_our_error(folder: Path, format: str) -> No
     assert seen
 
 
+KEYS_OF_A_MODEL = [
+    *("attention_bias", "dtype", "eos_token_id", "head_dim", "hidden_size", "initializer_range", "model_type"),
+    *(
+        "num_attention_heads",
+        "num_hidden_layers",
+        "rms_norm_eps",
+        "rope_parameters",
+        "tie_word_embeddings",
+        "vocab_size",
+    ),
+]
+OTHER_VALUES: tuple[object, ...] = (None, True, 0, -1, 1.5, "x", [], {})
+
+
+@cases("key, reader", KEYS_OF_A_MODEL, fuzz.READERS["model"])
+def test_a_value_of_another_type_in_a_configuration_of_transformers_is_read_or_refused(
+    folder: Path, key: str, reader: str
+) -> None:
+    """transformers checks the types of some values, and computes with the others as they are."""
+    file = folder / "model" / "config.json"
+    sound = json.loads(file.read_bytes())
+    assert key in sound
+    for value in OTHER_VALUES:
+        content = json.dumps({**sound, key: value}).encode()
+        assert fuzz.attempt(fuzz.READERS["model"][reader], folder, "model", file, content) is None, value
+
+
 FIELDS = [
     ("run", "config.json", ["table", "vocab_size"], "-1"),
     ("run", "config.json", ["num_layers"], "1e9"),

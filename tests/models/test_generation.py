@@ -1,6 +1,7 @@
 """What a model says next."""
 
 import math
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -12,9 +13,20 @@ from kernel_paths import cpu_taken_for_cuda
 from kinds import POSITIONS
 from torch import Tensor
 
-from embedlayer import DecoderLM, OutputHead, PositionError, ShapeError, SizeError, TokenIdError, generate
+from embedlayer import (
+    CheckpointError,
+    DecoderLM,
+    OutputHead,
+    PositionError,
+    RotaryEmbedding,
+    ShapeError,
+    SizeError,
+    TokenEmbedding,
+    TokenIdError,
+    generate,
+)
 from embedlayer.models.generation import GeneratedTokens, next_tokens
-from embedlayer.models.sampling import Sampler
+from embedlayer.models.sampling import Sampler, sample
 
 
 def read_anew(model, ids, count):
@@ -308,3 +320,48 @@ def test_log_probabilities_have_the_shape_of_the_new_tokens() -> None:
     assert found.ids.dtype == torch.int32
     none = generate(model, torch.tensor([[3, 4]]), max_new_tokens=0, return_log_probs=True)
     assert (none.ids.shape, none.log_probs.shape, none.mask.shape) == ((1, 2), (1, 0), (1, 0))
+
+
+BAD_ROWS = {"NaN": math.nan, "infinity": math.inf}
+SAMPLINGS = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 0.7, "top_k": 3},
+    {"temperature": 1.0, "top_p": 0.9, "min_p": 0.1},
+]
+
+
+@pytest.mark.parametrize("options", [*SAMPLINGS, {"repetition_penalty": 2.0}], ids=str)
+@pytest.mark.parametrize("bad", BAD_ROWS)
+@pytest.mark.parametrize("device", [nullcontext, cpu_taken_for_cuda], ids=["cpu", "cuda"])
+def test_a_logit_that_is_not_finite_is_an_error_that_says_where(bad, options, device) -> None:
+    """On an accelerator at the next wait; no sample is drawn from NaN, which would stop the device."""
+    torch.manual_seed(0)
+    model = DecoderLM(TokenEmbedding(20, 8), RotaryEmbedding(4), num_layers=1, num_heads=2)
+    hook = model.head.register_forward_hook(lambda head, args, logits: logits.index_fill(0, torch.tensor(1), math.nan))
+    ids = torch.tensor([[1, 2], [3, 4]])
+    for stop in (None, 7):
+        with device(), pytest.raises(CheckpointError, match=r"new token 0 of text 1 \(both counted from 0\) is nan"):
+            generate(model, ids, max_new_tokens=3, stop_id=stop, **options)
+    hook.remove()
+    model.head.register_forward_hook(lambda head, args, logits: logits.index_fill(1, torch.tensor(5), BAD_ROWS[bad]))
+    with device(), pytest.raises(CheckpointError, match="not finite"):
+        generate(model, ids[0], max_new_tokens=3, **options)
+    logits = torch.zeros(2, 20).index_fill(1, torch.tensor(5), BAD_ROWS[bad])
+    with pytest.raises(SizeError, match="The largest logit of row 0"):
+        sample(logits, torch.zeros(2, 1, dtype=torch.long), **options)
+
+
+def test_logits_of_a_text_that_has_ended_need_not_be_finite() -> None:
+    torch.manual_seed(0)
+    model = DecoderLM(TokenEmbedding(20, 8), RotaryEmbedding(4), num_layers=1, num_heads=2)
+    first = generate(model, torch.tensor([[1, 2], [3, 4]]), max_new_tokens=1)[:, -1].tolist()
+    assert first[0] != first[1]
+    steps = iter(range(10))
+
+    def spoil(head, args, logits):
+        return logits if next(steps) == 0 else logits.index_fill(0, torch.tensor(0), math.nan)
+
+    model.head.register_forward_hook(spoil)
+    texts = generate(model, torch.tensor([[1, 2], [3, 4]]), max_new_tokens=4, stop_id=first[0])
+    assert texts[0, 2:].tolist() == [first[0]] * (texts.shape[1] - 2)

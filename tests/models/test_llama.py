@@ -221,7 +221,7 @@ def test_tensors_that_are_missing_unknown_or_of_another_type_are_named(folder) -
         ("model.layers.0.self_attn.q_proj.bias", torch.ones(32), "q_proj.bias is unexpected"),
         ("model.layers.7.self_attn.q_proj.weight", torch.ones(32, 32), "its tensors have 3"),
         ("model.norm.weight", torch.ones(32).char(), r"its blocks are quantised \(I8\)"),
-        ("model.embed_tokens.weight", torch.ones(32), "has no table of token rows"),
+        ("model.embed_tokens.weight", torch.ones(32), "where a matrix with a row for each token belongs"),
     ):
         changed = {key: tensor for key, tensor in weights.items() if key != name}
         save_tensors(file, changed if change is None else {**changed, name: change})

@@ -12,7 +12,7 @@ from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.tensors import CheckpointTensors, is_in_block
 from embedlayer.checkpoints.refusals import NAMED, combined_error, table_advice, table_names
 from embedlayer.core.errors import CheckpointError
-from embedlayer.families import UNKNOWN
+from embedlayer.families import OTHER_WORDS, UNKNOWN
 from embedlayer.families.field_types import Names
 from embedlayer.families.records import FoldedRows, OtherTable
 from embedlayer.formats.gguf import GGUFRows
@@ -152,6 +152,7 @@ def _candidates(model: CheckpointModel) -> list[str]:
         candidates = tensors.matrices(family.head.weight)
         if family is UNKNOWN:
             candidates = [name for name in candidates if tensors.info(name).shape[0] == vocab_size]
+        _refuse_rivals(model, candidates)
     if candidates:
         return candidates
     tensors.refuse_quantised("table.weight", family.table)
@@ -163,6 +164,28 @@ def _candidates(model: CheckpointModel) -> list[str]:
         f"{checkpoint.name} is of {known} no table of token rows: no tensor with rows and columns is called "
         f"{' or '.join(family.table)}.{remedy}"
     )
+
+
+def _refuse_rivals(model: CheckpointModel, heads: list[str]) -> None:
+    """Raise a `CheckpointError` if a tied head stands for a missing table, and another matrix may be the table.
+
+    It has the shape of the head, other numbers, and no name of an embedding that has no row for each token.
+    """
+    tensors = model.tensors
+    rivals = [
+        name
+        for name in tensors.checkpoint.names
+        if heads
+        and tensors.checkpoint.info(name).shape == tensors.info(heads[0]).shape
+        and not (name in heads or is_in_block(name) or any(word in name for word in OTHER_WORDS))
+        and not tensors.is_same(name, heads[0])
+    ]
+    if rivals:
+        raise CheckpointError(
+            f"{tensors.info(rivals[0]).file} has no table called {' or '.join(model.family.table)}. {rivals[0]} has "
+            f"the shape of the head {heads[0]}, {tensors.sizes(heads[0])}, to which {model.config.file} ties it, but "
+            f"other numbers: which of them is the table is not known. Rename the table."
+        )
 
 
 def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:

@@ -116,9 +116,19 @@ class CheckpointTensors:
 
         The order is that of `names`, so the preferred tensor is first. Tensors of a numbered block are last: blocks
         that predict several tokens (DeepSeek) may have tables and heads of their own.
+
+        Raises:
+            CheckpointError: Outside of blocks, there are tensors of these names, and none is a matrix.
         """
-        candidates = dict.fromkeys(self.checkpoint.find(*names))
-        return sorted((name for name in candidates if len(self.info(name).shape) == 2), key=is_in_block)
+        candidates = sorted(dict.fromkeys(self.checkpoint.find(*names)), key=is_in_block)
+        matrices = [name for name in candidates if len(self.info(name).shape) == 2]
+        if candidates and not matrices and not is_in_block(candidates[0]):
+            info = self.info(candidates[0])
+            raise CheckpointError(
+                f"{info.file}: {info.name} has shape {list(info.shape)} where a matrix with a row for each token "
+                f"belongs, by {self.config_file}. {self.remedy}"
+            )
+        return matrices
 
     def info(self, name: str) -> TensorInfo:
         """Return what `Checkpoint.matrix_info` returns: for stored rows the shape of the matrix."""

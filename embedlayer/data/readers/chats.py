@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedlayer.core.errors import TextError, TokenizerError, require
+from embedlayer.core.errors import TextError, TokenizerError, require, transformers_errors
 from embedlayer.io.files import write_json
 from embedlayer.tokenization.read import load_tokenizer
 
@@ -120,12 +120,7 @@ def _read(path: Path) -> object:
     transformers = require("transformers", extra="hf")
     tokenizer = load_tokenizer(path)
     folder = path if path.is_dir() else path.parent
-    try:
+    with transformers_errors(f"read a tokenizer with a chat template, which chats need, from {folder}", TokenizerError):
         return transformers.PreTrainedTokenizerFast.from_pretrained(
             str(folder), tokenizer_object=tokenizer, local_files_only=True
         )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise TokenizerError(
-            f"The sources have chats (messages), and transformers cannot read a tokenizer with a chat template from "
-            f"{folder}: {error}."
-        ) from error

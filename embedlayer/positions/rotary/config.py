@@ -237,7 +237,7 @@ def language_model_keys(config: JsonObject) -> tuple[str, ...]:
         ('text_config',)
     """
     keys: tuple[str, ...] = ()
-    while config.get("model_type") not in {**ROTARY, **REFUSED_ROTARY} and not config.keys() & ROTARY_KEYS:
+    while str(config.get("model_type")) not in {**ROTARY, **REFUSED_ROTARY} and not config.keys() & ROTARY_KEYS:
         key = next((key for key in LANGUAGE_MODELS if isinstance(config.get(key), Mapping)), None)
         if key is None:
             break

@@ -22,7 +22,7 @@ from embedlayer.checkpoints.layer import EmbeddingLayer, load
 from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint, weight_beside
 from embedlayer.checkpoints.reading.model import checkpoint_family, is_unknown_family, tensor_rules
-from embedlayer.checkpoints.reading.tensors import is_in_block
+from embedlayer.checkpoints.reading.tensors import CheckpointTensors, is_in_block
 from embedlayer.checkpoints.second_copies import Copies, find_copies, is_dense
 from embedlayer.checkpoints.writer import Rows, weight_names, write_tensors
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
@@ -287,10 +287,20 @@ def _opened(folder: Path) -> Opened:
     """Open a checkpoint for an edit of its rows, by the record of its family or by its class of transformers.
 
     Of a known family the record comes first, of an unknown one the class. If neither names all rows, the errors and
-    warnings are those of `_opened_by_record`.
+    warnings are those of `_opened_by_record`. Rows that `load` does not read as vectors are its error.
     """
     checkpoint = Checkpoint.open(folder)
     refuse_hashed_ngrams(checkpoint.names, str(folder))
+    opened = _opened_by_record_or_class(folder, checkpoint)
+    tensors = CheckpointTensors(checkpoint, None, "cpu", str(checkpoint.config.get("model_type")))
+    for name, rows in opened.tensors.items():
+        if checkpoint.stored(name) is None:
+            tensors.refuse_quantised(f"{rows.end}.weight", (name,), name)
+    return opened
+
+
+def _opened_by_record_or_class(folder: Path, checkpoint: Checkpoint) -> Opened:
+    """Open a checkpoint as `_opened` does, whatever its rows are stored as."""
     is_unknown = is_unknown_family(checkpoint)
     by_class = rows_of_class(checkpoint) if is_unknown else None
     if by_class is not None:

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from embedlayer.census.tensors import built_on_meta, class_named_in, failures_named, named_tensors
+from embedlayer.census.tensors import built_on_meta, class_named_in, named_tensors
 from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.refusals import quantised_parts
-from embedlayer.core.errors import EmbedLayerError
+from embedlayer.core.errors import EmbedLayerError, transformers_errors
 from embedlayer.io.files import JsonObject
 from embedlayer.vocab.map import RowTensor
 from embedlayer.vocab.targets.live import row_tensors
@@ -84,7 +84,7 @@ def stored_names(config: JsonObject) -> dict[str, list[str]]:
 def _stored_names(model: Any) -> dict[str, list[str]]:
     """Return the names that transformers writes for each tensor of a model, by the name of the tensor in it."""
     state = model.state_dict()
-    with failures_named(type(model).__name__):
+    with transformers_errors(f"name the tensors that {type(model).__name__} writes"):
         from transformers.core_model_loading import revert_weight_conversion
 
         written, as_they_are = revert_weight_conversion(model, state), dict[int, list[str]]()
