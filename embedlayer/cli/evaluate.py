@@ -119,7 +119,7 @@ def _show(evaluation: "TextEvaluation", text: Path, topn: int) -> None:
         named = f"KL({titles[0]} || {titles[1]})"
         print_line(console, f"{named}: {difference.kl:.4f} nats per token", indent=2)
         print_line(console, f"The same most likely token at {difference.agreement:.1%} of the places", indent=2)
-        print_line(console, "\nTokens whose summed loss changed most")
+        print_line(console, "\nTokens whose summed loss changed most, losses in nats")
         lines = [
             [visible_text(one.token), f"{one.count:,}", f"{one.loss:.3f}", f"{one.other_loss:.3f}", f"{one.kl:.4f}"]
             for one in difference.by_token[:topn]
@@ -129,7 +129,7 @@ def _show(evaluation: "TextEvaluation", text: Path, topn: int) -> None:
     if evaluation.no_difference:
         print_line(console, evaluation.no_difference, indent=2)
     for each in models:
-        print_line(console, f"\nTokens that raise the loss of {each.title} most")
+        print_line(console, f"\nTokens that raise the loss of {each.title} most, in nats")
         lines = [
             [visible_text(one.token), f"{one.count:,}", f"{one.loss:.3f}", f"{one.entropy:.3f}"]
             for one in each.by_token[:topn]

@@ -181,6 +181,7 @@ def _show_losses(receipt: "ContextReceipt", losses: "list[list[PositionLoss]]") 
         [names.get(bounds, f"{bounds[0]:,} to {bounds[1]:,}"), before.get(bounds, "cannot"), loss]
         for bounds, loss in after.items()
     ]
-    print_table(console, ["tokens before", "loss before", "loss after"], rows)
+    print_line(console, "Loss, nats per token")
+    print_table(console, ["tokens before", "before the edit", "after it"], rows)
     if (measured := losses[1][-1].stop) < receipt.lengths[1]:
         print_line(console, f"The text ends after {measured:,} tokens; a longer one measures what is beyond.")

@@ -124,7 +124,8 @@ def display(trainer: "Trainer", *, quiet: bool) -> Iterator[Callable[..., None]]
         def show_step(step: int, line: dict[str, Any] | None = None) -> None:
             text = "" if line is None else f"step {step}/{trainer.steps}  loss {line['loss']:.3f}"
             if line is not None:
-                text += f"  validation {line['validation_loss']:.3f}" if "validation_loss" in line else ""
+                text += f", on held-out text {line['validation_loss']:.3f}" if "validation_loss" in line else ""
+                text += " nats per token"
                 text += f"  {line['tokens_per_second']:,} tokens/s" if step else ""
                 text += _longer(trainer)
             show(step, trainer.steps or 0, text)
