@@ -1,4 +1,4 @@
-"""The map is computed once in the background, can be cancelled, and leaves out rows that never learned."""
+"""The map is computed once in the background, can be cancelled, and leaves out rows that are not learned."""
 
 import threading
 
