@@ -3,7 +3,7 @@
 The check also compares the table with chance: which rows differ from random numbers, whether norms are apart from all
 others, whether spelling variants are similar, which shows that the tokenizer belongs to the table, and whether all
 columns belong to the same rows. Of a training run it also compares the loss with that of the token frequencies: a run
-that learned little is not sound, and neither is a table whose rows do not come from the start of its run.
+that learned little is not sound, and neither is a table whose rows come from the start of other rows of its run.
 
 A table is called sound only if something shows that it was trained: its spelling variants are similar, or its loss is
 known. Otherwise the verdict is withheld, with the reason. What all rows share, such as an offset, is removed before
@@ -46,10 +46,8 @@ from embedlayer.tokenization.bytes import row_texts
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 
 SAMPLED = 512
-RELATED, CLEARLY = 0.05, 1.6
-"""A table comes from its start if so large a share of the rows is more similar to it than by chance, by this factor."""
-
-COMPARED = 1 << 16  # rows whose cosines with those before training are sorted
+RELATED = 0.05  # a table comes from its start if a larger share of the rows clearly does
+COMPARED = 1024  # rows whose start is searched among all rows before training
 
 AT_THE_MEAN = 0.1  # rows lie at the mean of the others if they differ from it by at most this share of its norm
 
@@ -108,9 +106,8 @@ def table_health(
     never_touched = None if before is None else row_ids(_untouched(rows, RowReader(before)))
     factors = RowReader(rows.table.inner.weight) if isinstance(rows.table, FactorizedEmbedding) else judged
     start = None if before is None else _start(rows, RowReader(before), norms > 0)
-    strangers = None if start is None else start.cosines < start.chance
     verdicts = row_verdicts(
-        random_rows(factors, (judged_norms > 0) & (norms > 0), strangers),
+        random_rows(factors, (judged_norms > 0) & (norms > 0), None if start is None else start.strangers),
         under_trained,
         directed=norms > 0,
         counts=counts,
@@ -133,7 +130,7 @@ def table_health(
         at_mean=at_mean,
         norm_outliers=norm_outliers(judged_norms, usual),
         never_touched=never_touched,
-        exchanged=None if start is None else start.exchanged(learned),
+        exchanged=None if start is None else start.exchanged,
         under_trained=under_trained,
         verdicts=verdicts,
         nearest=_nearest_cosine(judged, judged_norms),
@@ -248,46 +245,48 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
 
 
 class _Start(NamedTuple):
-    """How similar rows are to their own rows before training.
+    """How similar rows are to the rows before training.
 
     Attributes:
-        cosines: Cosine of each row with its row before training, without the direction that all rows share, `(V,)`.
-        chance: The cosine that unrelated rows exceed with a probability of 1 %.
+        strangers: Mask of the rows that are no more similar to their own start than unrelated rows, `(V,)`.
+        exchanged: Share of the rows that clearly come from a start, but from that of another row, in a sample.
     """
 
-    cosines: Float[Tensor, " V"]
-    chance: float
-
-    def exchanged(self, learned: Bool[Tensor, " V"]) -> float:
-        """Estimate the share of the learned rows that do not come from their own row before training.
-
-        Unrelated rows have a cosine below 0 with a probability of 1/2, so the share is twice that of such rows.
-        """
-        return min(1.0, 2 * float((self.cosines[learned] < 0).double().mean())) if learned.any() else 0.0
+    strangers: Bool[Tensor, " V"]
+    exchanged: float
 
 
 def _start(rows: RowReader, before: RowReader, usable: Bool[Tensor, " V"]) -> _Start | None:
-    """Compare each usable row with its row before training.
+    """Compare the usable rows, without the direction that they share, with the rows before training.
 
-    The result is `None` with few rows, or if rows are hardly more similar to their start than unrelated rows, as after
-    a long training.
+    A row clearly comes from a start if their cosine is above the nearest cosine of random rows, but for 1 % of these.
+    The result is `None` with few rows, or if few rows come from a start, as after a long training.
     """
-    if int(usable.sum()) < FEWEST_SAMPLED:
+    ids = torch.nonzero(usable)[:, 0]
+    if len(ids) < FEWEST_SAMPLED:
         return None
+    generator = torch.Generator().manual_seed(0)
+    sample = ids[torch.randperm(len(ids), generator=generator)[:COMPARED]]
     total = torch.zeros(rows.embed_dim, dtype=torch.float64)
     for chunk in rows.wide_chunks(usable):
         total += F.normalize(chunk, dim=1).sum(0).cpu()
     axis = F.normalize(total, dim=0)
+
+    def without_axis(values: Tensor) -> Tensor:
+        wide = values.cpu().double()
+        return wide - (wide @ axis)[:, None] * axis
+
+    queries = torch.randn(len(sample), rows.embed_dim, generator=generator)
+    by_chance = nearest_rows(before.table, queries, 1).cosines[:, 0].quantile(0.99)
+    nearest = nearest_rows(before.table, without_axis(rows.take(sample)), 1)
+    is_clear = nearest.cosines[:, 0] > by_chance
+    if is_clear.double().mean() < RELATED:
+        return None
+    exchanged = float((nearest.ids[:, 0] != sample)[is_clear].double().mean())
     own, unrelated = [], []
     for place, chunk in rows.chunks():
-        now, old = chunk.cpu().double(), before.read(place, place + len(chunk)).cpu().double()
-        now, old = (each - (each @ axis)[:, None] * axis for each in (now, old))
+        now, old = without_axis(chunk), without_axis(before.read(place, place + len(chunk)))
         own.append(F.cosine_similarity(now, old))
         unrelated.append(F.cosine_similarity(now, old.roll(1, 0)))
-    cosines = torch.cat(own).where(usable, math.nan)
-    order = torch.nonzero(usable)[:, 0]
-    order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(0))[:COMPARED]]
-    chance = float(torch.cat(unrelated)[order].quantile(0.99))
-    above = cosines[cosines > chance]
-    is_related = len(above) > RELATED * int(usable.sum()) and float(above.median()) > CLEARLY * chance
-    return _Start(cosines, chance) if is_related else None
+    chance = torch.cat(unrelated)[sample].quantile(0.99)
+    return _Start(torch.cat(own) < chance, exchanged)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embedlayer.analysis.column_blocks import ColumnBlocks
 from embedlayer.analysis.norm_outliers import NormOutliers
-from embedlayer.analysis.random_rows import NO_ROW
+from embedlayer.analysis.random_rows import NO_ROW, UNTRAINED
 from embedlayer.analysis.row_verdicts import RowVerdicts, Verdict, id_ranges
 from embedlayer.analysis.shared_variance import SharedVariance
 from embedlayer.analysis.token_classes import KINDS
@@ -34,12 +34,11 @@ FEWEST_SAMPLED = 64
 
 MOST_RANDOM = 0.01  # rows as random rows are a fault of a table if they are a larger share of its rows
 LONGEST_RANDOM = 16  # or if so many of them have consecutive IDs
-UNTRAINED = 0.9  # share of such rows from which on the table is called untrained
 MOST_RANDOM_UNNAMED = 0.05
 """Share of the rows that may look random in a table in which it cannot be told which ones these are."""
 
 MOST_EXCHANGED = 0.05
-"""Rows that do not come from their start are a fault of a run if they are a larger share of its rows."""
+"""Rows that come from the start of another row are a fault of a run if they are a larger share of its rows."""
 
 LEAST_GAIN = 0.2
 """A run learned little if context lowers the loss by a smaller share: in the demo neighbours make sense from 0.2 on."""
@@ -148,8 +147,8 @@ class TableHealth:
             rows in a cone of unused rows are left out.
         never_touched: IDs of rows that equal the earlier table up to one factor per row (weight decay scales rows
             without gradients); `None` if no earlier table was passed.
-        exchanged: Estimated share of the learned rows that do not come from their row in the earlier table; `None`
-            without one, or if the training was too long to tell.
+        exchanged: Estimated share of the rows that come from another row of the earlier table; `None` without one, or
+            if the training was too long to tell.
         under_trained: Under-training scores, threshold and cones.
         verdicts: Whether each row was learned, and why.
         nearest: How similar rows are to their nearest row, beside chance.
@@ -201,8 +200,8 @@ class TableHealth:
         """Return the result in sentences: "Sound.", "Faulty." with the faults, or why neither is certain; then notes.
 
         Example:
-            >>> words = torch.randn(400, 4) @ torch.randn(4, 32) + 0.3 * torch.randn(400, 32)
-            >>> rows = torch.cat([words, torch.randn(32) + 0.1 * torch.randn(100, 32)])
+            >>> words = torch.randn(900, 16) @ torch.randn(16, 64) + torch.randn(900, 64)
+            >>> rows = torch.cat([words, torch.randn(64) + 0.1 * torch.randn(100, 64)])
             >>> table_health(rows).summary()
             'Not decided, because no tokenizer says which rows should be similar. 100 rows are not learned.'
         """
@@ -376,8 +375,8 @@ class TableHealth:
             yield self.columns.sentence()
         if self.exchanged is not None and self.exchanged > MOST_EXCHANGED:
             yield (
-                f"About {100 * self.exchanged:.0f} % of the rows are not those of this run: they are as unlike their "
-                f"rows before training as unrelated rows."
+                f"About {100 * self.exchanged:.0f} % of the rows were exchanged: they come from the rows that other "
+                f"tokens had before training."
             )
         if self.is_untrained:
             random = int(self.verdicts.random.is_random.sum())

@@ -31,6 +31,7 @@ from embedlayer.analysis.row_reader import RowReader
 CHANCE = 0.002  # share of random rows that are called distinct
 LEVELS = (CHANCE, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)  # thresholds of `p` that are tried, least first
 ENDS = (0.5, 0.8)  # the share of random rows follows from the rows with larger `p`: the smaller result
+UNTRAINED = 0.9  # if so large a share of the rows is not distinct, all of these are called random
 DOUBTFUL, DOUBTFUL_OF_RANDOM = 0.005, 0.1
 """Rows that are called random although the share of random rows does not explain them are at most this share of all
 rows, and this share of the random rows."""
@@ -46,6 +47,7 @@ COLUMNS = 512  # dimensions of a wider table that are used
 CANDIDATES = (512, 1 << 14)  # least and largest number of rows among which the nearest one is searched
 SEARCHED = 1 << 14  # the search ends after so many rows if no more of them than `CHANCE` have a near row
 PRODUCTS = 1 << 36  # multiplications of that search, about
+COSINES_AT_ONCE = 1 << 22
 NO_SIGNAL = 1e-6  # a direction with at most this share of the largest second moment is outside the span of the rows
 
 
@@ -164,8 +166,9 @@ def _level(shares: Float[Tensor, " L"], null_shares: Float[Tensor, " P"], count:
     def tail(values: Tensor, least: float, number: int) -> float:
         return int((values >= least).sum()) / number
 
-    ends = (tail(shares, least, count) / tail(null_shares, least, len(null_shares)) for least in ENDS)
-    share = min(1.0, *ends)
+    share = min(1.0, *(tail(shares, end, count) / tail(null_shares, end, len(null_shares)) for end in ENDS))
+    if tail(shares, CHANCE, count) >= UNTRAINED:
+        return CHANCE, share
     most = DOUBTFUL + DOUBTFUL_OF_RANDOM * share
     for level in LEVELS:
         if tail(shares, level, count) - share * tail(null_shares, level, len(null_shares)) <= most:
@@ -224,10 +227,14 @@ def _nearest(
     units: Float[Tensor, "N C"], others: Float[Tensor, "M C"], places: Int[Tensor, " N"]
 ) -> Float[Tensor, " N"]:
     """Return the largest cosine of each unit vector with other ones, its own place (-1 for none) left out."""
-    cosines = units @ others.T
-    own = torch.nonzero(places >= 0)[:, 0]
-    cosines[own, places[own]] = -1.0
-    return cosines.amax(1)
+    nearest = []
+    step = max(1, COSINES_AT_ONCE // len(others))
+    for some, own in zip(units.split(step), places.split(step), strict=True):
+        cosines = some @ others.T
+        known = torch.nonzero(own >= 0)[:, 0]
+        cosines[known, own[known]] = -1.0
+        nearest.append(cosines.amax(1))
+    return torch.cat(nearest)
 
 
 def _units(rows: RowReader, ids: Int[Tensor, " N"], columns: Int[Tensor, " C"]) -> Float[Tensor, "N C"]:

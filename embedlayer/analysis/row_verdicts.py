@@ -130,7 +130,8 @@ class RowVerdicts:
         learned, unlearned, unseen, doubt = (f"{self.count(verdict):,}" for verdict in VERDICTS)
         rows = count_of(len(self.verdicts), "row")
         told = f"{learned} are learned, {unlearned} not learned and {unseen} never seen"
-        return f"Of {rows}, {told}; of {doubt} it cannot be told."
+        more = f"; of {doubt} it cannot be told" if doubt != "0" else ""
+        return f"Of {rows}, {told}{more}."
 
     def to_json(self, limit: int) -> JsonObject:
         """Return the number of rows with each verdict, at most `limit` of their IDs, and the thresholds."""

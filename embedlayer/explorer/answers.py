@@ -449,7 +449,7 @@ class Health(TypedDict):
         at_fault: Names of measures in `shared`, and "loss", because of which the table is not sound.
         absent: Tokens that never occur in the training text; null if the occurrences are unknown.
         loss: Null for a table that is not of a run.
-        exchanged: Share of the rows that do not come from the start of the run; null if that cannot be told.
+        exchanged: Share of the rows that come from the start of another row; null if that cannot be told.
         columns: Null if that cannot be told.
         texts: Texts of the listed rows, by ID.
     """

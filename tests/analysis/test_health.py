@@ -245,12 +245,12 @@ def test_equal_rows_of_words_are_not_counted_as_not_learned() -> None:
 
 
 def test_rows_that_were_not_learned_are_counted_beside_sound_ones() -> None:
-    words = torch.randn(400, 4) @ torch.randn(4, 32) + 0.3 * torch.randn(400, 32)
-    rows = torch.cat([words, torch.randn(32) + 0.1 * torch.randn(50, 32)])
+    words = torch.randn(900, 16) @ torch.randn(16, 64) + torch.randn(900, 64)
+    rows = torch.cat([words, 4 * torch.randn(64) + 0.4 * torch.randn(50, 64)])
     assert table_health(rows).summary() == (
         "Not decided, because no tokenizer says which rows should be similar. 50 rows are not learned."
     )
-    counts = torch.ones(450, dtype=torch.int64)
+    counts = torch.ones(950, dtype=torch.int64)
     assert table_health(rows, counts=counts).summary() == (
         "Not decided, because no tokenizer says which rows should be similar. "
         "50 rows in one narrow group cannot be told from clusters of trained tokens."

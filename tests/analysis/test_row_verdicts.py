@@ -65,8 +65,9 @@ def test_a_run_whose_rows_were_exchanged_is_not_sound() -> None:
     assert table_health(after, before=before).exchanged == pytest.approx(0.0, abs=0.02)
     after[::5] = after[::5].roll(1, 0)
     found = table_health(after, before=before)
-    assert found.exchanged == pytest.approx(0.2, abs=0.06)
-    assert "% of the rows are not those of this run" in found.summary()
+    assert found.exchanged == pytest.approx(0.2, abs=0.05)
+    assert "% of the rows were exchanged: they come from the rows that other tokens had" in found.summary()
+    assert table_health(after.roll(1, 0), before=before).exchanged > 0.95
     assert table_health(related(1000, 64), before=before).exchanged is None  # nothing is left of the start
 
 
@@ -92,7 +93,7 @@ def test_every_place_states_the_same_verdicts(tmp_path, capsys) -> None:
     assert verdicts.sentence() in " ".join(capsys.readouterr().out.split())
     assert command("inspect", run, "--json") == 0
     as_json = json.loads(capsys.readouterr().out)["health"]["verdicts"]
-    of_page = health.report(source, {})["verdicts"]
+    of_page = dict(health.report(source, {})["verdicts"])
     for stated in (as_json, of_page):
         assert {name: stated[name]["rows"] for name in counts} == counts
     cards = [token_card.card(source, {"id": str(row)}) for row in range(source.table.vocab_size)]

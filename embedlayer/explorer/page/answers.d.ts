@@ -399,7 +399,7 @@ export interface Health {
   texts: Record<string, string>;
   under_trained: UnderTrained;
   verdicts: Verdicts;
-  /** Share of the rows that do not come from the start of the run; null if that cannot be told. */
+  /** Share of the rows that come from the start of another row; null if that cannot be told. */
   exchanged: number | null;
   /** Null if that cannot be told. */
   columns: ColumnBlocks | null;

@@ -53,8 +53,9 @@ export function verdict(facts, texts) {
 function learned({ because, noise_share: noise, nearest, random }) {
   if (because) return because;
   const byNoise = random.noise_share !== null && noise !== null && noise < random.noise_share;
-  return byNoise ? `Learned: its noise share is ${fixed(noise, 2)}, and random rows have ${fixed(random.noise_share, 2)} or more.`
-    : `Learned: its nearest cosine is ${fixed(nearest, 2)}, and random rows have at most ${fixed(random.nearest, 2)}.`;
+  const [name, value, limit] = byNoise ? ["noise share", noise, `${fixed(random.noise_share, 2)} or more`]
+    : ["nearest cosine", nearest, `at most ${fixed(random.nearest, 2)}`];
+  return `Learned: its ${name} is ${fixed(value, 2)}, and random rows have ${limit}.`;
 }
 
 /** @param {string} fault @param {TokenFacts} facts @param {string[]} texts @returns {Child[]} */

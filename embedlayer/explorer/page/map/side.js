@@ -29,7 +29,7 @@ const MOST_FREQUENT = 300;
  * @property {string} problem
  * @property {Subwords[]} subwords of the typed texts that are no tokens; the panel then shows nothing else
  * @property {boolean} isLoading
- * @property {(id: number) => boolean} isFolded whether a row is not in the neighbour layout: it is not learned, is zero,
+ * @property {(id: number) => boolean} isFolded whether a row is not in the neighbour layout: not learned, zero,
  *   or holds NaN
  *
  * @typedef {object} Host

@@ -275,7 +275,7 @@ function histogramChart(what, values, isUnder, range, marked, rule) {
     rules: [...(rule ? [{ ...rule, upright: true, colour: colours.muted }] : []),
       ...marked(values, [low, high], colours.ink)],
     read: (i) => `${what} ${short(all.edges[i])} to ${short(all.edges[i + 1])}: `
-      + `${all.counts[i].toLocaleString("en")} rows, ${under.counts[i].toLocaleString("en")} of them with a score above 0`,
+      + `${all.counts[i].toLocaleString("en")} rows, ${under.counts[i].toLocaleString("en")} of them above 0`,
   }), { height: 210, label: `Histogram of the ${what}` });
 }
 
