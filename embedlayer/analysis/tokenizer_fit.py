@@ -34,7 +34,7 @@ SHIFTS = 3  # largest number of rows by which the tokens may be shifted to be fo
 ERRORS = 5.0  # a difference of two mean cosines counts from so many standard errors on
 
 
-MIXED, MOST_MIXED = 0.25, 0.95  # pairs are of two sorts if `p` is between these, and above 0.1 by three standard errors
+MIXED, MOST_MIXED = 0.15, 0.95  # pairs are of two sorts if `p` is between these, and above 0.1 by three standard errors
 
 APART = 3.0
 """Cosines above the median of unrelated tokens by more standard deviations than this are no longer unrelated."""
@@ -82,6 +82,12 @@ class TokenizerFit:
         """Return the share `r` of the rows that were exchanged, if that is why pairs are unlike."""
         return 1 - math.sqrt(1 - self.unlike)
 
+    @property
+    def least_misplaced(self) -> float:
+        """Return the share `r` of exchanged rows from which on pairs are of two sorts."""
+        error = 2 * math.sqrt(MIXED / 2 * (1 - MIXED / 2) / self.pairs)
+        return 1 - math.sqrt(1 - max(MIXED, 0.1 + 3 * error))
+
     def to_json(self, limit: int) -> JsonObject:
         """Return the result as a JSON object with at most `limit` of `odd_rows`, as `{"rows": ..., "ids": ...}`."""
         values: JsonObject = finite_json(asdict(self))
@@ -99,7 +105,7 @@ def tokenizer_fit(
     Args:
         rows: The table.
         texts: Readable text of each row's token, V of them; `""` for a row without a token.
-        usable: Mask of the rows that are searched for pairs of two sorts, `unlike`: those that were trained; `None` for
+        usable: Mask of the rows that are searched for pairs of two sorts, `unlike`: those that were learned; `None` for
             all.
     """
     every = _variants(texts)

@@ -16,8 +16,8 @@ table unused rows can have the largest norms. No list of suspicious tokens is ne
    and a cone with peers of the same tightness is no evidence. What cannot be told is listed as undecided, with the
    reason, and no row of it is flagged. Where the number of occurrences of each token is known, it decides.
 
-Rows without any gradient are not found: unused rows of an untied input table keep the noise of their initialisation.
-The rows of the untied head show them; pass those to `table_health`.
+Rows without any gradient form no cone: unused rows of an untied input table keep the noise of their initialisation.
+`analysis.random_rows` finds them, and the rows of the untied head show them; pass those to `table_health`.
 """
 
 import math
@@ -127,12 +127,14 @@ class UnderTrained:
             to it. If `cones` is empty, rows nearest to the direction with most rows score highest, but never above 0;
             without such a direction all score -1. Rows of undecided cones score at most 0. Zero rows and rows with NaN
             score -1; `table_health` lists them separately.
+        is_undecided: Mask of the rows in a cone of `undecided`, `(V,)`.
         cones: The cones of unused rows, largest first; empty if the table has none.
         undecided: Other cones, largest first, whose `doubt` says why they may be clusters of trained rows; their rows
             are not flagged.
     """
 
     scores: Float[Tensor, " V"]
+    is_undecided: Bool[Tensor, " V"]
     cones: tuple[Cone, ...]
     undecided: tuple[Cone, ...] = ()
 
@@ -202,11 +204,13 @@ def under_trained_scores(table: TableLike, counts: Int[Tensor, " V"] | None = No
     if best is not None and not accepted:
         edges = [(best, 1.0)]
     scores = _scores(rows, edges)
-    for cone, inside in cones:  # a row of a doubtful cone that is also near the edge of an accepted one
+    is_undecided = torch.zeros(len(rows), dtype=torch.bool)
+    for cone, inside in cones:
         if not any(cone.axis is other.axis for other in accepted):
-            scores[inside] = scores[inside].clamp_max(0.0)
+            is_undecided |= inside
+    scores[is_undecided] = scores[is_undecided].clamp_max(0.0)  # some are also near the edge of an accepted cone
     order = (tuple(sorted(each, key=lambda cone: -cone.rows)) for each in (accepted, undecided))
-    return UnderTrained(scores, *order)
+    return UnderTrained(scores, is_undecided, *order)
 
 
 def _find_cones(

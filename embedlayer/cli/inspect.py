@@ -1,4 +1,4 @@
-"""`embedlayer inspect`: measure a table, list its broken and under-trained rows, or compare it with a second table."""
+"""`embedlayer inspect`: measure a table, list rows that are broken or not learned, or compare it with another one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -36,7 +36,7 @@ class Measurements(NamedTuple):
     """All measurements of one table.
 
     Attributes:
-        health: Broken, repeated, untouched and under-trained rows.
+        health: The verdict about the table and about each row, with broken, repeated and untouched rows.
         geometry: Measures over all rows, such as effective rank; `None` if all rows are zero, NaN or infinite.
         chance: The same measures of random numbers; `None` with `geometry`.
         bands: Norms of rows by token frequency; `None` without the corpus of a run.
@@ -77,7 +77,7 @@ def inspect(
 ) -> None:
     """Measure a table and list its bad rows.
 
-    The report covers geometry, broken rows and under-trained tokens.
+    The report covers geometry, broken rows, and which rows were learned.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     With OTHER, tell whether SOURCE (A) and OTHER (B) are related, and list the tokens that moved most from A to B.
@@ -191,7 +191,7 @@ def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> d
 
 
 def show(opened: "OpenedModel", content: Measurements, topn: int) -> None:
-    """Print the measurements of one table as a readable report; `topn` limits the list of under-trained tokens."""
+    """Print the measurements of one table as a readable report; `topn` limits the list of rows."""
     console, health = make_console(), content.health
     print_line(console, _heading(opened))
     print_line(console, health.summary(), indent=2)
@@ -199,8 +199,9 @@ def show(opened: "OpenedModel", content: Measurements, topn: int) -> None:
     print_facts(console, _geometry_lines(content, health))
     _show_bands(console, content.bands)
     print_line(console, "\nRows")
+    print_line(console, health.verdicts.sentence(), indent=2)
     print_facts(console, _health_lines(opened, health, content.absent))
-    _show_under_trained(console, health, topn, by_head=opened.untied_head is not None)
+    _show_unlearned(console, health, topn, by_head=opened.untied_head is not None)
     _show_scores(console, content)
 
 
@@ -224,7 +225,7 @@ def _geometry_lines(content: Measurements, health: "TableHealth") -> Iterator[tu
     """Yield `(name, value, meaning)` for each geometric measurement, for `print_facts`.
 
     Where random numbers have a value to compare with, the meaning ends with it. Where some lines leave out the rows
-    that never learned, it names the rows. If there is no geometry, one line says that no row can be measured.
+    that were not learned, it names the rows. If there is no geometry, one line says that no row can be measured.
     """
     from embedlayer.analysis.shared_variance import SAMPLED
 
@@ -273,8 +274,8 @@ def _health_lines(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield `(kind, number of rows, examples)` for each kind of bad row, for `print_facts`.
 
-    The kinds are zero, not finite, equal or nearly equal to another row, never touched in training, not in the text,
-    and under-trained. If a corpus or `absent_in_text` is missing, its line is left out.
+    The kinds are zero, not finite, equal or nearly equal to another row, never touched in training, and the verdicts
+    other than learned. Without `absent_in_text` its line is left out.
     """
     yield "zero", f"{len(health.zero_rows):,}", _named(health, health.zero_rows)
     yield "NaN or infinity", f"{len(health.nonfinite_rows):,}", _named(health, health.nonfinite_rows)
@@ -289,22 +290,19 @@ def _health_lines(
         yield "never touched", "?", "known for runs only: they keep the seed of the initial table"
     else:
         yield "never touched", f"{len(health.never_touched):,}", _named(health, health.never_touched)
-    if opened.counts is not None:
-        absent = (opened.counts == 0).nonzero()[:, 0].tolist()
-        both = len({*absent} & {*health.never_learned})
-        yield "not in the text", f"{len(absent):,}", f"{both:,} of them are among the under-trained"
     if absent_in_text is not None:
         words = sum(health.kinds[row] == "word" for row in absent_in_text) if health.kinds is not None else 0
         yield "not in --text", f"{len(absent_in_text):,}", f"{words:,} words:  {_named(health, absent_in_text)}"
-    flagged = len(health.never_learned)
-    yield "under-trained", f"{flagged:,}", f"{flagged / health.vocab_size:.1%} of the rows" if flagged else ""
+    for verdict in ("not learned", "never seen", "cannot tell"):
+        rows = health.verdicts.is_(verdict).nonzero()[:, 0].tolist()
+        yield verdict, f"{len(rows):,}", _named(health, rows)
 
 
-def _show_under_trained(console: "Console", health: "TableHealth", topn: int, *, by_head: bool) -> None:
-    """Print the under-trained tokens: counts per kind of token, and the `topn` tokens with the highest scores."""
-    print_line(console, f"\nUnder-trained tokens{', by the rows of the untied head' * by_head}")
+def _show_unlearned(console: "Console", health: "TableHealth", topn: int, *, by_head: bool) -> None:
+    """Print the rows that are not learned or were never seen: counts per kind of token, and the `topn` first ones."""
+    print_line(console, f"\nRows that are not learned, or were never seen{'; cones of the untied head' * by_head}")
     print_line(console, health.under_trained.explain(), indent=2)
-    if not health.never_learned:
+    if not health.verdicts.is_unlearned.any():
         return
     lines = []
     for count in health.by_kind or ():
@@ -312,15 +310,15 @@ def _show_under_trained(console: "Console", health: "TableHealth", topn: int, *,
         share = f"{count.under_trained / count.rows:.0%}" if count.under_trained else ""
         lines.append([count.kind, f"{count.rows:,}", f"{count.under_trained:,}", share, " ".join(tokens)])
     if lines:
-        columns = ["kind", "rows", "under-trained", "share", LEAST_TRAINED]
+        columns = ["kind", "rows", "not learned", "share", LEAST_TRAINED]
         print_table(console, columns, lines, long=LEAST_TRAINED)
     if topn:
         lines = [
-            [str(row.id), visible_text(row.text), row.kind or "", f"{row.score:.3f}", f"{row.norm:.4g}"]
+            [str(row.id), visible_text(row.text), row.kind or "", row.verdict, f"{row.score:.3f}", f"{row.norm:.4g}"]
             for row in health.findings(topn)
         ]
         print_line(console, "")
-        print_table(console, ["id", "token", "kind", "score", "norm"], lines, left=(1, 2))
+        print_table(console, ["id", "token", "kind", "verdict", "score", "norm"], lines, left=(1, 2, 3))
 
 
 def _show_bands(console: "Console", bands: "list[FrequencyBand] | None") -> None:

@@ -65,20 +65,21 @@ def what_was_learned(opened: "OpenedModel") -> dict[str, Any] | None:
     """Return what the table of a run learned, and what it did not, as figures for `show_summary` and `--json`.
 
     Returns:
-        A dictionary: `frequent`, `rare` and `unused`, the numbers of tokens that occur at least `FREQUENT` times in the
-        text, less often or never, and never; `unigram_entropy` in nats, `gain` and `is_little`, as in `LossOfRun`; and
-        `is_sound` and `verdict`, the summary of `TableHealth`. `None` if the corpus of the run was deleted.
+        A dictionary: `rows`, the number of rows with each verdict of `RowVerdicts`, and `sentence`, which states them;
+        `frequent`, the number of tokens that occur at least `FREQUENT` times in the text; `unigram_entropy` in nats,
+        `gain` and `is_little`, as in `LossOfRun`; and `is_sound` and `verdict`, the summary of `TableHealth`. `None` if
+        the corpus of the run was deleted.
     """
+    from embedlayer.analysis.row_verdicts import VERDICTS
     from embedlayer.explorer.health import table_report
 
     health, counts = table_report(opened), opened.counts
     if counts is None or health.loss is None:
         return None
-    tokens, frequent = opened.require_tokenizer().get_vocab_size(), int((counts >= FREQUENT).sum())
     return {
-        "frequent": frequent,
-        "rare": tokens - frequent,
-        "unused": tokens - int((counts > 0).sum()),
+        "rows": {verdict.replace(" ", "_"): health.verdicts.count(verdict) for verdict in VERDICTS},
+        "sentence": health.verdicts.sentence(),
+        "frequent": int((counts >= FREQUENT).sum()),
         "unigram_entropy": health.loss.unigram_entropy,
         "gain": health.loss.gain,
         "is_little": health.loss.is_little,
@@ -126,19 +127,11 @@ def _sentences_learned(learned: dict[str, Any], loss: float) -> Iterator[str]:
     """Yield what a table learned, and what not, in sentences."""
     if not learned["is_sound"]:
         yield learned["verdict"]
+    yield learned["sentence"]
     if not learned["is_little"]:
         yield (
-            f"It learned which tokens are used alike: the {learned['frequent']:,} that occur {FREQUENT} times or more "
-            f"in the text have neighbours of similar use."
-        )
-    if learned["rare"]:
-        which = (
-            f"{learned['rare']:,} rows were not learned" * learned["is_little"]
-            or f"It did not learn the other {learned['rare']:,}"
-        )
-        yield (
-            f"{which}: these are too rare, {learned['unused']:,} of them are not in the text at all, and their "
-            f"neighbours mean little."
+            f"The neighbours of the {learned['frequent']:,} tokens that occur {FREQUENT} times or more in the text are "
+            f"of similar use; a row of a rarer token has learned little, and its neighbours mean less."
         )
     if not learned["is_little"]:
         yield (

@@ -150,6 +150,13 @@ TableState = Literal["sound", "faulty", "undecided"]
 """The verdict about a table, see `TableHealth.state`."""
 
 
+class RandomRange(TypedDict):
+    """What random rows of a table have; null if the rows are too few to tell."""
+
+    noise_share: float | None
+    nearest: float | None
+
+
 class TokenFacts(TypedDict):
     """Facts about a token; null where there is nothing to say, or where a number is not finite.
 
@@ -157,8 +164,13 @@ class TokenFacts(TypedDict):
         kind: One of `analysis.token_classes.KINDS`; null without a tokenizer.
         norm_share: Share of the rows, of those without NaN, that have a smaller norm.
         score: Under-training score, see `UnderTrained.scores`.
-        findings: "broken" (NaN or infinity), "zero", "under_trained", "never_looked_up" (it does not occur in the
-            corpus of the run), "unchanged" (the row equals the one before training, up to a factor), "duplicate",
+        noise_share: Share of the row that is noise, see `analysis.random_rows`.
+        nearest: Cosine with the nearest row; null if the noise share shows that the row was trained.
+        verdict: "not learned", "never seen" or "cannot tell", see `RowVerdicts`; null for a learned row.
+        because: Why, as a sentence; null for a learned row.
+        random: What random rows have: a noise share of this or more, and a nearest cosine of this at most.
+        findings: "broken" (NaN or infinity), "zero", "not_learned", "never_seen", "cannot_tell", "unchanged" (the
+            row equals the one before training, up to a factor), "duplicate",
             "at_mean", "near_duplicate", "norm" (see `TableHealth`) and "unlike_variants" (see `TokenizerFit`).
         table_state: The verdict about the whole table, see `TableHealth.state`.
         table_reasons: Sentences that say why the table is not sound; empty if it is.
@@ -176,6 +188,11 @@ class TokenFacts(TypedDict):
     norm: float | None
     norm_share: float | None
     score: float | None
+    noise_share: float | None
+    nearest: float | None
+    verdict: str | None
+    because: str | None
+    random: RandomRange
     findings: list[str] | None
     table_state: TableState
     table_reasons: list[str]
@@ -360,17 +377,18 @@ class Cone(TypedDict):
 
 
 class UnderTrainedToken(TypedDict):
-    """An under-trained row."""
+    """A row that is not learned or was never seen."""
 
     id: int
     text: str
     kind: str | None
     score: float
     norm: float
+    verdict: str
 
 
 class KindCount(TypedDict):
-    """The rows of one kind of token, and how many of them are under-trained."""
+    """The rows of one kind of token, and how many of them are not learned or were never seen."""
 
     kind: str
     rows: int
@@ -378,7 +396,7 @@ class KindCount(TypedDict):
 
 
 class UnderTrained(TypedDict):
-    """Rows inside a cone; rows that are named as equal, or at the mean, are not counted."""
+    """Rows that are not learned or were never seen, and the cones that unused rows form."""
 
     rows: int
     threshold: float
@@ -389,6 +407,40 @@ class UnderTrained(TypedDict):
     undecided: list[Cone]
 
 
+class RowCount(TypedDict):
+    """A number of rows."""
+
+    rows: int
+
+
+class RandomShare(RandomRange):
+    """How the rows compare with random ones; `share` is the estimated share of random rows."""
+
+    share: float | None
+
+
+class Verdicts(TypedDict):
+    """The rows with each verdict, see `RowVerdicts`; `sentence` states their numbers."""
+
+    learned: RowCount
+    not_learned: RowList
+    never_seen: RowList
+    cannot_tell: RowList
+    sentence: str
+    random: RandomShare
+
+
+class ColumnBlocks(TypedDict):
+    """Whether the columns of a table belong to the same rows, see `ColumnBlocks` of the analysis."""
+
+    correlation: float
+    apart: float
+    start: int
+    stop: int
+    shift: int
+    shifted_correlation: float
+
+
 class Health(TypedDict):
     """The report of `table_health`.
 
@@ -397,6 +449,8 @@ class Health(TypedDict):
         at_fault: Names of measures in `shared`, and "loss", because of which the table is not sound.
         absent: Tokens that never occur in the training text; null if the occurrences are unknown.
         loss: Null for a table that is not of a run.
+        exchanged: Share of the rows that come from the start of another row; null if that cannot be told.
+        columns: Null if that cannot be told.
         texts: Texts of the listed rows, by ID.
     """
 
@@ -419,6 +473,9 @@ class Health(TypedDict):
     norm_outliers: list[NormOutliers]
     texts: dict[str, str]
     under_trained: UnderTrained
+    verdicts: Verdicts
+    exchanged: float | None
+    columns: ColumnBlocks | None
 
 
 class ChanceMeasures(TypedDict):

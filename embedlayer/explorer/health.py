@@ -18,7 +18,7 @@ LISTED_TEXTS = 100
 
 
 def report(source: OpenedModel, params: Params) -> Health:
-    """Return the report of `table_health`: zero, NaN, duplicate, unchanged and under-trained rows.
+    """Return the report of `table_health`: verdicts about rows, and zero, NaN, duplicate and unchanged rows.
 
     Each list has at most `LISTED` entries.
     """

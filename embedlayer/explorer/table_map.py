@@ -1,7 +1,7 @@
 """The map of a table: a layout that keeps neighbours close, its clusters and their names.
 
 A large table takes a minute, so the map is computed by a thread of its own, which reports its progress and can be
-cancelled. Rows that never learned take no part: in the layout they would be one dense knot.
+cancelled. Rows that are not learned or were never seen take no part: in the layout they would be one dense knot.
 """
 
 import threading
@@ -25,7 +25,7 @@ from embedlayer.opening.opened_model import OpenedModel
 CLUSTERS = (20, 150)
 """Largest number of clusters at each level: those that are named at first sight, and those named after zooming in."""
 
-LARGEST_FOLDED = 0.5  # if a larger share of the rows seems to be under-trained, none is left out of the map
+LARGEST_FOLDED = 0.5  # if a larger share of the rows is not learned, none is left out of the map
 
 SECONDS_BETWEEN_REPORTS = 0.2
 
@@ -185,13 +185,12 @@ def map_job(source: OpenedModel) -> MapJob:
 
 
 def folded_rows(source: OpenedModel) -> Bool[Tensor, " V"]:
-    """Return a mask of the rows that never learned, `(V,)`: see `TableHealth.never_learned`, zero, or with NaN.
+    """Return a mask `(V,)` of the rows that are not learned or were never seen, are zero, or hold NaN or infinity.
 
-    If more than `LARGEST_FOLDED` of the rows are under-trained, only zero rows and rows with NaN or infinity are.
+    If more than `LARGEST_FOLDED` of the rows are not learned, only zero rows and rows with NaN or infinity are.
     """
     report = table_report(source)
-    folded = torch.zeros(report.vocab_size, dtype=torch.bool)
-    folded[list(report.never_learned)] = True
+    folded = report.verdicts.is_unlearned.clone()
     if folded.float().mean() > LARGEST_FOLDED:
         folded.fill_(False)
     empty = torch.tensor([*report.zero_rows, *report.nonfinite_rows], dtype=torch.int64)
@@ -241,7 +240,7 @@ def progress(source: OpenedModel, params: Params) -> LayoutProgress:
 def layout(source: OpenedModel, params: Params) -> bytes:
     """Return 2-D coordinates of the rows that keep nearest neighbours close, as the bytes of float32 `(2, V)`.
 
-    Rows that never learned have NaN.
+    The rows of `folded_rows` have NaN.
 
     Raises:
         SizeError: The map is not ready; the other errors are those of `MapJob.result`.
@@ -277,7 +276,7 @@ def cluster_of(source: OpenedModel, params: Params) -> bytes:
 
 
 def folded(source: OpenedModel, params: Params) -> bytes:
-    """Return which rows never learned, as the bytes of uint8 `(V,)`: 1 if so."""
+    """Return which rows the map leaves out, see `folded_rows`, as the bytes of uint8 `(V,)`: 1 if so."""
     return folded_rows(source).to(torch.uint8).numpy().tobytes()
 
 

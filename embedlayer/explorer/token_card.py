@@ -14,7 +14,9 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.analysis.health_report import row_ids
 from embedlayer.analysis.movement import row_movement
+from embedlayer.analysis.row_verdicts import VERDICTS, RowVerdicts
 from embedlayer.analysis.spelling import spelling_variants
 from embedlayer.analysis.token_classes import CONTEXTS
 from embedlayer.core.errors import SizeError, TextError, TokenizerError
@@ -24,6 +26,7 @@ from embedlayer.explorer.health import table_report
 from embedlayer.explorer.positions import example_ids
 from embedlayer.explorer.text_ids import text_ids, vocabulary_of
 from embedlayer.explorer.tokens import EXPORTED_ROWS, Params, token_ids
+from embedlayer.io.json_fields import finite_json
 from embedlayer.opening.opened_model import OpenedModel
 
 LISTED_EQUAL = 8  # largest number of rows that are listed as equal to a row
@@ -102,7 +105,9 @@ def _numbers(source: OpenedModel) -> dict[str, Tensor]:
 def _compute_numbers(source: OpenedModel) -> dict[str, Tensor]:
     """Compute `norm`, `norm_share` and `score` of every row, and of a run `count`, `norm_before` and the like."""
     report, before = table_report(source), source.before()
+    random = report.verdicts.random
     columns = {"norm": report.norms, "norm_share": _shares_below(report.norms), "score": report.under_trained.scores}
+    columns |= {"noise_share": random.noise_shares, "nearest": random.nearest}
     if source.counts is not None:
         counts = source.counts.long()
         smaller = torch.searchsorted(counts.sort().values, counts, right=True)
@@ -128,15 +133,13 @@ def _some(source: OpenedModel) -> dict[str, dict[int, Any]]:
 def _compute_some(source: OpenedModel) -> dict[str, dict[int, Any]]:
     """Compute what `_some` returns."""
     report = table_report(source)
-    unused = [] if source.counts is None else torch.nonzero(source.counts == 0)[:, 0].tolist()
     equal = {token: group for group in report.duplicates for token in group}
     near = {token: group for group in report.near_duplicates for token in group}
     findings: dict[int, list[str]] = {}
     for name, rows in (
         ("broken", report.nonfinite_rows),
         ("zero", report.zero_rows),
-        ("under_trained", report.never_learned),
-        ("never_looked_up", unused),
+        *((verdict.replace(" ", "_"), rows) for verdict, rows in _unlearned(report.verdicts)),
         ("unchanged", report.never_touched or ()),
         ("duplicate", sorted(equal)),
         ("at_mean", report.at_mean),
@@ -146,12 +149,24 @@ def _compute_some(source: OpenedModel) -> dict[str, dict[int, Any]]:
     ):
         for row in rows:
             findings.setdefault(row, []).append(name)
+    judged = {row: report.verdicts.of(row) for row in row_ids(~report.verdicts.is_("learned"))}
     return {
         "findings": findings,
+        "verdict": {row: verdict for row, (verdict, _) in judged.items()},
+        "because": {row: because for row, (_, because) in judged.items()},
         "equal_rows": {token: _others(token, group) for token, group in equal.items()},
         "near_rows": {token: _others(token, group) for token, group in near.items()},
         "kind": dict(enumerate(report.kinds or ())),
     }
+
+
+def _unlearned(verdicts: RowVerdicts) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield each verdict but "learned", and the IDs of the rows that have it, unless another finding says why."""
+    is_named = torch.zeros_like(verdicts.reasons, dtype=torch.bool)
+    for reason in ("at the mean", "as before training", "no direction", "equal to another row", "not judged"):
+        is_named |= verdicts.has_reason(reason)
+    for verdict in VERDICTS[1:]:
+        yield verdict, row_ids(verdicts.is_(verdict) & ~is_named)
 
 
 def _others(token: int, group: tuple[int, ...]) -> dict[str, Any]:
@@ -161,9 +176,10 @@ def _others(token: int, group: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _of_table(source: OpenedModel) -> dict[str, Any]:
-    """Return the facts of `card` that are the same for all tokens: the verdict about the table."""
+    """Return the facts of `card` that are the same for all tokens: the verdict about the table, and thresholds."""
     report = table_report(source)
-    return {"table_state": report.state, "table_reasons": report.reasons()}
+    distinct = finite_json(report.verdicts.random.distinct._asdict())
+    return {"table_state": report.state, "table_reasons": report.reasons(), "random": distinct}
 
 
 def _variants(source: OpenedModel) -> dict[int, list[int]]:

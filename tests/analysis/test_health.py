@@ -110,7 +110,10 @@ def test_the_result_is_json() -> None:
     rows[0], rows[1] = 0.0, torch.nan
     content = json.loads(json.dumps(table_health(rows, tokenizer).to_json(limit=5), allow_nan=False))
     assert content["zero_rows"] == {"rows": 1, "ids": [0]}
-    assert content["under_trained"]["rows"] == 128
+    assert len(content["under_trained"]["cones"]) == 1
+    assert content["under_trained"]["cones"][0]["rows"] == 128
+    unlearned = content["verdicts"]["not_learned"]["rows"] + content["verdicts"]["never_seen"]["rows"]
+    assert content["under_trained"]["rows"] == unlearned >= 128
     assert len(content["under_trained"]["tokens"]) == 5
     assert content["under_trained"]["by_kind"][0]["kind"] in ("word", "part")
     assert content["norms"]["min"] <= content["norms"]["median"] <= content["norms"]["max"]
@@ -159,7 +162,7 @@ FAULTS = {
         "Part of the rows do not fit the tokenizer: ",
     ),
     "shifted": (lambda rows: rows.copy_(rows.roll(1, 0)), "The tokenizer does not fit the rows: spelling variants "),
-    "random": (lambda rows: rows.copy_(torch.randn_like(rows)), "The rows look untrained: a row has a cosine of 0."),
+    "random": (lambda rows: rows.copy_(torch.randn_like(rows)), "The rows look untrained: nothing tells "),
 }
 
 
@@ -172,7 +175,7 @@ def sound_rows() -> tuple[Tensor, list[int | None], Tokenizer]:
     rows = torch.randn(tokenizer.get_vocab_size(), 32)
     rows[ids] = related_rows(1200, 32)
     sound = table_health(rows, tokenizer)
-    assert sound.summary() == "Sound."
+    assert sound.summary().startswith("Sound.")
     assert sound.is_sound
     return rows, ids, tokenizer
 
@@ -190,7 +193,7 @@ def test_a_planted_fault_is_the_first_sentence_of_the_summary(fault) -> None:
     found = table_health(rows, tokenizer)
     assert not found.is_sound
     first = found.summary()
-    assert first.startswith(sentence.partition("(")[0]), first
+    assert first.startswith("Faulty. " + sentence.partition("(")[0]), first
     assert first == found.to_json()["summary"]
 
 
@@ -210,7 +213,7 @@ def test_rows_that_rounding_to_4_bits_made_equal_are_no_fault_unless_they_learne
     assert found.is_coarse
     assert "by rounding to 4 bits." in found.summary()
     assert found.state == ("faulty" if overwritten else "sound")
-    assert found.summary().startswith("20 rows equal another row (20 words" if overwritten else "Sound. ")
+    assert found.summary().startswith("Faulty. 20 rows equal another row (20 words" if overwritten else "Sound. ")
 
 
 @pytest.mark.parametrize(("words_absent", "state"), [(100, "sound"), (900, "faulty")])
@@ -226,7 +229,7 @@ def test_a_run_of_which_many_words_never_occur_is_not_sound(words_absent, state)
     assert (f"{words_absent} of 1,200 words never occur in the training text" in found.summary()) == (state == "faulty")
 
 
-def test_equal_rows_of_words_are_not_counted_as_never_learned() -> None:
+def test_equal_rows_of_words_are_not_counted_as_not_learned() -> None:
     words = words_of(1200)
     tokenizer = train_tokenizer(" ".join(words), "word", vocab_size=2000)
     rows = torch.randn(tokenizer.get_vocab_size(), 32)
@@ -235,18 +238,19 @@ def test_equal_rows_of_words_are_not_counted_as_never_learned() -> None:
     rows[ids[:40]] = rows[ids[0]].clone()
     found = table_health(rows, tokenizer)
     assert int(found.under_trained.flagged.sum()) == 40  # equal rows are a cone without width
-    assert found.never_learned == ()
-    assert "never learned" not in found.summary()
-    assert found.to_json()["under_trained"]["rows"] == 0
-    assert found.findings() == []
+    assert {found.verdicts.of(row) for row in ids[:40]} == {
+        ("cannot tell", "It equals another row, so nothing shows whether it was trained.")
+    }
+    assert not {row.id for row in found.findings()} & {*ids[:40]}
 
 
-def test_rows_that_never_learned_are_counted_beside_sound_ones() -> None:
-    rows = torch.cat([related_rows(400, 32), torch.randn(32) + 0.1 * torch.randn(50, 32)])
+def test_rows_that_were_not_learned_are_counted_beside_sound_ones() -> None:
+    words = torch.randn(900, 16) @ torch.randn(16, 64) + torch.randn(900, 64)
+    rows = torch.cat([words, 4 * torch.randn(64) + 0.4 * torch.randn(50, 64)])
     assert table_health(rows).summary() == (
-        "Not decided, because no tokenizer says which rows should be similar. 50 rows never learned."
+        "Not decided, because no tokenizer says which rows should be similar. 50 rows are not learned."
     )
-    counts = torch.ones(450, dtype=torch.int64)
+    counts = torch.ones(950, dtype=torch.int64)
     assert table_health(rows, counts=counts).summary() == (
         "Not decided, because no tokenizer says which rows should be similar. "
         "50 rows in one narrow group cannot be told from clusters of trained tokens."
@@ -265,7 +269,7 @@ def test_a_run_whose_loss_is_hardly_below_that_of_token_frequencies_is_not_sound
     assert found.loss.gain == pytest.approx(1 - share)
     assert found.is_sound is is_sound
     assert found.summary().startswith(
-        "Sound." if is_sound else f"Barely trained: the loss on held-out text is {share * entropy:.2f}"
+        "Sound." if is_sound else f"Faulty. Barely trained: the loss on held-out text is {share * entropy:.2f}"
     )
     assert found.to_json()["loss"]["gain"] == pytest.approx(1 - share)
 

@@ -271,10 +271,10 @@ def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learn
     assert first.endswith("(0.0001 minutes, longer on a busy or slow machine: at least 2 steps)")
     assert "step 2/2 " in shown
     assert "  (at least 2 steps: about " in shown
-    assert "  Barely trained: the loss on held-out text is 8." in shown
+    assert "  Faulty. Barely trained: the loss on held-out text is 8." in shown
     assert "Sound" not in shown
-    assert " rows were not learned: these are too rare, " in " ".join(shown.split())
-    assert "the other" not in shown
+    assert " not learned and " in " ".join(shown.split())
+    assert "of similar use" not in shown
     start = json.loads((tmp_path / "out/demo/metrics.jsonl").read_text().splitlines()[0])
     assert start["loss"] == pytest.approx(math.log(4096), abs=0.3)
     summary = json.loads((tmp_path / "out/demo/run.json").read_text())
@@ -294,8 +294,8 @@ def test_figures_of_a_run_say_what_its_table_learned(trained) -> None:
     opened = open_model(trained)
     learned, counts = report["learned"], opened.counts
     assert learned["frequent"] == int((counts >= 50).sum())
-    assert learned["frequent"] + learned["rare"] == opened.tokenizer.get_vocab_size()
-    assert learned["unused"] == int((counts[: opened.tokenizer.get_vocab_size()] == 0).sum())
+    assert learned["rows"]["never_seen"] == int((counts == 0).sum())
+    assert sum(learned["rows"].values()) == len(counts)
     assert learned["gain"] == pytest.approx(1 - report["validation_loss"] / learned["unigram_entropy"])
     assert learned["is_little"]
     assert not learned["is_sound"]

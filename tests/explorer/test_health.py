@@ -25,7 +25,9 @@ def test_findings_are_the_analysis_own_with_the_texts_of_the_page(of_run):
     expected = examine(of_run.table, of_run.tokenizer, before=before, counts=of_run.counts, validation_loss=loss)
     found = health.report(of_run, {})
     assert found["summary"] == expected.summary()
-    assert found["under_trained"]["rows"] == int(expected.under_trained.flagged.sum())
+    assert found["verdicts"]["never_seen"]["rows"] == int((of_run.counts == 0).sum())
+    assert found["verdicts"]["sentence"] == expected.verdicts.sentence()
+    assert found["under_trained"]["rows"] == int(expected.verdicts.is_unlearned.sum())
     assert found["never_touched"]["rows"] == len(expected.never_touched)
     scores = np.frombuffer(health.scores(of_run, {}), np.float32)
     assert torch.equal(torch.from_numpy(scores.copy()), expected.under_trained.scores.float())
@@ -43,18 +45,18 @@ def test_rows_with_other_norms_are_listed_with_their_texts_and_the_card_names_th
     assert found["texts"]["41"] == "t41"
     assert "10 rows are longer than all others by a gap" in found["summary"]
     facts = card(opened, {"id": "41"})
-    assert facts["findings"] == ["norm"]
+    assert facts["findings"] == ["not_learned", "norm"]
     fault, of_rows = facts["table_reasons"]  # random numbers
     assert fault.startswith("The rows look untrained")
     assert of_rows.startswith("10 rows are longer")
-    assert card(opened, {"id": "2"})["findings"] is None
+    assert card(opened, {"id": "2"})["findings"] == ["not_learned"]
 
 
 def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, exported_run, open_page) -> None:
     assert health.report(of_run, {})["is_sound"] is False
     page = open_page(f"{exported_run}#health")
     verdict = page.locator("p.verdict")
-    assert verdict.inner_text().startswith("Barely trained: the loss on held-out text is ")
+    assert verdict.inner_text().startswith("Faulty. Barely trained: the loss on held-out text is ")
     assert "sound" not in verdict.get_attribute("class")
     page.goto(f"{exported_run}#health?id=40&card=open")
     page.locator(".card-verdict p").nth(1).wait_for()
@@ -123,7 +125,8 @@ def check_tiles(page: Any, report: dict[str, Any], tile: str | None) -> None:
     shown = float(values["Largest dimension"].split("\N{NO-BREAK SPACE}")[0])
     assert shown == pytest.approx(100 * shared["dimension_share"], rel=0.06)
     assert f"dimension {shared['dimension']}, of the variance" in values["Largest dimension"]
-    assert "Never occurring" not in values  # the training text is not known
+    counts = [int(values[name].split("\n")[0]) for name in ("Learned", "Not learned", "Never seen")]
+    assert counts == [report["verdicts"][name]["rows"] for name in ("learned", "not_learned", "never_seen")]
 
 
 def check_card(page: Any, report: dict[str, Any], summary: str) -> None:
@@ -132,7 +135,7 @@ def check_card(page: Any, report: dict[str, Any], summary: str) -> None:
     page.locator(".card-verdict.card-faults p").nth(1).wait_for()
     card_text = page.locator("#card").inner_text()
     assert "No fault of this row." in card_text
-    assert f"The table. {report['summary'].split('. ')[0]}" in card_text
+    assert f"The table. {report['summary'].removeprefix('Faulty. ').split('. ')[0]}" in card_text
     assert "Sound" not in card_text
 
 
@@ -140,7 +143,7 @@ def test_tokens_that_never_occur_and_the_loss_of_a_run_have_tiles(open_page, url
     report = health.report(of_run, {})
     page = open_page(f"{url}#health", again=True)
     tiles = page.locator(".tiles > div")
-    never = tiles.filter(has_text="Never occurring").inner_text()
+    never = tiles.filter(has_text="Never seen").inner_text()
     assert never.split("\n")[1] == str(int((of_run.counts == 0).sum())) == str(report["absent"]["rows"])
     loss = tiles.filter(has_text="nats per token")
     assert f"{report['loss']['validation_loss']:.2f}" in loss.inner_text()

@@ -421,7 +421,7 @@ def test_the_map_is_drawn_moved_and_chosen_from_by_keyboard_and_pointer(url, ope
     page.get_by_role("button", name="Isolate").click()
     for option in ("script", "length", "norm", "trained"):
         page.get_by_label("Colour").select_option(option)
-    page.locator(".map-legend").get_by_text("under-trained").wait_for()
+    page.locator(".map-legend").get_by_text("cone of unused rows").wait_for()
 
 
 @pytest.mark.parametrize("count", [10_000, 40_000])

@@ -1,4 +1,4 @@
-"""The map is computed once in the background, can be cancelled, and leaves out rows that never learned."""
+"""The map is computed once in the background, can be cancelled, and leaves out rows that are not learned."""
 
 import threading
 
@@ -28,7 +28,7 @@ def grouped(size: int = 400, unused: int = 60) -> torch.Tensor:
     return torch.cat([learned, torch.randn(32) + 0.05 * torch.randn(unused, 32), torch.zeros(1, 32)])
 
 
-def test_the_answers_hold_layout_and_clusters_of_all_rows_but_those_that_never_learned() -> None:
+def test_the_answers_hold_layout_and_clusters_of_all_rows_but_those_that_are_not_learned() -> None:
     source = opened(grouped())
     assert table_map.progress(source, {})["state"] == "absent"
     map_job(source).wait()

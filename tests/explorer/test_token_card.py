@@ -38,7 +38,7 @@ def test_numbers_are_those_of_plain_torch(run, of_run):
         assert facts["count_rank"] == 1 + int((counts > counts[token]).sum())
         assert facts["cosine_before"] == pytest.approx(float(F.cosine_similarity(rows[token], before[token], dim=0)))
         assert facts["norm_before"] == pytest.approx(float(before[token].norm()))
-        assert ("never_looked_up" in (facts["findings"] or [])) == (counts[token] == 0)
+        assert (facts["verdict"] == "never seen") == (counts[token] == 0)
         expected = {other for other in range(len(rows)) if is_variant(of_run, token, other)}
         assert {other for other, _ in facts["variants"] or []} == expected
         for other, cosine in facts["variants"] or []:
@@ -59,11 +59,11 @@ def test_findings_name_every_fault():
     source = OpenedModel("faulty", TokenEmbedding.from_pretrained(rows))
     found = {token: card(source, {"id": str(token)}) for token in (7, 300, 301, 303, 500)}
     assert {token: facts["findings"] for token, facts in found.items()} == {
-        7: ["under_trained"],
+        7: ["not_learned"],
         300: ["zero"],
         301: ["broken"],
         303: ["duplicate"],
-        500: None,
+        500: ["not_learned"],
     }
     assert found[303]["equal_rows"] == {"rows": 2, "ids": [302, 304]}
     assert found[301]["norm"] is found[301]["norm_share"] is None
@@ -256,7 +256,7 @@ def test_health_marks_the_token_and_the_card_says_what_is_wrong_with_it(url, ope
     chip.click()
     token = int(chip.get_attribute("data-token"))
     chosen(page, token)
-    page.locator(".card-faults").get_by_text("Under-trained.").wait_for()
+    page.locator(".card-faults").get_by_text("Not learned.").wait_for()
     assert page.evaluate(f"[...window.painted].filter((text) => text.startsWith('word{token} ')).length") == 2
     assert (
         page.locator(f"#view-health [data-token='{token}']").evaluate("chip => getComputedStyle(chip).outlineStyle")

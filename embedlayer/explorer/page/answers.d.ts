@@ -129,6 +129,12 @@ export interface RowList {
   ids: number[];
 }
 
+/** What random rows of a table have; null if the rows are too few to tell. */
+export interface RandomRange {
+  noise_share: number | null;
+  nearest: number | null;
+}
+
 /** Facts about a token; null where there is nothing to say, or where a number is not finite. */
 export interface TokenFacts {
   id: number;
@@ -139,7 +145,17 @@ export interface TokenFacts {
   norm_share: number | null;
   /** Under-training score, see `UnderTrained.scores`. */
   score: number | null;
-  /** "broken" (NaN or infinity), "zero", "under_trained", "never_looked_up" (it does not occur in the corpus of the run), "unchanged" (the row equals the one before training, up to a factor), "duplicate", "at_mean", "near_duplicate", "norm" (see `TableHealth`) and "unlike_variants" (see `TokenizerFit`). */
+  /** Share of the row that is noise, see `analysis.random_rows`. */
+  noise_share: number | null;
+  /** Cosine with the nearest row; null if the noise share shows that the row was trained. */
+  nearest: number | null;
+  /** "not learned", "never seen" or "cannot tell", see `RowVerdicts`; null for a learned row. */
+  verdict: string | null;
+  /** Why, as a sentence; null for a learned row. */
+  because: string | null;
+  /** What random rows have: a noise share of this or more, and a nearest cosine of this at most. */
+  random: RandomRange;
+  /** "broken" (NaN or infinity), "zero", "not_learned", "never_seen", "cannot_tell", "unchanged" (the row equals the one before training, up to a factor), "duplicate", "at_mean", "near_duplicate", "norm" (see `TableHealth`) and "unlike_variants" (see `TokenizerFit`). */
   findings: string[] | null;
   /** The verdict about the whole table, see `TableHealth.state`. */
   table_state: TableState;
@@ -296,23 +312,24 @@ export interface Cone {
   doubt: string;
 }
 
-/** An under-trained row. */
+/** A row that is not learned or was never seen. */
 export interface UnderTrainedToken {
   id: number;
   text: string;
   kind: string | null;
   score: number;
   norm: number;
+  verdict: string;
 }
 
-/** The rows of one kind of token, and how many of them are under-trained. */
+/** The rows of one kind of token, and how many of them are not learned or were never seen. */
 export interface KindCount {
   kind: string;
   rows: number;
   under_trained: number;
 }
 
-/** Rows inside a cone; rows that are named as equal, or at the mean, are not counted. */
+/** Rows that are not learned or were never seen, and the cones that unused rows form. */
 export interface UnderTrained {
   rows: number;
   threshold: number;
@@ -321,6 +338,38 @@ export interface UnderTrained {
   by_kind: KindCount[];
   cones: Cone[];
   undecided: Cone[];
+}
+
+/** A number of rows. */
+export interface RowCount {
+  rows: number;
+}
+
+/** How the rows compare with random ones; `share` is the estimated share of random rows. */
+export interface RandomShare {
+  noise_share: number | null;
+  nearest: number | null;
+  share: number | null;
+}
+
+/** The rows with each verdict, see `RowVerdicts`; `sentence` states their numbers. */
+export interface Verdicts {
+  learned: RowCount;
+  not_learned: RowList;
+  never_seen: RowList;
+  cannot_tell: RowList;
+  sentence: string;
+  random: RandomShare;
+}
+
+/** Whether the columns of a table belong to the same rows, see `ColumnBlocks` of the analysis. */
+export interface ColumnBlocks {
+  correlation: number;
+  apart: number;
+  start: number;
+  stop: number;
+  shift: number;
+  shifted_correlation: number;
 }
 
 /** The report of `table_health`. */
@@ -349,6 +398,11 @@ export interface Health {
   /** Texts of the listed rows, by ID. */
   texts: Record<string, string>;
   under_trained: UnderTrained;
+  verdicts: Verdicts;
+  /** Share of the rows that come from the start of another row; null if that cannot be told. */
+  exchanged: number | null;
+  /** Null if that cannot be told. */
+  columns: ColumnBlocks | null;
 }
 
 /** The measures of `Spectrum` for random numbers, see `ChanceGeometry`. */

@@ -6,7 +6,8 @@ import { definitions, h, token } from "../dom.js";
 
 /** @type {Record<string, string>} a fault in one or two words */
 const FAULTS = {
-  broken: "NaN or infinity", zero: "Zero", under_trained: "Under-trained", never_looked_up: "Never looked up",
+  broken: "NaN or infinity", zero: "Zero", not_learned: "Not learned", never_seen: "Never seen",
+  cannot_tell: "Cannot tell",
   unchanged: "Unchanged", duplicate: "Duplicate", at_mean: "At the mean", near_duplicate: "Nearly a duplicate",
   norm: "Norm beyond a gap", unlike_variants: "Unlike its variants",
 };
@@ -44,20 +45,24 @@ export function verdict(facts, texts) {
     return h("div", { class: "card-verdict card-faults" }, findings.map((name) =>
       h("p", null, h("b", null, `${FAULTS[name]}. `), sentence(name, facts, texts))), ofTable);
   }
-  const score = `Its under-training score is ${fixed(facts.score)}; a row with a score above 0 is under-trained.`;
   return h("div", { class: `card-verdict${state === "sound" ? "" : " card-faults"}` },
-    h("p", null, h("b", null, `${state === "sound" ? STATES.sound : NO_FAULT}. `), score), ofTable);
+    h("p", null, h("b", null, `${state === "sound" ? STATES.sound : NO_FAULT}. `), learned(facts)), ofTable);
+}
+
+/** Say by which measure a row is learned, or why that is not known. @param {TokenFacts} facts */
+function learned({ because, noise_share: noise, nearest, random }) {
+  if (because) return because;
+  const byNoise = random.noise_share !== null && noise !== null && noise < random.noise_share;
+  const [name, value, limit] = byNoise ? ["noise share", noise, `${fixed(random.noise_share, 2)} or more`]
+    : ["nearest cosine", nearest, `at most ${fixed(random.nearest, 2)}`];
+  return `Learned: its ${name} is ${fixed(value, 2)}, and random rows have ${limit}.`;
 }
 
 /** @param {string} fault @param {TokenFacts} facts @param {string[]} texts @returns {Child[]} */
-function sentence(fault, { score, equal_rows: equal, near_rows: near }, texts) {
+function sentence(fault, { because, equal_rows: equal, near_rows: near }, texts) {
   if (fault === "broken") return ["This row holds NaN or infinity, so it has no cosine with any other."];
   if (fault === "zero") return ["All numbers of this row are 0. That is right for a padding token only."];
-  if (fault === "under_trained") {
-    return ["Its direction is in a narrow cone of rows that no training text has moved: the score is "
-      + `${fixed(score)}, and 0 is the edge of the cone.`];
-  }
-  if (fault === "never_looked_up") return ["It does not occur in the corpus, so no step has looked up its row."];
+  if (fault === "not_learned" || fault === "never_seen" || fault === "cannot_tell") return [because ?? ""];
   if (fault === "unchanged") return ["The row has the direction that it had before training."];
   if (fault === "at_mean") return ["The row is the mean of the others within 1 %, as a resize adds it, untrained."];
   if (fault === "norm") {

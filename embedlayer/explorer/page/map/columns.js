@@ -110,7 +110,7 @@ export class Columns {
 
   async #makeScores() {
     const scores = new Float32Array(await this.data.load("scores"));
-    return numeric(scores, "score; above 0 is under-trained", (value) => value.toFixed(2));
+    return numeric(scores, "score; above 0 is in a cone of unused rows", (value) => value.toFixed(2));
   }
 
   async #makeCosines() {

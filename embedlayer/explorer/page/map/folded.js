@@ -8,7 +8,7 @@ const [WIDTH, HEIGHT] = [92, 46]; // pixels
 
 export class FoldedRows {
   /**
-   * @param {Uint8Array} isFolded 1 for each row that never learned, is zero, or holds NaN or infinity
+   * @param {Uint8Array} isFolded 1 for each row that is not learned, is zero, or holds NaN or infinity
    * @param {Float32Array} norms NaN for a row with NaN or infinity
    * @param {Float32Array} xs coordinates along the first component
    * @param {Float32Array} ys and along the second
@@ -37,7 +37,7 @@ export class FoldedRows {
   show(isLayout) {
     const { count, broken, zero } = this;
     /** @type {[number, string][]} */
-    const reasons = isLayout ? [[count - broken - zero, "never learned"], [zero, "all zero"], [broken, "with NaN"]]
+    const reasons = isLayout ? [[count - broken - zero, "not learned"], [zero, "all zero"], [broken, "with NaN"]]
       : [[broken, "with NaN, not on the map"]];
     const written = reasons.filter(([rows]) => rows).map(([rows, why], i) =>
       `${rows.toLocaleString("en")} ${i ? "" : rows === 1 ? "row " : "rows "}${why}`);

@@ -17,7 +17,7 @@ import { LayoutRequest, NoLayout } from "./layout.js";
  * @property {Axes} axes
  * @property {Controls} controls
  * @property {Stage} stage
- * @property {HTMLElement} inset place of the rows that never learned
+ * @property {HTMLElement} inset place of the rows that are not learned
  * @property {() => void} arrived the layout is there
  */
 
@@ -47,7 +47,7 @@ export class Placement {
     this.about.stage.measure();
   }
 
-  /** Learn which rows never learned: they are left out of the layout, and shown in an inset. */
+  /** Learn which rows are not learned: they are left out of the layout, and shown in an inset. */
   async fold() {
     const { data } = this.about;
     const [isFolded, norms] = await Promise.all([data.load("folded"), data.load("norms")]);
@@ -62,7 +62,7 @@ export class Placement {
 
   #onTheme = () => this.#folded?.draw();
 
-  /** Whether a row never learned. @param {number} id */
+  /** Whether a row is not learned. @param {number} id */
   isFolded(id) {
     return this.#folded?.isFolded[id] === 1;
   }

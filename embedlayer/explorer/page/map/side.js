@@ -29,7 +29,7 @@ const MOST_FREQUENT = 300;
  * @property {string} problem
  * @property {Subwords[]} subwords of the typed texts that are no tokens; the panel then shows nothing else
  * @property {boolean} isLoading
- * @property {(id: number) => boolean} isFolded whether a row is not in the neighbour layout: it never learned, is zero,
+ * @property {(id: number) => boolean} isFolded whether a row is not in the neighbour layout: not learned, zero,
  *   or holds NaN
  *
  * @typedef {object} Host
@@ -262,7 +262,7 @@ export class Side {
 
 /** Say why a row is not in the neighbour layout. @param {number} norm */
 function whyFolded(norm) {
-  return Number.isNaN(norm) ? "This row holds NaN or infinity" : norm ? "This row never learned" : "This row is zero";
+  return Number.isNaN(norm) ? "This row holds NaN or infinity" : norm ? "This row is not learned" : "This row is zero";
 }
 
 /** Say where everyday words are. @param {import("../examples.js").OtherExamples} other */

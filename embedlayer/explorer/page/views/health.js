@@ -98,26 +98,21 @@ function tiles(items, faults = []) {
  * @returns {Tile[]}
  */
 function rowTiles(health, vocabSize) {
-  const under = health.under_trained.rows;
-  const share = under / vocabSize;
   const [cone] = health.under_trained.cones;
   const contrast = cone?.contrast ? `; contrast ${cone.contrast.toFixed(1)}, clusters have 1` : "";
   /** @type {Tile[]} */
   const items = [
-    ["Under-trained", under, under ? `${(100 * share).toFixed(share < 0.001 ? 2 : 1)} % of the rows${contrast}`
-      : "no narrow cone of rows"],
+    ["Learned", health.verdicts.learned.rows, `${percent(health.verdicts.learned.rows / vocabSize)} of the rows`],
+    ["Not learned", health.verdicts.not_learned.rows, `as random rows, or in a narrow cone${contrast}`],
+    ["Never seen", health.verdicts.never_seen.rows, "no training text has their tokens"],
     ["Zero", health.zero_rows.rows, "all values are 0"],
     ["NaN or infinity", health.nonfinite_rows.rows, "invalid values"],
     ["Duplicates", health.duplicates.rows, groupsNote(health.duplicates)],
     ["Nearly equal", health.near_duplicates.rows, `within 1 %; ${groupsNote(health.near_duplicates)}`],
   ];
-  const undecided = health.under_trained.undecided.reduce((sum, { rows }) => sum + rows, 0);
-  if (undecided) items.splice(1, 0, ["Undecided", undecided, "unused rows or clusters, see below"]);
+  const undecided = health.verdicts.cannot_tell.rows;
+  if (undecided) items.splice(3, 0, ["Cannot tell", undecided, "learned or not, see below"]);
   if (health.never_touched) items.push(["Unchanged", health.never_touched.rows, "as before training"]);
-  if (health.absent) {
-    items.push(["Never occurring", health.absent.rows,
-      `${percent(health.absent.rows / vocabSize)} of the tokens, in the training text`]);
-  }
   return items;
 }
 
@@ -227,7 +222,7 @@ function tileNumber(value) {
 }
 
 function underTrainedLegend() {
-  return chartLegend([{ name: "all rows", colour: "var(--s1)" }, { name: "under-trained", colour: "var(--s2)" }]);
+  return chartLegend([{ name: "all rows", colour: "var(--s1)" }, { name: "score above 0", colour: "var(--s2)" }]);
 }
 
 /**
@@ -280,7 +275,7 @@ function histogramChart(what, values, isUnder, range, marked, rule) {
     rules: [...(rule ? [{ ...rule, upright: true, colour: colours.muted }] : []),
       ...marked(values, [low, high], colours.ink)],
     read: (i) => `${what} ${short(all.edges[i])} to ${short(all.edges[i + 1])}: `
-      + `${all.counts[i].toLocaleString("en")} rows, ${under.counts[i].toLocaleString("en")} of them under-trained`,
+      + `${all.counts[i].toLocaleString("en")} rows, ${under.counts[i].toLocaleString("en")} of them above 0`,
   }), { height: 210, label: `Histogram of the ${what}` });
 }
 
@@ -310,7 +305,7 @@ function kindsPanel({ under_trained: { by_kind: kinds } }) {
       h("td", { class: "number" }, count.toLocaleString("en")), h("td", { class: "number" }, share));
   });
   return panel("Kinds of tokens", note, scroller("Kinds of tokens", "scroll",
-    table([["kind", false], ["rows", true], ["under-trained", true]], h("tbody", null, rows))));
+    table([["kind", false], ["rows", true], ["not learned", true]], h("tbody", null, rows))));
 }
 
 /** @param {[name: string, isNumber: boolean][]} columns @param {HTMLElement} body */
@@ -320,14 +315,14 @@ function table(columns, body) {
 }
 
 /**
- * List the under-trained rows.
+ * List the rows that are not learned or were never seen.
  * @param {Health} health
  * @param {Float32Array | null} counts
  * @param {ViewContext} context
  */
 function underTrainedPanel({ under_trained: { tokens, rows, explanation } }, counts, { state }) {
   const reasons = explanation.split("\n").map((line) => [line, h("br")]).flat().slice(0, -1);
-  if (!tokens.length) return panel("Under-trained rows", reasons);
+  if (!tokens.length) return panel("Rows that are not learned", reasons);
   const kinds = ["all", ...new Set(tokens.flatMap((each) => each.kind || []))];
   const body = h("tbody");
   const note = h("p", { class: "note" });
@@ -349,9 +344,9 @@ function underTrainedPanel({ under_trained: { tokens, rows, explanation } }, cou
   /** @type {[string, boolean][]} */
   const columns = [["token", false], ["ID", true], ["kind", false], ["score", true], ["norm", true]];
   if (counts) columns.push(["occurrences", true]);
-  return panel("Under-trained rows", reasons,
+  return panel("Rows that are not learned", reasons,
     h("div", { class: "toolbar" }, kinds.length > 2 ? choice : null, note),
-    scroller("Under-trained rows", "scroll list-scroll", table(columns, body)));
+    scroller("Rows that are not learned", "scroll list-scroll", table(columns, body)));
 }
 
 /** @param {UnderTrainedToken} each @param {Float32Array | null} counts */

@@ -1,0 +1,106 @@
+"""Each row has one verdict with its reason, and all places that state it agree."""
+
+import json
+
+import pytest
+import torch
+from commands import run as command
+from torch import Tensor
+
+from embedlayer.analysis.health import table_health
+from embedlayer.analysis.row_verdicts import VERDICTS, id_ranges
+from embedlayer.cli.report import make_report
+from embedlayer.explorer import health, table_map, token_card
+from embedlayer.opening import open_model
+from embedlayer.training.run_directory import RunDirectory
+
+
+def related(count: int, width: int) -> Tensor:
+    """Rows that use some directions more than others, as trained ones do."""
+    return torch.randn(count, 12) @ torch.randn(12, width) / 12**0.5 + 0.3 * torch.randn(count, width)
+
+
+def test_each_kind_of_row_has_its_verdict_and_its_reason() -> None:
+    rows = related(2000, 96)
+    rows[100:200] = 0.02 * torch.randn(100, 96)
+    rows[200:300] = torch.randn(96) + 0.1 * torch.randn(100, 96)
+    rows[300], rows[301, 4] = 0.0, torch.nan
+    rows[302:304] = rows[304]
+    counts = torch.ones(2000, dtype=torch.int64)
+    counts[250:300], counts[7] = 0, 0
+    counts[200:250] = 0
+    counts[240:250] = 1
+    found = table_health(rows, counts=counts).verdicts
+    expected = {
+        7: ("never seen", "0 times in the training text"),
+        260: ("never seen", "0 times"),
+        245: ("not learned", "inside a narrow cone"),
+        300: ("cannot tell", "zero, or holds NaN"),
+        301: ("cannot tell", "zero, or holds NaN"),
+        303: ("cannot tell", "equals another row"),
+    }
+    for row, (verdict, because) in expected.items():
+        assert found.of(row).verdict == verdict
+        assert because in found.of(row).because
+    random = [found.of(row) for row in range(100, 200)]
+    assert sum(each.verdict == "not learned" for each in random) >= 97
+    assert any("as of random rows (noise share " in each.because for each in random)
+    assert sum(found.of(row).verdict == "learned" for row in range(400, 2000)) > 1580
+    assert sum(map(found.count, VERDICTS)) == 2000
+    assert "random rows have " in found.of(1000).because
+
+
+def test_new_rows_are_named_by_their_ids() -> None:
+    rows = torch.cat([related(3000, 96), 0.02 * torch.randn(200, 96)])
+    found = table_health(rows)
+    assert found.state == "faulty"
+    assert found.summary().startswith("Faulty. ")
+    assert "rows (3,0" in found.summary()
+    assert "not learned: nothing tells them from random rows (noise share " in found.summary()
+
+
+def test_a_run_whose_rows_were_exchanged_is_not_sound() -> None:
+    before = torch.randn(1000, 64)
+    after = before + related(1000, 64)
+    assert table_health(after, before=before).exchanged == pytest.approx(0.0, abs=0.02)
+    after[::5] = after[::5].roll(1, 0)
+    found = table_health(after, before=before)
+    assert found.exchanged == pytest.approx(0.2, abs=0.05)
+    assert "% of the rows were exchanged: they come from the rows that other tokens had" in found.summary()
+    assert table_health(after.roll(1, 0), before=before).exchanged > 0.95
+    assert table_health(related(1000, 64), before=before).exchanged is None  # nothing is left of the start
+
+
+def test_ranges_of_ids_bridge_two_missing_rows() -> None:
+    assert id_ranges([]) == []
+    assert id_ranges([5, 6, 8, 9, 12, 16]) == [(5, 12), (16, 16)]
+
+
+def test_every_place_states_the_same_verdicts(tmp_path, capsys) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and the dog sat on the log. " * 200)
+    run = tmp_path / "run"
+    options = ["--tokenizer", "byte", "--dim", "16", "--layers", "1", "--heads", "2", "--steps", "30", "--length", "16"]
+    assert command("train", text, "-o", run, *options) == 0
+    printed = capsys.readouterr().out
+    source = open_model(run)
+    verdicts = health.table_report(source).verdicts
+    counts = {verdict.replace(" ", "_"): verdicts.count(verdict) for verdict in VERDICTS}
+    assert counts["never_seen"] == int((source.counts == 0).sum()) > 200
+    assert verdicts.sentence() in " ".join(printed.split())  # the last words of a run
+    assert make_report(RunDirectory(run))["learned"]["rows"] == counts
+    assert command("inspect", run) == 0
+    assert verdicts.sentence() in " ".join(capsys.readouterr().out.split())
+    assert command("inspect", run, "--json") == 0
+    as_json = json.loads(capsys.readouterr().out)["health"]["verdicts"]
+    of_page = dict(health.report(source, {})["verdicts"])
+    for stated in (as_json, of_page):
+        assert {name: stated[name]["rows"] for name in counts} == counts
+    cards = [token_card.card(source, {"id": str(row)}) for row in range(source.table.vocab_size)]
+    for verdict in VERDICTS:
+        assert sum((card["verdict"] or "learned") == verdict for card in cards) == verdicts.count(verdict)
+    stored = json.loads(token_card.cards(source, {}))["some"]  # what report.html has
+    assert len(stored["verdict"]) == source.table.vocab_size - counts["learned"]
+    folded = table_map.folded_rows(source)
+    unlearned = verdicts.is_unlearned
+    assert torch.equal(folded, unlearned) or unlearned.float().mean() > table_map.LARGEST_FOLDED
