@@ -204,7 +204,8 @@ def _nearest_cosine(rows: RowReader, norms: Float[Tensor, " V"]) -> NearestCosin
     units = F.normalize(rows.take(ids).double(), dim=1)
     pairs = (float(units.sum(0).square().sum()) - len(ids)) / (len(ids) * (len(ids) - 1))
     chance = chance_nearest_cosine(int(usable.sum()), rows.embed_dim)
-    return NearestCosine(len(ids), float(nearest.cosines.median()), chance, pairs)
+    median, each = float(nearest.cosines.median()), nearest.cosines[:, 0].tolist()
+    return NearestCosine(len(ids), median, chance, pairs, tuple(ids.tolist()), tuple(each))
 
 
 def _at_mean(rows: RowReader, norms: Float[Tensor, " V"], group: tuple[int, ...]) -> tuple[int, ...]:

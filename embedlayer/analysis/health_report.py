@@ -51,6 +51,9 @@ MOST_UNLEARNED = 0.1  # words that were not learned are a fault of a table if th
 MOST_ABSENT = 0.25
 """Words that never occur in the training text are a fault of a run if they are a larger share of its words."""
 
+NEAREST_JSON = ("rows", "median", "by_chance", "mean_pair")
+"""Fields of `NearestCosine` in the report as JSON; its other ones have a number for each row of the sample."""
+
 State = Literal["sound", "faulty", "undecided"]
 
 _rows = partial(count_of, noun="row")
@@ -120,12 +123,16 @@ class NearestCosine:
         median: Median cosine of a row with its nearest other row; NaN without two usable rows.
         by_chance: The same of random directions, as many and of the same width.
         mean_pair: Mean cosine of two different rows of the sample.
+        ids: IDs of the rows of the sample.
+        cosines: Cosine of each of them with its nearest other row.
     """
 
     rows: int
     median: float
     by_chance: float
     mean_pair: float
+    ids: tuple[int, ...] = ()
+    cosines: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -206,7 +213,7 @@ class TableHealth:
             'Not decided, because no tokenizer says which rows should be similar. 100 rows are not learned.'
         """
         faulty = ["Faulty."] if self.state == "faulty" else []
-        return " ".join([*faulty, *(self.reasons() or ["Sound."]), *self._notes()])
+        return " ".join([*faulty, *(self.reasons() or ["Sound."]), *self.notes()])
 
     def reasons(self) -> list[str]:
         """Return why the table is not called sound, in sentences: its faults, worst first, or why it is undecided.
@@ -277,6 +284,11 @@ class TableHealth:
         return row_ids(self.verdicts.is_(verdict))
 
     @property
+    def has_unlearned_fault(self) -> bool:
+        """Return whether rows that are not learned are a fault of the table."""
+        return self.is_untrained or bool(self._random_fault()) or self._are_many_unlearned
+
+    @property
     def _are_many_unlearned(self) -> bool:
         """Return whether many words are not learned; `False` without a tokenizer that fits, or if they are random."""
         unlearned, words = self._words(self._ids("not learned")), self._words(range(self.vocab_size))
@@ -314,8 +326,8 @@ class TableHealth:
         if 2 * sum(rows for _, _, rows in named) < len(ids):
             where = f"scattered from {ids[0]:,} to {ids[-1]:,}"
         return (
-            f"{_rows(len(ids))} ({where}) {_verb('is', len(ids))} not learned: nothing tells them from random rows "
-            f"({self.verdicts.random_range()})."
+            f"{_rows(len(ids))}, {100 * len(ids) / self.vocab_size:.0f} % of the table, {_verb('is', len(ids))} not "
+            f"learned: nothing tells them from random rows ({where}; {self.verdicts.random_range()})."
         )
 
     @property
@@ -363,9 +375,9 @@ class TableHealth:
         if self.loss is not None and self.loss.is_little:
             entropy = self.loss.unigram_entropy
             yield (
-                f"Barely trained: the loss on held-out text is {self.loss.validation_loss:.2f} nats per token, and the "
-                f"token frequencies alone give {entropy:.2f}. Above {(1 - LEAST_GAIN) * entropy:.2f}, neighbours mean "
-                f"little."
+                f"Barely trained: the run recorded a loss on held-out text of {self.loss.validation_loss:.2f} nats per "
+                f"token, and token frequencies alone give {entropy:.2f}. Above {(1 - LEAST_GAIN) * entropy:.2f}, "
+                f"neighbours mean little."
             )
         if self.absent is not None and self.kinds is not None:
             absent, words = self._words(self.absent), self._words(range(self.vocab_size))
@@ -397,7 +409,7 @@ class TableHealth:
         """Return the IDs of equal rows, of the groups in which a text can look up a row; rows at the mean left out."""
         return written_equal(self.duplicates, self.at_mean, self.kinds)
 
-    def _notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[str]:
         """Yield one sentence for each finding that is no fault."""
         unlearned, unseen = self._ids("not learned"), self._ids("never seen")
         parts = []
@@ -428,7 +440,7 @@ class TableHealth:
             yield f"{_rows(len(self.never_touched))} {_verb('is', len(self.never_touched))} as before training."
         least = self._least_exchanged()
         if least is not None and self.is_sound:
-            yield f"Fewer exchanged rows than about {100 * least:.0f} % would not be seen."
+            yield f"Rows that were exchanged show from about {100 * least:.0f} % of the rows on."
 
     def _least_exchanged(self) -> float | None:
         """Return the share of exchanged rows from which on they are a fault; `None` if nothing would show them."""
@@ -533,7 +545,7 @@ class TableHealth:
             "verdicts": self.verdicts.to_json(limit),
             "exchanged": self.exchanged,
             "columns": None if self.columns is None else self.columns.to_json(),
-            "nearest": {name: finite_json(value) for name, value in asdict(self.nearest).items()},
+            "nearest": finite_json({name: getattr(self.nearest, name) for name in NEAREST_JSON}),
             "spelling": None if self.spelling is None else self.spelling.to_json(limit),
             "loss": None if self.loss is None else {**asdict(self.loss), "gain": self.loss.gain},
             "never_touched": None if self.never_touched is None else _listed(self.never_touched, limit),

@@ -258,11 +258,11 @@ def _geometry_lines(content: Measurements, health: "TableHealth") -> Iterator[tu
         rows = f"the {shared.rows:,} learned rows" if of_learned else "the rows"
         varies = f"of the variance{f' of {rows}' * of_learned} is"
         largest = f"{varies} in dimension {shared.dimension}, the largest; constant columns: {len(shared.constant)}"
-        yield "one dimension", f"{shared.dimension_share:.1%}", largest
+        yield "largest dimension", f"{shared.dimension_share:.1%}", largest
         if of_learned:
             sampled = ", in a sample" * (shared.rows > SAMPLED)
             component = f"{varies} along their first principal component{sampled}"
-            yield "one direction", f"{shared.component_share:.1%}", component
+            yield "largest direction", f"{shared.component_share:.1%}", component
         offset = f"of the squared length of {rows} is that of the{' mean row' if not of_learned else 'ir mean'}"
         yield "shared offset", f"{shared.offset_share:.1%}", offset
     yield "mean row", f"{geometry.mean_norm:.3f}", mean

@@ -310,8 +310,10 @@ class SharedVariance(TypedDict):
 
 
 class HealthLimits(TypedDict):
-    """Values from which on measures in `shared` are at fault; `scale` is a range."""
+    """Values from which on measures are at fault; `scale` is a range, and `nearest` the cosine of nearly equal rows."""
 
+    nearest: float
+    gap: float
     variance: float
     offset: float
     rank: float
@@ -327,12 +329,14 @@ class LossOfRun(TypedDict):
 
 
 class NearestCosines(TypedDict):
-    """Cosine of a row with its nearest row; null without two usable rows."""
+    """Cosine of a row with its nearest row, of each row of a sample; null without two usable rows."""
 
     rows: int
     median: float | None
     by_chance: float | None
     mean_pair: float | None
+    ids: list[int]
+    cosines: list[float]
 
 
 class SpellingFit(TypedDict):
@@ -446,7 +450,9 @@ class Health(TypedDict):
 
     Attributes:
         summary: Sentences that say what is wrong, worst first, or that the table is sound, then notes.
-        at_fault: Names of measures in `shared`, and "loss", because of which the table is not sound.
+        reasons: Sentences that say why the table is not sound; empty if it is.
+        notes: Sentences about what is no fault.
+        at_fault: Names of measures in `shared`, "loss" and "rows" (not learned), because of which it is not sound.
         absent: Tokens that never occur in the training text; null if the occurrences are unknown.
         loss: Null for a table that is not of a run.
         exchanged: Share of the rows that come from the start of another row; null if that cannot be told.
@@ -460,6 +466,8 @@ class Health(TypedDict):
     never_touched: RowList | None
     duplicates: RowGroups
     near_duplicates: RowGroups
+    reasons: list[str]
+    notes: list[str]
     summary: str
     is_sound: bool
     state: TableState

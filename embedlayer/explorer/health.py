@@ -7,6 +7,8 @@ from embedlayer.analysis.chance import chance_geometry
 from embedlayer.analysis.geometry import table_geometry
 from embedlayer.analysis.health import model_health
 from embedlayer.analysis.health_report import TableHealth
+from embedlayer.analysis.near_duplicates import NEAR
+from embedlayer.analysis.norm_outliers import FACTOR
 from embedlayer.analysis.shared_variance import LEAST_RANK, LEAST_SCALE, MOST_OFFSET, MOST_SCALE, MOST_VARIANCE
 from embedlayer.explorer.answers import ChanceMeasures, Health, Spectrum
 from embedlayer.explorer.tokens import Params
@@ -26,7 +28,14 @@ def report(source: OpenedModel, params: Params) -> Health:
     report = health.to_json(LISTED)
     report["shared"]["is_measured"] = health.shared.is_measured
     report["at_fault"] = _at_fault(health)
+    report |= {"reasons": health.reasons(), "notes": [*health.notes()]}
+    report["nearest"] |= {
+        "ids": health.nearest.ids,
+        "cosines": [round(each, 6) for each in health.nearest.cosines],
+    }
     report["limits"] = {
+        "nearest": 1 - NEAR**2 / 2,
+        "gap": FACTOR,
         "variance": MOST_VARIANCE,
         "offset": MOST_OFFSET,
         "rank": LEAST_RANK,
@@ -43,9 +52,14 @@ def report(source: OpenedModel, params: Params) -> Health:
     return cast(Health, report)
 
 
-def scores(source: OpenedModel, params: Params) -> bytes:
-    """Return the under-training score of each row as float32 bytes, `(V,)`; above 0 the row is under-trained."""
-    return table_report(source).under_trained.scores.float().numpy().tobytes()
+def verdicts(source: OpenedModel, params: Params) -> bytes:
+    """Return the verdict about each row as an index in `VERDICTS`, uint8 bytes, `(V,)`."""
+    return table_report(source).verdicts.verdicts.numpy().tobytes()
+
+
+def noise_shares(source: OpenedModel, params: Params) -> bytes:
+    """Return the noise share of each row as float32 bytes, `(V,)`; NaN for rows that were not judged."""
+    return table_report(source).verdicts.random.noise_shares.float().numpy().tobytes()
 
 
 def shares(source: OpenedModel, params: Params) -> Spectrum:
@@ -76,6 +90,7 @@ def _at_fault(health: TableHealth) -> list[str]:
         "constant": shared.is_measured and bool(shared.constant),
         "rank": shared.has_few_directions and not health.is_factorized,
         "loss": health.loss is not None and health.loss.is_little,
+        "rows": health.has_unlearned_fault,
     }
     return [name for name, is_fault in faults.items() if is_fault]
 

@@ -269,7 +269,9 @@ def test_a_run_whose_loss_is_hardly_below_that_of_token_frequencies_is_not_sound
     assert found.loss.gain == pytest.approx(1 - share)
     assert found.is_sound is is_sound
     assert found.summary().startswith(
-        "Sound." if is_sound else f"Faulty. Barely trained: the loss on held-out text is {share * entropy:.2f}"
+        "Sound."
+        if is_sound
+        else f"Faulty. Barely trained: the run recorded a loss on held-out text of {share * entropy:.2f}"
     )
     assert found.to_json()["loss"]["gain"] == pytest.approx(1 - share)
 

@@ -271,7 +271,7 @@ def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learn
     assert first.endswith("(0.0001 minutes, longer on a busy or slow machine: at least 2 steps)")
     assert "step 2/2 " in shown
     assert "  (at least 2 steps: about " in shown
-    assert "  Faulty. Barely trained: the loss on held-out text is 8." in shown
+    assert "  Faulty. Barely trained: the run recorded a loss on held-out text of 8." in shown
     assert "Sound" not in shown
     assert " not learned and " in " ".join(shown.split())
     assert "of similar use" not in shown

@@ -1,5 +1,6 @@
 """The view's numbers are those of the analysis."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from page_waiting import until
 
 from embedlayer.analysis import principal_components
 from embedlayer.analysis.chance import chance_geometry
@@ -29,8 +31,10 @@ def test_findings_are_the_analysis_own_with_the_texts_of_the_page(of_run):
     assert found["verdicts"]["sentence"] == expected.verdicts.sentence()
     assert found["under_trained"]["rows"] == int(expected.verdicts.is_unlearned.sum())
     assert found["never_touched"]["rows"] == len(expected.never_touched)
-    scores = np.frombuffer(health.scores(of_run, {}), np.float32)
-    assert torch.equal(torch.from_numpy(scores.copy()), expected.under_trained.scores.float())
+    verdicts, noise = np.frombuffer(health.verdicts(of_run, {}), np.uint8), health.noise_shares(of_run, {})
+    assert torch.equal(torch.from_numpy(verdicts.copy()), expected.verdicts.verdicts)
+    assert np.array_equal(np.frombuffer(noise, np.float32), expected.verdicts.random.noise_shares, equal_nan=True)
+    assert found["nearest"]["cosines"] == pytest.approx(expected.nearest.cosines, abs=1e-6)
     for finding in found["under_trained"]["tokens"]:
         assert finding["text"] == of_run.token_texts[finding["id"]]
 
@@ -55,8 +59,8 @@ def test_rows_with_other_norms_are_listed_with_their_texts_and_the_card_names_th
 def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, exported_run, open_page) -> None:
     assert health.report(of_run, {})["is_sound"] is False
     page = open_page(f"{exported_run}#health")
-    verdict = page.locator("p.verdict")
-    assert verdict.inner_text().startswith("Faulty. Barely trained: the loss on held-out text is ")
+    verdict = page.locator("#view-health .verdict")
+    assert verdict.text_content().startswith("Faulty. Barely trained: the run recorded a loss on held-out text of ")
     assert "sound" not in verdict.get_attribute("class")
     page.goto(f"{exported_run}#health?id=40&card=open")
     page.locator(".card-verdict p").nth(1).wait_for()
@@ -107,14 +111,34 @@ def test_the_tile_of_a_fault_is_marked_and_no_card_says_sound_of_a_row_in_such_a
     for number, (report, (_, summary, tile)) in enumerate(zip(reports, STATES.values(), strict=True), start=3):
         has_card = number < 5 or pytestconfig.getoption("--all")  # of a table that is not decided, and not sound
         page.goto(f"{url}#health?source={number}{'&id=300' if has_card else ''}")
-        page.locator("p.verdict").get_by_text(report["summary"], exact=True).wait_for()
+        until(
+            page,
+            f"document.querySelector('#view-health .verdict')?.textContent.trim() === {json.dumps(report['summary'])}",
+        )
         check_tiles(page, report, tile)
+        check_pictures(page, report)
         if has_card:
             check_card(page, report, summary)
 
 
+def check_pictures(page: Any, report: dict[str, Any]) -> None:
+    """A picture is marked as a fault if one of its measures is."""
+    pictures = page.locator(".picture")
+    titles = ["Rows not learned Map", "Shared direction", "Norms", "Near duplicates"]
+    assert pictures.locator("h2").all_text_contents() == titles
+    shared = {"offset_share", "component_share", "dimension_share"} & {*report["at_fault"]}
+    at_fault = ["rows" in report["at_fault"], bool(shared), bool(report["norm_outliers"]), False]
+    found = [pictures.nth(place).get_attribute("class").split()[-1] == "is-fault" for place in range(4)]
+    assert found == at_fault
+    limits = [report["limits"][name] for name in ("offset", "variance", "variance")]
+    bars = pictures.nth(1).locator("i")
+    drawn = [float(bars.nth(place).evaluate("bar => bar.style.getPropertyValue('--limit')")) for place in range(3)]
+    assert drawn == limits
+
+
 def check_tiles(page: Any, report: dict[str, Any], tile: str | None) -> None:
-    verdict = page.locator("p.verdict")
+    page.locator(".figures > summary").click()
+    verdict = page.locator("#view-health .verdict")
     assert verdict.get_attribute("class").split() == ["verdict", report["state"]]
     assert page.locator(".tiles .is-fault dt").all_inner_texts() == ([tile] if tile else [])
     values = dict(
@@ -142,6 +166,7 @@ def check_card(page: Any, report: dict[str, Any], summary: str) -> None:
 def test_tokens_that_never_occur_and_the_loss_of_a_run_have_tiles(open_page, url, of_run) -> None:
     report = health.report(of_run, {})
     page = open_page(f"{url}#health", again=True)
+    page.locator(".figures > summary").click()
     tiles = page.locator(".tiles > div")
     never = tiles.filter(has_text="Never seen").inner_text()
     assert never.split("\n")[1] == str(int((of_run.counts == 0).sum())) == str(report["absent"]["rows"])
@@ -150,10 +175,10 @@ def test_tokens_that_never_occur_and_the_loss_of_a_run_have_tiles(open_page, url
     assert "is-fault" in loss.get_attribute("class")  # a run of a few steps
 
 
-def test_norms_beyond_the_scale_and_without_a_value_are_counted_below_the_histogram(open_page, url) -> None:
-    panel = open_page(f"{url}#health?source=1", again=True).locator(".panel").filter(has_text="Norms of the rows")
-    assert re.search(r"1 row beyond the scale counted in the end bars; the largest norm is [4-6]", panel.inner_text())
-    assert "2 rows with NaN or infinity left out." in panel.inner_text()
+def test_a_norm_apart_from_the_others_is_counted_and_rows_without_a_value_are_listed(open_page, url) -> None:
+    page = open_page(f"{url}#health?source=1", again=True)
+    assert "1 row with a norm apart from all others" in page.locator(".picture.is-fault").last.inner_text()
+    assert "Rows with NaN or infinity: 2" in page.locator(".others").inner_text()
 
 
 def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):

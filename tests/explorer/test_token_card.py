@@ -247,6 +247,7 @@ def test_a_source_that_is_chosen_while_a_view_opens_is_shown(url, open_page, dog
 @pytest.mark.browser
 def test_health_marks_the_token_and_the_card_says_what_is_wrong_with_it(url, open_page):
     page = open_page(url + "#health?source=1", again=True)
+    page.locator(".figures > summary").click()
     page.evaluate("""() => {
         const { prototype } = CanvasRenderingContext2D, paint = prototype.fillText;
         window.painted = new Set();
@@ -259,7 +260,9 @@ def test_health_marks_the_token_and_the_card_says_what_is_wrong_with_it(url, ope
     page.locator(".card-faults").get_by_text("Not learned.").wait_for()
     assert page.evaluate(f"[...window.painted].filter((text) => text.startsWith('word{token} ')).length") == 2
     assert (
-        page.locator(f"#view-health [data-token='{token}']").evaluate("chip => getComputedStyle(chip).outlineStyle")
+        page.locator(f"#view-health .list-scroll [data-token='{token}']").evaluate(
+            "chip => getComputedStyle(chip).outlineStyle"
+        )
         == "solid"
     )
     last = page.locator(".list-scroll [data-token]").last.get_attribute("data-token")

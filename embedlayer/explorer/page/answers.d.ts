@@ -252,8 +252,10 @@ export interface SharedVariance {
   learned_only: boolean;
 }
 
-/** Values from which on measures in `shared` are at fault; `scale` is a range. */
+/** Values from which on measures are at fault; `scale` is a range, and `nearest` the cosine of nearly equal rows. */
 export interface HealthLimits {
+  nearest: number;
+  gap: number;
   variance: number;
   offset: number;
   rank: number;
@@ -267,12 +269,14 @@ export interface LossOfRun {
   gain: number;
 }
 
-/** Cosine of a row with its nearest row; null without two usable rows. */
+/** Cosine of a row with its nearest row, of each row of a sample; null without two usable rows. */
 export interface NearestCosines {
   rows: number;
   median: number | null;
   by_chance: number | null;
   mean_pair: number | null;
+  ids: number[];
+  cosines: number[];
 }
 
 /** How alike the rows of spelling variants are, see `TokenizerFit`. */
@@ -380,12 +384,16 @@ export interface Health {
   never_touched: RowList | null;
   duplicates: RowGroups;
   near_duplicates: RowGroups;
+  /** Sentences that say why the table is not sound; empty if it is. */
+  reasons: string[];
+  /** Sentences about what is no fault. */
+  notes: string[];
   /** Sentences that say what is wrong, worst first, or that the table is sound, then notes. */
   summary: string;
   is_sound: boolean;
   state: TableState;
   shared: SharedVariance;
-  /** Names of measures in `shared`, and "loss", because of which the table is not sound. */
+  /** Names of measures in `shared`, "loss" and "rows" (not learned), because of which it is not sound. */
   at_fault: string[];
   limits: HealthLimits;
   /** Tokens that never occur in the training text; null if the occurrences are unknown. */
@@ -1006,7 +1014,8 @@ export interface Answers {
   "logit-lens": LogitLens;
   "positions": PositionsData;
   "health": Health;
-  "scores": ArrayBuffer;
+  "verdicts": ArrayBuffer;
+  "noise-shares": ArrayBuffer;
   "spectrum": Spectrum;
   "metrics": Metrics;
   "tensors": ModelTensors;

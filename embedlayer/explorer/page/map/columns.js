@@ -1,6 +1,6 @@
 /** What the map can be coloured by, and the order in which tokens are named on it. */
 
-import { KIND, lengths, scripts } from "./groups.js";
+import { KIND, VERDICTS, VERDICT_COLOURS, lengths, scripts } from "./groups.js";
 import { isEmpty, sumParams } from "./selection.js";
 import { spread } from "./viewport.js";
 
@@ -9,7 +9,7 @@ import { spread } from "./viewport.js";
 /** @type {[string, string][]} */
 const OPTIONS = [
   ["cluster", "cluster"], ["kind", "kind of token"], ["script", "script"], ["length", "length"], ["norm", "norm"],
-  ["frequency", "frequency"], ["trained", "under-training"], ["along", "cosine similarity"],
+  ["frequency", "frequency"], ["trained", "learned or not"], ["along", "cosine similarity"],
 ];
 
 const OWN = "own:"; // begins the name of a column of the user's own
@@ -85,7 +85,7 @@ export class Columns {
     if (name === "length") return numeric(lengths(this.texts), "characters", (value) => String(Math.round(value)));
     if (name === "frequency") return this.#makeFrequency();
     if (name.startsWith(OWN)) return this.#makeOwn(name.slice(OWN.length));
-    return name === "trained" ? this.#makeScores() : this.#makeCosines();
+    return name === "trained" ? this.#makeVerdicts() : this.#makeCosines();
   }
 
   #makeClusters() {
@@ -108,9 +108,9 @@ export class Columns {
     return numeric(values, name, (value) => String(Number(value.toPrecision(4))));
   }
 
-  async #makeScores() {
-    const scores = new Float32Array(await this.data.load("scores"));
-    return numeric(scores, "score; above 0 is in a cone of unused rows", (value) => value.toFixed(2));
+  /** @returns {Promise<Groups>} */
+  async #makeVerdicts() {
+    return { names: VERDICTS, colours: VERDICT_COLOURS, of: new Uint8Array(await this.data.load("verdicts")) };
   }
 
   async #makeCosines() {

@@ -71,7 +71,7 @@ export class ComparisonMap {
     this.side = h("section", { class: "panel map-side", tabIndex: 0,
       "aria-label": "Tokens by how much they changed direction" });
     body.replaceChildren(h("div", { class: "panel map-main" },
-      h("p", { class: "verdict" }, comparison.relation.headline),
+      h("p", { class: "verdict" }, comparison.relation.headline), this.#measured(),
       h("div", { class: "map-tools" }, choice, this.time, this.play), this.stage.element, this.legend), this.side);
     document.addEventListener("themechange", this.#recolour);
     this.#recolour();
@@ -217,6 +217,17 @@ export class ComparisonMap {
         this.stage.draw();
       }), this.#list(order), order === "moved_most" ? this.#neverList() : ""];
     this.side.replaceChildren(this.#figures(), place >= 0 ? this.#card(place) : this.#absent(), ...lists);
+  }
+
+  /** Say in one line what the verdict follows from. */
+  #measured() {
+    const { shared, relation: { verdict, held_out: heldOut, shuffled, as_stored: stored,
+      as_stored_shuffled: storedShuffled } } = this.about.comparison;
+    const isStored = ["same", "changed"].includes(verdict);
+    const [mean, chance] = isStored ? [stored, storedShuffled] : [heldOut, shuffled];
+    return mean === null || chance === null ? "" : h("p", { class: "note" },
+      `Mean cosine of the two rows of a token${isStored ? "" : ", rotated"}: ${besideShuffled(mean, chance)}. `
+      + `${shared.toLocaleString("en")} common tokens.`);
   }
 
   /** Show what was measured, folded. */

@@ -9,6 +9,11 @@ export const KINDS = ["word", "part", "number", "punctuation", "byte", "special"
 /** Numbers of `KINDS`. */
 export const KIND = { start: 0, inside: 1, number: 2, punctuation: 3, byte: 4, special: 5, none: 6 };
 
+/** Verdicts about a row, in the order of `VERDICTS` in `analysis/row_verdicts.py`. */
+export const VERDICTS = ["learned", "not learned", "never seen", "cannot tell"];
+/** Their colours, by number in the palette of the page. */
+export const VERDICT_COLOURS = [0, 1, 3, 5];
+
 /**
  * Classify tokens. Tokenizers mark either the start of a word (with a space) or the inside of a word (with `##`).
  * @param {string[]} texts

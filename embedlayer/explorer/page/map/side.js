@@ -29,8 +29,7 @@ const MOST_FREQUENT = 300;
  * @property {string} problem
  * @property {Subwords[]} subwords of the typed texts that are no tokens; the panel then shows nothing else
  * @property {boolean} isLoading
- * @property {(id: number) => boolean} isFolded whether a row is not in the neighbour layout: not learned, zero,
- *   or holds NaN
+ * @property {(id: number) => boolean} isFolded whether a row is not in the neighbour layout: not learned, zero, or NaN
  *
  * @typedef {object} Host
  * @property {(sum: TokenSum) => void} choose
