@@ -33,6 +33,7 @@ napoleon_attr_annotations = False
 autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 88
 myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 2  # a page links to a section of another one by its title
 nb_execution_mode = "force"  # a lesson is executed when its page is read; it writes into a temporary folder
 LESSONS = sorted(file.name for file in (Path(__file__).parent / "course").glob("[0-9]*.md"))
 nb_execution_excludepatterns = [  # EMBEDLAYER_LESSONS is how many lessons are executed; by default all
