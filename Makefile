@@ -17,7 +17,7 @@ AXOLOTL := axolotl==0.19.0 addict==2.4.0
 INSTALL_newest := --upgrade --upgrade-strategy eager --editable '.[dev]'
 INSTALL_oldest := --constraint .venv-oldest/constraints.txt --editable '.[test]'
 
-.PHONY: demo explore test test-all test-newest test-oldest check check-style check-types check-tests check-js bench docs course dist clean
+.PHONY: demo explore test test-all test-newest test-oldest check check-style check-types check-tests check-js bench lessons docs course dist clean
 
 demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (about 90 seconds; longer on a busy machine)
 	@$(BIN)/embedlayer demo --output out/demo
@@ -64,8 +64,12 @@ check-js: node_modules/.installed  ## lint and types of the explorer's page
 bench: $(VENV)/.installed-dev  ## our speed beside the peers'
 	@$(BIN)/python -m benchmarks
 
+lessons: $(VENV)/.installed-docs  ## write the lessons of the course as executed notebooks with pictures into out/course
+	@$(BIN)/python docs/lessons.py out/course
+
 docs: $(VENV)/.installed-dev  ## build the site into docs/_build/html: guides, course, recipes, API reference
-	@$(BIN)/python -m sphinx -q -W -b html docs docs/_build/html
+	@$(BIN)/python -m sphinx -W -b html docs docs/_build/html
+	@echo "The site: $(CURDIR)/docs/_build/html/index.html"
 
 course: $(VENV)/.installed-dev  ## execute every lesson and every recipe, and compare the recipes with their originals
 	@$(PIP) --editable '.[recipes]'
@@ -86,6 +90,11 @@ clean:  ## remove what the other targets made
 $(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) ..."
 	@$(PIP) --editable '.[fast,plots]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "Installing what the lessons need ..."
+	@$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

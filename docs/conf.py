@@ -33,6 +33,7 @@ napoleon_attr_annotations = False
 autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 88
 myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 2  # a page links to a section of another one by its title
 nb_execution_mode = "force"  # a lesson is executed when its page is read; it writes into a temporary folder
 LESSONS = sorted(file.name for file in (Path(__file__).parent / "course").glob("[0-9]*.md"))
 nb_execution_excludepatterns = [  # EMBEDLAYER_LESSONS is how many lessons are executed; by default all
@@ -54,6 +55,8 @@ html_js_files = [("site.js", {"defer": "defer"})]
 suppress_warnings = ["config.cache", "myst-nb.lexer"]  # the latter: of lessons that are not executed
 
 ROOT = Path(__file__).resolve().parents[1]
+DOWNLOAD = re.compile(r"^Notebook: .*\n\n", flags=re.M)
+"""The line of a lesson that offers it as a notebook."""
 PARAMETERS = re.compile(r"<dl>(\n(?:<dd><em class=\"sig-param\">.*</dd>\n)+)</dl>")
 PARAMETER = re.compile(r"<dd>(<em class=\"sig-param\">.*)</dd>")
 """Sphinx's markup of the parameters of a signature that has one in a line."""
@@ -139,14 +142,19 @@ def draw_math(translator: Any, node: nodes.Element) -> None:
 
 
 def use_own_ipython_profile(app: Sphinx) -> None:
-    """Execute lessons with an IPython profile of this build's own, so that no profile of the user changes an output."""
+    """Execute lessons with an IPython profile of this build's own."""
     folder = tempfile.TemporaryDirectory()
     app.connect("build-finished", lambda app, error: folder.cleanup())
-    profile = Path(folder.name) / "profile_default"
+    use_ipython_profile(Path(folder.name))
+
+
+def use_ipython_profile(folder: Path) -> None:
+    """Write an IPython profile and let kernels use it, so that no profile of the user changes an output of a lesson."""
+    profile = folder / "profile_default"
     profile.mkdir()
     settings = ["c.IPKernelApp.log_level = 'ERROR'", "c.HistoryManager.enabled = False"]
     (profile / "ipython_kernel_config.py").write_text("\n".join(["c = get_config()", *settings]))
-    os.environ["IPYTHONDIR"] = folder.name
+    os.environ["IPYTHONDIR"] = str(folder)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # lessons compute little; more threads wait for each other
     for name in ("traitlets", "embedlayer"):  # they say which kernel runs a lesson, and that it waits for CPU kernels
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -158,7 +166,7 @@ def strip_links_of_notebooks(app: Sphinx, error: Exception | None) -> None:
         notebook = nbformat.read(file, as_version=4)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                text = re.sub(r"^Notebook: .*\n\n", "", cell.source, flags=re.M)
+                text = DOWNLOAD.sub("", cell.source)
                 cell.source = re.sub(r"\[([^\]]+)\]\([^)]+\)|<a [^>]*>([^<]+)</a>", r"\1\2", text)
         nbformat.write(notebook, file)
 
@@ -166,7 +174,9 @@ def strip_links_of_notebooks(app: Sphinx, error: Exception | None) -> None:
 def write_story(app: Sphinx, error: Exception | None) -> None:
     """Write the story that lessons link to beside the pages."""
     if error is None and app.builder.name == "html":
-        runpy.run_path(str(Path(app.srcdir) / "story.py"))["write_story"](Path(app.outdir) / "story.html")
+        runpy.run_path(str(Path(app.srcdir) / "story.py"))["write_story"](
+            Path(app.outdir) / "story.html", course="course/index.html"
+        )
 
 
 def correct_roles(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:

@@ -10,9 +10,9 @@ from embedlayer.explorer.export import write_page
 from embedlayer.explorer.word_table import open_word_table
 
 
-def write_story(path: Path) -> None:
-    """Write the page to a file that opens without a server."""
-    write_page(path, [open_word_table()])
+def write_story(path: Path, course: str | None = None) -> None:
+    """Write the page to a file that opens without a server; `course` is the address of the course beside it."""
+    write_page(path, [open_word_table()], course=course)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """The course: its parts, its quotations, and its links into the story. The build of the site executes the lessons."""
 
 import ast
+import json
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -32,9 +35,11 @@ def test_a_lesson_has_its_parts(lesson) -> None:
     assert re.search(r"^> ", text, flags=re.M), "a statement of a text"
     assert any("plots." in code for _, code in cells), "a picture"
     assert "\n## Where the text" in text
-    assert ["hide-cell" in options for options, _ in cells].count(True) == 1, "one solution"
-    assert "hide-cell" in cells[-1][0]
-    assert text.index("\n## Exercise\n") < text.index("hide-cell") < text.index("\n## In the story\n")
+    hidden = ["hide-cell" in options for options, _ in cells]
+    assert hidden == sorted(hidden), "solutions are the last cells"
+    exercises = text[text.index("\n## Exercises\n") : text.index("\n## In the story\n")]
+    assert [int(number) for number in re.findall(r"^\*\*Exercise (\d)\.\*\* ", exercises, flags=re.M)] == [1, 2, 3]
+    assert hidden.count(True) == exercises.count("hide-cell") == 3, "a solution for each"
     assert STORY_LINK.search(text)
     too_long = [line for _, code in cells for line in code.splitlines() if len(line) > 88]
     assert not too_long, "the page has room for 88 characters"
@@ -62,8 +67,48 @@ def test_the_index_lists_the_lessons_and_where_each_text_is_quoted() -> None:
         assert said == ", ".join(map(str, quoted))
 
 
+def test_lessons_and_scenes_link_to_each_other() -> None:
+    learn = ROOT / "embedlayer" / "explorer" / "page" / "learn"
+    rows = re.findall(r'^  \["([\w-]+)", "(.*)", "([\w ]+)"\],$', (learn / "course.js").read_text("utf-8"), flags=re.M)
+    assert [file for file, _, _ in rows] == [lesson.stem for lesson in LESSONS]
+    for lesson, (_, title, scenes) in zip(LESSONS, rows, strict=True):
+        text = lesson.read_text(encoding="utf-8")
+        assert re.search(r"^# \d\. (.*)$", text, flags=re.M)[1] == title
+        assert {*scenes.split()} <= {scene for scene, _ in STORY_LINK.findall(text)}
+    declared = re.findall(
+        r'^  id: "(\w+)",$', "".join(file.read_text("utf-8") for file in learn.glob("*.js")), flags=re.M
+    )
+    assert sorted(" ".join(scenes for *_, scenes in rows).split()) == sorted(declared), "each scene has one lesson"
+
+
+def test_no_lesson_sends_a_reader_to_a_later_one_for_a_term() -> None:
+    for lesson in LESSONS:
+        named = re.findall(r"\(lesson (\d)[^)]*\)", lesson.read_text(encoding="utf-8"))
+        assert all(int(number) <= int(lesson.stem[:2]) for number in named), f"{lesson.stem} uses what comes later"
+
+
+@pytest.mark.long
+def test_lessons_are_written_as_executed_notebooks_beside_the_story(tmp_path) -> None:
+    for package in ("nbclient", "myst_nb", "sphinx"):
+        pytest.importorskip(package, reason="the docs extra is not installed")
+    command = [sys.executable, str(ROOT / "docs" / "lessons.py"), str(tmp_path / "course")]
+    environment = {**os.environ, "EMBEDLAYER_LESSONS": "1"}
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"{tmp_path / 'course'} has 1 executed lessons" in shown.stdout
+    assert not shown.stderr
+    notebook = json.loads((tmp_path / "course" / f"{LESSONS[0].stem}.ipynb").read_text(encoding="utf-8"))
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["execution_count"] for cell in code)
+    assert any("image/png" in output.get("data", {}) for cell in code for output in cell["outputs"])
+    prose = "".join(line for cell in notebook["cells"] if cell["cell_type"] == "markdown" for line in cell["source"])
+    for address in re.findall(r"\]\(([^#)]+)", prose):
+        assert (tmp_path / "course" / address).exists(), address
+    assert "](story.html#learn?s=ids)" in prose
+
+
 def test_the_install_lines_of_the_index_bring_what_the_lessons_import() -> None:
     page = (COURSE / "index.md").read_text(encoding="utf-8")
+    assert page.index("make lessons") < page.index("pip install"), "what needs no command more comes first"
     checkout, *others = re.findall(r"^pip install (.*?)(?:  +#.*)?$", page, flags=re.M)
     extras, *packages = re.fullmatch(r"'\.\[([\w,]+)\]' (.*)", checkout).groups()
     assert f'`pip install "$(ls dist/*.whl)[{extras}]" {packages[0]}`' in page, "the same with the wheel"

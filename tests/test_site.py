@@ -90,8 +90,20 @@ def test_each_link_into_the_story_opens_an_exercise_or_a_scene(site, browser) ->
         page.goto(f"{(site / 'story.html').as_uri()}{link}")
         until(page, f"document.querySelector('.learn-name').textContent !== {json.dumps(names[-1])}")
         names.append(page.locator(".learn-name").inner_text())
+        assert (site / page.locator(".learn-lesson-of a").get_attribute("href")).exists()
     assert len({*names}) == len(names), "a scene that is not there opens as the first one"
     page.close()
+
+
+@pytest.mark.browser
+def test_the_story_in_its_frame_shows_its_picture(site, browser) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto((site / "course" / "story.html").as_uri())
+    page.locator("iframe.story").scroll_into_view_if_needed()
+    story = page.frame_locator("iframe.story")
+    picture, foot = (story.locator(part).bounding_box() for part in (".learn-picture", ".learn-foot"))
+    page.close()
+    assert min(picture["y"] + picture["height"], foot["y"]) - picture["y"] > 250
 
 
 @pytest.mark.browser

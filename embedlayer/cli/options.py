@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError, SizeError
 from embedlayer.io.files import check_new_files, check_new_folder, is_stream, named_path
 from embedlayer.opening.path_kinds import OWN_FOLDERS, PathKind, path_kind
@@ -50,7 +51,10 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         if kind not in self.kinds:
             what = "does not exist" if kind is PathKind.MISSING else f"is {kind}"
             option = f" {param.opts[-1]}" if isinstance(param, click.Option) else ""
-            raise FileError(f"{path} {what}; {click.get_current_context().command_path}{option} takes {self.takes}.")
+            takes = f"{click.get_current_context().command_path}{option} takes {self.takes}"
+            if kind is PathKind.TEXT and PathKind.RUN in self.kinds:
+                takes += f". A table is trained on it by {command_line('train', path, '-o', 'DIR')}"
+            raise FileError(f"{path} {what}; {takes}.")
         return path
 
 

@@ -110,6 +110,8 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         facts.append((f"  {Path(corpus['source']).name}", loss(corpus["validation_loss"]), share))
     if summary["best_step"] != summary["steps"]:
         facts.append(("at the last step", loss(summary["last_validation_loss"]), "on held-out text"))
+    units = "probability e^-x of the next token; bits per byte: sum / ln 2 / bytes of text"
+    facts.append(("units", "a loss of x nats", units))
     print_facts(console, facts)
     print_line(console, "\nNearest neighbours by cosine similarity (· is a space)")
     facts = [("token", "before training", "after training")]

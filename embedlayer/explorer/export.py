@@ -29,27 +29,42 @@ OnProgress = Callable[[float, str], None]
 
 
 def write_page(
-    path: Path | str, sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None
+    path: Path | str,
+    sources: list[OpenedModel],
+    on_progress: OnProgress = lambda share, text: None,
+    *,
+    course: str | None = None,
 ) -> None:
     """Write the page about `sources` as one file, atomically; an existing file is replaced.
 
     If it is interrupted, `path` is unchanged: there is no file, or the old one.
 
+    Args:
+        path: The file.
+        sources: What the page shows.
+        on_progress: Called with the progress.
+        course: Address of the course, where it is beside the file; by default that of the package's metadata.
+
     Raises:
         FileError: The file cannot be written.
         TokenizerError: A tokenizer has IDs outside its table.
     """
-    write_text(path, page_html(sources, on_progress))
+    write_text(path, page_html(sources, on_progress, course=course))
 
 
-def page_html(sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None) -> str:
+def page_html(
+    sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None, *, course: str | None = None
+) -> str:
     """Return the HTML text of the exported page: one document with its styles, its script and its data.
 
     Raises:
         TokenizerError: A tokenizer has IDs outside its table.
     """
     page, style, script = page_in_parts()
-    answers = to_json(exported_answers(sources, on_progress)).decode().replace("<", "\\u003c")
+    content = exported_answers(sources, on_progress)
+    if course is not None:
+        content["manifest"]["json"]["course"] = course
+    answers = to_json(content).decode().replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"

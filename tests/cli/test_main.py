@@ -81,6 +81,8 @@ def test_the_version_is_the_packages(capsys) -> None:
         (["train", "{tmp}/nowhere/run", "-o", "{tmp}/run"], 1, "does not exist; embedlayer train takes text files"),
         (["train", "-o", "{tmp}/nowhere", "--resume"], 1, "nowhere does not exist"),
         (["explore", "{tmp}/notes.md"], 1, "notes.md is a text file; embedlayer explore takes a run"),
+        (["inspect", "{tmp}/notes.md"], 1, "A table is trained on it by embedlayer train {tmp}/notes.md -o DIR"),
+        (["inspect", "{tmp}/short.txt"], 2, "a table is trained on it by embedlayer train {tmp}/short.txt -o DIR"),
         (["embed", "{tmp}", "hello"], 1, "holds no safetensors file"),
         (["neighbors", "{tmp}/nowhere", "hello"], 1, "nowhere does not exist; embedlayer neighbors takes a run"),
         (["report", "{tmp}"], 1, "is a folder; embedlayer report takes the folder of a run"),
@@ -98,6 +100,6 @@ def test_bad_input_ends_with_a_sentence_and_a_code(tmp_path, capsys, arguments, 
     found = run(*(argument.format(tmp=tmp_path) for argument in arguments))
     shown = capsys.readouterr()
     assert found == code, shown.err
-    assert message in shown.err
+    assert message.format(tmp=tmp_path) in shown.err
     assert "Traceback" not in shown.err
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "run") == before

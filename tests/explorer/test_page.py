@@ -158,6 +158,8 @@ def test_the_help_explains_each_view_and_leads_to_the_story_and_the_course(of_ru
         page.keyboard.press("?")
         shown.get_by_role("link", name="The story").click()
         page.locator("#view-learn .learn-picture").wait_for()
+        lesson = page.locator(".learn-lesson-of").inner_text()
+        assert lesson == "The same as code: lesson 1, From text to vectors (docs/course/01-text-to-vectors.md)."
         monkeypatch.setattr(routes, "course_address", lambda: "https://example.org/course")
         page = open_page(f"{url}#map")
         page.locator(".map-over").wait_for()

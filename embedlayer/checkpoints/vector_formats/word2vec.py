@@ -16,6 +16,7 @@ import torch
 
 from embedlayer.checkpoints.vector_formats import streams
 from embedlayer.checkpoints.vector_formats.streams import LONGEST_LINE, DecodeErrors, Row, TokenDecoder, VectorRows
+from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError
 from embedlayer.io.safetensors_files import pickle_error
 
@@ -216,7 +217,10 @@ def _width_of(path: Path, line: bytes) -> int:
     while width < len(fields) - 1 and streams.is_number(fields[-1 - width]):
         width += 1
     if not width:
-        raise CheckpointError(f"{path}, line 1: {line[:40]!r} is not a token and its numbers.")
+        raise CheckpointError(
+            f"{path}, line 1: {line[:40]!r} is not a token and its numbers. If the file is a text, a table is trained "
+            f"on it by {command_line('train', path, '-o', 'DIR')}"
+        )
     return width
 
 

@@ -237,6 +237,7 @@ class Page {
     return {
       manifest: { ...about, exported: manifest.exported, left_out: manifest.left_out ?? [] },
       command: manifest.command,
+      course: manifest.course,
       sources: manifest.sources,
       source,
       theme,

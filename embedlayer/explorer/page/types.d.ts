@@ -76,6 +76,8 @@ export interface ViewState {
 }
 
 export interface ViewContext {
+  /** Address of the course, or "". */
+  course: string;
   manifest: SourceManifest & { exported: boolean; left_out: string[] };
   sources: SourceManifest[];
   source: number;

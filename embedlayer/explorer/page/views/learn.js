@@ -1,6 +1,7 @@
 /** The view Learn: a guided story in short scenes, each with a task that the page checks. */
 
 import { h, nodesOf } from "../dom.js";
+import { lessonOf } from "../learn/course.js";
 import { lessonIndex } from "../learn/lesson.js";
 import { Progress } from "../learn/progress.js";
 import { SCENES } from "../learn/scenes.js";
@@ -69,6 +70,7 @@ class LearnView {
     const shortcut = { "aria-keyshortcuts": "Enter" };
     this.next = h("button", { type: "button", class: "learn-next", onClick: goOn, ...shortcut }, "Next");
     this.count = h("span", { class: "note" });
+    this.lesson = h("p", { class: "note learn-lesson-of" });
     element.replaceChildren(
       h("nav", { class: "learn-rail", "aria-label": "Scenes" },
         h("ol", null, this.rail.map((each) => h("li", null, each)))),
@@ -76,6 +78,7 @@ class LearnView {
         h("div", { class: "learn-text" }, this.name, this.question, this.sentences), this.picture,
         h("section", { class: "learn-foot", "aria-label": "Task" }, this.task, this.verdict,
           h("div", { class: "learn-moves" }, this.back, this.count, this.next)),
+        this.lesson,
         lessonIndex(context, () => this.#reset(), (claim) => this.#markClaim(claim))),
       this.definitions.element);
     for (const action of ACTIONS) this.picture.addEventListener(action, () => (this.#hasActed = true), true);
@@ -142,6 +145,7 @@ class LearnView {
     if (line) this.sentences.append(line);
     this.verdict.replaceChildren();
     this.back.disabled = index === 0;
+    this.lesson.replaceChildren(...nodesOf(lessonOf(SCENES[index].id, this.context.course)));
     return seen;
   }
 
