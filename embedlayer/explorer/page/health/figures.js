@@ -122,7 +122,7 @@ function sharedTiles({ shared, limits, loss }) {
   ];
   if (loss) {
     items.push([TILES.loss, loss.validation_loss.toFixed(2),
-      `nats per token on held-out text, recorded by the run; token frequencies give ${loss.unigram_entropy.toFixed(2)}`]);
+      `nats per token on held-out text, as recorded; frequencies alone give ${loss.unigram_entropy.toFixed(2)}`]);
   }
   return items;
 }
