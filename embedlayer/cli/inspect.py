@@ -248,10 +248,10 @@ def _geometry_lines(content: Measurements, health: "TableHealth") -> Iterator[tu
     error = f"random directions: 0 ± {chance.mean_cosine_deviation:.2g}"
     yield "mean cosine", f"{geometry.mean_cosine:.3f}", f"of two different rows; {error}"
     nearest = f"of a row with its nearest row, median; random directions: {health.nearest.by_chance:.3f}"
-    yield "nearest row", f"{health.nearest.median:.3f}", nearest
+    yield "nearest cosine", f"{health.nearest.median:.3f}", nearest
     if health.spelling is not None:
         pairs = f"mean cosine of {health.spelling.pairs:,} pairs, such as dog and dogs; unrelated pairs: 0.000"
-        yield "spelling", f"{health.spelling.cosine:.3f}", f"{pairs} ± {health.spelling.error:.2g}"
+        yield "spelling variants", f"{health.spelling.cosine:.3f}", f"{pairs} ± {health.spelling.error:.2g}"
     mean = f"norm of the mean row{of_all} over the mean norm; random numbers: {geometry.rows**-0.5:.3f}"
     shared = health.shared
     if shared.is_measured:
