@@ -440,7 +440,7 @@ class TableHealth:
             yield f"{_rows(len(self.never_touched))} {_verb('is', len(self.never_touched))} as before training."
         least = self._least_exchanged()
         if least is not None and self.is_sound:
-            yield f"Rows that were exchanged show from about {100 * least:.0f} % of the rows on."
+            yield f"No exchanged rows were found; fewer than about {100 * least:.0f} % cannot be seen."
 
     def _least_exchanged(self) -> float | None:
         """Return the share of exchanged rows from which on they are a fault; `None` if nothing would show them."""

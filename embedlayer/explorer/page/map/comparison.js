@@ -211,7 +211,8 @@ export class ComparisonMap {
     const place = this.#chosenPlace();
     const lists = comparison.relation.verdict === "unrelated"
       ? [h("p", { class: "note" }, "Tokens of unrelated tables have no common place from which they could have moved.")]
-      : [segments("List", [["moved_most", "Most changed"], ["moved_least", "Least changed"]], order, (name) => {
+      : [segments("List", [["moved_most", this.isBefore ? "Most changed" : "Most different"],
+        ["moved_least", this.isBefore ? "Least changed" : "Least different"]], order, (name) => {
         this.state.set({ order: name === "moved_most" ? null : name });
         this.#showSide();
         this.stage.draw();
@@ -261,10 +262,11 @@ export class ComparisonMap {
     const { comparison } = this.about;
     const rows = comparison[order].slice(0, SHOWN).map((moved) => this.#row(moved, order));
     if (!rows.length) return h("p", { class: "note" }, "No row changed by more than rounding.");
-    const note = comparison.moved_never === null ? "" : " of the training text";
-    return h("div", null, h("p", { class: "note" },
-      `Tokens${note} by ${order === "moved_most" ? "1 − cosine" : "the cosine"} of their two rows, with the ratio of `
-      + "the norms over the median ratio."),
+    const text = comparison.moved_never === null ? "" : " of the training text";
+    const measure = order === "moved_most" ? "1 − cosine" : "the cosine";
+    const rotated = comparison.residual === null ? "" : ", after the rotation that fits all of them best";
+    return h("div", null, h("p", { class: "note" }, `Tokens${text} by ${measure} of their two rows${rotated}. `
+      + "× 2: twice as long, relative to the other table and to the median token."),
     h("ol", { class: "near" }, rows));
   }
 
