@@ -1,10 +1,11 @@
 /** Scene: neighbours in the table that is open, or in another opened source that has everyday words. */
 
-import { h, oneTabStop, select, token } from "../dom.js";
+import { h, nodesOf, oneTabStop, select, token } from "../dom.js";
 import { examplesOf } from "../examples.js";
 import { parseQuery, search } from "../map/search.js";
 import { bar } from "../pipeline/pictures.js";
 import { changed, formatHash } from "../state.js";
+import { directionPart } from "./direction.js";
 import { fixed } from "./parts.js";
 
 /** @import { OtherExamples } from "../examples.js" */
@@ -51,7 +52,7 @@ async function draw(stage) {
   const show = async (number, isNew) => {
     const table = await tableOf(stage, number, own, other);
     if (stage.isClosed) return;
-    place.replaceChildren(...await explore(stage, table, isNew));
+    place.replaceChildren(...nodesOf(await explore(stage, table, isNew)));
   };
   await show(first, first !== stored);
   const choice = sources.length < 2 ? null : select({
@@ -87,7 +88,7 @@ async function tableOf({ context: { data, source, sources } }, number, own, othe
 }
 
 /**
- * Create the search field and the list of neighbours of a table.
+ * Create the search field and the list of neighbours of a table, and the part about directions.
  * @param {Stage} stage
  * @param {Table} table
  * @param {boolean} isNew whether to begin with another token than that of the URL
@@ -125,11 +126,12 @@ async function explore(stage, table, isNew) {
   };
   await show();
   const label = `Find a token of ${manifest.title}, ${texts.length.toLocaleString("en")} rows × ${manifest.embed_dim}`;
+  const direction = await directionPart(stage, number, texts);
   return [h("div", { class: "learn-part", "data-other-table": !isOwn },
     searchField(label, texts, words.slice(0, SUGGESTED), (id) => choose(id, -1)),
     manifest.has.includes("tokens") ? null : h("p", { class: "note" }, "This source has no names of tokens: #17 is row "
       + "17. What its neighbours mean is not known without the tokenizer (--tokenizer FILE)."),
-    list)];
+    list), direction];
 }
 
 /**
