@@ -49,7 +49,7 @@ export async function directionPart(stage, source, texts) {
   const groups = Object.fromEntries(found);
   let [key, count] = [stage.text("direction") in groups ? stage.text("direction") : "gender",
     Math.round(stage.number("count", 1, 1, MOST))];
-  const [list, claims] = [h("div", { class: "learn-two" }), claimList(stage)];
+  const [list, claims] = [h("div", { class: "learn-pair" }), claimList(stage)];
   const show = async () => {
     stage.set({ direction: key === "gender" ? null : key, count: count === 1 ? null : count });
     const [plus, minus] = groups[key].map((side) => side.slice(0, count).map(([, id]) => id).join(","));
@@ -59,7 +59,7 @@ export async function directionPart(stage, source, texts) {
       ({ word, id, cosine: cosines[id] })).sort((a, b) => b.cosine - a.cosine));
     const { sides } = DIRECTIONS[key];
     list.replaceChildren(...others.map((words, side) => h("div", null, h("h3", null, sides[side]),
-      h("ol", { class: "learn-near" }, words.map(({ word, id, cosine }) => h("li", null, token(word, { of: id }),
+      h("ol", { class: "direction-words" }, words.map(({ word, id, cosine }) => h("li", null, token(word, { of: id }),
         bar(Math.min(1, 2 * Math.abs(cosine))),
         h("span", { class: "pipe-value" }, `${fixed(cosine, 2)}${isRight(cosine, side) ? "" : " ✗"}`)))))));
     claims.show(claimsOf(key, others));

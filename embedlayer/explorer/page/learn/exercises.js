@@ -25,6 +25,7 @@ const NOTEBOOK = { vocab: "50257", dim: "256" };
 const SMALL_ONE = { vocab: "10", dim: "4" };
 const DOGS = { vocab: "3000", dim: "8", ids: "73 786 2934", words: "I love dogs" };
 const [METHODS, REPEATED, ANYWHERE] = ["Both methods are identical", "The same token always", "The same token at diff"];
+const GENDER = "A combination of dimensions"; // in the words of MiniLM
 const IDX = { ids: "2 3 1" }; // in a table of 4 × 5
 
 /** @type {Lesson["parts"]} */
@@ -65,7 +66,7 @@ const MODULE_04 = [
     { name: "Similarity, learning: “cat” and “dog” become close", scene: "training", settings: { step: "20" },
       claim: "Distance(cat, dog)", holds: true, lesson: "08-trained-table" },
     { name: "Composition: vectors can be combined", scene: "real", settings: { word: "man", direction: "gender" },
-      shows: ["man − woman"], lesson: "08-trained-table" },
+      shows: ["man − woman"], claim: GENDER, holds: true, lesson: "08-trained-table" },
     { name: "Position: where tokens are in the sequence", scene: "sum", settings: { step: "5" },
       shows: ["Position 1, dimension 0"] },
     { name: "The role of embeddings in the transformer", scene: "inside", settings: { model: "gpt2" },
@@ -291,8 +292,8 @@ const LLAMA = [
     { name: "“man” and “woman” in a trained table", scene: "real", settings: { word: "man" },
       lesson: "08-trained-table" },
     { name: "A gender-like difference (man vs. woman)", scene: "real", settings: { word: "man", direction: "gender" },
-      shows: ["man − woman"] },
-    { name: "An animate being or an object", scene: "real",
+      shows: ["man − woman"], claim: GENDER, holds: true },
+    { name: "An animate being or an object", scene: "real", claim: "Another one can", holds: null,
       settings: { word: "dog", direction: "living", count: "2" }, shows: ["living being − thing"] },
     { name: "Each dimension encodes some feature; dimensions are polysemantic", scene: "similar",
       settings: { noise: "0.1" }, claim: "Each dimension encodes", holds: null },
@@ -345,7 +346,7 @@ const GLOSSARY = [
     { name: "Similar tokens have similar embeddings after training", scene: "real", settings: { word: "king" },
       lesson: "08-trained-table" },
     { name: "The geometry of word2vec", scene: "real", settings: { word: "man", direction: "gender" },
-      shows: ["man − woman"] },
+      shows: ["man − woman"], claim: GENDER, holds: true },
   ]],
   ["Tied embeddings", [
     { name: "Input embedding and output unembedding share weights", scene: "back", settings: { row: "5" },

@@ -52,7 +52,10 @@ async function draw(stage) {
   const show = async (number, isNew) => {
     const table = await tableOf(stage, number, own, other);
     if (stage.isClosed) return;
-    place.replaceChildren(...nodesOf(await explore(stage, table, isNew)));
+    const isFirst = stage.text("direction") !== ""; // a link names it
+    const near = await explore(stage, table, isNew);
+    const direction = await directionPart(stage, number, table.texts);
+    if (!stage.isClosed) place.replaceChildren(...nodesOf(isFirst ? [direction, near] : [near, direction]));
   };
   await show(first, first !== stored);
   const choice = sources.length < 2 ? null : select({
@@ -88,7 +91,7 @@ async function tableOf({ context: { data, source, sources } }, number, own, othe
 }
 
 /**
- * Create the search field and the list of neighbours of a table, and the part about directions.
+ * Create the search field and the list of neighbours of a table.
  * @param {Stage} stage
  * @param {Table} table
  * @param {boolean} isNew whether to begin with another token than that of the URL
@@ -126,12 +129,11 @@ async function explore(stage, table, isNew) {
   };
   await show();
   const label = `Find a token of ${manifest.title}, ${texts.length.toLocaleString("en")} rows × ${manifest.embed_dim}`;
-  const direction = await directionPart(stage, number, texts);
   return [h("div", { class: "learn-part", "data-other-table": !isOwn },
     searchField(label, texts, words.slice(0, SUGGESTED), (id) => choose(id, -1)),
     manifest.has.includes("tokens") ? null : h("p", { class: "note" }, "This source has no names of tokens: #17 is row "
       + "17. What its neighbours mean is not known without the tokenizer (--tokenizer FILE)."),
-    list), direction];
+    list)];
 }
 
 /**
