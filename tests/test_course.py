@@ -125,3 +125,12 @@ def test_the_install_lines_of_the_index_bring_what_the_lessons_import() -> None:
                 imported = {name.partition(".")[0] for name in names}
                 assert imported <= {"embedlayer", *modules, *sys.stdlib_module_names}, lesson.stem
     assert "plots" in extras, "each lesson has a picture"
+
+
+def test_the_cells_that_need_a_network_run_without_one(tmp_path, monkeypatch, unchecked) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "tiktoken", None)  # it would download the tokenizer
+    for block in re.findall(
+        r"^```python\n(.*?)^```", (COURSE / "texts.md").read_text(encoding="utf-8"), flags=re.S | re.M
+    ):
+        exec(compile(block, "texts.md", "exec"), {})

@@ -1,6 +1,7 @@
 """The story "What is an embedding?": its mathematics against torch and the library, and every task in a browser."""
 
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +20,11 @@ from embedlayer.positions.sinusoidal import sinusoids
 pytestmark = pytest.mark.browser
 
 SCENES = (  # in their order
-    "ids pieces batch onehot gradient training similar order sum broadcast twice waves learned rotary "
+    "ids pieces batch onehot lookup gradient training similar order sum broadcast twice waves learned rotary "
     "back inside sizes width memory real"
 ).split()
-TRIES = [
-    """step through | same position | adjacent positions | distant positions (0 and 5) | 1 Frequency | 2 Adjacent |
-    3 Distant | 4 Unique | 5 Sin/Cos | Exercise 1 | Exercise 2 | Exercise 3""",
-    """create_dataloader_v1 | 12,865,792 | shape [8, 4] | [8, 4, 256] | inputs[0][0] and inputs[0][1] | L2 distance |
-    1,024 | arange(4) | Broadcasting | Manual addition | Batch 0 and batch 7 | [2, 3, 4, 1] | GPTEmbedding |
-    Does our module match""",
-    """n_embd | “man” and “woman” | polysemantic | RoPE | unstable | 73, 786, 2934 | Lookup | (3, 8) | (1, 3, 8)""",
-]
-"""What the seeds try out, by the names of the exercises."""
+SIZES = re.compile(r"[\[(]+\d[\d ,\[\]()]*,[\d ,\[\]()]*[\])]+|\d+,\d{3}(?:,\d{3})*|\d+ × [\d,]+")
+"""What the name of an exercise says in numbers: lists of IDs, shapes, large numbers, and sizes such as 6 × 3."""
 VERDICTS = {True: "learn-holds", False: "learn-fails", None: "learn-depends"}
 
 
@@ -247,6 +241,106 @@ def test_the_memory_table_counts_bytes_and_says_which_unit_the_lesson_used(story
     assert untied == {"parameters": 512_000, "bytes": 256_000}
 
 
+@pytest.mark.parametrize("ids", ["2 3 1", "3 3", "3 7 1 / 5 3 9", "73 786 2934 /"])
+def test_a_look_up_is_that_of_torch_by_every_method(story, ids):
+    read = story("lookup.readIds(ids)", ids=ids)
+    of_torch = torch.tensor([[int(each) for each in row.split()] for row in ids.strip(" /").split("/")])
+    assert read == {
+        "list": of_torch.flatten().tolist(),
+        "problem": "",
+        "shape": [*of_torch.shape][not ids.count("/") :],
+    }
+    size, held = max(read["list"]) + 1, sorted({0, *read["list"]})
+    table = torch.zeros(size, 5, dtype=torch.float64)
+    for index in held:
+        table[index] = torch.tensor(story("lookup.rowOf(index, 5)", index=index), dtype=torch.float64)
+    product = matrix(story("lookup.product(ids, held, 5)", ids=read["list"], held=held))
+    np.testing.assert_array_equal(product, F.one_hot(of_torch.flatten(), size).double() @ table)
+    np.testing.assert_array_equal(product, F.embedding(of_torch.flatten(), table))
+
+
+def test_rows_of_a_table_at_its_start_are_normal_and_differ(story):
+    rows = torch.tensor(story("Array.from({ length: 300 }, (_, i) => lookup.rowOf(i, 64))"))
+    assert abs(rows.mean()) < 0.03
+    assert rows.std() == pytest.approx(1, abs=0.03)
+    assert len(rows.unique(dim=0)) == 300
+
+
+def test_dropout_is_that_of_torch(story):
+    vector = np.linspace(1, 2, 20_000)
+    found = np.array(story("inputs.dropped(Float64Array.from(vector), 0.1, 3)", vector=vector.tolist()))
+    kept = found != 0
+    assert kept.mean() == pytest.approx(0.9, abs=0.01)
+    ones = F.dropout(torch.ones(1000), 0.1)
+    np.testing.assert_allclose(found[kept], vector[kept] * ones.max().item(), rtol=1e-6)
+
+
+def test_a_direction_is_the_sum_of_its_words_and_its_words_are_in_the_table(story, word_table):
+    texts = word_table.token_texts
+    directions = story("direction.DIRECTIONS")
+    rows = F.normalize(word_table.table(torch.arange(len(texts))).detach().double(), dim=1)
+    right = {}
+    for name, count in (("gender", 1), ("living", 2)):
+        sides = [[texts.index(word) for word in words.split()] for words in directions[name]["words"]]
+        assert len(sides[0]) == len(sides[1])
+        plus, minus = sides
+        query = rows[plus[:count]].sum(0) - rows[minus[:count]].sum(0)
+        signs = [(rows[plus[count:]] @ query) > 0, (rows[minus[count:]] @ query) < 0]
+        right[name] = (int(torch.cat(signs).sum()), sum(map(len, signs)))
+    assert right["gender"] == (18, 18)
+    assert right["living"][0] / right["living"][1] > 0.8
+
+
+def test_a_trained_table_shows_directions_and_counts_words_on_their_side(serve, open_page, of_run, word_table):
+    page = open_page(serve(of_run, word_table) + "#learn?s=real&real.word=man", again=True)
+    part = page.locator('[data-value="direction"]')
+    part.get_by_text("man − woman: 18 of 18 other words").wait_for()
+    part.get_by_role("button", name="living being − thing").click()
+    part.locator("li.learn-depends").wait_for()
+    assert part.locator(".direction-words .pipe-value", has_text="✗").count() > 0
+    page.get_by_role("combobox", name="Table").select_option("0")
+    part.wait_for(state="detached")
+
+
+def test_measured_sentences_have_the_numbers_of_the_documentation():
+    root = Path(__file__).parents[2]
+    pages = [(root / "docs" / name).read_text() for name in ("course/texts.md", "tying.md")]
+    scenes = [(root / "embedlayer/explorer/page/learn" / name).read_text() for name in ("width.js", "memory.js")]
+    widths = re.findall(r"^\| (16|64|192) \|.*\| ([\d.]+) \|$", pages[0], flags=re.M)
+    losses = [loss for _, loss in widths]
+    assert f"D = 16, 64 and 192: {losses[0]}, {losses[1]} and {losses[2]} nats" in scenes[0]
+    both = zip(*(re.search(rf"^\| {head} \| [\d,]+ \| (.*) \|$", pages[0], flags=re.M)[1].split(" | ")
+                 for head in ("tied", "untied")), strict=True)  # fmt: skip
+    said = " ".join(re.sub(r'"\s*\+ "', "", scenes[1]).split())
+    (train, last, best) = both
+    assert f"training loss {train[0]} tied and {train[1]} untied; on held-out text {last[0]} and {last[1]}" in said
+    assert f"and {best[0]} and {best[1]} at best" in said
+    start, small, untied = (
+        re.search(rf"^\| {name}.*?\| ([\d.]+) \| ([\d.]+) \|$", pages[1], flags=re.M).groups()
+        for name in ("tied, std 1", "tied, std 0.02", "untied, std 0.02")
+    )
+    assert f"first loss {start[0]}, and {start[1]} on held-out" in said
+    assert f"From std 0.02: {small[0]}, then {small[1]}, and {untied[1]} untied." in said
+
+
+def test_the_page_of_the_course_about_the_texts_has_the_list_of_the_story(story, shared_data):
+    root = Path(__file__).parents[2]
+    texts = runpy.run_path(str(root / "docs" / "texts.py"))
+    lessons = story("lesson.linkedLessons()")
+    assert texts["page"](lessons) == texts["PAGE"].read_text(encoding="utf-8"), "run: python docs/texts.py --write"
+    index = (root / "docs" / "course" / "index.md").read_text(encoding="utf-8")
+    for lesson in lessons:
+        assert re.search(rf"^\| \\\[{lesson['letter']}\\\] \| \*{re.escape(lesson['name'])}\*", index, flags=re.M)
+    files = {
+        each["lesson"]
+        for lesson in lessons
+        for part in lesson["parts"]
+        for each in part["exercises"]
+        if "lesson" in each
+    }
+    assert files == {file.stem for file in (root / "docs" / "course").glob("[0-9]*.md")}
+
+
 # The scenes
 
 
@@ -315,6 +409,18 @@ def do_onehot(page):
         cells = page.locator(".learn-grid").nth(2).locator("tbody tr:not(:last-child) td").all_inner_texts()
         said = "All 40" if cells.count("0") == 40 else f"{cells.count('0')} of the 40"
         assert f"{said} products are 0" in page.locator(".learn-claims").inner_text()
+
+
+def do_lookup(page):
+    ids = page.get_by_role("textbox", name="IDs")
+    for text, said in (("3 4", "ID 4 is outside"), ("1 2 / 3", "same number of IDs"), ("0 3", "read once")):
+        ids.fill(text)
+        verdict(page).get_by_text(said).wait_for()
+    page.get_by_role("spinbutton", name="Width D").fill("300")
+    page.get_by_text("The tables show numbers 0 to 7 of 300.").wait_for()
+    verdict(page).get_by_text("Set V to 4 and D to 5.").wait_for()
+    page.get_by_role("spinbutton", name="Width D").fill("5")
+    ids.fill("3 0 3")
 
 
 def do_gradient(page):
@@ -639,14 +745,28 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
     assert page.get_by_label("Text", exact=True).input_value() == "the cat sat"
 
 
+def missing_numbers(exercise, place) -> list[str]:
+    """Which numbers of an exercise's name, and which of its texts, are not in a part of the page."""
+
+    def plain(text: str) -> str:
+        text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", " ".join(text.split()))  # 50,257 is a number
+        return re.sub(r"(\d+) × (\d+)", r"(\1, \2)", text.replace("[", "(").replace("]", ")"))
+
+    sizes = place.locator("input[type=number]").evaluate_all("inputs => inputs.map((input) => input.value).join(', ')")
+    shown = plain(f"{place.inner_text()} ({sizes})")
+    wanted = [*SIZES.findall(exercise["name"]), *exercise.get("shows", [])]
+    return [text for text in wanted if plain(text) not in shown]
+
+
 @pytest.mark.long
-def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_page, story):
+def test_every_exercise_of_the_lesson_opens_what_it_names(serve, of_run, word_table, open_page, story):
     lessons = story("exercises.LESSONS")
     exercises = [each for lesson in lessons for _, part in lesson["parts"] for each in part]
-    for lesson, tries in zip(lessons, TRIES, strict=True):
-        names = " / ".join(each["name"] for _, part in lesson["parts"] for each in part)
-        assert [name for each in tries.split("|") if (name := each.strip()) not in names] == []
-    page = open_page(url + "#learn")
+    names = [
+        (lesson["name"], part, each["name"]) for lesson in lessons for part, some in lesson["parts"] for each in some
+    ]
+    assert len({*names}) == len(names)
+    page = open_page(serve(of_run, word_table) + "#learn")
     page.get_by_text("Find an exercise of the lesson").click()
     assert page.locator(".learn-lesson[open]").count() == 0
     assert page.locator(".learn-lesson a > span").all_text_contents() == [each["name"] for each in exercises]
@@ -665,17 +785,19 @@ def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_p
         if "view" in exercise:
             chosen = page.locator(f"#view-{exercise['view']} :is([aria-current], option:checked)")
             chosen.filter(has_text=exercise["place"]).first.wait_for(state="attached")
+            assert missing_numbers(exercise, page.locator(f"#view-{exercise['view']}")) == [], exercise
             continue
         number = number_of(exercise["scene"])
         page.locator(f'.learn-rail button[aria-current="step"][aria-label^="{number} "]').wait_for()
         page.locator(".learn-picture:not([aria-busy])").wait_for()
         said = verdict(page)
-        said.get_by_text("Not yet.").wait_for()
+        said.get_by_text(re.compile(r"^(Not yet|The link shows a solution)\.")).wait_for()
         left = re.findall(rf"[?&]{exercise['scene']}\.(\w+)=", page.evaluate("location.href"))
         assert exercise["scene"] == "real" or set(left) <= exercise["settings"].keys(), "settings of the reader stay"
         if claim := exercise.get("claim"):
             found = page.locator(".learn-claims li", has=page.locator("q", has_text=claim)).first
             assert found.get_attribute("class") == VERDICTS[exercise["holds"]], exercise
+        assert missing_numbers(exercise, page.locator(".learn-picture")) == [], exercise
         picture = page.locator(".learn-picture").inner_text()
         assert not re.search(r"\b1 (rows|tokens|texts)\b", picture), exercise
         if exercise["scene"] == "sizes":

@@ -41,7 +41,7 @@ TEXT = "the cat sat on the mat and the dog sat on the cat . " * 300
 @pytest.fixture(autouse=True)
 def _short_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the exported page contains takes seconds, and is tested elsewhere: here it is only written."""
-    monkeypatch.setattr(export, "page_html", lambda sources, on_progress: "<!doctype html>")
+    monkeypatch.setattr(export, "page_html", lambda sources, on_progress, **options: "<!doctype html>")
 
 
 @dataclass(frozen=True)

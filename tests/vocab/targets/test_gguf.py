@@ -107,7 +107,7 @@ def test_a_receipt_says_in_every_form_whether_kept_rows_keep_their_bits(tmp_path
     assert run("vocab", "undo", new, "-o", tmp_path / "undone.gguf") == 2
     assert (changed in capsys.readouterr().err) == (change > 0)
     assert run("inspect", new) == run("inspect", new, "--json") == 0
-    text, content = capsys.readouterr().out.split("{", 1)
+    text, content = capsys.readouterr().out.split("\n{", 1)
     named = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(after.tensor_type.name, after.tensor_type.name)
     assert json.loads("{" + content)["stored_type"] == named
     assert f"301 rows of {WIDTH} {named}" in " ".join(text.split())

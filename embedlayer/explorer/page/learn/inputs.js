@@ -1,7 +1,7 @@
 /** Token rows and position vectors of the scenes about positions, at their start: normal numbers with std 0.02. */
 
 import { add, norm, sinusoid } from "../math.js";
-import { normal } from "./random.js";
+import { normal, uniform } from "./random.js";
 
 /** Standard deviation of token rows and learned positions at the start, as in GPT-2. */
 export const STD = 0.02;
@@ -33,6 +33,17 @@ export function inputVector({ token, position, dim, scheme, scaled }) {
   const scaledRow = row.map((value) => factor * value);
   const place = positionVector(scheme, position, dim);
   return { row, factor, scaledRow, place, sum: add(scaledRow, place) };
+}
+
+/**
+ * Return what dropout makes of a vector in training: zeros with probability p, and the others divided by 1 − p.
+ * @param {Float64Array} vector
+ * @param {number} p
+ * @param {number} seed
+ */
+export function dropped(vector, p, seed) {
+  const next = uniform(seed);
+  return vector.map((value) => (next() < p ? 0 : value / (1 - p)));
 }
 
 /** Return the mean norm of some vectors. @param {ArrayLike<number>[]} vectors */

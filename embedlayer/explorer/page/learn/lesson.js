@@ -14,6 +14,19 @@ function verdictOf(holds) {
     holds === null ? "it depends" : holds ? "holds" : "not so");
 }
 
+/** Name the scene or the view of an exercise. @param {Exercise} exercise */
+function placeOf({ scene, view, place }) {
+  const number = SCENES.findIndex(({ id }) => id === scene) + 1;
+  return number ? `scene ${number}, ${SCENES[number - 1].name}` : `view ${view}, ${place}`;
+}
+
+/** Return the lessons with the link and the place of each exercise, as the course lists them. */
+export function linkedLessons() {
+  return LESSONS.map(({ parts, ...lesson }) => ({ ...lesson, parts: parts.map(([part, exercises]) => ({ part,
+    exercises: exercises.map((exercise) => ({ ...exercise, link: hashOf(exercise, 0), place: placeOf(exercise) })),
+  })) }));
+}
+
 /** Return the part of a URL that shows an exercise. @param {Exercise} exercise @param {number} source */
 function hashOf({ scene, view, settings = {} }, source) {
   if (view) return formatHash(view, changed(settings, { source: source || null }));
@@ -30,7 +43,7 @@ function hashOf({ scene, view, settings = {} }, source) {
 export function lessonIndex({ source }, onReset, onOpen) {
   const element = h("details", { class: "learn-index" },
     h("summary", null, "Find an exercise of the lesson"),
-    h("p", { class: "note" }, "Three lessons on embeddings. Each link opens the scene with the lesson's settings. "
+    h("p", { class: "note" }, "Five lessons on embeddings. Each link opens the scene with the lesson's settings. "
       + "Beside it: whether what the lesson says holds there."),
     LESSONS.map((lesson) => partsOf(lesson, source)),
     h("p", null, resetButton(onReset)));
@@ -65,9 +78,7 @@ function resetButton(onReset) {
 
 /** @param {Exercise} exercise @param {number} source */
 function linkTo(exercise, source) {
-  const number = SCENES.findIndex(({ id }) => id === exercise.scene) + 1;
-  const place = number ? `scene ${number}, ${SCENES[number - 1].name}` : `view ${exercise.view}, ${exercise.place}`;
   return h("a", { href: hashOf(exercise, source), "data-claim": exercise.claim ?? null },
     h("span", null, exercise.name),
-    exercise.holds === undefined ? null : verdictOf(exercise.holds), h("small", null, place));
+    exercise.holds === undefined ? null : verdictOf(exercise.holds), h("small", null, placeOf(exercise)));
 }

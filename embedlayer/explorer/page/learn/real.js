@@ -1,10 +1,11 @@
 /** Scene: neighbours in the table that is open, or in another opened source that has everyday words. */
 
-import { h, oneTabStop, select, token } from "../dom.js";
+import { h, nodesOf, oneTabStop, select, token } from "../dom.js";
 import { examplesOf } from "../examples.js";
 import { parseQuery, search } from "../map/search.js";
 import { bar } from "../pipeline/pictures.js";
 import { changed, formatHash } from "../state.js";
+import { directionPart } from "./direction.js";
 import { fixed } from "./parts.js";
 
 /** @import { OtherExamples } from "../examples.js" */
@@ -51,7 +52,10 @@ async function draw(stage) {
   const show = async (number, isNew) => {
     const table = await tableOf(stage, number, own, other);
     if (stage.isClosed) return;
-    place.replaceChildren(...await explore(stage, table, isNew));
+    const isFirst = stage.text("direction") !== ""; // a link names it
+    const near = await explore(stage, table, isNew);
+    const direction = await directionPart(stage, number, table.texts);
+    if (!stage.isClosed) place.replaceChildren(...nodesOf(isFirst ? [direction, near] : [near, direction]));
   };
   await show(first, first !== stored);
   const choice = sources.length < 2 ? null : select({

@@ -7,6 +7,7 @@ import { scene as gradient } from "./gradient.js";
 import { scene as ids } from "./ids.js";
 import { scene as inside } from "./inside.js";
 import { scene as learned } from "./learned.js";
+import { scene as lookup } from "./lookup.js";
 import { scene as memory } from "./memory.js";
 import { scene as onehot } from "./onehot.js";
 import { scene as order } from "./order.js";
@@ -25,6 +26,6 @@ import { scene as width } from "./width.js";
 
 /** @type {Scene[]} */
 export const SCENES = [
-  ids, pieces, batch, onehot, gradient, training, similar, order, sum, broadcast, twice, waves, learned,
-  rotary, back, inside, sizes, width, memory, real,
+  ids, pieces, batch, onehot, lookup, gradient, training, similar, order, sum, broadcast, twice, waves,
+  learned, rotary, back, inside, sizes, width, memory, real,
 ];

@@ -5,7 +5,7 @@ import { h, slider } from "../dom.js";
 import { fromRows } from "../math.js";
 import { tiles } from "../positions/scene.js";
 import { vocabularyList } from "./ids.js";
-import { STD, inputVector, meanNorm } from "./inputs.js";
+import { STD, dropped, inputVector, meanNorm } from "./inputs.js";
 import { claimList, fixed, listSlider, schemeSwitches } from "./parts.js";
 import { WORDS } from "./words.js";
 
@@ -15,7 +15,8 @@ import { WORDS } from "./words.js";
 
 const IDS = [1, 5, 7, 4, 1, 6]; // the cat sat on the mat
 const DIMS = [16, 64, 256, 1024, 2048, 4096];
-const STEPS = ["1 token IDs", "2 one-hot", "3 rows W[id]", "4 × √D", "5 positions P[t]", "6 sum"];
+const STEPS = ["1 token IDs", "2 one-hot", "3 rows W[id]", "4 × √D", "5 positions P[t]", "6 sum", "7 dropout"];
+const DROPOUT = 0.1; // as GPT-2
 
 /** @type {Scene} */
 export const scene = {
@@ -23,7 +24,8 @@ export const scene = {
   name: "Token + position",
   question: "How do a word and its place become one vector?",
   sentences: [
-    "Move the slider: IDs, one-hot vectors, rows of the table, rows times √D, vectors of the positions, and their sum.",
+    "Move the slider: IDs, one-hot vectors, rows of the table, rows times √D, vectors of the positions, their sum, and "
+    + "dropout, which sets a tenth of it to zero in training.",
     "The model gets only the sum. Which part is larger in it depends on the width D and on the scale. Rows start with "
     + "standard deviation 0.02.",
   ],
@@ -35,7 +37,7 @@ export const scene = {
 
 /** @param {Stage} stage */
 function draw(stage) {
-  let step = Math.round(stage.number("step", 1, 1, 6));
+  let step = Math.round(stage.number("step", 1, 1, STEPS.length));
   let dim = DIMS.find((each) => each === stage.number("dim", 64, 16, 4096)) ?? 64;
   const heat = strip((c) => (step === 2 ? `ID ${c}` : `dimension ${c}`));
   const formula = h("p", { class: "pipe-fact", "data-value": "formula" });
@@ -52,12 +54,12 @@ function draw(stage) {
     formula.textContent = formulaOf(step, parts[1], dim);
     const [tokens, places] = [meanNorm(parts.map((p) => p.scaledRow)), meanNorm(parts.map((p) => p.place))];
     numbers.replaceChildren(lengthsOf(tokens, places));
-    claims.show(claimsOf(dim, scaled ? tokens > places : null));
+    claims.show([...claimsOf(dim, scaled ? tokens > places : null), dropoutClaim(parts)]);
     stage.judge(...verdict(step, scheme, tokens / places));
   };
   const switches = schemeSwitches(stage, () => update());
   const steps = slider({
-    label: "Step", min: 1, max: 6, value: step, format: (value) => STEPS[value - 1],
+    label: "Step", min: 1, max: STEPS.length, value: step, format: (value) => STEPS[value - 1],
     onInput: (value) => {
       step = value;
       update();
@@ -106,9 +108,25 @@ function claimsOf(dim, holds) {
     + `${fixed(STD * Math.sqrt(dim), 2)}.`]];
 }
 
+/** Return the sums after dropout. @param {Parts[]} parts */
+function withDropout(parts) {
+  return fromRows(parts.map(({ sum }, t) => dropped(sum, DROPOUT, t)));
+}
+
+/** @param {Parts[]} parts @returns {Claim} */
+function dropoutClaim(parts) {
+  const { data } = withDropout(parts);
+  const zeros = data.filter((value) => value === 0).length;
+  return ["Dropout is applied after the sum, for regularisation.", null, `p = ${DROPOUT}: `
+    + `${zeros.toLocaleString("en")} of ${data.length.toLocaleString("en")} numbers are 0 in this training step, other `
+    + `ones in the next; those that are kept are divided by ${1 - DROPOUT}. In evaluation, and with p = 0, nothing `
+    + "changes."];
+}
+
 /** Return what a step shows, one row for each token. @param {number} step @param {Parts[]} parts @returns {Matrix} */
 function matrixOf(step, parts) {
   if (step === 2) return fromRows(IDS.map((id) => WORDS.map((_, i) => Number(i === id))));
+  if (step === 7) return withDropout(parts);
   const names = /** @type {const} */ (["row", "scaledRow", "place", "sum"]);
   return fromRows(parts.map((each) => each[names[step - 3]]));
 }
@@ -129,13 +147,15 @@ export function formulaOf(step, { row, factor, scaledRow, place, sum }, dim) {
     `“cat”, dimension 0: ${factor === 1 ? "1" : `√${dim}`} · ${r} = ${fixed(scaledRow[0])}`,
     `Position 1, dimension 0: ${p}, the same for every word at position 1.`,
     `“cat” at position 1, dimension 0: ${s} + ${p} = ${fixed(sum[0])}`,
+    `“cat” at position 1, dimension 0: ${fixed(dropped(sum, DROPOUT, 1)[0])}, which is `
+    + `${dropped(sum, DROPOUT, 1)[0] ? `${fixed(sum[0], 6)} / ${1 - DROPOUT}` : "dropped"}.`,
   ][step - 1];
 }
 
 /** @param {number} step @param {string} scheme @param {number} ratio @returns {[boolean, ...Child[]]} */
 function verdict(step, scheme, ratio) {
   const text = `token ÷ position is ${fixed(ratio, 3)}`;
-  if (step < 6) return [false, `This is step ${step} of 6.`];
+  if (step < 6) return [false, `This is step ${step}.`];
   if (scheme !== "sinusoidal") return [false, `${text}, but with learned positions. Try sinusoidal ones.`];
   if (ratio <= 1) return [false, `${text}: the position is the larger part.`];
   return [true, `${text}. 0.02 · D is larger than √(D/2) only from D = 1,250 on.`];

@@ -10,7 +10,8 @@ import { claimList, fixed, listSlider, schemeSwitches } from "./parts.js";
 /** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
-const [TOKEN, LAST] = [1, 63];
+const [TOKEN, LAST] = [1, 63]; // “the”
+const SOME = [0, 1, 2, 3, 5, 9]; // positions at which one token is compared
 const DIMS = [8, 16, 64, 512];
 
 /** @type {Scene} */
@@ -28,11 +29,11 @@ export const scene = {
 };
 
 /**
- * Return the cosine of the word at two positions.
- * @param {{a: number, b: number, dim: number, scheme: string, scaled: boolean}} options
+ * Return the cosine of a token, by default “the”, at two positions.
+ * @param {{a: number, b: number, dim: number, scheme: string, scaled: boolean, token?: number}} options
  */
-export function sameWord({ a, b, ...options }) {
-  const [first, second] = [a, b].map((position) => inputVector({ token: TOKEN, position, ...options }));
+export function sameWord({ a, b, token = TOKEN, ...options }) {
+  const [first, second] = [a, b].map((position) => inputVector({ token, position, ...options }));
   return { first, second, cosine: cosine(first.sum, second.sum) };
 }
 
@@ -40,6 +41,8 @@ export function sameWord({ a, b, ...options }) {
 function draw(stage) {
   const at = { a: Math.round(stage.number("a", 0, 0, LAST)), b: Math.round(stage.number("b", 1, 0, LAST)) };
   let dim = DIMS.find((each) => each === stage.number("dim", 64, 8, 512)) ?? 64;
+  const token = Math.round(stage.number("id", TOKEN, 0, 999)); // a link can name another one
+  const fact = h("p", { class: "pipe-fact", "data-value": "token" });
   const heat = new HeatMap({
     label: "The word at two positions", unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28,
     rowName: (r) => ["the row", `at a = ${at.a}`, `at b = ${at.b}`, "b − a"][r],
@@ -48,38 +51,47 @@ function draw(stage) {
   const number = h("output", { class: "learn-number", "data-value": "cosine" });
   const claims = claimList(stage);
   const update = () => {
-    const options = { dim, ...switches.chosen };
-    stage.set({ a: at.a || null, b: at.b === 1 ? null : at.b, dim: dim === 64 ? null : dim });
+    const options = { dim, token, ...switches.chosen };
+    fact.textContent = factOf(token, at);
+    stage.set({ a: at.a || null, b: at.b === 1 ? null : at.b, dim: dim === 64 ? null : dim,
+      id: token === TOKEN ? null : token });
     const { first, second, cosine: similarity } = sameWord({ ...at, ...options });
-    const difference = second.sum.map((value, d) => value - first.sum[d]);
-    heat.show(fromRows([first.scaledRow, first.sum, second.sum, difference]));
+    heat.show(fromRows([first.scaledRow, first.sum, second.sum, second.sum.map((value, d) => value - first.sum[d])]));
     number.textContent = fixed(similarity);
     claims.show(claimsOf(options));
-    stage.judge(similarity < 0.65, similarity < 0.65
-      ? `The cosine is ${fixed(similarity)}: the same word, two clearly different vectors.`
-      : `The cosine is ${fixed(similarity)}.`);
+    stage.judge(...verdict(similarity));
   };
   const switches = schemeSwitches(stage, () => update());
   const [a, b] = /** @type {("a" | "b")[]} */ (["a", "b"]).map((key) => slider({
-    label: `Position ${key}`, min: 0, max: LAST, value: at[key],
-    onInput: (value) => {
+    label: `Position ${key}`, min: 0, max: LAST, value: at[key], onInput: (value) => {
       at[key] = value;
       update();
-    },
-  }));
+    } }));
   const width = listSlider("Width D", DIMS, dim, (value) => {
     dim = value;
     update();
   });
   update();
   return [
-    h("div", { class: "learn-two" }, a, b), h("p", { class: "learn-reading" }, "cosine ", number), stage.keep(heat),
+    h("div", { class: "learn-two" }, a, b), fact, h("p", { class: "learn-reading" }, "cosine ", number),
+    stage.keep(heat),
     h("div", { class: "learn-controls" }, switches.elements, width), claims.element,
   ];
 }
 
+/** @param {number} similarity @returns {[boolean, string]} */
+function verdict(similarity) {
+  const text = `The cosine is ${fixed(similarity)}`;
+  return similarity < 0.65 ? [true, `${text}: the same word, two clearly different vectors.`] : [false, `${text}.`];
+}
+
+/** @param {number} token @param {{a: number, b: number}} at */
+function factOf(token, { a, b }) {
+  return `${token === TOKEN ? "“the”, t" : "T"}oken ID ${token}, at positions ${a} and ${b}.`;
+}
+
 /**
- * @param {{dim: number, scheme: string, scaled: boolean}} options
+ * @param {{dim: number, scheme: string, scaled: boolean, token: number}} options
  * @returns {Claim[]}
  */
 function claimsOf(options) {
@@ -87,6 +99,7 @@ function claimsOf(options) {
   const between = (a, b, dim = options.dim) => sameWord({ ...options, a, b, dim }).cosine;
   const [same, next, far, farther] = [between(0, 0), between(0, 1), between(0, 5), between(0, 50)];
   const isLearned = options.scheme === "learned";
+  const vectors = SOME.map((position) => inputVector({ position, ...options }).sum.join());
   return [
     ["Same position: the similarity is 1.0.", same > 1 - 1e-9, `Positions 0 and 0: ${fixed(same)}.`],
     ["Positions 0 and 1 are very similar (> 0.95), because position embeddings change gradually.",
@@ -98,5 +111,8 @@ function claimsOf(options) {
       `${fixed(next)} for 0 and 1, ${fixed(far)} for 0 and 5. `
       + (isLearned ? "Before training, the similarity of learned rows does not depend on the distance."
         : "It does not fall evenly with the distance.")],
+    ["The same token at different positions has different embeddings.", new Set(vectors).size === SOME.length,
+      `Token ID ${options.token} at positions ${SOME.join(", ")}: ${new Set(vectors).size} different vectors of `
+      + `${options.dim} numbers.`],
   ];
 }
