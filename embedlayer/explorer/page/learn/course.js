@@ -5,7 +5,7 @@ import { h } from "../dom.js";
 /** @type {[file: string, title: string, scenes: string][]} with the IDs of the scenes that the lesson links to */
 export const LESSONS = [
   ["01-text-to-vectors", "From text to vectors", "ids pieces batch"],
-  ["02-look-up", "A look-up is a matrix product", "onehot back"],
+  ["02-look-up", "A look-up is a matrix product", "onehot lookup back"],
   ["03-gradients", "Gradients and updates", "gradient training"],
   ["04-order", "Order", "order twice broadcast sizes"],
   ["05-scale", "Scale and initialisation", "sum width"],
