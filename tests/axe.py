@@ -29,6 +29,7 @@ def faults(page: Any, name: str, appearances: list[Any], *, where: Any = None) -
     for scheme, (width, height), rules in appearances:
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         page.set_viewport_size({"width": width, "height": height})
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")  # where a bar that stays on the screen covers nothing
         page.evaluate(NEXT_FRAMES)
         options = {"runOnly": rules, "resultTypes": ["violations"]}
         found += [

@@ -1,6 +1,6 @@
 /** The view Learn: a guided story in short scenes, each with a task that the page checks. */
 
-import { h, nodesOf } from "../dom.js";
+import { h, nodesOf, onResize } from "../dom.js";
 import { lessonOf } from "../learn/course.js";
 import { lessonIndex } from "../learn/lesson.js";
 import { Progress } from "../learn/progress.js";
@@ -47,6 +47,7 @@ class LearnView {
   /** Whether the reader changed the picture since it was drawn. */ #hasActed = false;
   /** Whether the picture shows the task done. */ #isRight = false;
   /** Whether the reader goes from scene to scene with Next. */ #usesNext = false;
+  /** @type {() => void} */ #stopWatching;
 
   /** @param {HTMLElement} element @param {ViewContext} context */
   constructor(element, context) {
@@ -82,11 +83,13 @@ class LearnView {
         lessonIndex(context, () => this.#reset(), (claim) => this.#markClaim(claim))),
       this.definitions.element);
     for (const action of ACTIONS) this.picture.addEventListener(action, () => (this.#hasActed = true), true);
+    this.#stopWatching = onResize(this.picture, () => sayWhatScrolls(this.picture));
     document.addEventListener("keydown", this.#onKey);
   }
 
   close() {
     this.#stage?.close();
+    this.#stopWatching();
     this.definitions.close();
     document.removeEventListener("keydown", this.#onKey);
   }
@@ -254,3 +257,11 @@ class LearnView {
   };
 }
 
+/** Say above each part of a picture that is wider than its place that it scrolls. @param {HTMLElement} picture */
+function sayWhatScrolls(picture) {
+  for (const hint of picture.querySelectorAll(".learn-scrolls")) hint.remove();
+  for (const part of picture.querySelectorAll(".scroll, .learn-equation")) {
+    if (part.scrollWidth <= part.clientWidth + 1) continue;
+    part.before(h("p", { class: "note learn-scrolls" }, "Scroll sideways →"));
+  }
+}
