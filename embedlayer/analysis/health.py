@@ -37,7 +37,7 @@ from embedlayer.analysis.row_verdicts import row_verdicts
 from embedlayer.analysis.shared_variance import shared_variance, without_shared_part
 from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.analysis.tokenizer_fit import tokenizer_fit
-from embedlayer.analysis.under_trained import under_trained_scores
+from embedlayer.analysis.under_trained import sum_of_units, under_trained_scores
 from embedlayer.core.errors import ShapeError
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.conversions import TableLike
@@ -268,10 +268,7 @@ def _start(rows: RowReader, before: RowReader, usable: Bool[Tensor, " V"]) -> _S
         return None
     generator = torch.Generator().manual_seed(0)
     sample = ids[torch.randperm(len(ids), generator=generator)[:COMPARED]]
-    total = torch.zeros(rows.embed_dim, dtype=torch.float64)
-    for chunk in rows.wide_chunks(usable):
-        total += F.normalize(chunk, dim=1).sum(0).cpu()
-    axis = F.normalize(total, dim=0)
+    axis = F.normalize(sum_of_units(rows, usable), dim=0)
 
     def without_axis(values: Tensor) -> Tensor:
         wide = values.cpu().double()

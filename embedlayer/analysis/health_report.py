@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -257,7 +257,7 @@ class TableHealth:
         if self.nonfinite_rows:
             yield self._sentence(self.nonfinite_rows, "{holds} NaN or infinity")
         yield from self.table_faults()
-        if zero := self._written(self.zero_rows):
+        if zero := _written(self.zero_rows, self.kinds):
             yield self._sentence(zero, "{is} zero")
         equal = self.written_equal
         if at_fault := self._without_rounded(equal):
@@ -266,14 +266,14 @@ class TableHealth:
             yield self._sentence(
                 self.at_mean, "{is} equal to the mean of the others within 1 %, as a resize adds them untrained"
             )
-        if random := self._random_fault():
+        if random := self._random_fault:
             yield random
         for group in self.norm_outliers:
-            if any(self._written(group.ids)):
+            if any(_written(group.ids, self.kinds)):
                 yield self._sentence(group.ids, _norms_sentence(group))
         learned = ~self.under_trained.flagged
         near = {row for group in self.near_duplicates for row in group if learned[row]} - {*self.at_mean, *equal}
-        if near_rows := self._written(sorted(near)):
+        if near_rows := _written(sorted(near), self.kinds):
             yield self._sentence(near_rows, "{is} nearly equal to another row, within 1 %")
         if self._are_many_unlearned:
             unlearned, words = self._words(self._ids("not learned")), self._words(range(self.vocab_size))
@@ -286,13 +286,13 @@ class TableHealth:
     @property
     def has_unlearned_fault(self) -> bool:
         """Return whether rows that are not learned are a fault of the table."""
-        return self.is_untrained or bool(self._random_fault()) or self._are_many_unlearned
+        return self.is_untrained or bool(self._random_fault) or self._are_many_unlearned
 
     @property
     def _are_many_unlearned(self) -> bool:
         """Return whether many words are not learned; `False` without a tokenizer that fits, or if they are random."""
         unlearned, words = self._words(self._ids("not learned")), self._words(range(self.vocab_size))
-        is_named = self.is_untrained or bool(self._random_fault())
+        is_named = self.is_untrained or bool(self._random_fault)
         return self._fits_tokenizer and unlearned > MOST_UNLEARNED * words and not is_named
 
     @property
@@ -301,10 +301,11 @@ class TableHealth:
         judged = int(self.verdicts.random.is_judged.sum())
         return judged > 0 and int(self.verdicts.random.is_random.sum()) >= UNTRAINED * judged
 
+    @cached_property
     def _random_fault(self) -> str:
         """Return which rows are as random rows, as a sentence; `""` if there are few, or nearly all are."""
         found, random = row_ids(self.verdicts.has_reason("as random rows")), self.verdicts.random
-        ids = self._written(found)
+        ids = _written(found, self.kinds)
         if not ids and random.random == NO_ROW and random.share > MOST_RANDOM_UNNAMED:
             return (
                 f"About {100 * random.share:.0f} % of the rows look like random rows. Which ones cannot be told, "
@@ -414,8 +415,8 @@ class TableHealth:
         unlearned, unseen = self._ids("not learned"), self._ids("never seen")
         parts = []
         other = ""
-        if self._random_fault():
-            random = set(self._written(row_ids(self.verdicts.has_reason("as random rows"))))
+        if self._random_fault:
+            random = set(_written(row_ids(self.verdicts.has_reason("as random rows")), self.kinds))
             unlearned, other = tuple(row for row in unlearned if row not in random), "other "
         if unlearned and not self._are_many_unlearned and not self.is_untrained:
             words = self._words(unlearned)
@@ -466,10 +467,6 @@ class TableHealth:
     def _words(self, ids: Collection[int]) -> int:
         """Return how many rows of a list are words; 0 without a tokenizer."""
         return 0 if self.kinds is None else sum(self.kinds[row] == "word" for row in ids)
-
-    def _written(self, ids: Collection[int]) -> list[int]:
-        """Return the IDs of rows that a text can look up, see `_written`."""
-        return _written(ids, self.kinds)
 
     def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[UnderTrainedRow]:
         """Return the rows that are not learned or were never seen, highest under-training score first.
@@ -544,7 +541,7 @@ class TableHealth:
             "absent": None if self.absent is None else _listed(self.absent, limit),
             "verdicts": self.verdicts.to_json(limit),
             "exchanged": self.exchanged,
-            "columns": None if self.columns is None else self.columns.to_json(),
+            "columns": None if self.columns is None else asdict(self.columns),
             "nearest": finite_json({name: getattr(self.nearest, name) for name in NEAREST_JSON}),
             "spelling": None if self.spelling is None else self.spelling.to_json(limit),
             "loss": None if self.loss is None else {**asdict(self.loss), "gain": self.loss.gain},

@@ -126,11 +126,11 @@ def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Ten
     filter_, span = _wiener_filter(rows, sample, columns)
     probes = F.normalize(torch.randn(PROBES, len(columns), generator=generator) @ span, dim=1)
     noise, null_noise = _noise_shares(rows, columns, filter_), _noise_of(probes, filter_)
+    ordered_noise = null_noise.sort().values
     in_sample = torch.zeros_like(usable).index_fill_(0, sample, True)
     leverage = noise * len(columns) / len(sample)
     noise = torch.where(in_sample, noise / (1 - leverage).clamp_min(1e-6), noise).where(usable, math.nan)
-    null_noise = null_noise.sort().values
-    left = torch.nonzero(noise >= _quantile(null_noise, CHANCE / 2))[:, 0]
+    left = torch.nonzero(noise >= _quantile(ordered_noise, CHANCE / 2))[:, 0]
     searchable = left if strangers is None else left[~strangers[left]]
     most = PRODUCTS // (max(1, len(left)) * len(columns))
     candidates = sample[: min(CANDIDATES[1], max(CANDIDATES[0], most))]
@@ -146,11 +146,11 @@ def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Ten
         searched += len(some)
         if searched >= SEARCHED and beyond <= CHANCE * searched:
             break  # the nearest cosine tells no more than the noise share
-    shares = _more_typical(noise[left], nearest[left], null_noise, ordered)
-    null_shares = _more_typical(_noise_of(probes, filter_), null_nearest, null_noise, ordered)
+    shares = _more_typical(noise[left], nearest[left], ordered_noise, ordered)
+    null_shares = _more_typical(null_noise, null_nearest, ordered_noise, ordered)
     level, share = _level(shares, null_shares, len(ids))
     distinct, random = (
-        Thresholds(_quantile(null_noise, each / 2), _quantile(ordered, 1 - each / 2)) if each else NO_ROW
+        Thresholds(_quantile(ordered_noise, each / 2), _quantile(ordered, 1 - each / 2)) if each else NO_ROW
         for each in (CHANCE, level)
     )
     return RandomRows(noise, nearest, distinct, random, share)

@@ -109,6 +109,11 @@ class TableRelation:
         """Return whether the rows are compared as they are stored, without a rotation: the same or a changed table."""
         return self.verdict in ("same", "changed")
 
+    @property
+    def _is_counted(self) -> bool:
+        """Return whether equal or exchanged rows say how the tables are related, rather than cosines."""
+        return self.equal > 0 or self.exchanged > self.shared / 2
+
     def headline(self) -> str:
         """Return in one plain sentence how much the two tables have in common.
 
@@ -116,12 +121,11 @@ class TableRelation:
             >>> table_relation(torch.randn(2000, 32), torch.randn(2000, 32)).headline()
             'Unrelated: no rotation brings the two tables together.'
         """
-        is_counted = self.equal or self.exchanged > self.shared / 2
         if self.verdict == "same":
             return f"The same table: all {self.shared:,} rows are equal."
         if self.verdict == "changed" and self.equal == self.shared:
             return f"All {self.shared:,} common rows are equal."
-        if self.verdict == "changed" and is_counted:
+        if self.verdict == "changed" and self._is_counted:
             start = "Changed in part" if self.equal else "Rows exchanged"
             return f"{start}: {self.equal:,} of {self.shared:,} common rows are equal."
         if self.as_stored is not None and self.verdict == "changed":
@@ -189,7 +193,7 @@ class TableRelation:
         differ = self.shared - self.equal
         if not differ:
             return ""
-        if not self.equal and self.exchanged <= self.shared / 2:
+        if not self._is_counted:
             return (
                 f"As stored, the two rows of {self.tokens:,} tokens have a mean cosine of {self.as_stored:.3f}, and of "
                 f"{self.as_stored_shuffled:z.3f} with shuffled tokens."

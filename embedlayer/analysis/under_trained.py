@@ -261,10 +261,10 @@ def _judged(
     generator = torch.Generator().manual_seed(0)
     places = _drawn(usable, JUDGED, generator)
     noises = _noises(rows, places)
-    total = _sum_of_units(rows, usable)
+    total = sum_of_units(rows, usable)
     measured = []
     for cone, inside in cones:
-        own, others = _sum_of_units(rows, inside), int(usable.sum()) - cone.rows
+        own, others = sum_of_units(rows, inside), int(usable.sum()) - cone.rows
         noise = float(_noises(rows, _drawn(inside, JUDGED_INSIDE, generator)).median())
         outside_cosine = float(own @ (total - own)) / (cone.rows * others) if others else math.nan
         absent = None if counts is None else float((counts.cpu()[inside] == 0).double().mean())
@@ -421,13 +421,13 @@ def _measure_cone(
     if gap is None:
         return None
     inner = cosines.topk(max(1, int((cosines > _cosine(gap.edge)).sum()) // 2)).indices
-    axis = F.normalize(_sum_of_units(rows, torch.zeros_like(free).index_fill_(0, inner, True)), dim=0).float()
+    axis = F.normalize(sum_of_units(rows, torch.zeros_like(free).index_fill_(0, inner, True)), dim=0).float()
     cosines, gap = _cosines_and_gap(rows, axis, free)
     if gap is None:
         return None
     inside = cosines > _cosine(gap.edge)
     count = int(inside.sum())
-    total = float(_sum_of_units(rows, inside).square().sum())
+    total = float(sum_of_units(rows, inside).square().sum())
     angle = math.degrees(math.acos(min(1.0, float(cosines[inside].median()))))
     similarity = (total - count) / (count * (count - 1))  # |sum of units|^2 = count + the cosines of all pairs
     return Cone(axis, count, angle, gap.edge, min(1.0, similarity), peak=gap.peak, valley=gap.valley), inside
@@ -520,7 +520,7 @@ def _cosines(rows: RowReader, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
     return torch.cat(parts).nan_to_num(nan=torch.nan, posinf=torch.nan, neginf=torch.nan).clamp(-1.0, 1.0)
 
 
-def _sum_of_units(rows: RowReader, chosen: Bool[Tensor, " V"]) -> Float[Tensor, " D"]:
+def sum_of_units(rows: RowReader, chosen: Bool[Tensor, " V"]) -> Float[Tensor, " D"]:
     """Return the sum of the chosen rows, each normalised to length 1, in float64."""
     total = torch.zeros(rows.embed_dim, dtype=torch.float64)
     for chunk in rows.wide_chunks(chosen):

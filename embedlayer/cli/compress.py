@@ -146,8 +146,9 @@ def measure_use(opened: "OpenedModel", text: Path) -> tuple[dict[str, Any], str]
         model = causal_model(opened, "cpu")
         read = encode_text(model, text)
         window = min(model.default_window, read.predicted)
-        loss = loss_on_text(model.model, read.ids, window=window, start_id=model.start_id)
-        return {**use, "loss": loss}, context_of(window, max(1, window // 2))
+        stride = max(1, window // 2)
+        loss = loss_on_text(model.model, read.ids, window=window, stride=stride, start_id=model.start_id)
+        return {**use, "loss": loss}, context_of(window, stride)
     except (CheckpointError, MissingExtraError) as error:
         warnings.warn(f"The loss on {text} is not measured: {error}", EmbedLayerWarning, stacklevel=2)
         return use, ""

@@ -64,8 +64,8 @@ def demo(context: click.Context, output: Path, minutes: float, min_steps: int, s
         duration = f"{minutes:g} minutes, longer on a busy or slow machine: at least {min_steps} steps"
         click.echo(f"Training a small layer on the Python manual ({duration if steps is None else f'{steps} steps'})")
     with temporary_folder() as folder:
-        source = folder / text.name
-        write_text(source, carried_text())
+        source, content = folder / text.name, carried_text()
+        write_text(source, content)
         try:
             result: int = context.invoke(
                 train,
@@ -80,7 +80,7 @@ def demo(context: click.Context, output: Path, minutes: float, min_steps: int, s
             )
         finally:
             if run.contains_run:  # a run beside this text is one that a demo may replace
-                write_text(text, carried_text())
+                write_text(text, content)
     if result == 0 and not as_json:
         commands = (
             command_line("explore", output, "--words"),

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import click
 import pytest
-from commands import run
+from commands import leaf_commands, run
 
 from embedlayer import DecoderLM, RotaryEmbedding, TokenCorpus, TokenEmbedding, train_tokenizer
-from embedlayer.cli.main import cli
 from embedlayer.cli.options import InputPath, OutputPath
 from embedlayer.core.errors import FileError
 from embedlayer.opening import PathKind, path_kind
@@ -52,19 +51,11 @@ COMMANDS = {
 """Each command with every path that it reads, by the parameter's name; one that reads none is not here."""
 
 
-def every_command(group: click.Group = cli, *names: str) -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from every_command(command, *names, name)
-        else:
-            yield " ".join([*names, name]), command
-
-
 def inputs_of(command: click.Command) -> dict[str, InputPath]:
     return {param.name: param.type for param in command.params if isinstance(param.type, InputPath)}
 
 
-INPUTS = {name: inputs_of(command) for name, command in every_command()}
+INPUTS = {name: inputs_of(command) for name, command in leaf_commands()}
 CASES = [
     (line, name, INPUTS[line.removesuffix(" OTHER")][name])
     for line, template in COMMANDS.items()
@@ -136,7 +127,7 @@ def command_line(line: str, there: dict[str, Path], out: Path, **paths: Path) ->
 
 
 def test_every_command_that_reads_a_path_says_what_it_takes() -> None:
-    for name, command in every_command():
+    for name, command in leaf_commands():
         for param in command.params:
             is_output = param.name in ("output", "export_to")
             assert not is_output or isinstance(param.type, OutputPath), f"{name} {param.name}: use OutputPath"

@@ -30,13 +30,13 @@ async function open(element, context) {
     manifest.has.includes("frequency") ? data.load("frequencies") : null,
   ]);
   const size = manifest.vocab_size;
+  const ofRows = { texts, verdicts: new Uint8Array(verdicts) };
   const drawn = pictures(health, {
-    texts, norms: new Float32Array(norms), verdicts: new Uint8Array(verdicts),
+    ...ofRows, norms: new Float32Array(norms),
     xs: new Float32Array(coordinates, 0, size), ys: new Float32Array(coordinates, 4 * size, size),
   }, context);
   const folded = figures(health, spectrum,
-    { texts, noise: new Float32Array(noise), verdicts: new Uint8Array(verdicts),
-      counts: counts && new Float32Array(counts) }, context);
+    { ...ofRows, noise: new Float32Array(noise), counts: counts && new Float32Array(counts) }, context);
   const [first, ...rest] = health.state === "undecided" ? health.reasons
     : [health.state === "sound" ? "Sound." : "Faulty.", ...health.reasons];
   element.replaceChildren(
