@@ -4,9 +4,9 @@ A folder has `adapter_config.json` and `adapter_model.safetensors`, whose tensor
 model: `base_model.model.<module>.<what>`. `read_adapter` groups the tensors by module and checks the configuration.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, NotRequired, TypedDict
 
@@ -17,7 +17,6 @@ from torch import Tensor
 from embedlayer.core.errors import CheckpointError
 from embedlayer.io.files import JsonObject, create_folder, read_json, write_json
 from embedlayer.io.json_fields import Range, check_fields, printable
-from embedlayer.io.name_patterns import NamePattern
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, load_tensors, save_tensors
 from embedlayer.tables.adapters import Adapter, LoraAdapter, TrainableTokens
 
@@ -44,6 +43,7 @@ _NEUTRAL = {
 
 
 _LARGEST = 2**31 - 1
+_MOST_WAYS = 10**7
 
 _Alpha = Annotated[float, Range(-_LARGEST, _LARGEST)]
 _Rank = Annotated[int, Range(1, _LARGEST)]
@@ -161,8 +161,8 @@ def read_adapter(directory: Path | str) -> AdapterFolder:
 
     Raises:
         FileError: The folder or a file in it is missing or cannot be read.
-        CheckpointError: A file is damaged, a number is not finite or out of range, a pattern is none that
-            `NamePattern` reads, or the adapter is of a kind whose changes are not known here, such as DoRA.
+        CheckpointError: A file is damaged, a number is not finite or out of range, a pattern has too many
+            choices, or the adapter is of a kind whose changes are not known here, such as DoRA.
     """
     directory = Path(directory)
     config = read_json(directory / ADAPTER_CONFIG)
@@ -331,10 +331,31 @@ def _of_module(config: JsonObject, patterns: str, module: str, directory: Path, 
     """
     source = f"{directory / ADAPTER_CONFIG}, {patterns}"
     numbers: dict[str, float] = config.get(patterns) or {}
-    return next((number for text, number in numbers.items() if _pattern(text, source).matches(module)), default)
+    return next((number for text, number in numbers.items() if _matches(text, module, source)), default)
 
 
-@lru_cache(maxsize=4096)
-def _pattern(pattern: str, source: str) -> NamePattern:
-    """Return the pattern, parsed once."""
-    return NamePattern(pattern, source)
+def _matches(pattern: str, module: str, source: str) -> bool:
+    """Return whether a pattern matches a module, as PEFT's `get_pattern_key` does it: by one `re.match`.
+
+    `re` tries one choice after another, so `(a+)+b` could take years: too many choices are a `CheckpointError`.
+    """
+    try:
+        if max(len(pattern), len(module)) <= 200 and _ways(pattern) < _MOST_WAYS:
+            return re.match(rf"(.*\.)?({pattern})$", module) is not None
+        reason = "it has too many choices, or more than 200 characters"
+    except re.error as error:
+        reason = str(error)
+    raise CheckpointError(
+        f"{source}: the pattern {pattern[:100]!a} cannot be matched: {reason}. Write the modules' names instead."
+    )
+
+
+def _ways(pattern: str) -> int:
+    """Return roughly how many ways `re` tries; `_MOST_WAYS` for a repeated group that contains a choice."""
+    plain = re.sub(r"\\.|\[\^?\]?(\\.|[^\]\\])*\]", "x", pattern, flags=re.DOTALL).replace("(?:", "(")
+    ways = 100 ** len(re.findall(r"[*+{]", plain)) * 2 ** plain.count("?")
+    while group := re.search(r"\(([^()]*)\)([*+{]?)", plain):
+        has_choice = re.search(r"[*+?{|]", group[1]) is not None
+        ways *= _MOST_WAYS if has_choice and group[2] else group[1].count("|") + 1
+        plain = plain.replace(group[0], ("x?" if has_choice else "x") + group[2], 1)
+    return ways * (plain.count("|") + 1)

@@ -12,7 +12,7 @@ import torch
 from embedlayer import DeltaEmbedding, TokenEmbedding
 from embedlayer.core.errors import CheckpointError
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, save_tensors
-from embedlayer.tables.adapter_files import ADAPTER_CONFIG
+from embedlayer.tables.adapter_files import ADAPTER_CONFIG, read_adapter
 from embedlayer.vocab import merge_adapter
 
 NAME = "base_model.model.model.embed_tokens"
@@ -34,6 +34,11 @@ NO_NUMBER = [math.nan, math.inf, -math.inf, 1e400, "4", True, [4], None]
 NO_RANK = [0, -1, 2**70, 2.5, *NO_NUMBER]
 NO_TOKENS = [[3, 3], [True, False], [-1, 3], [3, 2**70], [3.0, 5], ["3", 5], "35", 3, [[3, 5]], [math.nan, 3]]
 LORAS = ("LoRA of a table", "LoRA of a head", "rsLoRA")
+ENDLESS = [
+    *("(a+)+b", "((a*)*)*b", "(a|a)*b", "(a|aa)+$b", ".*.*.*.*b", "(a|a)" * 30 + "b", "a?" * 40 + "a" * 40),
+    *("(" * 20 + "a*" + ")*" * 20 + "b", "(?:x(?:a|a))*b", "a" * 201, "(a", "a)", "[a", "*a", r"\\"[:1]),
+]
+"""Patterns that `re` matches in exponential time, or does not read."""
 HOSTILE: list[tuple[str, str, Any]] = [
     *((name, "lora_alpha", value) for name in LORAS for value in (2**70, *NO_NUMBER)),
     *((name, "alpha_pattern", {"embed_tokens": value}) for name in LORAS for value in (2**70, *NO_NUMBER)),
@@ -46,6 +51,7 @@ HOSTILE: list[tuple[str, str, Any]] = [
     *((name, "target_modules", value) for name in LORAS for value in (["lm_head"], ["tokens"], [], 5)),
     *((name, "rank_pattern", {"(a+)+{9}": 2}) for name in LORAS),
     *((name, "alpha_pattern", {"(a(?=x))+": 2}) for name in LORAS),
+    *(("LoRA of a table", "alpha_pattern", {pattern: 2}) for pattern in ENDLESS),
 ]
 
 
@@ -102,6 +108,23 @@ def test_the_first_pattern_that_matches_gives_alpha_and_rank(tmp_path: Path) -> 
     torch.testing.assert_close(table.weight, torch.full((20, 8), 6.0))  # 6 / 2 of a product of 2
     with pytest.raises(CheckpointError, match=r"states the rank 9 for model\.embed_tokens, and .* of rank 2"):
         merge_adapter(table, write(tmp_path, LORA | {"r": 9}, FACTORS))
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"layers\.\d+\..*", r"(q|k)_proj", r".*\.(1[0-9]|2[0-3])\.(gate|up)", "[(*+]|x", r"x{2}\.(y_)?\w+", "k"]
+)
+def test_a_pattern_matches_what_peft_matches(pattern: str, tmp_path: Path) -> None:
+    get_pattern_key = pytest.importorskip("peft.utils.other").get_pattern_key
+    names = ["layers.12.q", "a.k_proj", "m.layers.23.up", "m.layers.24.up", "xx.y_1", "xx.z", "(", "x", "a.k", "ak"]
+    for name in names:
+        tensors = {key.replace("model.embed_tokens", name): value for key, value in FACTORS.items()}
+        config = LORA | {"target_modules": [name], "rank_pattern": {pattern: 2}, "r": 9}
+        folder = write(tmp_path, config, tensors)
+        if get_pattern_key([pattern], name) == pattern:
+            assert name in read_adapter(folder).modules
+        else:
+            with pytest.raises(CheckpointError, match="states the rank 9"):
+                read_adapter(folder)
 
 
 NO_FACTORS = {
