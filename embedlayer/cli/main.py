@@ -27,7 +27,7 @@ from embedlayer.cli.interrupts import INTERRUPTED, ending_on_interrupt
 from embedlayer.cli.neighbors import neighbors
 from embedlayer.cli.plan import plan
 from embedlayer.cli.positions import positions
-from embedlayer.cli.report import report
+from embedlayer.cli.run_summary import report
 from embedlayer.cli.streams import OutputError, safe_streams
 from embedlayer.cli.train import train
 from embedlayer.cli.vocab import vocab

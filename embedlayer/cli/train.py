@@ -167,8 +167,7 @@ def _train(
         TokenizerError: A corpus was built with another tokenizer, or a tokenizer is damaged.
         CheckpointError: A file of the run or a corpus is damaged.
     """
-    from embedlayer.cli.report import make_report
-    from embedlayer.cli.run_summary import show_summary
+    from embedlayer.cli.run_summary import make_report, show_summary
     from embedlayer.cli.texts import SourceOptions
     from embedlayer.cli.training_runs import start_run, train_to_the_end
     from embedlayer.training.loop import TrainingOptions

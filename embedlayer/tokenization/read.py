@@ -7,14 +7,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import TokenizerError
-from embedlayer.families.tokenizers import REFUSED_CLASSES
-from embedlayer.families.unread_tokenizers import MARIAN, TIKTOKEN, UNREAD_TOKENIZERS, UnreadTokenizer
+from embedlayer.families.tokenizers import MARIAN, REFUSED_CLASSES, TIKTOKEN, UNREAD_TOKENIZERS, UnreadTokenizer
 from embedlayer.io.files import is_gguf, read_bytes, write_text
 from embedlayer.tokenization.bert_tokenizers import wordpiece_tokenizer
 from embedlayer.tokenization.bpe_files import bpe_rules, bpe_tokenizer
 from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.llama2c_files import read_llama2c
-from embedlayer.tokenization.sentencepiece_files import read_sentencepiece, reads_vocabulary
+from embedlayer.tokenization.sentencepiece_files import read_llama2c, read_sentencepiece, reads_vocabulary
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer, tokenizer_errors
 from embedlayer.tokenization.tokenizer_config import TokenizerConfig, read_json_file, read_tokenizer_config
 

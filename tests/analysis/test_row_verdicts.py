@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embedlayer.analysis.health import table_health
 from embedlayer.analysis.row_verdicts import VERDICTS, id_ranges
-from embedlayer.cli.report import make_report
+from embedlayer.cli.run_summary import make_report
 from embedlayer.explorer import health, table_map, token_card
 from embedlayer.opening import open_model
 from embedlayer.training.run_directory import RunDirectory

@@ -20,7 +20,7 @@ from embedlayer.analysis.health import model_health
 from embedlayer.cli import main
 from embedlayer.cli.demo import PROBES, carried_text
 from embedlayer.cli.progress import reading
-from embedlayer.cli.report import make_report
+from embedlayer.cli.run_summary import make_report
 
 SMALL = "--dim 24 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 2".split()
 SMALL += ["--validation-fraction", "0.05"]

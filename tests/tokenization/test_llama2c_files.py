@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from embedlayer import FileError, TokenizerError, load_tokenizer
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.ids import end_of_text_id
-from embedlayer.tokenization.llama2c_files import BYTES
 from embedlayer.tokenization.read import save_tokenizer
+from embedlayer.tokenization.sentencepiece_files import BYTES
 
 HEAD = [(0.0, b"<unk>"), (0.0, b"\n<s>\n"), (0.0, b"\n</s>\n"), *((0.0, byte.encode()) for byte in BYTES)]
 WORDS = [b" t", b"he", b" the", b"th", b" h", b"ab", b"bab", b" a", b"abab", b"\xc3\xa9", b"\xc3\xa9\xc3\xa9"]
