@@ -343,7 +343,7 @@ FILE: dict[str, tuple[str, Write]] = {
 READING = {
     *("ContextReceipt.load", "DeltaEmbedding.from_pretrained", "DraftMap.load", "EmbeddingLayer.from_pretrained"),
     *("MappedEmbedding.open", "MappedEmbedding.resume", "OpenedModel.__init__", "ParallelContext.load"),
-    *("Pretrained.from_pretrained", "Receipt.load", "Receipt.of", "TokenCorpus.open", "TokenEmbedding.from_pretrained"),
+    *("Pretrained.from_pretrained", "Receipt.load", "TokenCorpus.open", "TokenEmbedding.from_pretrained"),
     *("TokenVectors.evaluate_word_analogies", "TokenVectors.evaluate_word_pairs", "create_dataloader"),
     *("create_dataloader_v1", "evaluate_positions", "evaluate_text", "evaluate_word_analogies", "evaluate_word_pairs"),
     *("find_text_files", "last_context_receipt", "last_receipt", "load", "load_adapter", "load_draft_tokens"),

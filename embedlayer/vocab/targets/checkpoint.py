@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from embedlayer.census.class_defaults import unknown_defaults, with_defaults_of_class
 from embedlayer.census.configurations import check_padding, check_readers, id_keys, parts_of
@@ -207,13 +206,6 @@ def _copies(folder: Path, opened: Opened, left_out: Collection[str]) -> Copies:
     return copies
 
 
-def _read_tensor(path: Path, name: str) -> Tensor:
-    """Read one tensor of a safetensors file."""
-    place = find_folder(path)
-    assert place is not None
-    return WeightFiles(place[0], path.name).read(name)
-
-
 def _copied_rows(path: Path, name: str, rows: RowTensor, key: str) -> RowTensor:
     """Return the rows of a second copy; `rows` are those of the checkpoint, whose new rows are also those of the copy.
 
@@ -222,8 +214,10 @@ def _copied_rows(path: Path, name: str, rows: RowTensor, key: str) -> RowTensor:
     """
     if rows.decode is not None and not is_dense(read_header(path).tensors.get(name)):
         return replace(rows, parameter=key, state_of=lambda new: new)
-    decode = rows.decode or (lambda new: new)
-    return replace(rows, tensor=_read_tensor(path, name), parameter=key, state_of=decode, encode=None, decode=None)
+    decode, place = rows.decode or (lambda new: new), find_folder(path)
+    assert place is not None
+    tensor = WeightFiles(place[0], path.name).read(name)
+    return replace(rows, tensor=tensor, parameter=key, state_of=decode, encode=None, decode=None)
 
 
 def _warn_of_unknown_defaults(checkpoint: Checkpoint, row_map: RowMap) -> None:
