@@ -202,11 +202,6 @@ def read_receipt(path: Path) -> None:
     receipt.remap(torch.tensor([0, 5, -100]))
 
 
-def undo(path: Path) -> None:
-    with tempfile.TemporaryDirectory() as out:
-        last_receipt(path).undo(path, out=Path(out) / "undone")
-
-
 def out_of(*arguments: object) -> Callable[[Path], None]:
     """A command that reads the folder (`SOURCE`) and writes elsewhere (`OUT`)."""
 
@@ -334,7 +329,7 @@ READERS: dict[str, dict[str, Callable[[Path], None]]] = {
         "continue": continue_corpus,
         "train": out_of("train", "SOURCE", "-o", "OUT", *TRAIN),
     },
-    "edited": {"receipt": read_receipt, "undo": undo},
+    "edited": {"receipt": read_receipt},
 }
 
 

@@ -11,7 +11,8 @@ each token has random values, integers included. The edits are `EDITS`:
 all tokens permuted, some removed, some added. A result is
 
 - equal, if the two saved models have equal tensors, configurations and generation configurations, if the logits of kept
-  tokens and the greedily generated tokens are those before the edit, and if undo restores all of it;
+  tokens and the greedily generated tokens are those before the edit, if undo restores all of the live model, and if the
+  source folder keeps every byte;
 - refused, if the edit raises an error of ours and changes nothing;
 - wrong, if a comparison differs;
 - not built, if transformers cannot build the model, or patch does not take it.
@@ -40,7 +41,6 @@ from torch import Tensor, nn
 
 import embedlayer as el
 from embedlayer.io.safetensors_files import load_tensors
-from embedlayer.vocab.receipt import last_receipt
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 from tables import markdown_table, write_between_markers
@@ -377,10 +377,12 @@ class Case:
             outcome.wrong("live", f"after undo or refusal: {path}")
 
     def edit_folder(self) -> None:
-        """Edit the folder of the model, compare it with the saved live model, and undo the edit."""
+        """Edit the folder of the model, and compare it with the saved live model and itself before."""
         outcome, after = self.outcome, self.path / "after"
         if outcome.folder == "not built":
             return
+        files = sorted((self.path / "before").iterdir())
+        source = {file.name: file.read_bytes() for file in files}
         try:
             apply(self.path / "before", self.edit, self.sources, self.size, out=after)
         except el.core.errors.EmbedLayerError as error:
@@ -395,9 +397,9 @@ class Case:
                 outcome.wrong("folder", f"transformers opens it no more: {loaded}")
             else:
                 self.compare("folder", loaded)
-        last_receipt(after).undo(after, out=self.path / "undone")
-        for path in differences(self.files_in("undone"), self.files_in("before")):
-            outcome.wrong("folder", f"after undo: {path}")
+        for file in files:
+            if file.read_bytes() != source[file.name]:
+                outcome.wrong("folder", f"the source changed: {file.name}")
 
     def files_in(self, name: str) -> dict[str, Any]:
         """Return the configurations and tensors of a folder."""

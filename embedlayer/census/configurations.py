@@ -351,19 +351,6 @@ def json_value(value: Any) -> Any:
     return [json_value(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def value_of_json(stored: Any, like: Any) -> Any:
-    """Return a value that `json_value` converted, in the form of the present value of the entry.
-
-    The present value, `like`, is a tuple, a list, a dictionary or a number as the result shall be.
-    """
-    if isinstance(like, Mapping) and isinstance(stored, list):
-        return {tuple(key) if isinstance(key, list) else key: one for key, one in stored}
-    if isinstance(like, list | tuple) and isinstance(stored, list):
-        inner = like[0] if like else None
-        return type(like)(value_of_json(one, inner) for one in stored)
-    return stored
-
-
 # Models that read the order or the size of IDs
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.options import (
-    EDITED,
     FOLDER,
     NEW_FILE,
     SOURCE,
@@ -23,7 +22,6 @@ from embedlayer.cli.options import (
     json_option,
     new_model_option,
 )
-from embedlayer.cli.printing import print_json
 from embedlayer.cli.vocab_results import SHOWN, show_comparison, show_receipt, show_suggestion
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import EmbedLayerError, EmbedLayerWarning, TokenizerError, VocabularyError
@@ -62,7 +60,7 @@ def vocab() -> None:
 
     The model is the folder of a run, a saved layer or a checkpoint, or a GGUF file. Tables, heads, tokenizer,
     configuration and training state are edited together. The result is a new folder or file, which appears complete or
-    not at all. The receipt in it (of a GGUF file, beside it) remaps stored token IDs, and undoes the edit of a folder.
+    not at all, and the source is unchanged. The receipt in it (of a GGUF file, beside it) remaps stored token IDs.
     """
 
 
@@ -257,23 +255,6 @@ def transplant(
 
     init = _row_init(start, directory, lambda _: load_tokenizer(tokenizer), ())
     return change_tokenizer(directory, tokenizer, init=init, **options), {}
-
-
-@vocab.command()
-@click.argument("directory", type=EDITED)
-@new_model_option
-@json_option
-def undo(directory: Path, output: Path, as_json: bool) -> None:
-    """Undo the last edit of the model in DIRECTORY: write the model before that edit to a new folder, bit for bit."""
-    from embedlayer.vocab.receipt import last_receipt
-
-    receipt = last_receipt(directory)
-    receipt.undo(directory, out=output)
-    new, old = receipt.num_tokens
-    if as_json:
-        print_json({"directory": str(output), "tokens": [old, new]})
-        return
-    click.echo(f"{old:,} tokens -> {new:,} tokens, as before the edit\nWritten to {output}")
 
 
 @vocab.command()

@@ -84,12 +84,8 @@ def show_receipt(receipt: "Receipt", directory: Path, output: Path, *, as_json: 
             f"         {trained['loss_before_training']:.4f} with the new ones before training\n"
             f"         {trained['loss_after_training']:.4f} after it"
         )
-    undo = (
-        f"the receipt is {receipt_beside(output).name}"
-        if output.is_file()
-        else f"undo with: {command_line('vocab', 'undo', output, '-o', '...')}"
-    )
-    click.echo(f"\nWritten to {output}; {undo}")
+    receipt_file = f"; the receipt is {receipt_beside(output).name}" if output.is_file() else ""
+    click.echo(f"\nWritten to {output}{receipt_file}\n{directory} is unchanged; to undo, delete {output}.")
 
 
 def show_suggestion(

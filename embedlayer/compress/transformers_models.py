@@ -73,7 +73,7 @@ MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 """Files of a model of sentence-transformers: its modules, and its class and prompts."""
 
 OF_THE_OLD_TABLE = (
-    FileRule(("*.receipt",), "receipts of edits of its vocabulary", "Undo an edit before the table is compressed."),
+    FileRule(("*.receipt",), "receipts of edits of its vocabulary", "They stay in the folder of the model."),
     FileRule(
         ("run.json", "checkpoint.safetensors", "best.json", "metrics.jsonl", "report.html", "corpus/", "tables/"),
         "the training of the run",

@@ -21,19 +21,19 @@ Words = Mapping[tuple[str, ...], int]
 
 
 def continue_merges(
-    words: Words, count: int, *, join: Callable[[Pair], str], taken: Container[str] = (), min_count: int = 2
+    words: Words, count: int, *, join: Callable[[Pair], str], taken: Container[str] = ()
 ) -> tuple[list[Pair], Counter[str]]:
     """Return the next merges of byte-pair encoding on a text, most frequent pair first.
 
     Of pairs with the same count the one whose names sort first is merged. The counts of pairs are updated after each
-    merge for the words that contain the pair, so the time does not grow with the text but with its different words.
+    merge for the words that contain the pair, so the time does not grow with the text but with its different words. A
+    pair that occurs once is not merged.
 
     Args:
         words: The sequences of tokens of the text, with their counts.
         count: Largest number of merges.
         join: Function from a pair to the name of the token that merging it gives.
         taken: Names that a new token must not have. Two merges never give the same token.
-        min_count: Fewest occurrences of a merged pair.
 
     Returns:
         The merges in order, and how often each token occurs in the text after all merges.
@@ -54,10 +54,10 @@ def continue_merges(
     while heap and len(merges) < count:
         number, pair = heapq.heappop(heap)
         if -number != pairs[pair]:  # its count has changed since it was put there
-            if pairs[pair] >= min_count:
+            if pairs[pair] > 1:
                 heapq.heappush(heap, (-pairs[pair], pair))
             continue
-        if -number < min_count:
+        if -number < 2:
             break
         name = join(pair)
         if name in taken or name in merges:

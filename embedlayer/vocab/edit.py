@@ -4,20 +4,19 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.core.errors import VocabularyError
+from embedlayer.core.errors import CheckpointError, VocabularyError
 from embedlayer.core.short_repr import short_repr
-from embedlayer.io.files import JsonObject
 from embedlayer.tokenization.ids import added_without_rows, missing_rows_message
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer, fingerprint
 from embedlayer.vocab.init.old_rows import WeightRows
 from embedlayer.vocab.init.row_init import MeanInit, NewToken, RowInit, spell_new_tokens
-from embedlayer.vocab.map import NEW, RowMap, RowTensor, RowValues
+from embedlayer.vocab.map import NEW, RowMap, RowTensor, RowValues, local_rows, row_fingerprint
 from embedlayer.vocab.special_tokens import NewTokenIds, SpecialTokens
 from embedlayer.vocab.tokenizer_edit import tokenizer_data
 
@@ -164,21 +163,16 @@ def round_up(number: int, multiple: int) -> int:
 class ModelEdit:
     """Describe an edit of one model, or the undo of an edit, ready to be applied to the tensors of that model.
 
-    A fingerprint is the hash that `row_fingerprint` returns.
-
     Attributes:
         row_map: The old row of each new row.
         values: For an edit: function that yields the initialised rows of a tensor whose `end` is not `None`.
         tokenizer: The tokenizer after the edit, or `None` if the model has none.
-        tokens: The old token of each new token; `None` for an undo.
+        tokens: The old token of each new token; `None` for an undo, and if rows are written and tokens stay.
         pad_to_multiple_of: Multiple to which the number of stored rows of each table is rounded up; `None` to keep each
             table's multiple.
         origins: From the new ID of each initialised row to a description of how it was computed. Empty at first; filled
             in while the edit is applied.
-        restored_rows: For an undo: from each tensor's name to the initialised rows that this rank stores.
-        after: For an undo: from each tensor's name to the expected fingerprint of the result. The rows that the undo
-            drops are not compared: rows that an edit added may have been trained since.
-        settings: For an undo: the sizes and IDs of the modules to restore, by name. `None` for an edit.
+        undoes: For an undo: the result of the edit that it undoes, which has the initialised rows.
         written: For a table that is written into a folder: function that returns all rows of a tensor after the edit,
             in the form of `RowTensor.local`, or `None` for a tensor whose rows are only moved.
     """
@@ -191,9 +185,7 @@ class ModelEdit:
     tokens: TokenMap | None = None
     pad_to_multiple_of: int | None = None
     origins: dict[int, str] = field(default_factory=dict)
-    restored_rows: Mapping[str, Tensor] | None = None
-    after: Mapping[str, str] | None = None
-    settings: JsonObject | None = None
+    undoes: "ModelResult | None" = None
     written: Callable[[RowTensor], Tensor | None] | None = None
 
     @property
@@ -205,18 +197,60 @@ class ModelEdit:
         return self.row_map.token_ids({} if self.tokens is None else self.tokens.merged)
 
 
+@dataclass(frozen=True)
+class ModelResult:
+    """Store what the undo of an edit of a live module restores.
+
+    Attributes:
+        edit: The edit that was applied.
+        dropped_rows: From each tensor's name to the rows that the edit dropped and that this rank stored, on the CPU.
+        before: From each tensor's name to its fingerprint before the edit, as `row_fingerprint` returns it.
+        settings: Sizes and IDs of the modules before the edit, by name.
+    """
+
+    edit: ModelEdit
+    dropped_rows: dict[str, Tensor]
+    before: dict[str, str]
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, edit: ModelEdit, tensors: Mapping[str, RowTensor], settings: dict[str, Any]) -> "ModelResult":
+        """Return what the undo of an edit restores, from the tensors and settings before it."""
+        dropped_rows = {}
+        for name, rows in tensors.items():
+            dropped = local_rows(edit.row_map.dropped, rows.partitions(edit.row_map)[0])
+            if rows.missing_row is not None:
+                dropped = dropped[dropped < len(rows.local)]
+            dropped_rows[name] = rows.local.index_select(0, dropped.to(rows.local.device)).cpu()
+        before = {name: row_fingerprint(rows.local) for name, rows in tensors.items()}
+        return cls(replace(edit, values=None), dropped_rows, before, settings)  # not to keep the initialisation
+
+    def resolve_undo(self, tokenizers: Iterable[Tokenizer | None], num_rows: int, **_: Any) -> ModelEdit:
+        """Return the undo of the edit; see `ResolveEdit`.
+
+        Raises:
+            CheckpointError: The model does not have as many rows as the edit left.
+        """
+        row_map, tokens = self.edit.row_map, self.edit.tokens
+        if num_rows != row_map.size:
+            raise CheckpointError(
+                f"This model is not what the receipt belongs to: its vocabulary has {num_rows:,} rows, the receipt's "
+                f"{row_map.size:,}. Nothing was changed."
+            )
+        return ModelEdit(row_map.inverse(), tokenizer=None if tokens is None else tokens.old_tokenizer, undoes=self)
+
+
 class ResolveEdit(Protocol):
-    """Function that returns the edit of one model: `EditRequest.resolve`, or the undo of an edit by its receipt."""
+    """Function that returns the edit of one model: `EditRequest.resolve`, or `ModelResult.resolve_undo`."""
 
     def __call__(
-        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, all_rows_have_ids: bool = False
     ) -> ModelEdit:
         """Return the edit of one model, computed from the model's tokenizers and number of rows.
 
         Args:
             tokenizers: The tokenizer of each layer of the model, or `None` for a layer without one.
             num_rows: Number of rows of the model's tables.
-            part: Which model of a folder it is: "" for a layer or checkpoint, `"run/"` for the model of a training run.
             all_rows_have_ids: Whether rows without a token are part of the row map, as in a checkpoint, whose table has
                 `num_rows` IDs. If not, the table adds padding rows itself.
 
@@ -253,9 +287,9 @@ class EditRequest:
     source: Path | None = None
 
     def resolve(
-        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, all_rows_have_ids: bool = False
     ) -> ModelEdit:
-        """Return the edit of one model; see `ResolveEdit` for the arguments. `part` is not used.
+        """Return the edit of one model; see `ResolveEdit` for the arguments.
 
         Raises:
             VocabularyError: The model's tokenizers differ from the passed one or from each other; or they have tokens

@@ -8,9 +8,10 @@ The three nouns of this package, and how they come together:
 - An **edit** is what is requested (`EditRequest`): which tokens change, and how new rows are initialised. It does not
   depend on a model. For one model it becomes a `ModelEdit`, which `targets.apply_rows` applies to named tensors. There
   is one function for each target: `apply_to_module`, `apply_to_checkpoint`, `apply_to_run` and `apply_to_gguf`.
-- A **receipt** (`Receipt`) is what happened: the row map, the rows that the edit dropped, and fingerprints of all
-  tensors. An undo is the edit whose row map is the inverse one, and whose initialised rows are the dropped rows of the
-  receipt. The same functions apply it, and the fingerprints show that its result equals the tensors before the edit.
+- A **receipt** (`Receipt`) is what happened: the row map, and which tokens are new, removed or merged. That of a live
+  module also has the rows that the edit dropped, and fingerprints of all tensors. The undo of such an edit is the edit
+  whose row map is the inverse one, and whose initialised rows are the dropped rows. `apply_to_module` applies it, and
+  the fingerprints show that its result equals the tensors before the edit.
 """
 
 import hashlib

@@ -118,9 +118,9 @@ def edit_vocabulary(
         **options: See `EditOptions`.
 
     Returns:
-        The receipt: `receipt.remap(ids)` converts stored IDs, `receipt.undo(target)` undoes the edit, and
-        `receipt.tokenizer` is the new tokenizer. The new folder contains the receipt as `vocabulary-1.receipt`, or with
-        the next number.
+        The receipt: `receipt.remap(ids)` converts stored IDs, `receipt.undo(module)` undoes the edit of a live module,
+        and `receipt.tokenizer` is the new tokenizer. The new folder contains the receipt as `vocabulary-1.receipt`, or
+        with the next number.
 
     Raises:
         VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer or a
@@ -368,8 +368,10 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
         if out is not None:
             raise SizeError("A live module is changed in place: pass out=... for folders only.")
         if stream is None:
-            return Receipt.of(EditResult({"": apply_to_module(target, request.resolve, optimizer)}))
-        return Receipt.of(EditResult({"": apply_to_stream(target, stream, request.resolve, optimizer)}))
+            live = apply_to_module(target, request.resolve, optimizer)
+        else:
+            live = apply_to_stream(target, stream, request.resolve, optimizer)
+        return Receipt.of(EditResult(live.edit), live)
     if optimizer is not None:
         raise SizeError("A folder contains the state of its optimizer: pass optimizer=... for live modules only.")
     path = Path(target)
@@ -377,6 +379,6 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
         result = apply_to_files(path, partial, request.resolve, stream=stream)
         if result.left_out:
             warnings.warn(left_out_message(result.left_out), EmbedLayerWarning, stacklevel=3)
-        receipt = Receipt.of(result, path)
+        receipt = Receipt.of(result)
         receipt.save(receipt_file)
     return receipt

@@ -1,9 +1,8 @@
-"""Receipts: what one edit of a vocabulary did, and its undo."""
+"""Receipts: what one edit of a vocabulary did."""
 
 import json
-import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, TypeVar
@@ -16,28 +15,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.census.files import shown_files
-from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, TokenIdError
+from embedlayer.core.errors import CheckpointError, FileError, ShapeError, TokenIdError
 from embedlayer.core.short_repr import short_repr
-from embedlayer.io.files import JsonObject, named_path, read_bytes
+from embedlayer.io.files import JsonObject, named_path
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.opening.path_kinds import PathKind, path_kind
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer
-from embedlayer.vocab.edit import ModelEdit
+from embedlayer.vocab.edit import ModelResult
 from embedlayer.vocab.init.row_init import count_origins
 from embedlayer.vocab.map import DROPPED, RowMap
 from embedlayer.vocab.row_training import merged_rows
 from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes
-from embedlayer.vocab.targets.folder import (
-    apply_to_files,
-    edited_copy,
-    next_receipt,
-    receipt_beside,
-    receipt_of_last_edit,
-    receipts_in,
-)
+from embedlayer.vocab.targets.folder import RECEIPT, next_receipt, receipt_beside, receipts_in
 from embedlayer.vocab.targets.live import apply_to_module
-from embedlayer.vocab.targets.run import RUN
 from embedlayer.vocab.targets.stream_rows import STREAM
 from embedlayer.vocab.targets.streams import apply_to_stream
 from embedlayer.vocab.token_selection import shown_names
@@ -45,53 +36,43 @@ from embedlayer.vocab.tokenizer_edit import tokens_with_extra_space
 
 KIND, FORMAT_VERSION = "embedlayer/vocabulary-receipt", 1
 MAX_UNPACKED_BYTES = 1 << 30
-TOKENIZERS = ("tokenizer", "old_tokenizer")
 UNREACHABLE = "that no text is encoded with any more"
 """Of removed tokens that were not named, in a printed receipt."""
 
 EXTRA_SPACE = "each use of {:,} of these costs one more token, for the space that follows"
 """Of new words in a vocabulary of SentencePiece's BPE, in a printed receipt."""
 
-TUPLES = ("created", "left_out", "unreachable", "extra_space_decoded")
+TUPLES = ("left_out", "unreachable", "extra_space_decoded")
 """Fields that are lists in JSON; files of earlier releases lack some."""
 
-SIZES = ("vocab_size", "num_rows")
-"""Settings that are used in computations."""
-
-Values = TypeVar("Values")
 IdArray = TypeVar("IdArray", Tensor, npt.NDArray[np.integer[Any]])
 
 
 class ReceiptFields(TypedDict):
-    """Define the JSON fields of a saved receipt; its tensors are stored beside them.
+    """Define the JSON fields of a saved receipt; the row map and the tokenizer are stored beside them.
 
     `kind` and `format_version` identify the file format, and `old_size` is the number of rows before the edit. The
-    other fields are those of `Receipt`. Token IDs that are keys are strings, as all keys in JSON.
+    other fields are those of `Receipt`. Token IDs that are keys are strings, as all keys in JSON. Receipts of earlier
+    releases have further fields.
     """
 
     kind: str
     format_version: int
     old_size: Annotated[int, Range(1, 1 << 26)]
     num_tokens: tuple[Count, Count]
-    settings: dict[str, Any]
-    created: list[str]
     left_out: NotRequired[list[str]]
     unreachable: NotRequired[list[Count]]
     added: dict[str, str]
     dropped: dict[str, str]
     merged: dict[str, Count]
     origins: dict[str, str]
-    before: dict[str, str]
-    after: dict[str, str]
     stored: NotRequired[dict[str, tuple[str, str, Annotated[float, Range(0)]]]]
     extra_space_decoded: NotRequired[list[Count]]
 
 
 @dataclass(frozen=True, eq=False)
 class Receipt:
-    """Record what one edit of a vocabulary did; convert stored token IDs with it, undo the edit, and save it.
-
-    A fingerprint is a hash of a tensor's values, dtype and shape.
+    """Record what one edit of a vocabulary did; convert stored token IDs with it, and save it.
 
     Attributes:
         row_map: The old row of each new row.
@@ -102,21 +83,16 @@ class Receipt:
             ones are gone, such as longer tokens that BPE merges from these.
         merged: From the old ID of each merged token to the new ID of the token that replaces it.
         origins: From the new ID of each initialised row to how it was computed, such as "subword mean of 5, 7".
-        dropped_rows: From each tensor's name to the rows that were dropped; with sharded tables those of this rank.
-        before: From the name of each edited tensor to its fingerprint before the edit.
-        after: From the name of each edited tensor to its fingerprint after the edit.
-        settings: Sizes and token IDs of modules and configurations before the edit, by dotted name, as JSON has them.
         tokenizer: The tokenizer after the edit, or `None`.
-        old_tokenizer: The tokenizer before the edit, or `None`.
-        files: From the name of each changed file of a folder to its content before the edit.
-        created: Names of the files of a folder that did not exist before the edit.
         left_out: Paths of the files of a folder that hold values by token and could not be edited; that of a folder
-            ends in a slash. The edited folder and the receipt do not have them, and the undo does not restore them.
+            ends in a slash. The edited folder does not have them.
         stored: For a GGUF file, and for the quantised tables and heads of a folder: from the name of each edited tensor
             to its stored types before and after the edit, and the largest change of a number in a kept row. Empty for
             all else. Only a GGUF file may get another type; elsewhere kept rows keep every bit.
         extra_space_decoded: For a GGUF file: new IDs of the added tokens around which text gets an extra space when it
             is decoded from the file, which has no place for the rule of `tokenizer` that removes it.
+        live: What `undo` restores in a live module, with sharded tables on this rank; it is not saved. `None` for a
+            folder, a file, and a receipt that was read from a file.
     """
 
     __repr__ = short_repr
@@ -127,38 +103,18 @@ class Receipt:
     dropped: dict[int, str] = field(default_factory=dict)
     merged: dict[int, int] = field(default_factory=dict)
     origins: dict[int, str] = field(default_factory=dict)
-    dropped_rows: dict[str, Tensor] = field(default_factory=dict)
-    before: dict[str, str] = field(default_factory=dict)
-    after: dict[str, str] = field(default_factory=dict)
-    settings: JsonObject = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
-    old_tokenizer: Tokenizer | None = None
-    files: dict[str, bytes] = field(default_factory=dict)
-    created: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     unreachable: tuple[int, ...] = ()
     stored: dict[str, StoredTypes] = field(default_factory=dict)
     extra_space_decoded: tuple[int, ...] = ()
+    live: ModelResult | None = None
 
     @classmethod
-    def of(cls, result: EditResult, folder: Path = Path()) -> "Receipt":
-        """Build the receipt of an edit that was applied.
-
-        Args:
-            result: What it changed; not the result of an undo. In the receipt the names of its models become prefixes
-                of the tensors' names.
-            folder: The folder before the edit, from which the old content of the changed files is read. It is not used
-                for a live module.
-        """
-        edit = next(iter(result.models.values())).edit
-        tokens = edit.tokens
+    def of(cls, result: EditResult, live: ModelResult | None = None) -> "Receipt":
+        """Build the receipt of an edit that was applied; `live` is what it changed in a live module."""
+        edit, tokens = result.edit, result.edit.tokens
         assert tokens is not None
-        files = {name: folder / name for name in result.changed}
-
-        def joined(key: str) -> dict[str, Any]:
-            models = result.models.items()
-            return {part + name: value for part, model in models for name, value in getattr(model, key).items()}
-
         return cls(
             row_map=edit.row_map,
             num_tokens=(tokens.num_tokens, len(tokens.sources)),
@@ -166,15 +122,12 @@ class Receipt:
             dropped=tokens.dropped,
             merged=dict(tokens.merged),
             origins=edit.origins,
-            **{key: joined(key) for key in ("dropped_rows", "before", "after", "settings")},
             tokenizer=tokens.tokenizer,
-            old_tokenizer=tokens.old_tokenizer,
-            files={name: read_bytes(file) for name, file in files.items() if file.exists()},
-            created=tuple(name for name, file in files.items() if not file.exists()),
             left_out=tuple(result.left_out),
             unreachable=tokens.unreachable,
             stored=result.stored,
             extra_space_decoded=result.extra_space_decoded,
+            live=live,
         )
 
     @property
@@ -257,92 +210,45 @@ class Receipt:
             raise ShapeError(f"The new ID {int(new.max())} does not fit into {ids.dtype}: widen the IDs first.")
         return new.astype(ids.dtype)
 
-    def undo(
-        self, target: nn.Module | Path | str, *, optimizer: Optimizer | None = None, out: Path | str | None = None
-    ) -> None:
-        """Restore the state before the edit, bit for bit: in a live module in place, from a folder into a new folder.
+    def undo(self, module: nn.Module, *, optimizer: Optimizer | None = None) -> None:
+        """Restore a live module in place, bit for bit, with the receipt that its edit returned.
 
         Rows that the edit added may have been trained since, also by `train_only_rows`, whose rows need not be merged
-        before. Rows that it kept must have their values of then. Files that the edit left out are not restored; a
-        warning names them.
+        before. Rows that it kept must have their values of then. The edit of a folder or file needs no undo: its source
+        is unchanged.
 
-        With sharded tables all ranks must call this, and the number of ranks must be that of the edit.
+        With sharded tables all ranks must call this.
 
         Args:
-            target: What the edit changed or wrote: the same live module, or the edited folder, which is only read.
-            optimizer: The optimizer whose state was edited too; for a live module only.
-            out: The new folder for the result; required for a folder. It must not exist or must be empty.
+            module: The module that was edited.
+            optimizer: The optimizer whose state was edited too.
 
         Raises:
-            CheckpointError: `target` is not what this edit wrote, kept rows were changed since, or it is a GGUF file.
-                Nothing was changed.
-            FileError: `target` does not exist, or `out` is missing, not empty or cannot be written.
+            CheckpointError: This is the receipt of a folder or was read from a file; or `module` is not what this edit
+                left, or kept rows were changed since. Nothing was changed.
             PeerError: Another rank raised an error, or undoes another edit.
-            VocabularyError: The module has other values of tokens since, such as an adapter of PEFT; or the run has
-                mapped tables.
+            VocabularyError: The module has other values of tokens since, such as an adapter of PEFT.
             StaleRowsError: The optimizer's state is that before the edit, to which it was not passed.
             SizeError: The optimizer trains other parameters, or the module has no table that can be edited.
-            TokenizerError: The tokenizer of the folder is damaged.
         """
-        stream = self.settings.get(STREAM)
-        if isinstance(target, nn.Module):
-            with merged_rows(target):
-                if stream is None:
-                    apply_to_module(target, self._resolve_undo, optimizer)
-                else:
-                    apply_to_stream(target, stream, self._resolve_undo, optimizer, used=self.row_map.size)
-            return
-        folder = Path(target)
-        _refuse_gguf(folder, self)
-        if receipts_in(folder):  # a folder that was saved from an edited model has none
-            receipt_of_last_edit(folder)
-        with edited_copy(folder, out) as (partial, _):
-            result = apply_to_files(folder, partial, self._resolve_undo, stream=stream, used=self.row_map.size)
-            left_out = sorted({*self.left_out, *result.left_out})
-            if left_out:
-                warnings.warn(
-                    f"Not restored: {shown_files(left_out)}. They hold values by token, and neither the edited folder "
-                    f"nor the receipt has them for the old vocabulary: copy them from the folder before the edit.",
-                    EmbedLayerWarning,
-                    stacklevel=2,
-                )
-            for name, content in self.files.items():
-                (partial / name).write_bytes(content)
-            for name in [*self.created, *(receipt.name for receipt in receipts_in(folder)[-1:])]:
-                (partial / name).unlink(missing_ok=True)
-
-    def _resolve_undo(
-        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
-    ) -> ModelEdit:
-        """Return the undo for one model; see `ResolveEdit`. Only `num_rows` and `part` are used.
-
-        Raises:
-            CheckpointError: The model does not have as many rows as the edit left.
-        """
-        if num_rows != self.row_map.size:
+        if self.live is None:
             raise CheckpointError(
-                f"This model is not what the receipt belongs to: its vocabulary has {num_rows:,} rows, the receipt's "
-                f"{self.row_map.size:,}. Nothing was changed."
+                "Only the receipt that the edit of a live module returned can undo that edit. The edit of a folder or "
+                "file left its source unchanged: use that."
             )
-
-        def of(entries: Mapping[str, Values]) -> dict[str, Values]:
-            names = [name for name in entries if name.startswith(RUN) == (part == RUN)]
-            return {name.removeprefix(part): entries[name] for name in names}
-
-        return ModelEdit(
-            self.row_map.inverse(),
-            tokenizer=self.old_tokenizer,
-            restored_rows=of(self.dropped_rows),
-            after=of(self.before),
-            settings=of(self.settings),
-        )
+        stream = self.live.settings.get(STREAM)
+        with merged_rows(module):
+            if stream is None:
+                apply_to_module(module, self.live.resolve_undo, optimizer)
+            else:
+                apply_to_stream(module, stream, self.live.resolve_undo, optimizer, used=self.row_map.size)
 
     def save(self, path: Path | str) -> None:
         """Write the receipt to a safetensors file; an existing file is replaced only if the write succeeds.
 
         Args:
             path: The file; or the folder of the edited model, where the file is `vocabulary-1.receipt` or has the next
-                number. `embedlayer vocab undo` reads the last one.
+                number. `last_receipt` reads the last one.
 
         Raises:
             FileError: The file cannot be written.
@@ -351,19 +257,15 @@ class Receipt:
         if path.is_dir():
             path = path / next_receipt(path)
         tensors = {"sources": self.row_map.sources}
-        tensors |= {f"rows/{name}": rows for name, rows in self.dropped_rows.items()}
-        tensors |= {f"files/{name}": packed_bytes(content) for name, content in self.files.items()}
-        for name in TOKENIZERS:
-            tokenizer = getattr(self, name)
-            if tokenizer is not None:
-                tensors[name] = packed_bytes(tokenizer.to_str().encode())
+        if self.tokenizer is not None:
+            tensors["tokenizer"] = packed_bytes(self.tokenizer.to_str().encode())
         fields = {"kind": KIND, "format_version": FORMAT_VERSION, "old_size": self.row_map.old_size}
         fields |= {name: getattr(self, name) for name in ReceiptFields.__annotations__ if name not in fields}
         save_tensors(path, tensors, {"receipt": json.dumps(fields)})
 
     @classmethod
     def load(cls, path: Path | str) -> "Receipt":
-        """Read a receipt from a file that `save` wrote.
+        """Read a receipt from a file that `save` wrote; it converts token IDs, and undoes nothing.
 
         Raises:
             FileError: There is no such file, or it cannot be read.
@@ -375,28 +277,21 @@ class Receipt:
             )
         tensors, metadata = load_tensors(path)
         fields = receipt_fields(path, metadata, ReceiptFields, KIND, FORMAT_VERSION)
-        for name, value in fields["settings"].items():
-            if name.rpartition(".")[2] in SIZES and type(value) is not int:
-                raise CheckpointError(f"The receipt in {path} states {printable(value)} as {name}: it is damaged.")
         try:
             sources = tensors["sources"]
             if sources.dtype != torch.int64 or sources.dim() != 1:
                 raise CheckpointError(f"{path} is damaged: its rows are {sources.dtype} of {list(sources.shape)}.")
-            texts = {name: unpacked_bytes(tensors[name]).decode() for name in TOKENIZERS if name in tensors}
-            tokenizers = {
-                name: build_tokenizer(parse_json(text, f"The receipt in {path}")) for name, text in texts.items()
-            }
+            tokenizer = None
+            if "tokenizer" in tensors:
+                text = unpacked_bytes(tensors["tokenizer"]).decode()
+                tokenizer = build_tokenizer(parse_json(text, f"The receipt in {path}"))
             values: JsonObject = {name: tuple(fields.get(name, ())) for name in TUPLES}
             for name in ("added", "dropped", "merged", "origins"):
                 values[name] = {int(token): value for token, value in fields[name].items()}
-            values |= {name: fields[name] for name in ("before", "after", "settings")}
             return cls(
                 row_map=RowMap(sources, fields["old_size"]),
                 num_tokens=(fields["num_tokens"][0], fields["num_tokens"][1]),
-                dropped_rows=without_prefix("rows/", tensors),
-                files={name: unpacked_bytes(packed) for name, packed in without_prefix("files/", tensors).items()},
-                tokenizer=tokenizers.get("tokenizer"),
-                old_tokenizer=tokenizers.get("old_tokenizer"),
+                tokenizer=tokenizer,
                 stored={name: StoredTypes(*rows) for name, rows in fields.get("stored", {}).items()},
                 **values,
             )
@@ -441,34 +336,20 @@ def receipt_fields(path: Path | str, metadata: Mapping[str, str], kind: type, na
     return fields
 
 
-def last_receipt(folder: Path | str) -> Receipt:
-    """Read the receipt of the last edit that led to a folder.
+def last_receipt(path: Path | str) -> Receipt:
+    """Read the receipt of the last edit of the vocabulary that led to a folder or GGUF file.
 
     Raises:
-        CheckpointError: There is no folder or no receipt in it, the receipt is damaged, or `folder` is a GGUF file.
+        CheckpointError: There is no receipt in the folder, or the receipt is damaged.
         FileError: The receipt cannot be read.
     """
-    folder = Path(folder)
-    _refuse_gguf(folder)
-    return Receipt.load(receipt_of_last_edit(folder))
-
-
-def _refuse_gguf(path: Path, receipt: Receipt | None = None) -> None:
-    """Raise a `CheckpointError` if a path is a GGUF file: its edit has no undo, because the old file is still there.
-
-    The message names the tensors whose kept rows were written in another type, from `receipt`; `None` reads the receipt
-    beside the file, if there is one.
-    """
-    if path_kind(path) is not PathKind.GGUF:
-        return
-    beside = receipt_beside(path)
-    if receipt is None and beside.is_file():
-        receipt = Receipt.load(beside)
-    changed = [f"{name}: {rows}" for name, rows in ({} if receipt is None else receipt.requantised).items()]
-    more = f" Only that file has the kept rows as they were before ({'; '.join(changed)})." if changed else ""
-    raise CheckpointError(
-        f"An edit of a GGUF file leaves the old file as it was: use that file in place of an undo.{more}"
-    )
+    path = Path(path)
+    if path_kind(path) is PathKind.GGUF:
+        return Receipt.load(receipt_beside(path))
+    receipts = [file for file in receipts_in(path) if file.name.startswith(RECEIPT.partition("{")[0])]
+    if not receipts:
+        raise CheckpointError(f"{path} has no receipt ({RECEIPT.format('N')}): no edit of its vocabulary wrote it.")
+    return Receipt.load(receipts[-1])
 
 
 def without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -102,7 +102,7 @@ class _WrittenRows:
         self.unchanged: dict[str, Tensor] = {}
 
     def resolve(
-        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, all_rows_have_ids: bool = False
     ) -> ModelEdit:
         """Return the edit of the folder; see `ResolveEdit`."""
         (old,), new, size = tokenizers, self.tokenizer, self.table.vocab_size

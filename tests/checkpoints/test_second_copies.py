@@ -38,23 +38,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", COPIES)
-def test_a_second_copy_has_the_rows_of_the_checkpoint_and_the_undo_restores_it(
-    file: str, folder: Path, tmp_path: Path
-) -> None:
+def test_a_second_copy_has_the_rows_of_the_checkpoint(file: str, folder: Path, tmp_path: Path) -> None:
     main = load_file(folder / "model.safetensors")
     copy = {name: main[key].half() for name, key in COPIES[file].items()} | {"norm.weight": torch.randn(D)}
     (folder / file).parent.mkdir(exist_ok=True)
     save_tensors(folder / file, copy)
-    receipt = el.vocab.edit_vocabulary(folder, remove=[3], add=2, init=el.vocab.RandomInit(), out=tmp_path / "new")
+    el.vocab.edit_vocabulary(folder, remove=[3], add=2, init=el.vocab.RandomInit(), out=tmp_path / "new")
     new, copied = load_file(tmp_path / "new" / "model.safetensors"), load_file(tmp_path / "new" / file)
     assert copied.keys() == copy.keys()
     assert torch.equal(copied["norm.weight"], copy["norm.weight"])
     for name, key in COPIES[file].items():
         assert torch.equal(copied[name], new[key].half()), name
     assert read_json(tmp_path / "new" / "params.json")["vocab_size"] == V + 1
-    receipt.undo(tmp_path / "new", out=tmp_path / "back")
-    for path in (path for path in folder.rglob("*") if path.is_file()):
-        assert (tmp_path / "back" / path.relative_to(folder)).read_bytes() == path.read_bytes(), path
 
 
 def test_the_printed_bytes_of_an_edit_count_each_weight_once(folder: Path, tmp_path: Path, capsys) -> None:

@@ -214,13 +214,10 @@ def test_every_command_reads_a_quantised_folder(tmp_path, capsys, tied) -> None:
         ("vocab", "add", source, "new", "-o", tmp_path / "trained", "--train-on", text, "--steps", 2),
         ("vocab", "remove", tmp_path / "added", "t5", "-o", tmp_path / "removed"),
         ("vocab", "trim", tmp_path / "removed", text, "-o", tmp_path / "trimmed"),
-        ("vocab", "undo", tmp_path / "trimmed", "-o", tmp_path / "undone"),
         ("inspect", tmp_path / "trimmed", "--json"),
     )
     for edit in edits:
         assert run(*edit) == 0, (edit, capsys.readouterr().err)
-    weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("removed", "undone")]
-    assert weights[0] == weights[1]
 
 
 @pytest.mark.parametrize("name", ["ModelOpt NVFP4", "ModelOpt FP8", "ModelOpt FP8 by row"])

@@ -43,7 +43,6 @@ COMMANDS = {
     "vocab transplant": "{directory} {tokenizer} -o {out} --auxiliary {auxiliary} --auxiliary-text {auxiliary_text}",
     "vocab transplant OTHER": "{directory} {tokenizer} -o {out} --init omp --donor {donor}",
     "vocab suggest": "{directory} {files} --held-out {held_out} -o {out}",
-    "vocab undo": "{directory} -o {out}",
     "positions extend": "{directory} --to 64 -o {out} --text {text} --tokenizer {tokenizer_from} --factors {factors}",
     "positions undo": "{directory} -o {out}",
     "vocab compare": "{first} {second} --text {text}",

@@ -73,9 +73,6 @@ def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(
     assert json.loads(capsys.readouterr().out)["tokens"][-1] == " otterly"
     leave_out_answers(monkeypatch)
     assert run("report", tmp_path / "new") == 0
-    assert run("vocab", "undo", tmp_path / "new", "-o", tmp_path / "back") == 0
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "run.json", "report.html"):
-        assert (tmp_path / "back" / name).read_bytes() == (trained / name).read_bytes()
 
 
 @pytest.mark.parametrize("tied", some([False], [False, True]))
@@ -100,8 +97,6 @@ def test_new_rows_of_a_checkpoint_of_transformers_are_trained_too(tied, domain, 
     assert run("vocab", "add", source, *TERMS, "-o", plain) == 0
     untrained = load_file(plain / "model.safetensors")
     assert all((after[name][257:] != untrained[name][257:]).any(1).all() for name in rows)
-    assert run("vocab", "undo", new, "-o", tmp_path / "back") == 0
-    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
 def test_what_happened_is_shown(trained, tmp_path, capsys) -> None:
@@ -112,7 +107,8 @@ def test_what_happened_is_shown(trained, tmp_path, capsys) -> None:
     assert re.search(r"Tokens +400 -> 404\nRows +400 -> 404\nKept +400, unchanged bit for bit\nNew +4\n", shown)
     assert re.search(r" 400  ·otterly +mean\n", shown)
     assert re.search(r"Bytes +[\d,]+ -> [\d,]+ of weights \(\d+ more\)", shown)
-    assert f"embedlayer vocab undo {tmp_path / 'new'} -o" in shown
+    new = tmp_path / "new"
+    assert shown.endswith(f"\nWritten to {new}\n{trained} is unchanged; to undo, delete {new}.\n")
     assert run("vocab", "remove", tmp_path / "new", " otterly", "<|user|>", "-o", tmp_path / "less") == 0
     assert re.search(r"Dropped +2\n +400  ·otterly\n +403  <\|user\|>\n", capsys.readouterr().out)
 
@@ -223,7 +219,6 @@ def test_bad_input_ends_with_a_clear_error_and_no_folder(trained, domain, tmp_pa
         (2, "no token 'otterly'", ["remove", trained, "otterly", "-o", out]),
         (2, "nothing to remove", ["remove", trained, "-o", out]),
         (1, "none.txt does not exist", ["trim", trained, tmp_path / "none.txt", "-o", out]),
-        (2, "has no receipt", ["undo", trained, "-o", out]),
         (1, "none.json does not exist", ["transplant", trained, tmp_path / "none.json", "-o", out]),
     ]
     capsys.readouterr()

@@ -75,14 +75,6 @@ def test_json_of_tables_that_are_not_finite_has_no_nan(line, folder, capsys) -> 
         assert "Error: " in said
 
 
-def test_undo_has_json(folder, tmp_path, capsys) -> None:
-    el.TokenEmbedding(257, 8).save_pretrained(tmp_path / "model", tokenizer=el.train_tokenizer((), "byte"))
-    assert run("vocab", "add", tmp_path / "model", "dogs", "-o", tmp_path / "more", "--json") == 0
-    tokens = json.loads(capsys.readouterr().out)["tokens"]
-    assert run("vocab", "undo", tmp_path / "more", "-o", tmp_path / "back", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"directory": str(tmp_path / "back"), "tokens": tokens[::-1]}
-
-
 @pytest.mark.parametrize("name", ["t.vec", "t.vec.gz", "t.bin", "t.npy", "projector", "t.parquet", "t.onnx"])
 def test_export_replaces_nothing(name, folder, tmp_path, capsys) -> None:
     target = tmp_path / name

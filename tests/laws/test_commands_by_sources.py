@@ -46,7 +46,6 @@ for _command in ("positions extend", "positions undo"):
         "unknown family": "SOURCE/config.json: model_type",
     }
 REFUSED["vocab transplant"]["GGUF file"] = "cannot describe a WordLevel model"
-REFUSED["vocab undo"]["GGUF file"] = "leaves the old file as it was"
 """The reason of each cell that is refused, by command and kind of source; all other cells work."""
 
 CELLS = [(command, kind) for command in COMMANDS for kind in KINDS]

@@ -222,7 +222,6 @@ COMMANDS = [
     ["plan", "--checkpoint", "{0}"],
     ["compress", "{0}", "--to", "int8", "-o", "{0}.out"],
     ["vocab", "add", "{0}", "zebra", "-o", "{0}.out"],
-    ["vocab", "undo", "{0}", "-o", "{0}.out"],
     ["explore", "{0}", "--export", "{0}.html"],
     ["corpus", "build", "{0}", "--tokenizer", "{0}", "-o", "{0}.out"],
 ]

@@ -153,11 +153,9 @@ def test_old_tokens_keep_their_logits_when_others_are_added_and_removed(model_ty
 
 @pytest.mark.parametrize("edit", ["add", "reorder"])
 @pytest.mark.parametrize(("model_type", "kind"), some(ALWAYS[:1], [*ALWAYS, ("llama", "causal"), ("opt", "causal")]))
-def test_a_receipt_in_a_saved_folder_is_the_one_that_undo_reads(model_type, kind, edit, tmp_path, unchecked) -> None:
-    from safetensors.torch import load_file
-
+def test_a_receipt_in_a_saved_folder_is_its_last_one(model_type, kind, edit, tmp_path, unchecked) -> None:
     model = built(model_type, kind)
-    before, config = state_of(model), model.config.to_dict()
+    config = model.config.to_dict()
     if edit == "add":
         receipt = el.vocab.add_tokens(model, NEW, train_only_new=True)
         for parameter in model.parameters():
@@ -169,14 +167,7 @@ def test_a_receipt_in_a_saved_folder_is_the_one_that_undo_reads(model_type, kind
         assert model.config.eos_token_id != config["eos_token_id"] or config["eos_token_id"] is None
     model.save_pretrained(tmp_path / "new")
     receipt.save(tmp_path / "new")
-    assert (tmp_path / "new" / "vocabulary-1.receipt").exists()
-    el.vocab.last_receipt(tmp_path / "new").undo(tmp_path / "new", out=tmp_path / "back")
-    undone = load_file(tmp_path / "back" / "model.safetensors")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in undone.items())
-    again = type(model).from_pretrained(tmp_path / "back").config.to_dict()
-    assert {key: again[key] for key in config if "token_id" in key or key == "vocab_size"} == {
-        key: value for key, value in config.items() if "token_id" in key or key == "vocab_size"
-    }
+    assert torch.equal(el.vocab.last_receipt(tmp_path / "new").new_ids, receipt.new_ids)
 
 
 CAUSAL = [case for case in CASES if case[1] == "causal"]

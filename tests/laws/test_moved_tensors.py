@@ -121,7 +121,7 @@ def check(model: Any, folder: Path, *, live: str | None, saved: str | None, is_r
         saved: Reason for which an edit of the folder is refused.
         is_readable: Whether transformers reads what it has saved of this model.
     """
-    old, new, back = (folder / name for name in ("old", "new", "back"))
+    old, new = folder / "old", folder / "new"
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with_distinct_values(model).save_pretrained(old)
@@ -129,10 +129,7 @@ def check(model: Any, folder: Path, *, live: str | None, saved: str | None, is_r
         ids = torch.tensor(request["order"][-20:]).unsqueeze(0)
         logits, edited = logits_of(el.patch(model), ids), []
         if saved is None:
-            receipt = el.vocab.edit_vocabulary(old, **request, out=new)
-            receipt.undo(new, out=back)
-            for file in old.glob("*.safetensors"):
-                assert file.read_bytes() == (back / file.name).read_bytes()
+            el.vocab.edit_vocabulary(old, **request, out=new)
             edited += [type(model).from_pretrained(new, attn_implementation="eager").eval()] if is_readable else []
         else:
             with pytest.raises(el.core.errors.EmbedLayerError, match=saved):

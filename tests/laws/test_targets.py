@@ -124,10 +124,8 @@ NEW_FOLDERS: dict[str, Write] = {
     "vocab remove": lambda s, out: command("vocab", "remove", s.layer, "#269", "-o", out),
     "vocab trim": lambda s, out: command("vocab", "trim", s.layer, s.text, "-o", out),
     "vocab transplant": lambda s, out: command("vocab", "transplant", s.layer, s.edited, "-o", out),
-    "vocab undo": lambda s, out: command("vocab", "undo", s.edited, "-o", out),
     "compress": lambda s, out: command("compress", s.layer, "--to", "int8", "-o", out),
     "edit_vocabulary": lambda s, out: edit_vocabulary(s.layer, add=["zebra"], out=out),
-    "Receipt.undo": lambda s, out: last_receipt(s.edited).undo(s.edited, out=out),
     "write_into": lambda s, out: el.load(s.checkpoint).write_into(s.checkpoint, out),
 }
 """Commands and functions that write a new folder."""

@@ -223,11 +223,6 @@ def test_after_a_transplant_transformers_gives_the_new_tokenizers_ids(folders, o
         with quiet():
             model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
         assert model(torch.tensor([theirs("a dog", add_special_tokens=False)["input_ids"]])).logits.isfinite().all()
-    receipt.undo(tmp_path / "out", out=tmp_path / "back")
-    assert {file.name for file in (tmp_path / "back").iterdir()} == {file.name for file in folders[old].iterdir()}
-    assert (tmp_path / "back" / "tokenizer_config.json").read_bytes() == (
-        folders[old] / "tokenizer_config.json"
-    ).read_bytes()
 
 
 def small_gpt2(folder: Path) -> Tokenizer:

@@ -104,12 +104,9 @@ def test_edits_are_undone_in_reverse(llama, tmp_path) -> None:
         "vocabulary-1.receipt",
         "vocabulary-3.receipt",
     ]
-    with pytest.raises(el.CheckpointError, match="vocabulary-3.receipt.*vocab undo"):
+    with pytest.raises(el.CheckpointError, match=r"vocabulary-3\.receipt: use the folder before it"):
         last_context_receipt(names[2])
-    with pytest.raises(el.CheckpointError, match="positions-2.receipt.*positions undo"):
-        last_receipt(names[1])
-    last_receipt(names[2]).undo(names[2], out=tmp_path / "2 again")
-    assert contents(tmp_path / "2 again") == contents(names[1])
+    assert last_receipt(names[1]).row_map.size == last_receipt(names[0]).row_map.size
     last_context_receipt(names[1]).undo(names[1], out=tmp_path / "1 again")
     assert contents(tmp_path / "1 again") == contents(names[0])
 

@@ -55,7 +55,7 @@ def test_rows_without_a_token_start_as_the_mean_which_changes_a_softmax_least() 
     tokens = TokenMap((*range(300),), 300)
     request = EditRequest(lambda tokenizer, size: tokens, MeanInit(), MeanInit(), pad_to_multiple_of=64)
     resolved = request.resolve([None], 300, all_rows_have_ids=True)
-    padded = apply_row_map({"table": RowTensor(rows, "table")}, resolved).tensors["table"]
+    padded = apply_row_map({"table": RowTensor(rows, "table")}, resolved)["table"]
     assert padded.shape == (320, 8)
     assert resolved.origins == dict.fromkeys(range(300, 320), "mean")
     before, after = ((hidden @ table.T).logsumexp(1) for table in (rows, padded))

@@ -161,12 +161,12 @@ def edits_under_fsdp(kinds: tuple[str, ...]) -> None:
 
 def dropped_rows(receipt: Any, expected: Any) -> bool:
     """Whether the ranks together have the rows that one process has dropped."""
-    for name, rows in expected.dropped_rows.items():
+    for name, rows in expected.live.dropped_rows.items():
         parts: list[Any] = [None, None]
-        dist.all_gather_object(parts, receipt.dropped_rows[name])
+        dist.all_gather_object(parts, receipt.live.dropped_rows[name])
         found = [parts[0]] if "optimizer" not in name and len(parts[0]) == len(rows) else parts
         assert torch.equal(torch.cat(found), rows), name
-    return bool(expected.dropped_rows)
+    return bool(expected.live.dropped_rows)
 
 
 def rowwise(table: el.TokenEmbedding, mesh: DeviceMesh) -> None:

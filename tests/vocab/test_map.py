@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embedlayer as el
-from embedlayer.vocab.edit import ModelEdit
+from embedlayer.vocab.edit import ModelEdit, ModelResult
 from embedlayer.vocab.map import DROPPED, NEW, RowMap, RowTensor, row_fingerprint
 from embedlayer.vocab.targets.apply_rows import apply_row_map
 
@@ -23,7 +23,7 @@ def test_each_new_row_is_its_source_or_its_initial_value(sources, padding) -> No
     row_map = RowMap(torch.tensor(sources), 12)
     start = -torch.arange(1.0, 3 * len(row_map.initialised) + 1).view(-1, 3)
     tensors = {"table": RowTensor(old, "table", padding)}
-    new = apply_row_map(tensors, edit(row_map, start)).tensors["table"]
+    new = apply_row_map(tensors, edit(row_map, start))["table"]
     fresh = iter(start)
     expected = [next(fresh) if source == NEW else old[source] for source in sources] + [torch.zeros(3)] * padding
     assert torch.equal(new, torch.stack(expected))
@@ -37,14 +37,13 @@ def test_each_new_row_is_its_source_or_its_initial_value(sources, padding) -> No
 @given(sources=SOURCES)
 def test_the_inverse_map_with_the_dropped_rows_restores_every_bit(sources) -> None:
     old, row_map = torch.randn(12, 2), RowMap(torch.tensor(sources), 12)
-    first = apply_row_map({"table": RowTensor(old)}, ModelEdit(row_map))
-    back = row_map.inverse()
-    undo = ModelEdit(back, restored_rows=first.dropped_rows, after=first.before)
-    assert torch.equal(apply_row_map({"table": RowTensor(first.tensors["table"])}, undo).tensors["table"], old)
-    assert torch.equal(back.initialised, row_map.dropped)
-    edited = first.tensors["table"]
+    first = ModelEdit(row_map)
+    edited = apply_row_map({"table": RowTensor(old)}, first)["table"]
+    undo = ModelResult.of(first, {"table": RowTensor(old)}, {}).resolve_undo([], row_map.size)
+    assert torch.equal(apply_row_map({"table": RowTensor(edited)}, undo)["table"], old)
+    assert torch.equal(undo.row_map.initialised, row_map.dropped)
     changed = edited.index_fill(0, row_map.initialised, 3.0)  # rows that the undo drops
-    assert torch.equal(apply_row_map({"table": RowTensor(changed)}, undo).tensors["table"], old)
+    assert torch.equal(apply_row_map({"table": RowTensor(changed)}, undo)["table"], old)
     if len(row_map.initialised) < len(sources):
         with pytest.raises(el.CheckpointError, match="other values"):
             apply_row_map({"table": RowTensor(edited + 1)}, undo)
@@ -62,11 +61,12 @@ def test_an_edit_returns_the_dropped_rows_and_changes_no_tensor() -> None:
     table, state = torch.randn(3, 2), torch.randn(3, 2)
     tensors = {"table": RowTensor(table, "table"), "state": RowTensor(state)}
     before = [table.clone(), state.clone()]
-    result = apply_row_map(tensors, edit(RowMap(torch.tensor([2, NEW]), 3), torch.ones(1, 2)))
-    assert torch.equal(result.tensors["table"], torch.stack([table[2], torch.ones(2)]))
-    assert torch.equal(result.tensors["state"], torch.stack([state[2], torch.zeros(2)]))
+    change = edit(RowMap(torch.tensor([2, NEW]), 3), torch.ones(1, 2))
+    new, result = apply_row_map(tensors, change), ModelResult.of(change, tensors, {})
+    assert torch.equal(new["table"], torch.stack([table[2], torch.ones(2)]))
+    assert torch.equal(new["state"], torch.stack([state[2], torch.zeros(2)]))
     assert torch.equal(result.dropped_rows["table"], table[:2])
-    assert result.before["table"] == row_fingerprint(table) != result.after["table"]
+    assert result.before["table"] == row_fingerprint(table) != row_fingerprint(new["table"])
     assert all(torch.equal(*pair) for pair in zip(before, (table, state), strict=True))
 
 

@@ -61,7 +61,7 @@ def saved(layer: el.EmbeddingLayer, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("model_type", "states_rows"), [("gemma3n_text", False), ("gemma4_text", True)])
-def test_a_folder_is_edited_and_the_undo_restores_every_file(model_type, states_rows, tmp_path) -> None:
+def test_a_folder_is_edited(model_type, states_rows, tmp_path) -> None:
     model: Any = small(model_type)
     with quiet():
         model.save_pretrained(tmp_path / "old", max_shard_size="40KB")
@@ -70,7 +70,7 @@ def test_a_folder_is_edited_and_the_undo_restores_every_file(model_type, states_
     if not states_rows:
         del config["vocab_size_per_layer_input"]
         write_json(tmp_path / "old/config.json", config)
-    receipt = edit_vocabulary(tmp_path / "old", remove=REMOVED, add=4, out=tmp_path / "new")
+    edit_vocabulary(tmp_path / "old", remove=REMOVED, add=4, out=tmp_path / "new")
     with quiet():
         check(model, type(model).from_pretrained(tmp_path / "new"))
     assert read_json(tmp_path / "new/config.json")["eoa_token_index"] == 128
@@ -78,8 +78,6 @@ def test_a_folder_is_edited_and_the_undo_restores_every_file(model_type, states_
     complete = torch.cat([old, old[:1].expand(VOCAB - len(old), -1)])
     assert torch.equal(new[: len(KEPT)], complete[KEPT])
     assert torch.allclose(new[len(KEPT) :], complete.double().mean(0).float())
-    receipt.undo(tmp_path / "new", out=tmp_path / "back")
-    assert same_files(tmp_path / "old", tmp_path / "back")
 
 
 def test_tokens_in_another_order_keep_the_row_that_stands_in_for_theirs(tmp_path) -> None:
@@ -179,12 +177,10 @@ def test_the_table_of_a_saved_layer_with_an_untied_head_remembers_an_edit_of_its
     with quiet():
         build("llama", "causal", {"tie_word_embeddings": False})[1].save_pretrained(tmp_path / "old")
     saved(el.load(tmp_path / "old"), tmp_path / "layer")
-    receipt = edit_vocabulary(tmp_path / "layer", order=range(130, -1, -1), out=tmp_path / "edited")
+    edit_vocabulary(tmp_path / "layer", order=range(130, -1, -1), out=tmp_path / "edited")
     el.load(tmp_path / "edited").write_into(tmp_path / "old", tmp_path / "whole")
     with pytest.raises(el.CheckpointError, match="they would stay in the old order"):
         el.load(tmp_path / "edited", table_only=True).write_into(tmp_path / "old", tmp_path / "new")
-    receipt.undo(tmp_path / "edited", out=tmp_path / "undone")
-    el.load(tmp_path / "undone", table_only=True).write_into(tmp_path / "old", tmp_path / "back")
 
 
 def test_a_table_without_a_rule_for_missing_tokens_must_have_all_of_them() -> None:

@@ -19,7 +19,6 @@ from embedlayer.vocab import (
     Receipt,
     add_tokens,
     edit_vocabulary,
-    last_receipt,
     merge_rows,
     remove_tokens,
     train_only_rows,
@@ -99,14 +98,8 @@ def entries(config: Any) -> Any:
     return {key: entries(value) for key, value in config.items() if key not in left_out}
 
 
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(".receipt")}
-
-
 @pytest.mark.parametrize(("name", "edit"), some(covering(product(SOME, EDITS)), product(NAMES, EDITS)))
-def test_a_folder_of_transformers_opens_after_the_edit_and_is_restored_byte_for_byte(
-    tmp_path, name, edit, unchecked
-) -> None:
+def test_a_folder_of_transformers_opens_after_the_edit(tmp_path, name, edit, unchecked) -> None:
     model = stream_model(name)
     old = saved(model, tmp_path / "old")
     before = opened(old)
@@ -133,8 +126,6 @@ def test_a_folder_of_transformers_opens_after_the_edit_and_is_restored_byte_for_
         ):
             ids = receipt.new_ids if k == EDITED else torch.arange(theirs.shape[-1])
             torch.testing.assert_close(ours[:, ids[ids >= 0]], theirs[:, ids >= 0])
-    last_receipt(tmp_path / "new").undo(tmp_path / "new", out=tmp_path / "restored")
-    assert bytes_in(tmp_path / "restored") == bytes_in(old)
 
 
 @cases("name, edit", NAMES, EDITS)
@@ -187,10 +178,6 @@ def test_a_layer_and_its_saved_folder_are_edited_alike(tmp_path, name, edit, unc
     assert {**again.config, "tensor_names": {}} == {**layer.config, "tensor_names": {}}
     assert again.tensor_names == layer.tensor_names
     assert all(torch.equal(again.state_dict()[key], value) for key, value in layer.state_dict().items())
-    last_receipt(tmp_path / "edited").undo(tmp_path / "edited", out=tmp_path / "restored")
-    restored = bytes_in(tmp_path / "restored")
-    assert restored["model.safetensors"] == bytes_in(tmp_path / "layer")["model.safetensors"]
-    assert restored == bytes_in(tmp_path / "layer")
     receipt.undo(layer)
     assert layer.config == {**config, "is_edited": True}
     assert all(torch.equal(layer.state_dict()[key], value) for key, value in state.items())

@@ -75,9 +75,6 @@ def test_tokens_that_lack_a_row_get_one_and_ids_stay(where: str, kind: str, tmp_
     if where == "checkpoint":
         config = read_json(tmp_path / "new" / "config.json")
         assert (config["vocab_size"], config["eos_token_id"]) == (size + 3, size + 1)
-    receipt.undo(tmp_path / "new", out=tmp_path / "back")
-    for name in ("tokenizer.json", "config.json", "model.safetensors"):
-        assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("where", FOLDERS)

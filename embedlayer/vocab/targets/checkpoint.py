@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from embedlayer.census.class_defaults import unknown_defaults, with_defaults_of_class
 from embedlayer.census.configurations import check_padding, check_readers, id_keys, parts_of
@@ -26,14 +25,14 @@ from embedlayer.checkpoints.reading.tensors import CheckpointTensors, is_in_bloc
 from embedlayer.checkpoints.second_copies import Copies, find_copies, is_dense
 from embedlayer.checkpoints.writer import Rows, weight_names, write_tensors
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
-from embedlayer.io.safetensors_files import INDEX, read_header
+from embedlayer.io.safetensors_files import read_header
 from embedlayer.io.weight_files import WeightFiles, find_folder
 from embedlayer.saving import TOKENIZER
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
-from embedlayer.vocab.edit import ModelEdit, ResolveEdit, missing_rows
+from embedlayer.vocab.edit import ResolveEdit, missing_rows
 from embedlayer.vocab.map import RowMap, RowTensor
 from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes, apply_row_map
-from embedlayer.vocab.targets.class_rows import rows_of_class, stored_names
+from embedlayer.vocab.targets.class_rows import rows_of_class
 from embedlayer.vocab.targets.folded_rows import FoldedTable
 from embedlayer.vocab.targets.folder_files import (
     ADDED,
@@ -43,13 +42,9 @@ from embedlayer.vocab.targets.folder_files import (
     TOKENIZER_CONFIG,
     edited_files,
     read_json_if_there,
-    restore_config,
 )
 from embedlayer.vocab.targets.live import row_tensors
 from embedlayer.vocab.targets.module_parts import refuse_hashed_ngrams, vocabulary_modules
-
-ROWS = "num_rows"
-"""End of the name of a number of rows in a receipt."""
 
 
 class Opened(NamedTuple):
@@ -97,12 +92,11 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
     Weights, their second copies, tokenizer and configuration files are edited. Files that the edit does not change are
     copied. Files that state the old vocabulary in another form, such as `vocab.json`, are removed. Files that hold
     values by token and cannot be edited (`census.files`) are left out. `partial` is an empty folder, and `resolve`
-    returns the edit of each model, or the undo of one.
+    returns the edit.
 
     Raises:
         CheckpointError: The checkpoint is damaged; or another file has values of tokens whose moves are not known.
-            Or its family is unknown, and other tensors than the table may have a row for each token. Or, for an undo,
-            the folder is not what the edit of the receipt wrote.
+            Or its family is unknown, and other tensors than the table may have a row for each token.
         VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
             family that counts positions from that ID. Or the model has hashed n-grams.
         FileError: A file cannot be read or written.
@@ -130,23 +124,16 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
         configs = [part.owner for content in contents for part in parts_of(content, 0)]
         check_readers(configs, row_map.new_ids, row_map.size)
         _warn_of_unknown_defaults(checkpoint, row_map)
-    # An edit gives a row to each token: how many a per-layer table had is written down for the undo.
-    short = {f"{name}.{ROWS}": len(r.local) for name, r in tensors.items() if len(r.local) < row_map.old_size}
-    before = edit.settings or {}
-    for name in [name for name in tensors if f"{name}.{ROWS}" in before]:
-        tensors[name] = replace(tensors[name], padding=min(before[f"{name}.{ROWS}"] - row_map.size, 0))
-    if folded is not None:
-        tensors[table] = folded.row_tensor(edit)
-    result = apply_row_map(tensors, _with_stored_names(edit, opened))
+    result = apply_row_map(tensors, edit)
     per_layer = any(rows.end == "per_layer" for rows in tensors.values())
     files = {} if edit.tokens is None else edited_files(folder, edit.tokens, row_map, per_layer=per_layer)
-    new: dict[str, Rows] = {name: rows.with_rows(result.tensors[name], row_map) for name, rows in tensors.items()}
-    new |= {name: old.of_bytes(result.tensors[name]) for name, old in stored.items()}
+    new: dict[str, Rows] = {name: rows.with_rows(result[name], row_map) for name, rows in tensors.items()}
+    new |= {name: old.of_bytes(result[name]) for name, old in stored.items()}
     written: dict[str, Rows] = {}
     if folded is None:
         written |= {alias: new[name] for alias, name in aliases.items()}
     else:
-        written |= folded.after(result.tensors[table], row_map, edit)
+        written |= folded.after(result[table], row_map)
     axes = {} if folded is None else folded.axes
     if layer is None:
         axes = {alias: tensors[name].axis for alias, name in aliases.items()}
@@ -167,11 +154,8 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
             (partial / name).unlink()
         else:
             (partial / name).write_text(content, encoding="utf-8")
-    restore_config(partial, edit.settings or {})
-    changed = {*files, CONFIG} | ({TOKENIZER} if edit.tokenizer is not None else set())
-    changed |= {INDEX} if (folder / INDEX).exists() else set()
     types = {name: StoredTypes(rows.format.name, rows.format.name, 0.0) for name, rows in stored.items()}
-    return EditResult({"": replace(result, settings=short)}, sorted(changed), left_out, types)
+    return EditResult(edit, left_out, types)
 
 
 def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
@@ -222,13 +206,6 @@ def _copies(folder: Path, opened: Opened, left_out: Collection[str]) -> Copies:
     return copies
 
 
-def _read_tensor(path: Path, name: str) -> Tensor:
-    """Read one tensor of a safetensors file."""
-    place = find_folder(path)
-    assert place is not None
-    return WeightFiles(place[0], path.name).read(name)
-
-
 def _copied_rows(path: Path, name: str, rows: RowTensor, key: str) -> RowTensor:
     """Return the rows of a second copy; `rows` are those of the checkpoint, whose new rows are also those of the copy.
 
@@ -237,25 +214,10 @@ def _copied_rows(path: Path, name: str, rows: RowTensor, key: str) -> RowTensor:
     """
     if rows.decode is not None and not is_dense(read_header(path).tensors.get(name)):
         return replace(rows, parameter=key, state_of=lambda new: new)
-    decode = rows.decode or (lambda new: new)
-    return replace(rows, tensor=_read_tensor(path, name), parameter=key, state_of=decode, encode=None, decode=None)
-
-
-def _with_stored_names(edit: ModelEdit, opened: Opened) -> ModelEdit:
-    """Return the undo of an edit of a live model with the names that its tensors have in the folder of that model.
-
-    transformers writes some tensors, as those of multimodal models, under other names than the live model has. An edit,
-    and an undo with names of the folder, are returned unchanged.
-    """
-    if edit.after is None or edit.restored_rows is None or edit.after.keys() <= opened.tensors.keys():
-        return edit
-    written = stored_names(opened.checkpoint.config)
-    names = {own: opened.aliases[name] for own, each in written.items() for name in each if name in opened.aliases}
-    return replace(
-        edit,
-        after={names.get(name, name): value for name, value in edit.after.items()},
-        restored_rows={names.get(name, name): value for name, value in edit.restored_rows.items()},
-    )
+    decode, place = rows.decode or (lambda new: new), find_folder(path)
+    assert place is not None
+    tensor = WeightFiles(place[0], path.name).read(name)
+    return replace(rows, tensor=tensor, parameter=key, state_of=decode, encode=None, decode=None)
 
 
 def _warn_of_unknown_defaults(checkpoint: Checkpoint, row_map: RowMap) -> None:
@@ -358,7 +320,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
     aliases = {name: tensor_names[0] for tensor_names in names.values() for name in tensor_names}
     tensors: dict[str, RowTensor] = {}
     if folded is not None:
-        tensors[folded.names[0]] = folded.row_tensor()
+        tensors[folded.names[0]] = folded.row_tensor
         aliases |= {name: name for name in folded.shapes}
     for key, (name, *_) in names.items():
         if checkpoint.stored(name) is not None:

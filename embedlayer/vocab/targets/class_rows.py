@@ -13,7 +13,6 @@ from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.refusals import quantised_parts
 from embedlayer.core.errors import EmbedLayerError, transformers_errors
-from embedlayer.io.files import JsonObject
 from embedlayer.vocab.map import RowTensor
 from embedlayer.vocab.targets.live import row_tensors
 from embedlayer.vocab.targets.module_parts import vocabulary_modules
@@ -65,20 +64,6 @@ def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[st
     known |= {part for name in aliases if checkpoint.stored(name) for part in checkpoint.module_tensors(name).values()}
     others = [name for name in checkpoint.names if modules.vocab_size in checkpoint.info(name).shape]
     return (tensors, aliases) if is_complete and known.issuperset(others) else None
-
-
-def stored_names(config: JsonObject) -> dict[str, list[str]]:
-    """Return the names that transformers writes for each tensor of the class that a `config.json` names.
-
-    They are by the name of the tensor in the live model. The result is empty if transformers is not installed or does
-    not build the class.
-    """
-    try:
-        class_and_config = class_named_in(config)
-        model = None if class_and_config is None else built_on_meta(*class_and_config)
-        return {} if model is None else _stored_names(model)
-    except EmbedLayerError:
-        return {}
 
 
 def _stored_names(model: Any) -> dict[str, list[str]]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, SizeError
 from embedlayer.io.files import named_path, new_files, new_folder, recover_folder
 from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, PathKind, path_kind
@@ -28,15 +27,12 @@ METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 """Files of `torch.distributed.checkpoint`: of its default writer, and of its safetensors writer."""
 
 
-def apply_to_files(
-    source: Path, partial: Path, resolve: ResolveEdit, *, stream: int | None = None, used: int | None = None
-) -> EditResult:
+def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit, *, stream: int | None = None) -> EditResult:
     """Write the edited copy of a folder or GGUF file to `partial`; `source` does not change.
 
     `source` is a saved layer, a training run, another checkpoint folder, or a GGUF file; `partial` is the first path
-    that `edited_copy` yields. With `stream`, the edit is that of one stream of codes; see `edit_streams` for `used`.
-    `resolve` returns the edit of each model, or for a folder the undo of one. The errors and
-    warnings are those of `apply_to_run`, `apply_to_checkpoint` and `apply_to_gguf`.
+    that `edited_copy` yields. With `stream`, the edit is that of one stream of codes. `resolve` returns the edit of
+    each model. The errors and warnings are those of `apply_to_run`, `apply_to_checkpoint` and `apply_to_gguf`.
     """
     kind = path_kind(source)
     if kind is PathKind.GGUF:
@@ -44,9 +40,9 @@ def apply_to_files(
             raise SizeError("A GGUF file has no streams of codes: leave stream out.")
         return apply_to_gguf(source, partial, resolve)
     if stream is not None and kind in OWN_FOLDERS:
-        return apply_to_run(source, partial, resolve, stream=stream, used=used)
+        return apply_to_run(source, partial, resolve, stream=stream)
     if stream is not None:
-        return apply_to_stream_of_checkpoint(source, partial, stream, resolve, used)
+        return apply_to_stream_of_checkpoint(source, partial, stream, resolve)
     return (apply_to_run if kind in OWN_FOLDERS else apply_to_checkpoint)(source, partial, resolve)
 
 
@@ -117,10 +113,7 @@ def receipt_of_last_edit(folder: Path, name: str = RECEIPT) -> Path:
     if not receipts:
         raise CheckpointError(f"{folder} has no receipt ({name.format('N')}): no edit wrote it.")
     if not receipts[-1].name.startswith(name.partition("{")[0]):
-        command = command_line("vocab" if name == POSITIONS_RECEIPT else "positions", "undo", folder, "-o", "...")
-        raise CheckpointError(
-            f"The last edit of {folder} is that of {receipts[-1].name}, and edits are undone in reverse: {command}."
-        )
+        raise CheckpointError(f"The last edit of {folder} is that of {receipts[-1].name}: use the folder before it.")
     return receipts[-1]
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from embedlayer.census.class_defaults import with_moved_defaults
-from embedlayer.census.configurations import edited_configuration, part_at
+from embedlayer.census.configurations import edited_configuration
 from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG
 from embedlayer.core.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.families import PER_LAYER_ROWS
 from embedlayer.families.tokenizers import OWN_RULES
-from embedlayer.io.files import JsonObject, read_bytes, read_json, write_json
+from embedlayer.io.files import JsonObject, read_bytes, read_json
 from embedlayer.tokenization.ids import USUAL_NAMES
 from embedlayer.vocab.edit import TokenMap
 from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn_of_lost_settings
@@ -237,23 +237,3 @@ def _added_tokens(content: JsonObject, tokens: TokenMap, new: Tokenizer) -> Json
     names = {*tokens.added.values(), *content}
     records = tokenizer_data(new)["added_tokens"]
     return {token["content"]: token["id"] for token in records if token["content"] in names}
-
-
-def restore_config(folder: Path, settings: JsonObject) -> None:
-    """Write the values before an edit of a live model into its configurations, to undo it in the folder of that model.
-
-    The `settings` are those of the receipt, in which those of a configuration start with the name of the file.
-    `config.json` and `generation_config.json` are changed in place if they are there; entries that they lack are not
-    added.
-    """
-    for file in (CONFIG, GENERATION):
-        start = f"{Path(file).stem}."
-        before = {name.removeprefix(start): value for name, value in settings.items() if name.startswith(start)}
-        if before and (folder / file).is_file():
-            content = read_json_if_there(folder / file)
-            for name, value in before.items():
-                *path, key = name.split(".")
-                part = part_at(content, path)
-                if isinstance(part, dict) and key in part:
-                    part[key] = value
-            write_json(folder / file, content)

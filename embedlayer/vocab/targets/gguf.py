@@ -79,7 +79,7 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
         name: NewTensor(
             tensors[name].dtype, (row_map.size, *file.tensors[name].shape[1:]), rows.contiguous().view(torch.uint8)
         )
-        for name, rows in result.tensors.items()
+        for name, rows in result.items()
     }
     extra_space = _write(file, out, tokens.tokenizer, new, new_ids, row_map.size)
     kept_rows = row_map.sources[row_map.sources >= 0]
@@ -87,7 +87,7 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
         name: StoredTypes(file.tensors[name].dtype, old.dtype, max(old.changes[kept_rows].tolist(), default=0.0))
         for name, old in tensors.items()
     }
-    return EditResult({"": result}, stored=stored_rows, extra_space_decoded=extra_space)
+    return EditResult(edit, stored=stored_rows, extra_space_decoded=extra_space)
 
 
 def write_into_gguf(

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from embedlayer.census.configurations import check_readers, check_sizes, json_value
+from embedlayer.census.configurations import check_readers, check_sizes
 from embedlayer.census.tensors import tensors_in
 from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import SizeError
@@ -38,9 +38,9 @@ from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tokenization.tokenizer_calls import fingerprint
-from embedlayer.vocab.edit import ResolveEdit
+from embedlayer.vocab.edit import ModelResult, ResolveEdit
 from embedlayer.vocab.map import RowMap, RowTensor, row_fingerprint
-from embedlayer.vocab.targets.apply_rows import ModelResult, apply_row_map
+from embedlayer.vocab.targets.apply_rows import apply_row_map
 from embedlayer.vocab.targets.module_parts import (
     VocabularyModules,
     check_movable,
@@ -226,7 +226,6 @@ def apply_to_module(
     resolve: ResolveEdit,
     optimizer: Optimizer | None = None,
     *,
-    part: str = "",
     tokenizer: Tokenizer | None = None,
 ) -> ModelResult:
     """Apply an edit, or the undo of one, to a live module in place; if anything fails, nothing is changed.
@@ -239,11 +238,10 @@ def apply_to_module(
         module: The module.
         resolve: Function that returns the edit of the module, or the undo of one.
         optimizer: The optimizer of the module, whose state is edited too, or `None`.
-        part: Which model of a folder the module is: "" for a layer, `"run/"` for the model of a run.
         tokenizer: The tokenizer of a module whose layers have none, or `None`.
 
     Returns:
-        What was changed; the new tensors are those that the module now has.
+        The edit, and what its undo restores.
 
     Raises:
         VocabularyError: The tokenizer is that of another model, or the requested edit does not fit it. Or a tensor has
@@ -262,7 +260,7 @@ def apply_to_module(
     copies = list(stage_copies(module.parameters()))
     with ExitStack() as stages:
         of_stages = [stages.enter_context(ranks.all_or_none()) for ranks in {copy.ranks: None for copy in copies}]
-        change = _change_of(module, resolve, optimizer, part, tokenizer)
+        change = _change_of(module, resolve, optimizer, tokenizer)
         for facts in of_stages:
             facts["the edited rows (if new rows are drawn, call torch.manual_seed with one number on all)"] = (
                 change.tied
@@ -276,7 +274,7 @@ class Change(NamedTuple):
     """What an edit of a live module will do.
 
     Attributes:
-        result: What is changed.
+        result: The edit, and what its undo restores.
         tied: Fingerprints of the new tensors that must be equal on several pipeline stages, by name.
         assignments: The changes, to be carried out together.
         finish: Function to be called afterwards.
@@ -289,7 +287,7 @@ class Change(NamedTuple):
 
 
 def _change_of(
-    module: nn.Module, resolve: ResolveEdit, optimizer: Optimizer | None, part: str, tokenizer: Tokenizer | None
+    module: nn.Module, resolve: ResolveEdit, optimizer: Optimizer | None, tokenizer: Tokenizer | None
 ) -> Change:
     """Compute what an edit will change, with the arguments and errors of `apply_to_module`; nothing is changed yet."""
     replaced = [own_attribute(part, REPLACED) for part in modules_with(module, REPLACED)]
@@ -306,7 +304,6 @@ def _change_of(
         edit = resolve(
             [tokenizer, *(owner.tokenizer for owner, _ in modules.tokenizers.values())],
             modules.vocab_size,
-            part=part,
             all_rows_have_ids=any(layer.tensor_names for layer in modules.layers.values())
             or any(isinstance(part.stored, PackedRows) for part in modules.local.values()),
         )
@@ -317,15 +314,16 @@ def _change_of(
         ):
             raise SizeError("A per-layer table that lacks tokens is sharded: edit the vocabulary before it is sharded.")
         row_map = edit.row_map
-        if edit.settings is None:
+        if edit.undoes is None:
             configs = [part.owner for part in modules.parts]
             of_tokens = [part.owner for part in modules.parts if part.of_tokens]
             check_sizes(of_tokens, row_map.old_size, row_map.size)
             check_readers([*configs, *module.modules()], row_map.new_ids, row_map.size)
             old_settings, settings = settings_of(modules), new_settings(modules, edit)
         else:
-            old_settings, settings = restored_settings(module, modules, edit.settings)
-        before = {name: json_value(setting.value) for name, setting in old_settings.items()}
+            settings = edit.undoes.settings
+            old_settings = restored_settings(module, modules, settings)
+        before = {name: setting.value for name, setting in old_settings.items()}
         for updates, weight in pending:  # rows and moments become those of dense AdamW
             updates.apply_all(weight, moments=True)
         padding = {
@@ -347,12 +345,13 @@ def _change_of(
             facts["the gradients"] = [(name, grad.is_sparse) for name, grad in grads.items() if grad is not None]
             facts["the requested edit"] = row_fingerprint(row_map.sources)
             facts["the tokenizer"] = None if edit.tokenizer is None else fingerprint(edit.tokenizer)
-    result = apply_row_map(tensors, edit, ranks)
+    new = apply_row_map(tensors, edit, ranks)
+    result = ModelResult.of(edit, tensors, before)
     gradients = {name: _moved_gradient(rows, row_map) for name, rows in parameters.items()}
     ranks.barrier()
     assignments = [assignment(rows.tensor, "grad", None) for rows in parameters.values()]
     assignments += [
-        (partial(replace[name], rows.with_rows(result.tensors[name], row_map)), partial(replace[name], _saved(rows)))
+        (partial(replace[name], rows.with_rows(new[name], row_map)), partial(replace[name], _saved(rows)))
         for name, rows in tensors.items()
     ]
     assignments += [old_settings[name].assignment(value) for name, value in settings.items()]
@@ -368,11 +367,11 @@ def _change_of(
         for updates, _ in pending:
             updates.detach()  # nothing is pending: the optimizer's next step begins a new one
         moved = {name: rows.tensor for name, rows in parameters.items() if id(rows.tensor) in held}
-        watch_unmoved(moved, row_map, optimizer, is_undo=edit.after is not None)
+        watch_unmoved(moved, row_map, optimizer, is_undo=edit.undoes is not None)
 
     copies = {name for name, rows in parameters.items() if hasattr(rows.tensor, "stage_copy")}
-    tied = {name: result.after[name] for name, rows in tensors.items() if {name, rows.parameter} & copies}
-    return Change(dataclasses.replace(result, settings=before), tied, assignments, finish)
+    tied = {name: row_fingerprint(new[name]) for name, rows in tensors.items() if {name, rows.parameter} & copies}
+    return Change(result, tied, assignments, finish)
 
 
 def _fsdp_parameters(module: nn.Module, parts: Sequence[nn.Module] = ()) -> Mapping[int, "FsdpParameter"]:

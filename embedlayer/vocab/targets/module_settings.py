@@ -1,6 +1,6 @@
 """Sizes and token IDs that modules and configurations of a live module state, and their values after an edit."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from embedlayer.census.configurations import (
     part_at,
     size_keys,
     text_part,
-    value_of_json,
 )
 from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
@@ -167,25 +166,20 @@ def new_settings(modules: VocabularyModules, edit: ModelEdit) -> JsonObject:
     return after
 
 
-def restored_settings(
-    module: nn.Module, modules: VocabularyModules, settings: JsonObject
-) -> tuple[dict[str, Setting], JsonObject]:
-    """Return the settings that the undo of an edit changes, and their values before that edit; nothing is changed.
-
-    The settings of the receipt may have fewer token IDs than the module: those that an earlier release did not change.
+def restored_settings(module: nn.Module, modules: VocabularyModules, names: Iterable[str]) -> dict[str, Setting]:
+    """Return the settings that the undo of an edit changes: those that the edit changed, by their names.
 
     Raises:
-        CheckpointError: The module has other tables, heads or configurations than the receipt.
+        CheckpointError: The module has other tables, heads or configurations than the edit changed.
     """
     present = settings_of(modules)
-    changed = {name: present.get(name) or _setting_at(module, name) for name in settings}
-    if None in changed.values() or any(not each.names_ids for name, each in present.items() if name not in settings):
+    changed = {name: present.pop(name, None) or _setting_at(module, name) for name in names}
+    if None in changed.values() or any(not each.names_ids for each in present.values()):
         raise CheckpointError(
             "This module is not what the receipt belongs to: it has other tables, heads or configurations. Nothing "
             "was changed."
         )
-    known = {name: each for name, each in changed.items() if each is not None}
-    return known, {name: value_of_json(settings[name], each.value) for name, each in known.items()}
+    return {name: setting for name, setting in changed.items() if setting is not None}
 
 
 def _setting_at(module: nn.Module, name: str) -> Setting | None:

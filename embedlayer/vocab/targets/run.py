@@ -27,18 +27,15 @@ from embedlayer.saving import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
-from embedlayer.vocab.edit import ResolveEdit, missing_rows
+from embedlayer.vocab.edit import ModelResult, ResolveEdit, missing_rows
 from embedlayer.vocab.map import RowMap
-from embedlayer.vocab.targets.apply_rows import EditResult, ModelResult
+from embedlayer.vocab.targets.apply_rows import EditResult
 from embedlayer.vocab.targets.live import apply_to_module, row_tensors
 from embedlayer.vocab.targets.module_parts import vocabulary_modules
 from embedlayer.vocab.targets.module_settings import settings_of
 from embedlayer.vocab.targets.streams import apply_to_stream
 
 IDS_AT_ONCE = 1 << 22
-RUN = "run/"
-"""In a receipt: the prefix of the names of the run's tensors; those of its result have the same names without it."""
-
 RUN_FILES = ("run.json", "checkpoint.safetensors", "metrics.jsonl", "corpus")
 CORPUS_FILES = (
     "corpus/index.json",
@@ -49,23 +46,19 @@ CORPUS_FILES = (
 CHANGED = (CONFIG, TOKENIZER, "run.json", *CORPUS_FILES, "report.html")
 
 
-def apply_to_run(
-    folder: Path, partial: Path, resolve: ResolveEdit, *, stream: int | None = None, used: int | None = None
-) -> EditResult:
+def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit, *, stream: int | None = None) -> EditResult:
     """Write the edited copy of a folder of this library into `partial`; `folder` does not change.
 
     The folder contains a saved layer, a training run, or both. The copy of a run can be resumed: its model, optimizer
     and corpus are edited. If its corpus contains removed tokens, only the layer is written, with a warning. The report
     of a run is left out: `embedlayer report` writes it again. So are files that hold values by token and cannot be
-    edited. Other files are copied. With `stream`, the edit is that of one stream of codes of the layer, and `used` is
-    that of `edit_streams`. `partial` is an empty folder, and `resolve` returns the edit of each model, or the
-    undo of one.
+    edited. Other files are copied. With `stream`, the edit is that of one stream of codes of the layer. `partial` is an
+    empty folder, and `resolve` returns the edit of each model.
 
     Raises:
         VocabularyError: The run has mapped tables; or the corpus of an unfinished run, which has no layer yet, contains
             a removed token.
-        CheckpointError: `resolve` undoes an earlier edit, and the folder is not what that edit wrote. Or another
-            safetensors file may have values of tokens, as a second copy or an adapter.
+        CheckpointError: Another safetensors file may have values of tokens, as a second copy or an adapter.
         FileError: The tokenizer of the run cannot be read.
         TokenizerError: The tokenizer of the run is damaged.
         SizeError: The layer has no table that can be edited.
@@ -74,24 +67,24 @@ def apply_to_run(
     """
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
     random_state = torch.get_rng_state()
-    run, results = RunDirectory(folder), dict[str, ModelResult]()
+    run, results = RunDirectory(folder), list[ModelResult]()
     _refuse_mapped(run)
     if (folder / CONFIG).exists():
         layer = Pretrained.from_pretrained(folder)
         if stream is None:
-            results[""] = apply_to_module(layer, resolve, tokenizer=tokenizer)
+            results.append(apply_to_module(layer, resolve, tokenizer=tokenizer))
         else:
-            results[""] = apply_to_stream(layer, stream, resolve, used=used)
-        layer.save_pretrained(partial, tokenizer=results[""].edit.tokenizer if stream is None else tokenizer)
-    if run.contains_run and (not results or _keeps_corpus(run, results[""].edit.row_map)):
+            results.append(apply_to_stream(layer, stream, resolve))
+        layer.save_pretrained(partial, tokenizer=results[0].edit.tokenizer if stream is None else tokenizer)
+    if run.contains_run and (not results or _keeps_corpus(run, results[0].edit.row_map)):
         with torch.random.fork_rng(devices=[]):
             trainer, description = run.open()
             run_state = torch.get_rng_state()
             torch.set_rng_state(random_state)  # the run's new rows get the same random values as those of its result
-            results[RUN] = apply_to_module(trainer.model, resolve, trainer.optimizer, part=RUN, tokenizer=tokenizer)
+            results.append(apply_to_module(trainer.model, resolve, trainer.optimizer, tokenizer=tokenizer))
             torch.set_rng_state(run_state)
-            edit = results[RUN].edit
-            if "" not in results and not _keeps_corpus(run, edit.row_map):
+            edit = results[-1].edit
+            if len(results) == 1 and not _keeps_corpus(run, edit.row_map):
                 raise VocabularyError(
                     f"The run in {folder} is not finished, and its corpus contains tokens that would be removed. "
                     f"Finish it first ({command_line('train', '--resume', '-o', folder)}), or keep them."
@@ -105,13 +98,12 @@ def apply_to_run(
     others = [file for file in _others(folder) if not (partial / file.name).exists()]
     own = tuple(f"{file.name}/" if file.is_dir() else file.name for file in others)
     left_out = {path: rule for path, rule in files_left_out(folder).items() if path.startswith(own)}
-    names = {name for result in results.values() for name in result.tensors}
-    _refuse_copies(folder, left_out, names, next(iter(results.values())).edit.row_map.old_size)
+    names = {name for result in results for name in result.before}
+    _refuse_copies(folder, left_out, names, results[0].edit.row_map.old_size)
     written = (f"{file.name}/" if file.is_dir() else file.name for file in folder.iterdir() if file not in others)
     for name in files_to_copy(folder, partial, [*left_out, *written]):
         shutil.copyfile(folder / name, partial / name)
-    changed = [str(file.relative_to(folder)) for name in CHANGED for file in sorted(folder.glob(name))]
-    return EditResult(results, changed, left_out)
+    return EditResult(results[0].edit, left_out)
 
 
 def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:

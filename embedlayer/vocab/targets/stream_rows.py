@@ -6,7 +6,6 @@ the last belong to no code.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +16,9 @@ from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.families.field_types import End
 from embedlayer.families.stream_records import Layout
 from embedlayer.tables.streams import require_stream
-from embedlayer.vocab.edit import ResolveEdit
+from embedlayer.vocab.edit import ModelResult, ResolveEdit
 from embedlayer.vocab.map import RowTensor
-from embedlayer.vocab.targets.apply_rows import ModelResult, apply_row_map
+from embedlayer.vocab.targets.apply_rows import apply_row_map
 from embedlayer.vocab.targets.module_settings import Assignment
 from embedlayer.vocab.targets.optimizer_rows import NewState, state_with_rows
 from embedlayer.vocab.targets.unmoved_state import require_moved
@@ -183,14 +182,14 @@ def edit_streams(
         for each in states
         if each.name in codes
     }
-    result = apply_row_map(moved, edit)
+    rows = apply_row_map(moved, edit)
     new = {
-        name: part.replaced(each, stream, result.tensors.get(name, each), size, resized, is_state=name != part.name)
+        name: part.replaced(each, stream, rows.get(name, each), size, resized, is_state=name != part.name)
         for name, (part, each) in tensors.items()
         if resized & {*part.streams}
     }
     sizes = tuple(size if k in resized else each for k, each in enumerate(streams.sizes))
-    return StreamEdit(new, sizes, states, replace(result, settings={STREAM: stream}))
+    return StreamEdit(new, sizes, states, ModelResult.of(edit, moved, {STREAM: stream}))
 
 
 def _check_stream(streams: Streams, stream: int, used: int | None) -> None:

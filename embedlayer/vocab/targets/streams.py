@@ -17,11 +17,10 @@ from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
 from embedlayer.core.held_parameters import held_parameters
 from embedlayer.io.files import read_json, write_json
-from embedlayer.io.safetensors_files import INDEX
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.streams import StreamTable
-from embedlayer.vocab.edit import ResolveEdit
-from embedlayer.vocab.targets.apply_rows import EditResult, ModelResult
+from embedlayer.vocab.edit import ModelResult, ResolveEdit
+from embedlayer.vocab.targets.apply_rows import EditResult
 from embedlayer.vocab.targets.folder_files import GENERATION
 from embedlayer.vocab.targets.live import assignment, do_all, replace_data
 from embedlayer.vocab.targets.module_parts import dotted
@@ -89,9 +88,7 @@ def streams_of(module: nn.Module) -> Streams:
     return streams_of_layer(module)
 
 
-def apply_to_stream_of_checkpoint(
-    folder: Path, partial_copy: Path, stream: int, resolve: ResolveEdit, used: int | None = None
-) -> EditResult:
+def apply_to_stream_of_checkpoint(folder: Path, partial_copy: Path, stream: int, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a checkpoint folder into `partial_copy`; `folder` does not change.
 
     Arguments are those of `apply_to_checkpoint` and `edit_streams`.
@@ -114,7 +111,7 @@ def apply_to_stream_of_checkpoint(
         )
     with_defaults = checkpoint_model(checkpoint, None, "cpu").of_decoder().config.content
     streams = named_streams(known[0], with_defaults, checkpoint.names, checkpoint.read)
-    edited = edit_streams(streams, stream, resolve, used=used)
+    edited = edit_streams(streams, stream, resolve)
     left_out = files_left_out(folder)
     if copies := find_copies(folder, checkpoint, {part.name: part.name for part in streams.rows}, left_out):
         raise CheckpointError(f"{next(iter(copies))} has a second copy of the rows: move it out of {folder}.")
@@ -128,5 +125,4 @@ def apply_to_stream_of_checkpoint(
     for name, content in contents.items():
         if content != read_json(folder / name):
             write_json(partial_copy / name, content)
-    changed = [name for name in (*contents, INDEX) if (folder / name).exists()]
-    return EditResult({"": edited.result}, changed, left_out)
+    return EditResult(edited.result.edit, left_out)

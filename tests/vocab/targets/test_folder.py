@@ -14,7 +14,6 @@ import embedlayer as el
 from embedlayer.cli.main import main
 from embedlayer.io.files import write_json
 from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.vocab.map import RowMap
 from embedlayer.vocab.receipt import Receipt, last_receipt
 from embedlayer.vocab.targets.folder import receipts_in
 
@@ -87,22 +86,15 @@ def test_a_killed_edit_leaves_no_folder_of_that_name(checkpoint, tmp_path) -> No
     assert receipt.row_map.size == 2999
 
 
-def test_receipts_are_numbered_and_the_last_is_the_one_to_undo(checkpoint, tmp_path) -> None:
+def test_receipts_are_numbered_and_the_last_is_that_of_the_last_edit(checkpoint, tmp_path) -> None:
     folder = checkpoint
     for number in range(1, 4):
         el.vocab.remove_tokens(folder, [number], out=tmp_path / str(number))
         folder = tmp_path / str(number)
     assert [file.name for file in receipts_in(folder)] == [f"vocabulary-{number}.receipt" for number in (1, 2, 3)]
     assert last_receipt(folder).dropped == {3: "#3"}
-    with pytest.raises(el.CheckpointError, match="not what the receipt belongs to"):
-        el.vocab.Receipt.load(receipts_in(folder)[0]).undo(folder, out=tmp_path / "back")
-    while receipts_in(folder):
-        back = tmp_path / f"before {folder.name}"
-        last_receipt(folder).undo(folder, out=back)
-        folder = back
-    assert contents(folder) == contents(checkpoint)
     with pytest.raises(el.CheckpointError, match="has no receipt"):
-        last_receipt(folder)
+        last_receipt(checkpoint)
 
 
 def test_where_nothing_can_be_read_or_written_is_said(checkpoint, tmp_path) -> None:
@@ -133,7 +125,6 @@ def test_a_checkpoint_of_many_processes_is_called_by_its_name(kind, tmp_path, ca
     for refused in (
         lambda: el.vocab.edit_vocabulary(folder, add=1),
         lambda: el.vocab.trim_vocabulary(folder, "text", out=tmp_path / "new"),
-        lambda: el.vocab.Receipt(RowMap(torch.tensor([0]), 1), (1, 1)).undo(folder, out=tmp_path / "new"),
     ):
         with pytest.raises(el.CheckpointError, match=words):
             refused()

@@ -315,7 +315,7 @@ def test_undo_refuses_what_it_does_not_belong_to() -> None:
     train(made, optimizer, IDS)
     receipt = add_tokens(made, 2, optimizer=optimizer)
     after = state_of(made, optimizer)
-    with pytest.raises(el.CheckpointError, match="also changed the optimizer's state"):
+    with pytest.raises(el.CheckpointError, match=r"differ in optimizer\..*pass the model and the optimizer"):
         receipt.undo(made)
     with pytest.raises(el.CheckpointError, match="not what the receipt belongs to"):
         receipt.undo(model())

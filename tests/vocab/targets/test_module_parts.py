@@ -23,7 +23,7 @@ def test_each_kind_of_module_is_edited() -> None:
         ends = vocabulary_modules(made)
         receipt = add_tokens(made, 2)
         assert ends.vocab_size == V + 2
-        assert {*receipt.before} == {*row_tensors(made, ends)[0]}
+        assert {*receipt.live.before} == {*row_tensors(made, ends)[0]}
         assert all(name == "types.weight" or len(p) in (V + 2, 16, 2) for name, p in made.named_parameters())
         receipt.undo(made)
     assert table.vocab_size == V

@@ -131,7 +131,7 @@ def test_an_undo_with_state_that_came_after_the_edit_says_how_to_undo() -> None:
     receipt = el.vocab.add_tokens(table, 1, optimizer=optimizer)
     table([ROWS]).sum().backward()
     optimizer.step()
-    with pytest.raises(el.CheckpointError, match=r"got its state after the edit .* alone, undo without optimizer="):
+    with pytest.raises(el.CheckpointError, match="got its state after the edit, undo without it"):
         receipt.undo(table, optimizer=optimizer)
     receipt.undo(table)
     assert torch.equal(table.weight, before)

@@ -1,7 +1,6 @@
 """This library's own folders: a saved layer, and the run that it came from."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ from vocab_models import MODELS, D, V, close, same, state_of
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
 from embedlayer.injections import NgramEmbedding, NgramHash
-from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.vocab.init.row_init import RandomInit
-from embedlayer.vocab.receipt import last_receipt
 
 TEXT = carried_text()[:40_000]
 OPTIONS = el.TrainingOptions(steps=6, batch_size=2, max_length=16, log_every=2, validation_tokens=64, monitor_every=2)
@@ -93,33 +90,6 @@ def test_new_rows_start_clean_and_alike_in_result_and_run(row_sparse, tmp_path) 
     assert list(receipt.added.values()) == [" otter", " lynx"]
 
 
-def test_undo_gives_back_every_file_of_a_run(finished, tmp_path) -> None:
-    old = el.RunDirectory(shutil.copytree(finished.path, tmp_path / "old"))
-    (old.path / "report.html").write_text("<p>a report</p>")
-    el.vocab.edit_vocabulary(old.path, add=[" otter"], order=None, out=tmp_path / "new")
-    el.vocab.add_tokens(tmp_path / "new", [" lynx"], out=tmp_path / "newer")
-    assert sorted(file.name for file in (tmp_path / "newer").glob("*.receipt")) == [
-        "vocabulary-1.receipt",
-        "vocabulary-2.receipt",
-    ]
-    assert not (tmp_path / "new" / "report.html").exists()
-    last_receipt(tmp_path / "newer").undo(tmp_path / "newer", out=tmp_path / "new again")
-    last_receipt(tmp_path / "new again").undo(tmp_path / "new again", out=tmp_path / "old again")
-    for folder, again in (("new", "new again"), ("old", "old again")):
-        one, other = tmp_path / folder, tmp_path / again
-        files = [file.relative_to(one) for file in one.rglob("*") if file.is_file()]
-        assert {*files} == {file.relative_to(other) for file in other.rglob("*") if file.is_file()}
-        for file in files:
-            if file.name == "checkpoint.safetensors":  # its metadata come in any order
-                (tensors, words), (again_tensors, again_words) = (load_tensors(f / file) for f in (one, other))
-                assert words == again_words
-                assert same(tensors, again_tensors)
-            elif file.suffix == ".receipt":
-                assert str(el.vocab.Receipt.load(one / file)) == str(el.vocab.Receipt.load(other / file))
-            else:
-                assert (one / file).read_bytes() == (other / file).read_bytes(), file
-
-
 def test_trimming_to_the_own_text_leaves_outputs_and_the_run_as_they_were(finished, tmp_path) -> None:
     old = finished
     corpus = el.TokenCorpus.open(old.corpus)
@@ -159,16 +129,13 @@ def test_a_run_whose_text_needs_a_dropped_token_leaves_its_result(finished, tmp_
 def test_every_saved_layer_is_edited(kind, tmp_path) -> None:
     made = MODELS[kind]()
     made.save_pretrained(tmp_path / "old")
-    receipt = el.vocab.add_tokens(tmp_path / "old", 3, pad_to_multiple_of=8, out=tmp_path / "new")
+    el.vocab.add_tokens(tmp_path / "old", 3, pad_to_multiple_of=8, out=tmp_path / "new")
     read = el.DecoderLM.from_pretrained(tmp_path / "new")
     live = MODELS[kind]()
     live.load_state_dict(made.state_dict())
     el.vocab.add_tokens(live, 3, pad_to_multiple_of=8)
     assert read.config == live.config
     assert same(state_of(read), state_of(live))
-    receipt.undo(tmp_path / "new", out=tmp_path / "back")
-    for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "old" / name).read_bytes()
     layer = el.TransformerEmbedding(V, D, 8)
     layer.save_pretrained(tmp_path / "layer")
     el.vocab.add_tokens(tmp_path / "layer", 1, out=tmp_path / "more")
@@ -183,5 +150,3 @@ def test_the_compressed_ids_of_a_saved_ngram_layer_move_with_its_tokens(tmp_path
     edited = NgramEmbedding.from_pretrained(tmp_path / "new")
     assert edited.hash.vocab_size == V
     assert torch.equal(edited(receipt.remap(ids)), layer(ids))
-    receipt.undo(tmp_path / "new", out=tmp_path / "back")
-    assert same(load_tensors(tmp_path / "back/model.safetensors")[0], layer.state_dict())
