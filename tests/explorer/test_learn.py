@@ -433,7 +433,7 @@ def do_lookup(page):
         ids.fill(text)
         verdict(page).get_by_text(said).wait_for()
     page.get_by_role("spinbutton", name="Width D").fill("300")
-    page.get_by_text("The tables show numbers 0 to 7 of 300.").wait_for()
+    page.get_by_text("The tables show numbers 0 to 9 of 300.").wait_for()
     verdict(page).get_by_text("Set V to 4 and D to 5.").wait_for()
     page.get_by_role("spinbutton", name="Width D").fill("5")
     ids.fill("3 0 3")

@@ -15,7 +15,7 @@ import { WORDS } from "./words.js";
 
 const [LENGTH, BATCH, DIM] = [4, 8, 4]; // the largest T and B, and the usual D
 const DIMS = [4, 8, 256];
-const SHOWN = 4; // dimensions as numbers
+const SHOWN = 5; // dimensions as numbers
 const SEEDS = { token: 9, position: 21 };
 const OTHER_SEEDS = { token: 10, position: 22 };
 

@@ -11,7 +11,7 @@ import { roundedMatrix } from "./random.js";
 
 const START = { vocab: 4, dim: 5, ids: "2 3 1" };
 const [MOST_ROWS, MOST_COLUMNS, MOST_IDS] = [1e6, 4096, 12];
-const SHOWN = 8; // numbers of a row, and rows of a large table beside those that are looked up
+const SHOWN = 10; // numbers of a row, and rows of a large table beside those that are looked up
 const SEED = 7000;
 
 /** @type {Scene} */
