@@ -39,7 +39,12 @@ SMALL_VOCAB_SIZE = 1200
 _MOST_COPIES = 4000  # of the most frequent word in the text that the small tokenizer is trained on
 
 _WORDS = ("love", "lovely", "loved", "lowest", "newer", "played", "football", "teacher", "unhappiness", "café", "🙂")
-TEXTS = (*(space + word for word in _WORDS for space in ("", " ")), "👩‍💻", "I love dogs")
+TEXTS = (
+    *(space + word for word in _WORDS for space in ("", " ")),
+    "👩‍💻",
+    "I love dogs",
+    "Every day the teacher played football with new people in the old city.",
+)
 """Texts whose tokens by the small tokenizer an exported page holds."""
 
 _ID = re.compile(r"#(\d+)")

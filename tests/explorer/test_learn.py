@@ -1,5 +1,6 @@
 """The story "What is an embedding?": its mathematics against torch and the library, and every task in a browser."""
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from axe import ALL, AXE, PHONE, faults
+from tokenizers import Tokenizer
 from torch import nn
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors
+from embedlayer.explorer import tokenization
 from embedlayer.explorer.export import write_page
 from embedlayer.opening import OpenedModel
 from embedlayer.positions.sinusoidal import sinusoids
@@ -130,7 +133,7 @@ def test_scores_without_positions_are_permuted_with_the_tokens(story):
         np.testing.assert_allclose(given, x @ x.T, atol=1e-12)
         return given
 
-    table = matrix(story("onehot.smallTable()"))
+    table = matrix(story("onehot.smallTable(8)"))
     np.testing.assert_array_equal(matrix(story("order.vectors([0, 1, 2], false)")), table[[1, 5, 7]])
     for order in ([2, 0, 1], [1, 0, 2]):
         permuted = np.ix_(order, order)
@@ -239,6 +242,19 @@ def test_the_memory_table_counts_bytes_and_says_which_unit_the_lesson_used(story
             assert float(millions[1]) == round(parameters / 1e6, len(millions[1].partition(".")[2]))
     untied = story("memory.costOf({ vocab: 1000, dim: 256, dtype: 'int4', tied: false })")
     assert untied == {"parameters": 512_000, "bytes": 256_000}
+
+
+def test_the_first_merges_of_a_tokenizer_are_a_smaller_one(story):
+    text, sizes = story("[memory.TEXT, memory.VOCABULARIES]")
+    asked, source = {"text": text, "tokenizer": "small"}, OpenedModel("any", TokenEmbedding(4, 2))
+    assert asked in tokenization.exported_requests(source)
+    split = tokenization.answer(source, asked)
+    merges = json.loads(tokenization.own_tokenizer("small").to_str())
+    for size in sizes:
+        small = json.loads(json.dumps(merges))
+        small["model"]["merges"] = small["model"]["merges"][: size - 256]
+        expected = len(Tokenizer.from_str(json.dumps(small)).encode(text).ids)
+        assert story("memory.tokensAt(split, size)", split=split, size=size) == expected
 
 
 @pytest.mark.parametrize("ids", ["2 3 1", "3 3", "3 7 1 / 5 3 9", "73 786 2934 /"])
@@ -417,7 +433,7 @@ def do_lookup(page):
         ids.fill(text)
         verdict(page).get_by_text(said).wait_for()
     page.get_by_role("spinbutton", name="Width D").fill("300")
-    page.get_by_text("The tables show numbers 0 to 7 of 300.").wait_for()
+    page.get_by_text("The tables show numbers 0 to 9 of 300.").wait_for()
     verdict(page).get_by_text("Set V to 4 and D to 5.").wait_for()
     page.get_by_role("spinbutton", name="Width D").fill("5")
     ids.fill("3 0 3")
@@ -746,7 +762,7 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
 
 
 def missing_numbers(exercise, place) -> list[str]:
-    """Which numbers of an exercise's name, and which of its texts, are not in a part of the page."""
+    """Which numbers and widths of an exercise's name, and which of its texts, are not in a part of the page."""
 
     def plain(text: str) -> str:
         text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", " ".join(text.split()))  # 50,257 is a number
@@ -755,7 +771,19 @@ def missing_numbers(exercise, place) -> list[str]:
     sizes = place.locator("input[type=number]").evaluate_all("inputs => inputs.map((input) => input.value).join(', ')")
     shown = plain(f"{place.inner_text()} ({sizes})")
     wanted = [*SIZES.findall(exercise["name"]), *exercise.get("shows", [])]
+    width = re.search(r"\bD = (\d+)", exercise["name"])
+    if width and not re.search(rf"{width[0]}|, {width[1]}\)|\b{width[1]} numbers|Width D\s+{width[1]}\b", shown):
+        wanted.append(width[0])
     return [text for text in wanted if plain(text) not in shown]
+
+
+IS_ASKED_SEEN = """() => {
+  const [said, foot, view] = [".learn-asked", ".learn-foot", "#view"].map((name) => document.querySelector(name));
+  const { top, bottom } = said.getBoundingClientRect();
+  const isOver = getComputedStyle(foot).position === "sticky";
+  const end = isOver ? Math.min(innerHeight, foot.getBoundingClientRect().top) : innerHeight;
+  return top >= view.getBoundingClientRect().top - 1 && bottom <= end + 1;
+}"""
 
 
 @pytest.mark.long
@@ -777,11 +805,14 @@ def test_every_exercise_of_the_lesson_opens_what_it_names(serve, of_run, word_ta
     page.get_by_text(lessons[0]["name"]).click()
     page.locator(".learn-lesson a", has_text="Same Token: distant").click()
     page.locator(".learn-index:not([open])").wait_for()
-    page.locator(".learn-asked q", has_text=re.compile("^Positions 0 and 5")).wait_for()
     page.locator(".learn-picture:not([aria-busy])").wait_for()
     assert page.get_by_role("slider", name="Position b").input_value() == "5"
     for exercise, link in zip(exercises, links, strict=True):
-        page.evaluate("hash => { location.hash = hash; }", link)
+        if not page.locator("#view-learn").count():
+            page.evaluate("location.hash = '#learn'")
+            page.locator(".learn-picture:not([aria-busy])").wait_for()
+        entry = page.locator(f'.learn-lesson a[href="{link}"]', has_text=exercise["name"])
+        entry.first.evaluate("link => link.click()")
         if "view" in exercise:
             chosen = page.locator(f"#view-{exercise['view']} :is([aria-current], option:checked)")
             chosen.filter(has_text=exercise["place"]).first.wait_for(state="attached")
@@ -792,17 +823,55 @@ def test_every_exercise_of_the_lesson_opens_what_it_names(serve, of_run, word_ta
         page.locator(".learn-picture:not([aria-busy])").wait_for()
         said = verdict(page)
         said.get_by_text(re.compile(r"^(Not yet|The link shows a solution)\.")).wait_for()
+        task = page.locator(".learn-task").inner_text()
+        sizes = re.search(r"\bSet .*", said.inner_text())
+        assert {*re.findall(r"[\d,]*\d", sizes[0] if sizes else "")} <= {*re.findall(r"[\d,]*\d", task)}, exercise
+        assert "as they are" not in task, "a link may have set them"
         left = re.findall(rf"[?&]{exercise['scene']}\.(\w+)=", page.evaluate("location.href"))
         assert exercise["scene"] == "real" or set(left) <= exercise["settings"].keys(), "settings of the reader stay"
         if claim := exercise.get("claim"):
             found = page.locator(".learn-claims li", has=page.locator("q", has_text=claim)).first
-            assert found.get_attribute("class") == VERDICTS[exercise["holds"]], exercise
-        assert missing_numbers(exercise, page.locator(".learn-picture")) == [], exercise
-        picture = page.locator(".learn-picture").inner_text()
+            assert found.get_attribute("class") == f"{VERDICTS[exercise['holds']]} learn-asked", exercise
+            page.wait_for_function(IS_ASKED_SEEN)
+        assert missing_numbers(exercise, page.locator(".learn-main")) == [], exercise
+        picture = page.locator(".learn-main").inner_text()
         assert not re.search(r"\b1 (rows|tokens|texts)\b", picture), exercise
         if exercise["scene"] == "sizes":
             assert [name for name in re.findall("[a-z]+_[a-z]+", exercise["name"]) if name not in picture] == []
     page.get_by_text(f"0 of {len(SCENES)} tasks done").wait_for()
+    page.set_viewport_size({"width": 390, "height": 664})
+    for exercise, link in zip(exercises, links, strict=True):
+        if "claim" not in exercise:
+            continue
+        entry = page.locator(f'.learn-lesson a[href="{link}"]', has_text=exercise["name"])
+        entry.first.evaluate("link => link.click()")
+        page.wait_for_function(f"() => location.hash.includes('s={exercise['scene']}')")
+        page.locator(".learn-picture:not([aria-busy])").wait_for()
+        page.locator(".learn-asked q", has_text=exercise["claim"]).wait_for()
+        page.wait_for_function(IS_ASKED_SEEN)
+        assert page.evaluate(SCROLLS_IN_SILENCE) == page.evaluate(CUT_OFF) == 0, exercise
+
+
+def test_the_list_of_exercises_is_searched_by_words(url, open_page):
+    page = open_page(url + "#learn", again=True)
+    page.get_by_text("Find an exercise of the lesson").click()
+    entries, lessons = page.locator(".learn-lesson li"), page.locator(".learn-lesson")
+    field = page.get_by_role("searchbox", name="Search the list")
+    field.fill("padding ROW")
+    assert page.locator(".learn-lesson a:visible").count() == 2
+    assert page.locator(".learn-lesson[open] summary:visible").all_inner_texts()[0].startswith("Module 04")
+    page.get_by_text(f"2 of {entries.count()} entries").wait_for()
+    field.press("Tab")
+    page.keyboard.press("Tab")
+    assert "Padding token handling" in page.evaluate("document.activeElement.textContent")
+    for text, name in (("50257 x 768", "GPT-2 small, 50,257 × 768"), ("50,257 768 small", "GPT-2 small")):
+        field.fill(text)
+        page.locator(".learn-lesson a:visible", has_text=name).first.wait_for()
+    field.fill("zebra")
+    assert page.locator(".learn-lesson:visible").count() == 0
+    field.fill("")
+    assert page.locator(".learn-lesson[open]").count() == 0
+    assert page.locator(".learn-lesson:visible").count() == lessons.count() == 5
 
 
 def test_enter_goes_on_after_next_and_when_the_task_is_done(url, open_page):
@@ -889,6 +958,14 @@ SMALL_TEXT = """[...document.querySelectorAll('#view-learn *')].filter((each) =>
     && parseFloat(getComputedStyle(each).fontSize) < 10.99).map((each) => each.className + each.textContent)"""
 SCROLLS_IN_SILENCE = """[...document.querySelectorAll('.learn-picture :is(.scroll, .learn-equation)')].filter((each) =>
     each.scrollWidth > each.clientWidth + 1 && !each.previousElementSibling?.matches('.learn-scrolls')).length"""
+
+
+CUT_OFF = """(() => {
+  const picture = document.querySelector('.learn-picture');
+  const { right } = picture.getBoundingClientRect();
+  return [...picture.querySelectorAll('table')].filter((each) => each.getBoundingClientRect().right > right + 1
+    && !each.closest('.scroll, .learn-equation')).length;
+})()"""
 
 
 def test_a_phone_shows_the_picture_and_the_task_of_each_scene_without_scrolling(url, open_page):

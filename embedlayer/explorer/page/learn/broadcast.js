@@ -15,7 +15,7 @@ import { WORDS } from "./words.js";
 
 const [LENGTH, BATCH, DIM] = [4, 8, 4]; // the largest T and B, and the usual D
 const DIMS = [4, 8, 256];
-const SHOWN = 4; // dimensions as numbers
+const SHOWN = 5; // dimensions as numbers
 const SEEDS = { token: 9, position: 21 };
 const OTHER_SEEDS = { token: 10, position: 22 };
 
@@ -40,12 +40,12 @@ export const scene = {
 };
 
 /**
- * Return the tables W and P of some width, with two digits after the point: W is that of the scene One-hot × W.
+ * Return the tables W and P of some width, N(0, 1) as of a new nn.Embedding, with two digits after the point.
  * @param {number} dim
  * @param {{token: number, position: number}} [seeds]
  */
 export function tablesOf(dim, seeds = SEEDS) {
-  return { table: smallTable(dim, seeds.token), places: roundedMatrix(LENGTH, dim, 0.5, seeds.position) };
+  return { table: smallTable(dim, seeds.token, 1), places: roundedMatrix(LENGTH, dim, 1, seeds.position) };
 }
 
 /**
@@ -99,7 +99,11 @@ const NUMBERS = [
 function draw(stage) {
   const settings = settingsOf(stage);
   let equal = stage.text("equal").split(".").filter(Boolean);
-  const [strips, pair, claims] = [stripsOf(stage), pairOf(stage), claimList(stage)];
+  const ticks = PARTS.map(([name, label]) => check(`equal: ${label}`, equal.includes(name), (checked) => {
+    equal = PARTS.map(([each]) => each).filter((each) => (each === name ? checked : equal.includes(each)));
+    update();
+  }));
+  const [strips, pair, claims] = [stripsOf(stage, ticks), pairOf(stage), claimList(stage)];
   const formula = h("p", { class: "pipe-fact", "data-value": "shapes" });
   const update = () => {
     const { batchSize, length } = settings;
@@ -117,14 +121,8 @@ function draw(stage) {
     stage.judge(...verdict(settings, chosen, equal));
   };
   const sliders = slidersOf(settings, update);
-  const ticks = PARTS.map(([name, label]) => check(label, equal.includes(name), (checked) => {
-    equal = PARTS.map(([each]) => each).filter((each) => (each === name ? checked : equal.includes(each)));
-    update();
-  }));
   update();
-  return [sliders.sizes, strips.element, formula, sliders.places, pair.element,
-    h("div", { class: "learn-controls", role: "group", "aria-label": "Equal in both" },
-      h("b", null, "Equal in both:"), ticks), claims.element];
+  return [sliders.sizes, strips.element, formula, sliders.places, pair.element, claims.element];
 }
 
 /** @param {Stage} stage @returns {Settings} */
@@ -164,18 +162,22 @@ function slidersOf(settings, update) {
   };
 }
 
-/** Create the pictures of W[ids], of P on each row, and of their sum. @param {Stage} stage */
-function stripsOf(stage) {
+/**
+ * Create the pictures of W[ids], of P on each row, and of their sum, each with its box to tick.
+ * @param {Stage} stage
+ * @param {HTMLElement[]} boxes
+ */
+function stripsOf(stage, boxes) {
   let dim = DIM;
-  const names = ["W[ids]: one row of W for each ID", "+ P: the same numbers for each batch row (hatched: not stored)",
-    "= x"];
+  const names = ["W[ids]", "+ P, stored once: the same for each batch row", "= x"];
   const heats = names.map((label) => new HeatMap({
     label, unit: "value", cellHeight: 12, rowName: (r) => `batch row ${r}`,
     columnName: (c) => `position ${Math.floor(c / dim)}, dimension ${c % dim}`,
   }));
   const ticks = h("div", { class: "learn-ticks" });
-  const element = h("div", { class: "learn-stack" }, ticks,
-    heats.flatMap((heat, i) => [h("p", { class: "learn-caption" }, names[i]), stage.keep(heat)]));
+  const element = h("div", { class: "learn-stack", role: "group", "aria-label": "Equal in both" }, ticks,
+    heats.flatMap((heat, i) => [
+      h("div", { class: "learn-boxed" }, h("p", { class: "learn-caption" }, names[i]), boxes[i]), stage.keep(heat)]));
   return {
     element,
     /** @param {Settings} settings @param {Chosen} chosen */
@@ -187,7 +189,7 @@ function stripsOf(stage) {
       heats.forEach((heat, i) => {
         const [part] = PARTS[i];
         heat.show(matrix(batchSize, length * dim, (r, c) => vectors[r][Math.floor(c / dim)][part][c % dim]),
-          { limit: 1.5, shade: part === "place" ? (r) => r > 0 : null, marks: [{ row: a }, { row: b }] });
+          { limit: 3, shade: part === "place" ? (r) => r > 0 : null, marks: [{ row: a }, { row: b }] });
       });
     },
   };
@@ -203,7 +205,7 @@ function pairOf(stage) {
       const [at, columns] = [[a, b][i], Math.min(SHOWN, parts.sum.length)];
       const id = ids[at][t];
       const table = numberTable({
-        caption: `x[${at}, ${t}]: “${WORDS[id]}”, ID ${id}`, rowNames: [`W[${id}]`, `P[${t}]`, "x"], limit: 1.5,
+        caption: `x[${at}, ${t}]: “${WORDS[id]}”, ID ${id}`, rowNames: [`W[${id}]`, `P[${t}]`, "x"], limit: 3,
       });
       table.show(fromRows(PARTS.map(([name]) => parts[name].subarray(0, columns))));
       return { element: h("div", null, table.element), close: table.close };
@@ -255,14 +257,15 @@ function claimsOf(settings, chosen) {
  * @param {Chosen} chosen
  * @returns {Claim}
  */
-function differClaim({ length }, { ids: [first], tables: { table, places } }) {
+function differClaim({ length, dim }, { ids: [first], tables: { table, places } }) {
   const quote = "Different tokens, and different positions, have different embeddings.";
   if (length < 2) return [quote, null, "The row has a single token here."];
   const [ofTokens, ofPlaces] = [distance(row(table, first[0]), row(table, first[1])),
     distance(row(places, 0), row(places, 1))];
   return [quote, ofTokens > 0 && ofPlaces > 0, `Row 0 begins with IDs ${first[0]} and ${first[1]}: the L2 distance of `
-    + `W[${first[0]}] and W[${first[1]}] is ${fixed(ofTokens)}, that of P[0] and P[1] ${fixed(ofPlaces)}. Random rows `
-    + "of standard deviation std are about std · √(2D) apart."];
+    + `W[${first[0]}] and W[${first[1]}] is ${fixed(ofTokens)}, that of P[0] and P[1] ${fixed(ofPlaces)}. Rows of `
+    + "standard deviation 1, as here and in a new nn.Embedding, are about √(2D) = "
+    + `${fixed(Math.sqrt(2 * dim), 1)} apart.`];
 }
 
 /**

@@ -50,14 +50,16 @@ function draw(stage) {
       update();
     },
   }));
-  const output = numberTable({ caption: "output = W[ids]", rowNames: ["1", "2", "3"], limit: 1.2 });
+  const places = ids.map(() => h("span"));
+  const output = numberTable({ caption: "output = W[ids]", rowNames: places, limit: 1.2 });
   const gradient = numberTable({
-    caption: "dL/dW", rowNames: WORDS.map((word, id) => `${id} ${word}`), digits: 0, limit: 4,
+    caption: "dL/dW, a row for each ID", rowNames: WORDS.map((word, id) => `${id} ${word}`), digits: 0, limit: 4,
   });
   const sizes = h("ol", { class: "learn-sizes", "aria-label": "Sum of the sizes of each row's gradient" });
   const claims = claimList(stage);
   const update = () => {
     const found = rowGradients(ids);
+    places.forEach((place, slot) => (place.textContent = `token ${slot + 1} = row ${ids[slot]}`));
     output.show(fromRows(ids.map((id) => row(table, id))));
     gradient.show(found, { mark: (r) => ids.includes(r), plainZeros: true });
     const totals = WORDS.map((_, r) => [...row(found, r)].reduce((sum, value) => sum + Math.abs(value), 0));

@@ -46,7 +46,8 @@ function draw(stage) {
     right.show(rowsOf(length, (p) => sinusoid(p, DIM)), { limit: 1 });
     const missing = Math.max(0, length - ROWS);
     fact.textContent = missing
-      ? `Positions ${ROWS} to ${length - 1} have no learned row: PyTorch raises an IndexError.`
+      ? `${missing === 1 ? `Position ${ROWS} has` : `Positions ${ROWS} to ${length - 1} have`} no learned row: PyTorch `
+        + "raises an IndexError."
       : `A text of ${length} tokens: positions 0 to ${length - 1} have a vector in both schemes.`;
     const some = missing === 1 ? "1 position has" : `${missing} positions have`;
     stage.judge(length === ROWS, length === ROWS

@@ -41,11 +41,13 @@ function hashOf({ scene, view, settings = {} }, source) {
  * @param {(claim: string) => void} onOpen called with what the lesson says in the exercise that is opened
  */
 export function lessonIndex({ source }, onReset, onOpen) {
+  const lessons = LESSONS.map((lesson) => partsOf(lesson, source));
   const element = h("details", { class: "learn-index" },
     h("summary", null, "Find an exercise of the lesson"),
     h("p", { class: "note" }, "Five lessons on embeddings. Each link opens the scene with the lesson's settings. "
       + "Beside it: whether what the lesson says holds there."),
-    LESSONS.map((lesson) => partsOf(lesson, source)),
+    searchField((text) => filter(lessons, text)),
+    lessons,
     h("p", null, resetButton(onReset)));
   element.addEventListener("click", (event) => {
     const link = /** @type {HTMLElement} */ (event.target).closest("a");
@@ -54,6 +56,45 @@ export function lessonIndex({ source }, onReset, onOpen) {
     onOpen(link.dataset.claim ?? "");
   });
   return element;
+}
+
+/**
+ * Create the field that calls `find` with what is typed, and shows what it returns.
+ * @param {(text: string) => string} find
+ */
+function searchField(find) {
+  const found = h("span", { class: "note", role: "status" });
+  const input = h("input", { type: "search", autocomplete: "off", placeholder: "such as padding, or GPT-2",
+    onInput: () => (found.textContent = find(input.value)) });
+  return h("label", { class: "field learn-find" }, h("span", null, "Search the list"), input, found);
+}
+
+/** Return a text as it is searched. @param {string} text */
+function plain(text) {
+  return text.toLowerCase().replace(/(?<=\d),(?=\d{3})/g, "").replace(/(?<=\d) ?[x×] ?(?=\d)/g, " × ");
+}
+
+/**
+ * Show the exercises that contain each word of a text, and open their lessons; say how many there are.
+ * @param {HTMLDetailsElement[]} lessons
+ * @param {string} text
+ */
+function filter(lessons, text) {
+  const words = plain(text).split(/\s+/).filter(Boolean);
+  /** Show an element if one of its parts is shown. @param {HTMLElement} element @param {string} parts */
+  const follow = (element, parts) => (element.hidden = !element.querySelector(`${parts}:not([hidden])`));
+  for (const lesson of lessons) {
+    for (const link of lesson.querySelectorAll("a")) {
+      const part = link.closest("section")?.firstChild?.textContent;
+      const said = plain(`${part} ${link.textContent} ${link.dataset.claim}`);
+      /** @type {HTMLElement} */ (link.parentElement).hidden = !words.every((word) => said.includes(word));
+    }
+    for (const part of lesson.querySelectorAll("section")) follow(part, "li");
+    lesson.open = !follow(lesson, "section") && words.length > 0;
+  }
+  /** @param {string} item */
+  const count = (item) => lessons.reduce((sum, lesson) => sum + lesson.querySelectorAll(item).length, 0);
+  return words.length ? `${count("li:not([hidden])")} of ${count("li")} entries` : "";
 }
 
 /** Create the list of a lesson's exercises, closed at first. @param {Lesson} lesson @param {number} source */

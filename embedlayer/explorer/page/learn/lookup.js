@@ -11,7 +11,7 @@ import { roundedMatrix } from "./random.js";
 
 const START = { vocab: 4, dim: 5, ids: "2 3 1" };
 const [MOST_ROWS, MOST_COLUMNS, MOST_IDS] = [1e6, 4096, 12];
-const SHOWN = 8; // numbers of a row, and rows of a large table beside those that are looked up
+const SHOWN = 10; // numbers of a row, and rows of a large table beside those that are looked up
 const SEED = 7000;
 
 /** @type {Scene} */
@@ -26,7 +26,8 @@ export const scene = {
     + "those of a new nn.Embedding are.",
   ],
   words: ["one-hot vector"],
-  task: "Leave V and D as they are. Enter IDs so that two rows of the result are equal, and are the last row of W.",
+  task: `With V = ${START.vocab} and D = ${START.dim}, enter IDs so that two rows of the result are equal, and are the `
+    + "last row of W.",
   draw,
 };
 
@@ -95,11 +96,10 @@ function draw(stage) {
       ids: text === START.ids ? null : text, first: first || null, words: words.join(" ") || null });
     const found = lookUp(settings);
     problem.textContent = found.problem;
-    for (const each of [shapes, methods, claims.element]) each.hidden = found.problem !== "";
-    if (found.problem) {
-      tables.show([]);
-      return stage.judge(false, found.problem);
+    for (const { style } of [shapes, tables.element, methods, claims.element]) {
+      style.visibility = found.problem ? "hidden" : ""; // the field stays in its place
     }
+    if (found.problem) return stage.judge(false, found.problem);
     shapes.textContent = shapesOf(settings, found);
     methods.replaceChildren(methodTable(settings, found));
     tables.show(numberTables(settings, found));

@@ -1,9 +1,10 @@
 /** Scene: what a table costs, and what tying saves. */
 
 import { h, scroller, select } from "../dom.js";
+import { bar } from "../pipeline/pictures.js";
 import { check, claimList, fixed } from "./parts.js";
 
-/** @import { Child } from "../types" */
+/** @import { BpeTrace, Child, Tokenization } from "../types" */
 /** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
@@ -21,6 +22,9 @@ export const TABLES = [
   { name: "“Large (GPT-2)”", vocab: 50000, dim: 768, said: "146.5 MB", note: "GPT-2 has 50,257 rows" },
   { name: "“Large (LLaMA)”", vocab: 100000, dim: 4096, said: "1562.5 MB", note: "no LLaMA has 100,000 rows" },
 ];
+/** Split by the page's small tokenizer; an exported page holds its tokens. */
+export const TEXT = "Every day the teacher played football with new people in the old city.";
+export const VOCABULARIES = [256, 400, 700, 1200];
 const START = { vocab: 32000, dim: 4096, dtype: "float32", tied: false };
 const [WANTED, MIB] = [250, 1024 * 1024];
 const [GPT2, RANK] = [50257, 128];
@@ -37,7 +41,7 @@ export const scene = {
     "1 MB is 1,000,000 bytes, 1 MiB is 1,048,576. The two differ by 5 %, and by 7 % for GB and GiB.",
   ],
   words: ["float32"],
-  task: `Bring the model to ${WANTED} MiB. Leave the vocabulary and the width as they are.`,
+  task: `Bring a model with V = 32,000 and D = 4,096 to ${WANTED} MiB.`,
   draw,
 };
 
@@ -50,8 +54,23 @@ export function costOf({ vocab, dim, dtype, tied }) {
   return { parameters, bytes: parameters * BYTES[dtype] };
 }
 
+/**
+ * Count the tokens of a text by the first merges of its tokenizer, those of a byte-level BPE of a smaller vocabulary.
+ * @param {Tokenization} tokenization
+ * @param {number} vocab
+ */
+export function tokensAt({ pieces }, vocab) {
+  return pieces.reduce((count, { trace }) => {
+    const { symbols, merges } = /** @type {BpeTrace} */ (trace);
+    const after = merges.findIndex(({ rank }) => rank >= vocab - 256);
+    return count + symbols.length - (after < 0 ? merges.length : after);
+  }, 0);
+}
+
 /** @param {Stage} stage */
-function draw(stage) {
+async function draw(stage) {
+  const split = await stage.context.data.load("tokenization", { text: TEXT, tokenizer: "small" });
+  const lines = VOCABULARIES.map((vocab) => ({ vocab, tokens: tokensAt(split, vocab) }));
   const dtype = stage.text("dtype", START.dtype);
   const model = {
     vocab: Math.round(stage.number("vocab", START.vocab, 1, 1e7)),
@@ -70,23 +89,34 @@ function draw(stage) {
     result.replaceChildren(h("b", null, `${SIZE.format(bytes / MIB)} MiB`), ` = ${SIZE.format(bytes / 1e6)} MB, `
       + `${parameters.toLocaleString("en")} parameters: ${model.tied ? "one table" : "input table + output head"}`);
     body.replaceChildren(...TABLES.map((each) => lineOf(each, model.dtype)));
-    claims.show(claimsOf(model));
+    byVocabulary.replaceChildren(...lines.map((line) => textLine(line, model.dim)));
+    claims.show(claimsOf(model, lines));
     stage.judge(...verdict(model, bytes));
   };
   const controls = controlsOf(model, (said) => {
     problem.textContent = said;
     update();
   });
-  const claims = claimList(stage);
+  const [claims, byVocabulary] = [claimList(stage), h("tbody")];
   update();
+  return [controls, problem, result, memoryTable(body), ...textTable(byVocabulary), claims.element];
+}
+
+/** @param {HTMLElement} body */
+function memoryTable(body) {
   const head = ["", "V", "D", "parameters", "MiB", "MB", "Module 04 (float32)"].map((text, i) =>
     h("th", { class: i === 6 ? "learn-said" : i ? "number" : null }, text));
-  return [
-    controls, problem, result,
-    scroller("Memory of the tables", "scroll",
-      h("table", { class: "learn-table learn-tables" }, h("thead", null, h("tr", null, head)), body)),
-    claims.element,
-  ];
+  return scroller("Memory of the tables", "scroll",
+    h("table", { class: "learn-table learn-tables" }, h("thead", null, h("tr", null, head)), body));
+}
+
+/** @param {HTMLElement} body */
+function textTable(body) {
+  const head = ["V", "tokens", "bytes per token", "", "V × D"].map((text) =>
+    h("th", { class: text ? "number" : "learn-bars" }, text));
+  return [h("p", { class: "learn-caption" }, `“${TEXT}” with a larger vocabulary: BPE with more merges`),
+    scroller("Tokens by vocabulary", "scroll",
+      h("table", { class: "learn-table" }, h("thead", null, h("tr", null, head)), body))];
 }
 
 /**
@@ -123,6 +153,15 @@ function controlsOf(model, update) {
     }));
 }
 
+/** @typedef {{vocab: number, tokens: number}} Line tokens of the text with a vocabulary */
+
+/** @param {Line} line @param {number} dim */
+function textLine({ vocab, tokens }, dim) {
+  return h("tr", null, [named(vocab), named(tokens), fixed(TEXT.length / tokens, 2)].map((text) =>
+    h("td", { class: "number" }, text)), h("td", { class: "learn-bars" }, bar(TEXT.length / tokens / 5)),
+  h("td", { class: "number" }, named(vocab * dim)));
+}
+
 /** @param {typeof TABLES[number]} table @param {string} dtype */
 function lineOf({ name, vocab, dim, said, note }, dtype) {
   const { parameters, bytes } = costOf({ vocab, dim, dtype, tied: true });
@@ -142,7 +181,7 @@ function lineOf({ name, vocab, dim, said, note }, dtype) {
 function verdict(model, bytes) {
   const size = `${SIZE.format(bytes / MIB)} MiB.`;
   if (model.vocab !== START.vocab || model.dim !== START.dim) {
-    return [false, `${size} The vocabulary must be 32,000 and the width 4,096.`];
+    return [false, `${size} Set V to 32,000 and D to 4,096.`];
   }
   if (bytes !== WANTED * MIB) return [false, `${size} Wanted: ${WANTED} MiB.`];
   return [true, model.tied ? `${size} Tying halves it, and two bytes a number halve it again.`
@@ -167,8 +206,8 @@ function factorisedClaim({ vocab, dim }) {
     + `parameters; E (${named(vocab)}, ${named(dim)}) has ${named(dense)}.`];
 }
 
-/** @param {{vocab: number, dim: number}} model @returns {Claim[]} */
-function claimsOf(model) {
+/** @param {{vocab: number, dim: number}} model @param {Line[]} lines @returns {Claim[]} */
+function claimsOf(model, lines) {
   const ofLesson = costOf({ vocab: 50257, dim: 256, dtype: "float32", tied: true }).parameters;
   const { parameters: untied } = costOf({ vocab: 1000, dim: 256, dtype: "float32", tied: false });
   return [
@@ -185,8 +224,9 @@ function claimsOf(model) {
     ["Training with tied weights became unstable.", null, "From rows of std 1, the start of nn.Embedding: first loss "
       + "187.87, and 6.669 on held-out text after 300 steps. From std 0.02: 8.36, then 4.715, and 4.745 untied. "
       + "(examples/tied_or_untied.py)"],
-    ["A larger vocabulary means fewer tokens per text, but a larger table.", null,
-      "Twice the rows are twice the memory. How many tokens a text has depends on the tokenizer and the text."],
+    ["A larger vocabulary means each token carries more information, but the table grows proportionally.", true,
+      `The text above has ${lines.map(({ vocab, tokens }) => `${fixed(TEXT.length / tokens, 2)} bytes per token with V `
+        + `= ${named(vocab)}`).join(", ")}. Twice the rows are twice the memory, and save ever fewer tokens.`],
     factorisedClaim(model),
     ["Subwords reduce millions of words to tens of thousands of units.", null, `With D = ${named(model.dim)}: `
       + `${named(1e6)} words need ${mebibytes(1e6, model.dim)} MiB in float32, the ${named(GPT2)} subwords of GPT-2 `

@@ -11,9 +11,14 @@ import { WORDS } from "./words.js";
 
 export const DIM = 4;
 
-/** Return the table W of several scenes, 10 x D; row 0 is for padding. @param {number} [dim] @param {number} [seed] */
-export function smallTable(dim = DIM, seed = 9) {
-  const table = roundedMatrix(WORDS.length, dim, 0.5, seed);
+/**
+ * Return the table W of several scenes, 10 x D; row 0 is for padding.
+ * @param {number} [dim]
+ * @param {number} [seed]
+ * @param {number} [std]
+ */
+export function smallTable(dim = DIM, seed = 9, std = 0.5) {
+  const table = roundedMatrix(WORDS.length, dim, std, seed);
   table.data.fill(0, 0, dim);
   return table;
 }

@@ -1,8 +1,8 @@
 /** Scene: attention scores without positions are permuted with the tokens. */
 
-import { h } from "../dom.js";
+import { h, scroller } from "../dom.js";
 import { add, dot, fromRows, largestDifference, matrix, permuted, row, sinusoid } from "../math.js";
-import { DIM, smallTable } from "./onehot.js";
+import { smallTable } from "./onehot.js";
 import { check, claimList, fixed, numberTable } from "./parts.js";
 import { WORDS } from "./words.js";
 
@@ -10,6 +10,7 @@ import { WORDS } from "./words.js";
 /** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
+const DIM = 8;
 const IDS = [1, 5, 7]; // the cat sat
 const ORDERS = ["0.1.2", "2.0.1", "1.0.2", "0.2.1", "1.2.0", "2.1.0"];
 const SAME = 1e-9;
@@ -29,13 +30,13 @@ export const scene = {
 };
 
 /**
- * Return the vectors x of the three tokens in an order: rows of the table of scene "One-hot × W", plus sinusoids. All
- * have two digits after the point, so the scores are those of the digits that are shown.
+ * Return the vectors x of the three tokens in an order: rows of a table (10, 8), plus sinusoids. All have two digits
+ * after the point, so the scores are those of the digits that are shown.
  * @param {number[]} order
  * @param {boolean} hasPositions
  */
 export function vectors(order, hasPositions) {
-  const table = smallTable();
+  const table = smallTable(DIM);
   return fromRows(order.map((token, place) => {
     const vector = row(table, IDS[token]);
     return hasPositions ? add(vector, sinusoid(place, DIM).map((value) => Math.round(100 * value) / 100)) : vector;
@@ -102,13 +103,12 @@ function sentenceOf(order) {
  */
 function picturesOf(box, order, x) {
   const names = order.map((token) => WORDS[IDS[token]]);
-  const columnNames = Array.from({ length: DIM }, (_, d) => String(d));
-  const caption = `x of [${order.map((token) => IDS[token]).join(", ")}] “${sentenceOf(order)}”`;
-  const inputs = numberTable({ caption, rowNames: names, columnNames, limit: 2 });
-  const table = numberTable({ caption: "scores x[i] · x[j]", rowNames: names, columnNames: names, limit: 7 });
+  const caption = `x (3, ${DIM}) of [${order.map((token) => IDS[token]).join(", ")}]`;
+  const inputs = numberTable({ caption, rowNames: names, limit: 2 });
+  const table = numberTable({ caption: "scores x[i] · x[j]", rowNames: names, columnNames: names, limit: 10 });
   inputs.show(x);
   table.show(scores(x));
-  box.replaceChildren(inputs.element, table.element);
+  box.replaceChildren(scroller("Vectors", "scroll", inputs.element), table.element);
   return [inputs, table];
 }
 

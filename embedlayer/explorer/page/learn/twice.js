@@ -11,7 +11,6 @@ import { claimList, fixed, listSlider, schemeSwitches } from "./parts.js";
 /** @import { Scene, Stage } from "./stage.js" */
 
 const [TOKEN, LAST] = [1, 63]; // “the”
-const SOME = [0, 1, 2, 3, 5, 9]; // positions at which one token is compared
 const DIMS = [8, 16, 64, 512];
 
 /** @type {Scene} */
@@ -20,7 +19,7 @@ export const scene = {
   name: "The same word twice",
   question: "Is a word the same vector at two places?",
   sentences: [
-    "The word “the” is at position a and at position b. Its row is the same; the vector of the position is not.",
+    "One word is at position a and at position b. Its row is the same; the vector of the position is not.",
     "The cosine is the similarity of the two sums: 1 is the same direction, 0 is a right angle. Try the same position "
     + "twice, neighbours, and distant positions.",
   ],
@@ -41,24 +40,24 @@ export function sameWord({ a, b, token = TOKEN, ...options }) {
 function draw(stage) {
   const at = { a: Math.round(stage.number("a", 0, 0, LAST)), b: Math.round(stage.number("b", 1, 0, LAST)) };
   let dim = DIMS.find((each) => each === stage.number("dim", 64, 8, 512)) ?? 64;
-  const token = Math.round(stage.number("id", TOKEN, 0, 999)); // a link can name another one
+  const token = Math.round(stage.number("id", TOKEN, 0, 999)); // a link can name another one, and more positions
+  const more = stage.text("more").split(".").map(Number).filter((p) => p > 0 && p <= LAST);
   const fact = h("p", { class: "pipe-fact", "data-value": "token" });
-  const heat = new HeatMap({
-    label: "The word at two positions", unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28,
-    rowName: (r) => ["the row", `at a = ${at.a}`, `at b = ${at.b}`, "b − a"][r],
-    columnName: (d) => `dimension ${d}`,
-  });
+  const heat = heatOf(() =>
+    ["the row", `at a = ${at.a}`, ...more.map((p) => `at ${p}`), `at b = ${at.b}`, "b − a"]);
+  const positions = () => [at.a, ...more, at.b];
   const number = h("output", { class: "learn-number", "data-value": "cosine" });
   const claims = claimList(stage);
   const update = () => {
     const options = { dim, token, ...switches.chosen };
-    fact.textContent = factOf(token, at);
+    fact.textContent = factOf(token, positions());
     stage.set({ a: at.a || null, b: at.b === 1 ? null : at.b, dim: dim === 64 ? null : dim,
       id: token === TOKEN ? null : token });
     const { first, second, cosine: similarity } = sameWord({ ...at, ...options });
-    heat.show(fromRows([first.scaledRow, first.sum, second.sum, second.sum.map((value, d) => value - first.sum[d])]));
+    const sums = positions().map((position) => inputVector({ position, ...options }).sum);
+    heat.show(fromRows([first.scaledRow, ...sums, second.sum.map((value, d) => value - first.sum[d])]));
     number.textContent = fixed(similarity);
-    claims.show(claimsOf(options));
+    claims.show(claimsOf(options, [...new Set(positions())]));
     stage.judge(...verdict(similarity));
   };
   const switches = schemeSwitches(stage, () => update());
@@ -79,27 +78,37 @@ function draw(stage) {
   ];
 }
 
+/** @param {() => string[]} names of the rows */
+function heatOf(names) {
+  return new HeatMap({
+    label: "The word at its positions", unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28,
+    rowName: (r) => names()[r], columnName: (d) => `dimension ${d}`,
+  });
+}
+
 /** @param {number} similarity @returns {[boolean, string]} */
 function verdict(similarity) {
   const text = `The cosine is ${fixed(similarity)}`;
   return similarity < 0.65 ? [true, `${text}: the same word, two clearly different vectors.`] : [false, `${text}.`];
 }
 
-/** @param {number} token @param {{a: number, b: number}} at */
-function factOf(token, { a, b }) {
-  return `${token === TOKEN ? "“the”, t" : "T"}oken ID ${token}, at positions ${a} and ${b}.`;
+/** @param {number} token @param {number[]} positions */
+function factOf(token, positions) {
+  const places = `${positions.slice(0, -1).join(", ")} and ${positions.at(-1)}`;
+  return `${token === TOKEN ? "“the”, t" : "T"}oken ID ${token}, at positions ${places}.`;
 }
 
 /**
  * @param {{dim: number, scheme: string, scaled: boolean, token: number}} options
+ * @param {number[]} positions all different
  * @returns {Claim[]}
  */
-function claimsOf(options) {
+function claimsOf(options, positions) {
   /** @param {number} a @param {number} b @param {number} [dim] */
   const between = (a, b, dim = options.dim) => sameWord({ ...options, a, b, dim }).cosine;
   const [same, next, far, farther] = [between(0, 0), between(0, 1), between(0, 5), between(0, 50)];
   const isLearned = options.scheme === "learned";
-  const vectors = SOME.map((position) => inputVector({ position, ...options }).sum.join());
+  const count = new Set(positions.map((position) => inputVector({ position, ...options }).sum.join())).size;
   return [
     ["Same position: the similarity is 1.0.", same > 1 - 1e-9, `Positions 0 and 0: ${fixed(same)}.`],
     ["Positions 0 and 1 are very similar (> 0.95), because position embeddings change gradually.",
@@ -111,8 +120,8 @@ function claimsOf(options) {
       `${fixed(next)} for 0 and 1, ${fixed(far)} for 0 and 5. `
       + (isLearned ? "Before training, the similarity of learned rows does not depend on the distance."
         : "It does not fall evenly with the distance.")],
-    ["The same token at different positions has different embeddings.", new Set(vectors).size === SOME.length,
-      `Token ID ${options.token} at positions ${SOME.join(", ")}: ${new Set(vectors).size} different vectors of `
-      + `${options.dim} numbers.`],
+    ["The same token at different positions has different embeddings.", count > 1 ? count === positions.length : null,
+      count > 1 ? `Token ID ${options.token} at positions ${positions.join(", ")}: ${count} different vectors of `
+        + `${options.dim} numbers.` : `Both are position ${positions[0]} here, and the same vector.`],
   ];
 }

@@ -52,9 +52,10 @@ export function clusterColumn({ clusters, of }, texts) {
 }
 
 /**
- * Return the number of a colour for each cluster: an unused one, else that whose clusters are farthest away.
+ * Return the number of a colour for each cluster: an unused hue, else another shade of that whose clusters are farthest
+ * away. The shades of hue i are i, i + count, and so on.
  * @param {{x: number, y: number}[]} clusters
- * @param {number} [count] of colours
+ * @param {number} [count] of hues
  */
 export function distantColours(clusters, count = 8) {
   /** @type {number[]} */
@@ -62,9 +63,11 @@ export function distantColours(clusters, count = 8) {
   for (const { x, y } of clusters) {
     const nearest = new Array(count).fill(Infinity);
     chosen.forEach((colour, i) => {
-      nearest[colour] = Math.min(nearest[colour], Math.hypot(clusters[i].x - x, clusters[i].y - y));
+      const hue = colour % count;
+      nearest[hue] = Math.min(nearest[hue], Math.hypot(clusters[i].x - x, clusters[i].y - y));
     });
-    chosen.push(nearest.indexOf(Math.max(...nearest)));
+    const hue = nearest.indexOf(Math.max(...nearest));
+    chosen.push(hue + count * chosen.filter((colour) => colour % count === hue).length);
   }
   return chosen;
 }

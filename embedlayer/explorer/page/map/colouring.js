@@ -13,6 +13,7 @@ import { pixel } from "./splat.js";
 
 const FADED_BY_FOUND = 0.4; // share of a colour that remains beside found tokens
 const FADED_BY_NEIGHBOURS = 0.6;
+const SHADE = 0.55; // share of a hue in its second shade, with ink, and its third, with paper
 const SOON = 200; // milliseconds
 const [RAMP_WIDTH, RAMP_HEIGHT] = [90, 10];
 
@@ -139,7 +140,10 @@ export class Colouring {
   /** Return the colour of a group in CSS. @param {Groups} column @param {number} group */
   #colourOf({ rest, colours }, group) {
     if (rest !== undefined && group >= rest) return this.palette.muted;
-    return this.palette.series[(colours?.[group] ?? group) % 8];
+    const [colour, { series, ink, paper }] = [colours?.[group] ?? group, this.palette];
+    const [hue, other] = [parse(series[colour % 8]), parse(Math.floor(colour / 8) % 3 === 2 ? paper : ink)];
+    if (colour < 8) return css(hue);
+    return css(/** @type {Rgb} */ (hue.map((value, i) => Math.round(SHADE * value + (1 - SHADE) * other[i]))));
   }
 
   /** @param {NumberColumn} column @param {(rgb: Rgb) => number} faded */

@@ -47,8 +47,8 @@ class Cells {
 }
 
 /**
- * Place each name to the right, left, above or below its point, or over it, in the order of the candidates. Names
- * without free space are left out.
+ * Place each name to the right, left, above or below its point, or centred over it, in the order of the candidates.
+ * Names without free space are left out: of two groups that collide, the later one.
  * @param {Iterable<Candidate>} candidates
  * @param {Space} space
  */
@@ -63,7 +63,7 @@ export function placeLabels(candidates, space) {
     const { x, y, width: wide, line, centred } = candidate;
     const middle = x - wide / 2;
     /** @type {Point[]} */
-    const places = centred ? [[middle, y], [middle, y - line], [middle, y + line]]
+    const places = centred ? [[middle, y]]
       : [[x + gap, y], [x - gap - wide, y], [middle, y - line], [middle, y + line]];
     const found = places.find(([left, across]) => {
       const box = [left, across - line / 2 + 1, left + wide, across + line / 2 - 1];

@@ -61,6 +61,7 @@ class LearnView {
     this.question = h("h2", { tabIndex: -1 });
     this.sentences = h("div", { class: "learn-sentences" });
     this.picture = h("section", { class: "panel learn-picture", "aria-label": "Picture" });
+    this.claims = h("div", { class: "panel learn-often" });
     this.task = h("p", { class: "learn-task" });
     this.verdict = h("p", { class: "learn-verdict", role: "status", "aria-live": "polite" });
     this.back = h("button", { type: "button", onClick: () => this.#go(this.#index() - 1) }, "Back");
@@ -76,7 +77,8 @@ class LearnView {
       h("nav", { class: "learn-rail", "aria-label": "Scenes" },
         h("ol", null, this.rail.map((each) => h("li", null, each)))),
       h("div", { class: "learn" },
-        h("div", { class: "learn-text" }, this.name, this.question, this.sentences), this.picture,
+        h("div", { class: "learn-text" }, this.name, this.question, this.sentences),
+        h("div", { class: "learn-main" }, this.picture, this.claims),
         h("section", { class: "learn-foot", "aria-label": "Task" }, this.task, this.verdict,
           h("div", { class: "learn-moves" }, this.back, this.count, this.next)),
         this.lesson,
@@ -119,13 +121,18 @@ class LearnView {
     }, seen);
     [this.#stage, this.#shown, this.#hasActed, this.#isRight] = [stage, "", false, false];
     this.picture.setAttribute("aria-busy", "true");
-    if (scene.id !== this.#drawn) this.picture.replaceChildren(h("p", { class: "note" }, "Loading …"));
+    if (scene.id !== this.#drawn) {
+      this.picture.replaceChildren(h("p", { class: "note" }, "Loading …"));
+      this.claims.replaceChildren();
+    }
     this.#drawn = scene.id;
     this.#showProgress();
     try {
-      const parts = await scene.draw(stage);
+      const parts = nodesOf(await scene.draw(stage));
       if (stage.isClosed) return;
-      this.picture.replaceChildren(...nodesOf(parts));
+      const isClaims = (/** @type {Node | string} */ part) => part instanceof Element && part.matches(".learn-claims");
+      this.picture.replaceChildren(...parts.filter((part) => !isClaims(part)));
+      this.claims.replaceChildren(...parts.filter(isClaims)); // on a phone the sentences are before them
     } catch (error) {
       const { message } = /** @type {Error} */ (error);
       if (!stage.isClosed) this.picture.replaceChildren(h("p", { class: "note" }, message));
@@ -152,12 +159,14 @@ class LearnView {
     return seen;
   }
 
-  /** Mark the verdict about a claim in this scene, and in the next one that is drawn. @param {string} claim */
+  /** Mark and show the verdict about a claim in this scene, and in the next one that is drawn. @param {string} claim */
   #markClaim(claim) {
     this.#claim = claim;
-    for (const item of this.picture.querySelectorAll(".learn-claims li")) {
+    for (const item of document.querySelectorAll("#view-learn .learn-claims li")) {
       const quote = item.querySelector("q")?.textContent ?? "";
-      item.classList.toggle("learn-asked", claim !== "" && quote.startsWith(claim));
+      const isAsked = item.classList.toggle("learn-asked", claim !== "" && quote.startsWith(claim));
+      const reveal = () => item.scrollIntoView({ block: "nearest" });
+      if (isAsked) requestAnimationFrame(() => requestAnimationFrame(reveal)); // charts have their heights then
     }
   }
 

@@ -17,7 +17,8 @@ import { alibi, fromSource, rotary, sinusoids } from "../schemes.js";
 export const view = {
   id: "positions",
   title: "Positions",
-  sentence: "How a position scheme encodes the position of each token, and its effect on vectors and attention scores.",
+  sentence: "Attention by itself does not know which token comes first. A position scheme tells it: see how, and what "
+    + "that does to vectors and scores.",
   needs: ["input"],
   open,
 };
