@@ -61,12 +61,10 @@ COMMANDS = {
     "vocab suggest": "vocab suggest SOURCE MORE --count 5",
     "vocab undo": "vocab undo EDITED -o OUT",
     "positions extend": "positions extend SOURCE --to 64 --original 16 -o OUT",
-    "positions undo": "positions undo EDITED -o OUT",
 }
 """Each command; `|` is a space in an argument, EDITED is what the edit to undo wrote, MORE a text with new words."""
 
 EDITS = {"vocab undo": "vocab add SOURCE zebra -o EDITED"}
-EDITS["positions undo"] = "positions extend SOURCE --to 64 --original 16 -o EDITED"
 """Each command that undoes an edit -> the edit."""
 
 KINDS = {

@@ -36,15 +36,17 @@ REFUSED = {
     **{
         command: dict.fromkeys(FILES, "takes a folder on this machine")
         for command in COMMANDS
-        if command.startswith(("vocab", "positions"))
+        if command.startswith("vocab")
     },
+    "positions extend": dict.fromkeys(FILES, "takes the folder of a checkpoint"),
 }
-for _command in ("positions extend", "positions undo"):
-    REFUSED[_command] |= {
-        "saved table": "with no position scheme",
-        "Meta's layout": "SOURCE has no config.json",
-        "unknown family": "SOURCE/config.json: model_type",
-    }
+REFUSED["positions extend"] |= {
+    **dict.fromkeys(("run", "saved table", "saved layer", "saved model"), "set model.position"),
+    **dict.fromkeys(("GPT-2 folder", "BERT folder"), "has a table of learned positions"),
+    "GGUF file": "convert a GGUF file again",
+    "Meta's layout": "SOURCE/config.json",
+    "unknown family": "unknown model_type",
+}
 REFUSED["vocab transplant"]["GGUF file"] = "cannot describe a WordLevel model"
 REFUSED["vocab undo"]["GGUF file"] = "leaves the old file as it was"
 """The reason of each cell that is refused, by command and kind of source; all other cells work."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, SizeError
 from embedlayer.io.files import named_path, new_files, new_folder, recover_folder
 from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, PathKind, path_kind
@@ -22,7 +21,10 @@ from embedlayer.vocab.targets.run import apply_to_run, run_census
 from embedlayer.vocab.targets.streams import apply_to_stream_of_checkpoint
 
 RECEIPT, POSITIONS_RECEIPT = "vocabulary-{}.receipt", "positions-{}.receipt"
-"""Name of the receipt of the first edit, of the second, ...: of the vocabulary, and of the longest sequence."""
+"""Name of the receipt of the first edit, of the second, ...: of the vocabulary, and of the longest sequence.
+
+Earlier versions wrote the latter, with numbers of one sequence.
+"""
 
 METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 """Files of `torch.distributed.checkpoint`: of its default writer, and of its safetensors writer."""
@@ -102,24 +104,23 @@ def receipts_in(folder: Path | str) -> list[Path]:
     return [by_number[number] for number in sorted(by_number)]
 
 
-def next_receipt(folder: Path, name: str = RECEIPT) -> str:
+def next_receipt(folder: Path) -> str:
     """Return the name of the receipt of the next edit of a folder: its number is one more than the receipts there."""
-    return name.format(len(receipts_in(folder)) + 1)
+    return RECEIPT.format(len(receipts_in(folder)) + 1)
 
 
-def receipt_of_last_edit(folder: Path, name: str = RECEIPT) -> Path:
-    """Return the path of the receipt of the last edit of a folder, which must be an edit of one kind.
+def receipt_of_last_edit(folder: Path) -> Path:
+    """Return the path of the receipt of the last edit of a folder, which must be one of its vocabulary.
 
     Raises:
-        CheckpointError: There is no receipt, or the last edit was one of the other kind.
+        CheckpointError: There is no receipt, or the last edit was one of the longest sequence.
     """
     receipts = receipts_in(folder)
     if not receipts:
-        raise CheckpointError(f"{folder} has no receipt ({name.format('N')}): no edit wrote it.")
-    if not receipts[-1].name.startswith(name.partition("{")[0]):
-        command = command_line("vocab" if name == POSITIONS_RECEIPT else "positions", "undo", folder, "-o", "...")
+        raise CheckpointError(f"{folder} has no receipt ({RECEIPT.format('N')}): no edit wrote it.")
+    if receipts[-1].name.startswith(POSITIONS_RECEIPT.partition("{")[0]):
         raise CheckpointError(
-            f"The last edit of {folder} is that of {receipts[-1].name}, and edits are undone in reverse: {command}."
+            f"The last edit of {folder} is that of {receipts[-1].name}, which this version does not undo."
         )
     return receipts[-1]
 
@@ -130,7 +131,7 @@ def receipt_beside(file: Path) -> Path:
 
 
 @contextmanager
-def edited_copy(source: Path, out: Path | str | None, name: str = RECEIPT) -> Iterator[tuple[Path, Path]]:
+def edited_copy(source: Path, out: Path | str | None) -> Iterator[tuple[Path, Path]]:
     """Yield the temporary path of an edited copy and of its receipt; they get their names when the `with` block ends.
 
     If the block raises an error, nothing is written at `out`.
@@ -139,7 +140,6 @@ def edited_copy(source: Path, out: Path | str | None, name: str = RECEIPT) -> It
         source: The folder or GGUF file to edit. It is only read. No process may train in a folder, neither before nor
             after the block.
         out: Path of the result, which must not exist or must be an empty folder. Missing parent folders are created.
-        name: Name of the receipt of the first edit of this kind, of the second, ...
 
     Yields:
         An empty folder, and the path of the next receipt in it; for a GGUF file a file, and that of the receipt beside
@@ -162,5 +162,5 @@ def edited_copy(source: Path, out: Path | str | None, name: str = RECEIPT) -> It
     lock = RunDirectory(source).lock  # a run in training writes to its folder while it is read
     lock.check_unlocked()
     with new_folder(out) as partial:
-        yield partial, partial / next_receipt(source, name)
+        yield partial, partial / next_receipt(source)
         lock.check_unlocked()
