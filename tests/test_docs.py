@@ -185,11 +185,6 @@ def test_every_module_has_its_test_file() -> None:
         "checkpoints/reading/inputs.py": "checkpoints/test_stacks_and_steps.py",
         "checkpoints/layer_report.py": "checkpoints/test_reading.py",
         "checkpoints/reading/codes.py": "checkpoints/test_streams.py",
-        "vocab/stream_training.py": "vocab/test_streams.py",
-        **{
-            f"vocab/targets/{name}.py": "vocab/test_streams.py"
-            for name in ("streams", "stream_rows", "stream_layers", "stream_models")
-        },
         **{
             f"checkpoints/reading/{name}.py": "checkpoints/test_reading.py"
             for name in ("head", "layer", "table", "tensors")

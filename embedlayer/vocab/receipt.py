@@ -38,8 +38,6 @@ from embedlayer.vocab.targets.folder import (
 )
 from embedlayer.vocab.targets.live import apply_to_module
 from embedlayer.vocab.targets.run import RUN
-from embedlayer.vocab.targets.stream_rows import STREAM
-from embedlayer.vocab.targets.streams import apply_to_stream
 from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import tokens_with_extra_space
 
@@ -284,20 +282,18 @@ class Receipt:
             SizeError: The optimizer trains other parameters, or the module has no table that can be edited.
             TokenizerError: The tokenizer of the folder is damaged.
         """
-        stream = self.settings.get(STREAM)
+        if "stream" in self.settings:
+            raise CheckpointError("An earlier version edited one stream of codes here, which this one does not undo.")
         if isinstance(target, nn.Module):
             with merged_rows(target):
-                if stream is None:
-                    apply_to_module(target, self._resolve_undo, optimizer)
-                else:
-                    apply_to_stream(target, stream, self._resolve_undo, optimizer, used=self.row_map.size)
+                apply_to_module(target, self._resolve_undo, optimizer)
             return
         folder = Path(target)
         _refuse_gguf(folder, self)
         if receipts_in(folder):  # a folder that was saved from an edited model has none
             receipt_of_last_edit(folder)
         with edited_copy(folder, out) as (partial, _):
-            result = apply_to_files(folder, partial, self._resolve_undo, stream=stream, used=self.row_map.size)
+            result = apply_to_files(folder, partial, self._resolve_undo)
             left_out = sorted({*self.left_out, *result.left_out})
             if left_out:
                 warnings.warn(

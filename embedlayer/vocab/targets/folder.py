@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
-from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, SizeError
+from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError
 from embedlayer.io.files import named_path, new_files, new_folder, recover_folder
 from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, PathKind, path_kind
 from embedlayer.training.run_directory import RunDirectory
@@ -18,7 +18,6 @@ from embedlayer.vocab.targets.apply_rows import EditResult
 from embedlayer.vocab.targets.checkpoint import apply_to_checkpoint, checkpoint_census
 from embedlayer.vocab.targets.gguf import apply_to_gguf
 from embedlayer.vocab.targets.run import apply_to_run, run_census
-from embedlayer.vocab.targets.streams import apply_to_stream_of_checkpoint
 
 RECEIPT, POSITIONS_RECEIPT = "vocabulary-{}.receipt", "positions-{}.receipt"
 """Name of the receipt of the first edit, of the second, ...: of the vocabulary, and of the longest sequence.
@@ -30,25 +29,16 @@ METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 """Files of `torch.distributed.checkpoint`: of its default writer, and of its safetensors writer."""
 
 
-def apply_to_files(
-    source: Path, partial: Path, resolve: ResolveEdit, *, stream: int | None = None, used: int | None = None
-) -> EditResult:
+def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a folder or GGUF file to `partial`; `source` does not change.
 
     `source` is a saved layer, a training run, another checkpoint folder, or a GGUF file; `partial` is the first path
-    that `edited_copy` yields. With `stream`, the edit is that of one stream of codes; see `edit_streams` for `used`.
-    `resolve` returns the edit of each model, or for a folder the undo of one. The errors and
+    that `edited_copy` yields. `resolve` returns the edit of each model, or for a folder the undo of one. The errors and
     warnings are those of `apply_to_run`, `apply_to_checkpoint` and `apply_to_gguf`.
     """
     kind = path_kind(source)
     if kind is PathKind.GGUF:
-        if stream is not None:
-            raise SizeError("A GGUF file has no streams of codes: leave stream out.")
         return apply_to_gguf(source, partial, resolve)
-    if stream is not None and kind in OWN_FOLDERS:
-        return apply_to_run(source, partial, resolve, stream=stream, used=used)
-    if stream is not None:
-        return apply_to_stream_of_checkpoint(source, partial, stream, resolve, used)
     return (apply_to_run if kind in OWN_FOLDERS else apply_to_checkpoint)(source, partial, resolve)
 
 

@@ -33,7 +33,6 @@ from embedlayer.vocab.targets.apply_rows import EditResult, ModelResult
 from embedlayer.vocab.targets.live import apply_to_module, row_tensors
 from embedlayer.vocab.targets.module_parts import vocabulary_modules
 from embedlayer.vocab.targets.module_settings import settings_of
-from embedlayer.vocab.targets.streams import apply_to_stream
 
 IDS_AT_ONCE = 1 << 22
 RUN = "run/"
@@ -49,16 +48,13 @@ CORPUS_FILES = (
 CHANGED = (CONFIG, TOKENIZER, "run.json", *CORPUS_FILES, "report.html")
 
 
-def apply_to_run(
-    folder: Path, partial: Path, resolve: ResolveEdit, *, stream: int | None = None, used: int | None = None
-) -> EditResult:
+def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a folder of this library into `partial`; `folder` does not change.
 
     The folder contains a saved layer, a training run, or both. The copy of a run can be resumed: its model, optimizer
     and corpus are edited. If its corpus contains removed tokens, only the layer is written, with a warning. The report
     of a run is left out: `embedlayer report` writes it again. So are files that hold values by token and cannot be
-    edited. Other files are copied. With `stream`, the edit is that of one stream of codes of the layer, and `used` is
-    that of `edit_streams`. `partial` is an empty folder, and `resolve` returns the edit of each model, or the
+    edited. Other files are copied. `partial` is an empty folder, and `resolve` returns the edit of each model, or the
     undo of one.
 
     Raises:
@@ -78,11 +74,8 @@ def apply_to_run(
     _refuse_mapped(run)
     if (folder / CONFIG).exists():
         layer = Pretrained.from_pretrained(folder)
-        if stream is None:
-            results[""] = apply_to_module(layer, resolve, tokenizer=tokenizer)
-        else:
-            results[""] = apply_to_stream(layer, stream, resolve, used=used)
-        layer.save_pretrained(partial, tokenizer=results[""].edit.tokenizer if stream is None else tokenizer)
+        results[""] = apply_to_module(layer, resolve, tokenizer=tokenizer)
+        layer.save_pretrained(partial, tokenizer=results[""].edit.tokenizer)
     if run.contains_run and (not results or _keeps_corpus(run, results[""].edit.row_map)):
         with torch.random.fork_rng(devices=[]):
             trainer, description = run.open()
