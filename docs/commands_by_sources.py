@@ -60,12 +60,8 @@ COMMANDS = {
     "vocab transplant": "vocab transplant SOURCE OTHER -o OUT",
     "vocab suggest": "vocab suggest SOURCE MORE --count 5",
     "positions extend": "positions extend SOURCE --to 64 --original 16 -o OUT",
-    "positions undo": "positions undo EDITED -o OUT",
 }
-"""Each command; `|` is a space in an argument, EDITED is what the edit to undo wrote, MORE a text with new words."""
-
-EDITS = {"positions undo": "positions extend SOURCE --to 64 --original 16 -o EDITED"}
-"""Each command that undoes an edit -> the edit."""
+"""Each command; `|` is a space in an argument; MORE is a text with new words."""
 
 KINDS = {
     "run": "run",
@@ -280,12 +276,7 @@ def result_of(command: str, source: Source, folder: Path, out: Path) -> str:
         "TEXT": folder / "text.txt",
         "MORE": folder / "more.txt",
         "OTHER": folder / "other.json",
-        "EDITED": f"{out}-edited",
     }
-    if command in EDITS:
-        refused = run_command(*(places.get(word, word) for word in EDITS[command].split()))
-        if refused:
-            return _general(refused, " ".join(EDITS[command].split()[:2]), source)
     words = [places.get(word, word.replace("|", " ")) for word in COMMANDS[command].split()]
     return _general(run_command(*words), command, source)
 

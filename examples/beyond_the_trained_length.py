@@ -10,7 +10,6 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from tables import markdown_table, write_between_markers
@@ -44,42 +43,44 @@ def growing(ratio: float) -> tuple[float, ...]:
     return tuple(ratio ** (pair / (HEAD // 2 - 1)) for pair in range(HEAD // 2))
 
 
-# how the folder of the trained model is extended, for `ratio` times the trained length
-METHODS: dict[str, dict[str, Callable[[float], object]]] = {
+def rotary(scaling: object = None, base: float = 10000.0) -> el.Position:
+    return el.RotaryEmbedding(HEAD, base=base, scaling=scaling)
+
+
+def resized(position: el.Position, length: int, method: str) -> el.Position:
+    assert isinstance(position, el.LearnedPositionalEmbedding)
+    return position.resize(length, method)
+
+
+# the positions of the trained model for `n` tokens, more than it was trained on
+METHODS: dict[str, dict[str, Callable[[el.Position, int], el.Position]]] = {
     "learned": {
-        "interpolated": lambda ratio: "interpolate",
-        "repeated": lambda ratio: "repeat",
+        "interpolated": lambda position, n: resized(position, n, "interpolate"),
+        "repeated": lambda position, n: resized(position, n, "repeat"),
     },
     "rotary": {
-        "NTK-aware base": lambda ratio: "base",
-        "`LinearScaling(n / 64)`": lambda ratio: "linear",
-        "`DynamicNTKScaling(1, 64)`": lambda ratio: el.positions.DynamicNTKScaling(1.0, TRAINED),
-        "`YarnScaling(n / 64, 64)`": lambda ratio: "yarn",
-        "`LongRopeScaling`, divisors 1 to n / 64": lambda ratio: el.positions.LongRopeScaling(
-            (1.0,) * (HEAD // 2), growing(ratio), TRAINED, ratio
+        "NTK-aware base": lambda _, n: rotary(base=10000.0 * (n / TRAINED) ** (HEAD / (HEAD - 2))),
+        "`LinearScaling(n / 64)`": lambda _, n: rotary(el.positions.LinearScaling(n / TRAINED)),
+        "`DynamicNTKScaling(1, 64)`": lambda _, n: rotary(el.positions.DynamicNTKScaling(1.0, TRAINED)),
+        "`YarnScaling(n / 64, 64)`": lambda _, n: rotary(el.positions.YarnScaling(n / TRAINED, TRAINED)),
+        "`LongRopeScaling`, divisors 1 to n / 64": lambda _, n: rotary(
+            el.positions.LongRopeScaling((1.0,) * (HEAD // 2), growing(n / TRAINED), TRAINED, n / TRAINED)
         ),
-        "`Llama3Scaling(n / 64, 64)`": lambda ratio: "llama3",
-        "`ProportionalScaling`, slow pairs stopped": lambda ratio: el.positions.ProportionalScaling(
-            rotating_share(TRAINED)
+        "`Llama3Scaling(n / 64, 64)`": lambda _, n: rotary(el.positions.Llama3Scaling(n / TRAINED, TRAINED)),
+        "`ProportionalScaling`, slow pairs stopped": lambda _, n: rotary(
+            el.positions.ProportionalScaling(rotating_share(TRAINED))
         ),
     },
 }
 
 
-def extended(folder: Path, length: int, method: Callable[[float], object]) -> el.Position:
-    """Return the positions of the model in a folder after `embedlayer positions extend FOLDER --to LENGTH`."""
-    if length == TRAINED:
-        return el.DecoderLM.from_pretrained(folder).position
-    with TemporaryDirectory() as out:
-        el.vocab.extend_positions(
-            folder, length, method=method(length / TRAINED), original_length=TRAINED, out=Path(out) / "longer"
-        )
-        return el.DecoderLM.from_pretrained(Path(out) / "longer").position
-
-
 @torch.no_grad()
 def losses(
-    model: el.DecoderLM, at: Callable[[int], el.Position], text: torch.Tensor, windows: int, lengths: list[int]
+    model: el.DecoderLM,
+    at: Callable[[el.Position, int], el.Position],
+    text: torch.Tensor,
+    windows: int,
+    lengths: list[int],
 ) -> dict[int, str]:
     """Loss on the last tokens of windows that end at the same places, for each length, in nats per token."""
     own, found = model.position, {}
@@ -87,7 +88,7 @@ def losses(
     targets = torch.stack([text[end - TARGETS + 1 : end + 1] for end in ends])
     for length in lengths:
         try:
-            model.position = at(length)
+            model.position = own if length == TRAINED else at(own, length)
             ids = torch.stack([text[end - length : end] for end in ends])
             hidden = torch.cat([model.hidden(part)[:, -TARGETS:] for part in ids.split(8)])
             found[length] = f"{model.head.loss(hidden, targets).item():.3f}"
@@ -115,19 +116,16 @@ def main(steps: int, windows: int, lengths: list[int], seed: int, page: Path | N
     validation = torch.as_tensor(corpus.split(0.1)[1].ids).long()
     rows = []
 
-    def add(name: str, model: el.DecoderLM, at: Callable[[int], el.Position]) -> None:
+    def add(name: str, model: el.DecoderLM, at: Callable[[el.Position, int], el.Position]) -> None:
         found = losses(model, at, validation, windows, lengths)
         rows.append({"scheme": name} | {f"{length} tokens": loss for length, loss in found.items()})
         print(rows[-1], flush=True)
 
     for name, make in TRAINED_SCHEMES.items():
         model = train(make, corpus, steps, seed)
-        add(name, model, lambda length, model=model: model.position)
-        if name in METHODS:
-            with TemporaryDirectory() as folder:
-                model.save_pretrained(folder)
-                for how, method in METHODS[name].items():
-                    add(f"{name}, {how}", model, lambda length, method=method: extended(Path(folder), length, method))
+        add(name, model, lambda position, n: position)
+        for how, method in METHODS.get(name, {}).items():
+            add(f"{name}, {how}", model, method)
     text = markdown_table(rows)
     text += (
         f"\nLoss in nats per token on the last {TARGETS} tokens of {windows} windows, the same tokens in every column; "

@@ -9,21 +9,21 @@ import pytest
 from size import sizes
 
 CEILINGS = {
-    "defs": 5128,
-    "classes": 739,
-    "modules": 490,
+    "defs": 5026,
+    "classes": 728,
+    "modules": 481,
     "packages": 30,
-    "lambdas": 336,
-    "named tuples": 143,
-    "lines of code": 58079,
-    "lines of raise": 3703,
-    "lines of errors built elsewhere": 331,
-    "docstring lines": 31151,
-    "docstring characters": 1581630,
-    "comment lines": 1046,
-    "lines of tools": 4577,
-    "lines of docs": 2678,
-    "lines of tests": 89718,
+    "lambdas": 333,
+    "named tuples": 136,
+    "lines of code": 56764,
+    "lines of raise": 3590,
+    "lines of errors built elsewhere": 312,
+    "docstring lines": 30594,
+    "docstring characters": 1553468,
+    "comment lines": 1040,
+    "lines of tools": 4579,
+    "lines of docs": 2667,
+    "lines of tests": 88891,
 }
 
 

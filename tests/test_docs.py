@@ -185,11 +185,6 @@ def test_every_module_has_its_test_file() -> None:
         "checkpoints/reading/inputs.py": "checkpoints/test_stacks_and_steps.py",
         "checkpoints/layer_report.py": "checkpoints/test_reading.py",
         "checkpoints/reading/codes.py": "checkpoints/test_streams.py",
-        "vocab/stream_training.py": "vocab/test_streams.py",
-        **{
-            f"vocab/targets/{name}.py": "vocab/test_streams.py"
-            for name in ("streams", "stream_rows", "stream_layers", "stream_models")
-        },
         **{
             f"checkpoints/reading/{name}.py": "checkpoints/test_reading.py"
             for name in ("head", "layer", "table", "tensors")
@@ -234,9 +229,6 @@ def test_every_module_has_its_test_file() -> None:
         "vocab/init/old_rows.py": "vocab/init/test_row_init.py",
         "vocab/targets/apply_rows.py": "vocab/test_map.py",
         "vocab/targets/folder_files.py": "vocab/targets/test_checkpoint.py",
-        "vocab/targets/gguf_positions.py": "vocab/test_context.py",
-        "vocab/targets/positions.py": "vocab/test_context.py",
-        "vocab/targets/transformers_positions.py": "vocab/test_context.py",
         "vocab/token_usage.py": "laws/test_trim.py",
         "tables/adapters.py": "vocab/test_adapters.py",
         "tables/conversions.py": "tables/test_lookup.py",

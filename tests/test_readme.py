@@ -11,6 +11,7 @@ from launches import free_port
 from torch.distributed.run import get_args_parser
 
 from embedlayer.cli.demo import carried_text
+from embedlayer.io.files import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -19,6 +20,7 @@ PAGE = (ROOT / "docs" / "command-line.md").read_text()
 PLACEHOLDERS = {
     "FILE...": "reference.txt",
     "DIR": "run{number}",
+    "CHECKPOINT": "llama",
     "CORPUS": "corpus",
     "DIR|FILE...": "run{number}",
     "DIR|FILE": "run{number}",
@@ -95,6 +97,9 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd, u
     text = " first" * 40 + carried_text()[:40_000]  # each Python carries another text; all commands' words are tokens
     Path("reference.txt").write_text(text)
     Path("rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in text.split(". ")))
+    Path("llama").mkdir()
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "max_position_embeddings": 64}
+    write_json("llama/config.json", {"model_type": "llama", "rope_theta": 1e4, **sizes})
     number = 0
     for command in printed_commands(PAGE):
         # the lines below are about this run

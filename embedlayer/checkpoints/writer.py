@@ -126,7 +126,6 @@ def write_tensors(
     left_out: Collection[str] = (),
     is_edited: bool = False,
     axes: Mapping[str, int] | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
     shared: Collection[str] = (),
 ) -> WriteReceipt:
     """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
@@ -149,8 +148,6 @@ def write_tensors(
         is_edited: Whether the rows belong to other tokens than before, so that the vocabulary is another one, also with
             as many rows.
         axes: From the names of tensors that no record names to the axis of their tokens.
-        shapes: New shapes of the tensors, which are not those of tokens, as the rows of one stream of codes; no
-            configuration is changed then. `None`: the number of tokens gives the shapes.
         shared: Names of tensors whose rows tokens share, of any number (model2vec). `table` is then the mapping.
 
     Returns:
@@ -184,7 +181,7 @@ def write_tensors(
     family = checkpoint_family(checkpoint)
     spec = None if family is None else family.per_layer
     per_layer = [] if spec is None else checkpoint.find(spec.table)
-    moved = _expected_shapes(checkpoint, old_rows, rows) if shapes is None else dict(shapes)
+    moved = _expected_shapes(checkpoint, old_rows, rows)
     for name, axis in (axes or {}).items():
         old_shape = checkpoint.matrix_info(name).shape
         moved[name] = (*old_shape[:axis], rows, *old_shape[axis + 1 :])
@@ -205,11 +202,9 @@ def write_tensors(
     of_tokens = [table]
     for name, tensor in tensors.items():
         old_shape = checkpoint.matrix_info(name).shape
-        is_copy = shapes is None and family is None and old_shape == checkpoint.matrix_info(table).shape
+        is_copy = family is None and old_shape == checkpoint.matrix_info(table).shape
         of_tokens += [name] if is_copy or name in moved else []
-        expected = (
-            (rows, *old_shape[1:]) if (name == table and shapes is None) or is_copy else moved.get(name, old_shape)
-        )
+        expected = (rows, *old_shape[1:]) if name == table or is_copy else moved.get(name, old_shape)
         is_short = name in per_layer and tensor.shape[0] <= rows  # it may lack the last tokens (Gemma 3n)
         if is_short or name in shared:
             expected = (tensor.shape[0], *old_shape[1:])
@@ -246,7 +241,7 @@ def write_tensors(
                 shutil.copyfile(file, partial / name)
                 copied += [name]
         sizes = {"vocab_size": rows} if family is None else {family.vocab_size: rows - family.extra_rows}
-        sizes = sizes if rows != old_rows and shapes is None else {}
+        sizes = sizes if rows != old_rows else {}
         if spec is not None and changed.keys() & {*per_layer}:
             sizes[spec.rows] = len(changed[per_layer[0]])
         _rewrite_json(partial, checkpoint, old_rows, sizes, changed, numel)

@@ -117,7 +117,6 @@ FOLDER = InputPath(
     "a folder on this machine (a run, a saved layer, or a checkpoint) or a GGUF file", *_FOLDERS, PathKind.GGUF
 )
 INTO = InputPath("a GGUF file or the folder of a checkpoint", PathKind.GGUF, PathKind.CHECKPOINT, PathKind.FOLDER)
-EDITED = InputPath("a folder that an edit wrote", *_FOLDERS, PathKind.GGUF)
 TOKENIZER = InputPath(
     "a tokenizer: a file such as tokenizer.json, or a folder that contains one",
     *(*_FOLDERS, PathKind.CORPUS, PathKind.DATA_FILE, PathKind.GGUF, PathKind.BINARY, PathKind.TEXT, PathKind.VECTORS),

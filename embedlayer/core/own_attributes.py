@@ -19,9 +19,6 @@ TRAINED_BEFORE = "_trained_before_its_rows"
 ROW_HOOKS = "_hooks_of_its_rows"
 """Attribute of a module between `train_only_rows` and `merge_rows`: the functions that remove its hooks."""
 
-PUT_BACK = "_put_back_after_its_rows"
-"""Attribute of a module between `train_only_rows` and `merge_rows`: the functions that put replaced modules back."""
-
 INITIALISED = "_is_hf_initialized"
 """Attribute with which transformers marks a module that must not be initialised again, such as a resized head."""
 

@@ -1,6 +1,5 @@
 """The fields of the record of K streams of codes: tensor names, sizes and heads, and which streams a head predicts."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,13 +12,6 @@ Layout = Literal["joined", "stacked", "transposed"]
 def numbered(names: Names, number: int) -> Names:
     """Return tensor names with the number of a stream or head in the place of `"{}"`."""
     return tuple(name.format(number) for name in names)
-
-
-def tensors_of_streams(names: Names, streams: Sequence[int]) -> list[tuple[Names, Sequence[int]]]:
-    """Return names and streams of each tensor of rows: one tensor of all streams, or one for each, counted from 0."""
-    if "{}" not in names[0]:
-        return [(names, streams)]
-    return [(numbered(names, number), [stream]) for number, stream in enumerate(streams)]
 
 
 @dataclass(frozen=True)
@@ -60,8 +52,6 @@ class CodeSpec:
         placeholders: Configuration keys of these tokens.
         head: Heads that read the last hidden states of the model; `None` for none.
         depth_head: Heads that read those of a depth decoder, one for each of its streams; `None` for none.
-        token_ids: Configuration keys of codes that have a meaning in every stream, such as padding.
-        configs: Configuration keys of further configurations that state the same sizes.
         delays: How many steps later each stream is written. `"steps"`: stream k by k, or both channels of stereo
             sound by k; `"first"`: the first stream of each side by none, and the others by one. Or a configuration key
             of a list. `None` for no delays, or if they are no part of the configuration.
@@ -78,23 +68,11 @@ class CodeSpec:
     placeholders: Names = ()
     head: CodeHeadSpec | None = None
     depth_head: CodeHeadSpec | None = None
-    token_ids: Names = ()
-    configs: Names = ()
     delays: str | None = None
-
-    @property
-    def text_streams(self) -> int:
-        """Return the number of streams of text, which are before those of codes: 0 or 1."""
-        return int(self.text_size is not None)
-
-    @property
-    def heads(self) -> tuple[CodeHeadSpec, ...]:
-        """Return the heads, without those that are `None`."""
-        return tuple(head for head in (self.head, self.depth_head) if head is not None)
 
     def streams_of(self, head: CodeHeadSpec, num_streams: int) -> range:
         """Return the streams that a head predicts, of so many, that of text included."""
         if head.only:
             return range(head.first, head.first + 1)
-        text = self.text_streams
+        text = int(self.text_size is not None)
         return range(text + head.first, text + (num_streams - text) // self.sides)

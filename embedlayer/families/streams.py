@@ -15,9 +15,6 @@ from embedlayer.families.records import (
 )
 from embedlayer.families.stream_records import CodeHeadSpec, CodeSpec
 
-_ROLES = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-"""Configuration keys of special tokens, which are codes in models whose decoder reads codes alone."""
-
 _BARK = Family(
     "bark",
     ("semantic", "coarse_acoustics"),
@@ -42,7 +39,6 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             ("vocab_size",),
             more_rows=1,
             head=CodeHeadSpec(("lm_heads.{}.weight",)),
-            token_ids=_ROLES,
             delays="steps",
         ),
     ),
@@ -61,7 +57,6 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             more_rows=1,
             use="added",
             depth_head=CodeHeadSpec(("depth_decoder.lm_heads.weight",), layout="stacked"),
-            configs=("depth_decoder_config",),
             delays="first",
         ),
         other_tables=(OtherTable("text_embed_tokens.weight", "input of the depth decoder"),),
@@ -81,8 +76,6 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             placeholders=("audio_token_id", "audio_eos_token_id"),
             head=CodeHeadSpec(("lm_head.weight",), only=True),
             depth_head=CodeHeadSpec(("codebooks_head.weight",), first=1, layout="transposed"),
-            token_ids=("codebook_pad_token_id", "codebook_eos_token_id"),
-            configs=("depth_decoder_config",),
         ),
     ),
     Family(
@@ -103,7 +96,6 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             ("vocab_size",),
             count="num_channels",
             head=CodeHeadSpec(("logits_dense.weight",)),
-            token_ids=_ROLES,
             delays="delay_pattern",
         ),
     ),
@@ -120,7 +112,6 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             use="placed",
             placeholders=("audio_token_id", "audio_delay_token_id"),
             head=CodeHeadSpec(("audio_lm_head.weight",)),
-            token_ids=("audio_stream_bos_id", "audio_stream_eos_id"),
         ),
     ),
     Family(
@@ -135,7 +126,6 @@ STREAM_FAMILIES: tuple[Family, ...] = (
             text_size="vocab_size",
             shared_padding="audio_pad_token_id",
             head=CodeHeadSpec(("lm_head.weight",), only=True, tied="tie_word_embeddings"),
-            token_ids=("audio_bos_token_id",),
         ),
     ),
     _BARK,

@@ -216,15 +216,6 @@ class StreamHead(Pretrained, nn.Module):
             hidden_per_stream=hidden_per_stream,
         )
 
-    def set_ranges(self, sizes: Sequence[int], first_rows: Sequence[int] | None) -> None:
-        """Set the rows of each stream in one `OutputHead` whose rows were edited; for other outputs do nothing.
-
-        Raises:
-            SizeError: The rows do not fit the output; see the class.
-        """
-        if isinstance(self.output, OutputHead):
-            self._ranges = _ranges(sizes, first_rows, self.output.out_features)
-
     @property
     def sizes(self) -> list[int]:
         """Return the number of tokens of each stream, V_k."""

@@ -315,14 +315,7 @@ class _Header:
 # Writing
 
 
-def write_gguf(
-    source: GGUFFile,
-    path: Path,
-    *,
-    metadata: Mapping[str, Any],
-    tensors: Mapping[str, NewTensor],
-    types: Mapping[str, int] | None = None,
-) -> None:
+def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], tensors: Mapping[str, NewTensor]) -> None:
     """Write a copy of a GGUF file, atomically, in which some metadata and some tensors are replaced.
 
     Order, alignment and all other bytes stay. An existing file at `path` is replaced.
@@ -330,10 +323,8 @@ def write_gguf(
     Args:
         source: Header of the file to copy.
         path: The new file, another one than `source.path`.
-        metadata: New values by key, of the same type as the old ones. Keys that the file lacks are ignored, unless
-            they are in `types`: then they follow the others.
+        metadata: New values by key, of the same type as the old ones. Keys that the file lacks are ignored.
         tensors: New tensors by name, which the file has.
-        types: Number of the type of keys that the file may lack.
 
     Raises:
         FileError: A file cannot be read or written, or `path` is the file to copy.
@@ -345,9 +336,6 @@ def write_gguf(
     values = {
         key: _encoded(old.raw, metadata[key]) if key in metadata else old.raw for key, old in source.metadata.items()
     }
-    for key, kind in (types or {}).items():
-        if key in metadata and key not in values:
-            values[key] = _encoded(struct.pack("<I", kind), metadata[key])
     header = [GGUF, struct.pack("<IQQ", source.version, len(source.tensors), len(values))]
     for key, raw in values.items():
         header += [_string(key), raw]

@@ -353,7 +353,7 @@ def _matches(pattern: str, module: str, source: str) -> bool:
 def _ways(pattern: str) -> int:
     """Return roughly how many ways `re` tries; `_MOST_WAYS` for a repeated group that contains a choice."""
     plain = re.sub(r"\\.|\[\^?\]?(\\.|[^\]\\])*\]", "x", pattern, flags=re.DOTALL).replace("(?:", "(")
-    ways = 100 ** len(re.findall(r"[*+{]", plain)) * 2 ** plain.count("?")
+    ways: int = 100 ** len(re.findall(r"[*+{]", plain)) * 2 ** plain.count("?")
     while group := re.search(r"\(([^()]*)\)([*+{]?)", plain):
         has_choice = re.search(r"[*+?{|]", group[1]) is not None
         ways *= _MOST_WAYS if has_choice and group[2] else group[1].count("|") + 1

@@ -69,12 +69,7 @@ class StreamTable(Pretrained, ComputedBuffers):
             )
         if shared_padding_idx not in (None, sum(sizes)):
             raise SizeError(f"The shared padding row is the last one, {sum(sizes)}; found {shared_padding_idx}.")
-        self.rows = rows
-        self.set_sizes(sizes, shared_padding_idx)
-
-    def set_sizes(self, sizes: Sequence[int], shared_padding_idx: int | None) -> None:
-        """Set the sizes of the streams, for rows that were edited; see the class. Nothing is checked."""
-        self.sizes, self.shared_padding_idx = tuple(sizes), shared_padding_idx
+        self.rows, self.sizes, self.shared_padding_idx = rows, sizes, shared_padding_idx
         self.index_checks = nn.ModuleList(IndexCheck(size, f"token id of stream {k}") for k, size in enumerate(sizes))
         self.stream_check = StreamCheck(sizes, -1 if shared_padding_idx is None else shared_padding_idx)
         for check in (*self.index_checks, self.stream_check):

@@ -1,9 +1,6 @@
 from .adapters import load_adapter as load_adapter
 from .adapters import merge_adapter as merge_adapter
 from .adapters import save_adapter as save_adapter
-from .context import ContextReceipt as ContextReceipt
-from .context import extend_positions as extend_positions
-from .context import last_context_receipt as last_context_receipt
 from .init.auxiliary_init import FocusInit as FocusInit
 from .init.auxiliary_init import OMPInit as OMPInit
 from .init.auxiliary_init import WechselInit as WechselInit

@@ -30,7 +30,6 @@ from embedlayer.vocab.special_tokens import tokenizer_with_roles
 from embedlayer.vocab.targets.apply_rows import EditResult
 from embedlayer.vocab.targets.folder import apply_to_files, edited_copy
 from embedlayer.vocab.targets.live import apply_to_module
-from embedlayer.vocab.targets.streams import apply_to_stream
 from embedlayer.vocab.token_selection import NumberedTokens, require_ids, select_tokens
 from embedlayer.vocab.token_usage import Corpus, used_tokens
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
@@ -52,11 +51,6 @@ class EditOptions(TypedDict, total=False):
         optimizer: The optimizer of a live module, whose state is edited too.
         pad_to_multiple_of: The number of stored rows is rounded up to a multiple of this, as in `TokenEmbedding`; the
             default is the same multiple as before. Sharded tables have no padding rows.
-        stream: Number of one of K streams of codes, whose codes are then the vocabulary that is edited: tokens are IDs
-            of this stream, and rows of the streams after it move. The target is a `StreamTable`, a layer with `codes`,
-            or a model of transformers with streams, live or in a folder. Where all streams have one size, as in
-            transformers, the others get as many rows, of which the last belong to no code, and a removed code leaves
-            such a row.
         out: For a folder: path of the edited folder, which must not exist or must be empty. For a GGUF file: path of
             the edited file, which must not exist.
     """
@@ -66,7 +60,6 @@ class EditOptions(TypedDict, total=False):
     tokenizer: object
     optimizer: Optimizer | None
     pad_to_multiple_of: int | None
-    stream: int | None
     out: Path | str | None
 
 
@@ -215,7 +208,7 @@ def add_tokens(
         )
     receipt = edit_vocabulary(target, add=tokens, special=special, **options)
     try:
-        train_only_rows(target, receipt.added, stream=options.get("stream"))
+        train_only_rows(target, receipt.added)
     except EmbedLayerError:
         receipt.undo(target)
         raise
@@ -361,22 +354,17 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
     tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
     source = None if isinstance(target, nn.Module) else Path(target)
     request = EditRequest(token_map, init, options.get("init_head", init), tokenizer, multiple, source)
-    optimizer, out, stream = options.get("optimizer"), options.get("out"), options.get("stream")
-    if stream is not None and (tokenizer is not None or multiple is not None):
-        raise SizeError("The codes of a stream have no tokenizer and no spare rows: leave both options out.")
+    optimizer, out = options.get("optimizer"), options.get("out")
     if isinstance(target, nn.Module):
         if out is not None:
             raise SizeError("A live module is changed in place: pass out=... for folders only.")
-        if stream is None:
-            live = apply_to_module(target, request.resolve, optimizer)
-        else:
-            live = apply_to_stream(target, stream, request.resolve, optimizer)
+        live = apply_to_module(target, request.resolve, optimizer)
         return Receipt.of(EditResult(live.edit), live)
     if optimizer is not None:
         raise SizeError("A folder contains the state of its optimizer: pass optimizer=... for live modules only.")
     path = Path(target)
     with edited_copy(path, out) as (partial, receipt_file):
-        result = apply_to_files(path, partial, request.resolve, stream=stream)
+        result = apply_to_files(path, partial, request.resolve)
         if result.left_out:
             warnings.warn(left_out_message(result.left_out), EmbedLayerWarning, stacklevel=3)
         receipt = Receipt.of(result)

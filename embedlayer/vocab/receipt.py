@@ -2,7 +2,6 @@
 
 import json
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, TypeVar
@@ -29,8 +28,6 @@ from embedlayer.vocab.row_training import merged_rows
 from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes
 from embedlayer.vocab.targets.folder import RECEIPT, next_receipt, receipt_beside, receipts_in
 from embedlayer.vocab.targets.live import apply_to_module
-from embedlayer.vocab.targets.stream_rows import STREAM
-from embedlayer.vocab.targets.streams import apply_to_stream
 from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import tokens_with_extra_space
 
@@ -236,12 +233,8 @@ class Receipt:
                 "Only the receipt that the edit of a live module returned can undo that edit. The edit of a folder or "
                 "file left its source unchanged: use that."
             )
-        stream = self.live.settings.get(STREAM)
         with merged_rows(module):
-            if stream is None:
-                apply_to_module(module, self.live.resolve_undo, optimizer)
-            else:
-                apply_to_stream(module, stream, self.live.resolve_undo, optimizer, used=self.row_map.size)
+            apply_to_module(module, self.live.resolve_undo, optimizer)
 
     def save(self, path: Path | str) -> None:
         """Write the receipt to a safetensors file; an existing file is replaced only if the write succeeds.
@@ -276,7 +269,17 @@ class Receipt:
                 f"{path} is a folder: the receipt of its last edit is embedlayer.vocab.last_receipt({str(path)!r})."
             )
         tensors, metadata = load_tensors(path)
-        fields = receipt_fields(path, metadata, ReceiptFields, KIND, FORMAT_VERSION)
+        if "receipt" not in metadata:
+            raise CheckpointError(f"{path} is not a receipt: it has no field of that name.")
+        value = parse_json(metadata["receipt"], f"The receipt in {path}")
+        fields: JsonObject = value if isinstance(value, dict) else {}
+        found = fields.get("kind"), fields.get("format_version")
+        if None not in found and found != (KIND, FORMAT_VERSION):
+            raise CheckpointError(
+                f"{path} is {printable(found[0])} of format version {found[1]}; this embedlayer reads {KIND!r} of "
+                f"version {FORMAT_VERSION}."
+            )
+        check_fields(value, ReceiptFields, f"The receipt in {path}")
         try:
             sources = tensors["sources"]
             if sources.dtype != torch.int64 or sources.dim() != 1:
@@ -316,26 +319,6 @@ class Receipt:
         return "\n".join(lines)
 
 
-def receipt_fields(path: Path | str, metadata: Mapping[str, str], kind: type, name: str, version: int) -> JsonObject:
-    """Return the JSON fields of a receipt, checked against a `TypedDict`; `metadata` is that of the file at `path`.
-
-    Raises:
-        CheckpointError: There are none, they are damaged, or they are of another kind or format version.
-    """
-    if "receipt" not in metadata:
-        raise CheckpointError(f"{path} is not a receipt: it has no field of that name.")
-    value = parse_json(metadata["receipt"], f"The receipt in {path}")
-    fields: JsonObject = value if isinstance(value, dict) else {}
-    found = fields.get("kind"), fields.get("format_version")
-    if None not in found and found != (name, version):
-        raise CheckpointError(
-            f"{path} is {printable(found[0])} of format version {found[1]}; this embedlayer reads {name!r} of version "
-            f"{version}."
-        )
-    check_fields(value, kind, f"The receipt in {path}")
-    return fields
-
-
 def last_receipt(path: Path | str) -> Receipt:
     """Read the receipt of the last edit of the vocabulary that led to a folder or GGUF file.
 
@@ -350,11 +333,6 @@ def last_receipt(path: Path | str) -> Receipt:
     if not receipts:
         raise CheckpointError(f"{path} has no receipt ({RECEIPT.format('N')}): no edit of its vocabulary wrote it.")
     return Receipt.load(receipts[-1])
-
-
-def without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names start with `prefix`, in a dictionary by their names without the prefix."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def packed_bytes(content: bytes) -> Tensor:

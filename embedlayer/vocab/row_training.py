@@ -1,6 +1,6 @@
 """Training of the rows of a few tokens and nothing else, in the tables and heads of a live module."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,6 @@ from embedlayer.core.errors import CheckpointError, SizeError, StaleRowsError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.held_parameters import held_parameters, optimizers_of
 from embedlayer.core.own_attributes import (
-    PUT_BACK,
     ROW_HOOKS,
     TRAINED_BEFORE,
     own_attribute,
@@ -33,7 +32,6 @@ from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.init.old_rows import DeadRows, LiveRows
 from embedlayer.vocab.init.row_init import ComputedRows, Generator, RowInit, RowOrigin, Tokens, VectorsInit
-from embedlayer.vocab.stream_training import TrainedParts, parts_of_stream
 from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
 
@@ -69,7 +67,7 @@ class TrainedInit(RowInit):
         return values, [RowOrigin(f"trained from {origin.method}", origin.old_ids) for origin in origins]
 
 
-def train_only_rows(module: nn.Module, token_ids: Iterable[int], *, stream: int | None = None) -> None:
+def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     """Prepare a module, in place, so that only the rows of the given tokens are trained.
 
     Each table is replaced by a `DeltaEmbedding`, which reads the rows of these tokens from a small trainable tensor
@@ -86,7 +84,6 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int], *, stream: int 
     Args:
         module: A layer or model with tables that store each row separately: dense ones, or stored codes.
         token_ids: The IDs of the tokens, each once.
-        stream: Number of one of K streams of codes, whose codes the IDs then are; see `EditOptions`.
 
     Raises:
         SizeError: The module is a table itself, has no table and no head, has a table that does not store its rows
@@ -106,36 +103,6 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int], *, stream: int 
     held, ids = held_parameters(module), list(token_ids)
     if has_fsdp_modules(module) or any(is_dtensor(parameter) for parameter in module.parameters()):
         raise SizeError("The rows are sharded: call train_only_rows before fully_shard or parallelize_module.")
-    parts = _parts_of_tokens(module, ids) if stream is None else parts_of_stream(module, stream, ids)
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    try:
-        deltas = {id(table): _trained(name, table, rows) for name, (table, rows) in parts.tables.items()}
-        own = {name: (head, rows) for name, (head, rows) in parts.heads.items() if head.has_weight}
-        heads = {name: _trained(name, _rows_of(head), rows) for name, (head, rows) in own.items()}
-    except BaseException:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-        for restore in parts.restore:
-            restore()
-        raise
-    for optimizer in optimizers_of([each for each in trained if id(each) in held]):
-        optimizer.register_step_pre_hook(_refuse_frozen)
-    module.requires_grad_(False)
-    _note(module, trained, parts.restore)
-    for part in list(module.modules()):
-        part._modules.update({name: deltas[id(child)] for name, child in part._modules.items() if id(child) in deltas})
-    for name, (head, _) in parts.heads.items():
-        if name in heads:
-            head.set_table(heads[name])
-            head.add_module(NEW_ROWS, heads[name])  # so that its rows are found among the parameters
-        elif head.own_table is not None:  # a patched head reads the table that replaces its own
-            head.set_table(deltas[id(head.own_table)])
-    for rows in [*heads.values(), *deltas.values()]:
-        rows.delta.requires_grad_(True)
-
-
-def _parts_of_tokens(module: nn.Module, ids: list[int]) -> TrainedParts:
-    """Return the tables and heads of the vocabulary of a module; see `train_only_rows` for the errors."""
     modules = vocabulary_modules(module)
     if isinstance(module, TokenTable):
         raise SizeError("This is the table itself: wrap it, DeltaEmbedding(table, token_ids).")
@@ -150,25 +117,38 @@ def _parts_of_tokens(module: nn.Module, ids: list[int]) -> TrainedParts:
             f"The model reads the rows of {partial_head} itself, beside further columns of each row (MobileBERT): they "
             f"cannot be trained alone. Train the whole table: leave out train_only_new."
         )
-    return TrainedParts(
-        {name: (table, ids) for name, table in modules.tables.items()},
-        {name: (head, ids) for name, head in modules.heads.items()},
-        [],
-    )
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    try:
+        deltas = {id(table): _trained(name, table, ids) for name, table in modules.tables.items()}
+        own = {name: head for name, head in modules.heads.items() if head.has_weight}
+        heads = {name: _trained(name, _rows_of(head), ids) for name, head in own.items()}
+    except BaseException:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        raise
+    for optimizer in optimizers_of([each for each in trained if id(each) in held]):
+        optimizer.register_step_pre_hook(_refuse_frozen)
+    module.requires_grad_(False)
+    _note(module, trained)
+    for part in list(module.modules()):
+        part._modules.update({name: deltas[id(child)] for name, child in part._modules.items() if id(child) in deltas})
+    for name, head in modules.heads.items():
+        if name in heads:
+            head.set_table(heads[name])
+            head.add_module(NEW_ROWS, heads[name])  # so that its rows are found among the parameters
+        elif head.own_table is not None:  # a patched head reads the table that replaces its own
+            head.set_table(deltas[id(head.own_table)])
+    for rows in [*heads.values(), *deltas.values()]:
+        rows.delta.requires_grad_(True)
 
 
-def _note(module: nn.Module, trained: list[nn.Parameter], restore: Sequence[Callable[[], object]] = ()) -> None:
+def _note(module: nn.Module, trained: list[nn.Parameter]) -> None:
     """Note on a module what was trained before `train_only_rows`, and watch for PEFT, until `merge_rows`.
-
-    `restore` are functions that `merge_rows` calls first; see `TrainedParts`.
 
     Models of transformers save and load merged rows, under the names of transformers. One that refuses to be saved,
     since transformers cannot store its table, still does.
     """
-    removals: list[Callable[[], object]] = [
-        *restore,
-        module.register_forward_pre_hook(_refuse_rows_frozen_by_peft).remove,
-    ]
+    removals: list[Callable[[], object]] = [module.register_forward_pre_hook(_refuse_rows_frozen_by_peft).remove]
     for model in models_in(module).values():
         watch = partial(_refuse_rows_frozen_by_peft, module)  # PEFT 0.18 runs no hooks of the model, calling `forward`
         removals.append(model.base_model.register_forward_pre_hook(watch).remove)
@@ -178,7 +158,6 @@ def _note(module: nn.Module, trained: list[nn.Parameter], restore: Sequence[Call
             removals.append(partial(remove_own_attribute, model, "save_pretrained"))
     set_own_attribute(module, TRAINED_BEFORE, trained)
     set_own_attribute(module, ROW_HOOKS, removals)
-    set_own_attribute(module, PUT_BACK, restore)
 
 
 def _save_merged(
@@ -282,7 +261,6 @@ def merge_rows(module: nn.Module) -> None:
 def _merge(module: nn.Module) -> None:
     """Merge as `merge_rows` does; after an error some rows are merged, and others are not."""
     trained = remove_own_attribute(module, TRAINED_BEFORE)
-    remove_own_attribute(module, PUT_BACK)
     for remove in remove_own_attribute(module, ROW_HOOKS):
         remove()
     for head in [part for part in module.modules() if isinstance(part, OutputHead)]:
@@ -316,7 +294,7 @@ def merged_rows(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def _reverted_after_an_error(module: nn.Module) -> Iterator[None]:
     """Context manager: after an error in the block, in which rows may be merged, train them separately as before."""
-    trained, put_back = own_attribute(module, TRAINED_BEFORE), own_attribute(module, PUT_BACK)
+    trained = own_attribute(module, TRAINED_BEFORE)
     children = [(part._modules, dict(part._modules)) for part in module.modules()]
     tables = [(part, part.own_table) for part in module.modules() if isinstance(part, OutputHead)]
     restorations = [_restoration(rows) for rows in trained_rows(module).values()]
@@ -332,7 +310,7 @@ def _reverted_after_an_error(module: nn.Module) -> Iterator[None]:
             head.set_table(table)
         for parameter in trained:
             parameter.requires_grad_(False)
-        _note(module, trained, put_back)
+        _note(module, trained)
         raise
 
 

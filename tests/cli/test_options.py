@@ -44,7 +44,6 @@ COMMANDS = {
     "vocab transplant OTHER": "{directory} {tokenizer} -o {out} --init omp --donor {donor}",
     "vocab suggest": "{directory} {files} --held-out {held_out} -o {out}",
     "positions extend": "{directory} --to 64 -o {out} --text {text} --tokenizer {tokenizer_from} --factors {factors}",
-    "positions undo": "{directory} -o {out}",
     "vocab compare": "{first} {second} --text {text}",
 }
 """Each command with every path that it reads, by the parameter's name; one that reads none is not here."""

@@ -10,7 +10,7 @@ from covering import covering, some
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
-from commands_by_sources import COMMANDS, EDITS, KINDS, make_sources, markdown, offline, read_results, result_of  # noqa: E402
+from commands_by_sources import COMMANDS, KINDS, make_sources, markdown, offline, read_results, result_of  # noqa: E402
 
 FILES = ("safetensors file", "word2vec", "GloVe", ".npy", "hub name, offline")
 REFUSED = {
@@ -36,15 +36,17 @@ REFUSED = {
     **{
         command: dict.fromkeys(FILES, "takes a folder on this machine")
         for command in COMMANDS
-        if command.startswith(("vocab", "positions"))
+        if command.startswith("vocab")
     },
+    "positions extend": dict.fromkeys(FILES, "takes the folder of a checkpoint"),
 }
-for _command in ("positions extend", "positions undo"):
-    REFUSED[_command] |= {
-        "saved table": "with no position scheme",
-        "Meta's layout": "SOURCE has no config.json",
-        "unknown family": "SOURCE/config.json: model_type",
-    }
+REFUSED["positions extend"] |= {
+    **dict.fromkeys(("run", "saved table", "saved layer", "saved model"), "set model.position"),
+    **dict.fromkeys(("GPT-2 folder", "BERT folder"), "has a table of learned positions"),
+    "GGUF file": "convert a GGUF file again",
+    "Meta's layout": "SOURCE/config.json",
+    "unknown family": "unknown model_type",
+}
 REFUSED["vocab transplant"]["GGUF file"] = "cannot describe a WordLevel model"
 """The reason of each cell that is refused, by command and kind of source; all other cells work."""
 
@@ -88,7 +90,7 @@ def test_the_table_in_the_documentation_has_every_cell_and_no_other_reason(page)
 
 
 @pytest.mark.parametrize("path", ["out/demoo", "demoo.vec", "./demoo/model"])
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in EDITS])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_mistyped_path_is_an_error_at_once_without_asking_the_hub(
     tmp_path, monkeypatch, capsys, command, path
 ) -> None:

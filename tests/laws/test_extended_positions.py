@@ -1,14 +1,14 @@
-"""Longer context: what is written is what transformers computes, other bytes stay, and undo restores all of them.
+"""Longer context: what is written is what transformers computes, and other bytes stay.
 
 `tools/rotary_families.py --extend` compares every configuration class with a method as a command.
 """
 
 import json
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 from covering import some
 from releases import skip_before, skip_without_type
 from rotary_families import Extended, compare_class
@@ -16,10 +16,7 @@ from tiny_models import build
 
 import embedlayer as el
 from embedlayer.families import ROTARY
-from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.positions.rotary.extension import METHODS
-from embedlayer.vocab import extend_positions, last_context_receipt
-from embedlayer.vocab.targets.positions import TABLE_METHODS
 
 transformers = pytest.importorskip("transformers")
 
@@ -83,142 +80,53 @@ def test_transformers_rotates_by_the_written_keys_below_at_and_beyond_the_old_le
         assert reason is None or any(each in row.reason for each in reason.split("|")), row
 
 
-SIZES = {"max_position_embeddings": 64}
-TABLES = {
-    "gpt2": ("causal", {"n_positions": 64}, 0),
-    "opt": ("causal", SIZES, 2),
-    "bert": ("masked", SIZES, 0),
-    "roberta": ("masked", {"max_position_embeddings": 66, "pad_token_id": 1}, 2),
-    "bart": ("seq2seq", SIZES, 2),
-}
-"""Type with learned positions -> kind, settings for 64 positions, and rows before position 0."""
-
 NOT_EXTENDED = {
-    "t5": ("seq2seq", "share the last bucket"),
-    "bloom": ("causal", "ALiBi"),
-    "xglm": ("causal", "computed"),
+    "t5": ("seq2seq", "relative positions"),
+    "bloom": ("causal", "alibi positions"),
+    "xglm": ("causal", "sinusoidal positions"),
+    "gpt2": ("causal", "table of learned positions"),
+    "bert": ("masked", "table of learned positions"),
+    "bart": ("seq2seq", "table of learned positions"),
 }
-"""Type -> kind, and words of what is known of its lengths."""
+"""Type -> kind, and words of what its positions are."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def saved(folder: Path, model_type: str, kind: str, settings: dict, **options: object) -> torch.nn.Module:
-    """Write a small model of transformers, and a tokenizer's configuration, into a folder; return the model."""
-    _, model = build(model_type, kind, settings)
-    model.save_pretrained(folder, **options)
+def saved(folder: Path, model_type: str, kind: str, settings: dict, **options: object) -> None:
+    """Write a small model of transformers, and a tokenizer's configuration, into a folder."""
+    build(model_type, kind, settings)[1].save_pretrained(folder, **options)
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 64}))
-    return model
-
-
-def run(folder: Path, model_type: str, kind: str, length: int) -> torch.nn.Module:
-    """Open a folder with transformers and run it on `length` tokens."""
-    from tiny_models import model_types
-
-    model = getattr(transformers, model_types(kind)[model_type]).from_pretrained(folder).eval()
-    with torch.no_grad():
-        model(torch.full((1, length), 5))
-    return model
-
-
-TABLE_CASES = [(name, TABLE_METHODS[number % 3]) for number, name in enumerate(TABLES)]
-ALL_TABLES = TABLE_CASES + [
-    pair for name in TABLES for method in TABLE_METHODS if (pair := (name, method)) not in TABLE_CASES
-]
-
-
-@pytest.mark.parametrize(("model_type", "method"), some([case for case in TABLE_CASES if case[0] != "opt"], ALL_TABLES))
-def test_a_longer_table_is_opened_by_transformers_and_undone_byte_for_byte(model_type, method, tmp_path) -> None:
-    kind, settings, offset = TABLES[model_type]
-    saved(tmp_path / "old", model_type, kind, settings)
-    receipt = extend_positions(tmp_path / "old", 160, method=method, out=tmp_path / "new")
-    assert receipt.lengths == (64, 160)
-    old, new = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("old", "new"))
-    tables = {name for name in old if old[name].shape != new[name].shape}
-    assert len(tables) == len(receipt.changes) == (2 if model_type == "bart" else 1)
-    for name in old:
-        if name not in tables:  # token types among them
-            assert torch.equal(old[name], new[name])
-        else:
-            table = el.LearnedPositionalEmbedding(64, old[name].shape[1], offset=offset)
-            table.weight.data = old[name]
-            kept = 64 + offset if method != "interpolate" else offset
-            assert torch.equal(new[name][:kept], old[name][:kept])
-            if method != "extend":
-                assert torch.equal(new[name], table.resize(160, method).weight)
-    model = run(tmp_path / "new", model_type, kind, 160)
-    assert transformers.AutoConfig.from_pretrained(tmp_path / "new").max_position_embeddings in (160, 160 + offset)
-    assert model.config.max_position_embeddings in (160, 160 + offset)
-    assert json.loads((tmp_path / "new" / "tokenizer_config.json").read_text()) == {"model_max_length": 160}
-    assert el.checkpoints.load(tmp_path / "new").position.max_seq_len == 160
-    last_context_receipt(tmp_path / "new").undo(tmp_path / "new", out=tmp_path / "back")
-    assert contents(tmp_path / "back") == contents(tmp_path / "old")
 
 
 @pytest.mark.parametrize("method", some(["linear", "dynamic"], ["linear", "dynamic", "yarn", "llama3", "base"]))
-def test_a_folder_with_rotary_positions_keeps_its_weights_and_is_undone_byte_for_byte(method, tmp_path) -> None:
-    saved(tmp_path / "old", "llama", "causal", SIZES, max_shard_size="40KB")
+def test_a_folder_keeps_its_weights_and_is_opened_by_transformers(method, tmp_path, capsys) -> None:
+    saved(tmp_path / "old", "llama", "causal", {"max_position_embeddings": 64}, max_shard_size="40KB")
     before = contents(tmp_path / "old")
-    receipt = extend_positions(tmp_path / "old", 256, method=method, out=tmp_path / "new")
+    options = ["--to", 256, "--method", method, "-o", tmp_path / "new", "--json"]
+    assert run("positions", "extend", tmp_path / "old", *options) == 0
+    assert contents(tmp_path / "old") == before
     new = contents(tmp_path / "new")
+    assert new.keys() == before.keys()
     assert {name for name in before if before[name] != new[name]} == {"config.json", "tokenizer_config.json"}
-    assert new.keys() - before.keys() == {"positions-1.receipt"}
-    assert (receipt.changes[0].largest_change == 0) == (method == "dynamic")
+    (change,) = json.loads(capsys.readouterr().out)["changes"]
+    assert (change["largest_change"] == 0) == (method == "dynamic")
     scheme = el.positions.rotary_positions(json.loads(new["config.json"]))[0]
-    rotary = run(tmp_path / "new", "llama", "causal", 8).model.rotary_emb
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new").eval()
+    model(torch.full((1, 8), 5))
+    rotary = model.model.rotary_emb
     for positions in (torch.arange(60), torch.arange(64), torch.arange(65), torch.arange(256)):
         for ours, theirs in zip(scheme.cos_sin(positions), rotary(torch.zeros(1), positions[None]), strict=True):
             torch.testing.assert_close(torch.cat([ours, ours], -1), theirs[0], rtol=0, atol=3e-5)
-    last_context_receipt(tmp_path / "new").undo(tmp_path / "new", out=tmp_path / "back")
-    assert contents(tmp_path / "back") == before
-
-
-LIVE = ("llama", "gpt_neox", "gemma3_text", "deepseek_v3")
-
-
-@pytest.mark.parametrize(
-    ("model_type", "method"),
-    some([("gpt_neox", "dynamic"), ("gemma3_text", "yarn")], product(LIVE, ["yarn", "dynamic"])),
-)
-def test_a_live_model_of_transformers_computes_what_its_extended_folder_does(model_type, method, tmp_path) -> None:
-    if model_type == "gemma3_text":
-        skip_before("YaRN of one layer type")
-    model = saved(tmp_path / "old", model_type, "causal", {"max_position_embeddings": 64})
-    long = torch.arange(150)[None] % 100
-    with torch.no_grad():
-        before = model(long).logits
-        receipt = extend_positions(model, 256, method=method)
-        after = model(long).logits
-        assert not torch.equal(after, before)
-        extend_positions(tmp_path / "old", 256, method=method, out=tmp_path / "new")
-        again = type(model).from_pretrained(tmp_path / "new", attn_implementation=model.config._attn_implementation)
-        torch.testing.assert_close(again.eval()(long).logits, after, rtol=1e-5, atol=1e-5)
-        receipt.undo(model)
-        assert torch.equal(model(long).logits, before)
-    with pytest.raises(el.CheckpointError, match="other positions than this edit left"):
-        receipt.undo(model)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "kind", "known"),
-    [
-        ("gpt2", "causal", "save the model, extend its folder"),
-        ("bloom", "causal", "ALiBi"),
-        ("t5", "seq2seq", "last bucket"),
-    ],
-)
-def test_a_live_model_without_rotary_positions_is_refused_with_what_to_do(model_type, kind, known, tmp_path) -> None:
-    with pytest.raises(el.CheckpointError, match=known):
-        extend_positions(saved(tmp_path / "old", model_type, kind, {}), 8192)
 
 
 @pytest.mark.parametrize("model_type", NOT_EXTENDED)
-def test_positions_without_a_length_are_refused_with_what_is_known_and_nothing_is_written(model_type, tmp_path) -> None:
+def test_other_positions_are_refused_and_nothing_is_written(model_type, tmp_path, capsys) -> None:
     kind, known = NOT_EXTENDED[model_type]
     saved(tmp_path / "old", model_type, kind, {})
     before = contents(tmp_path)
-    with pytest.raises(el.CheckpointError, match=known):
-        extend_positions(tmp_path / "old", 8192, out=tmp_path / "new")
+    assert run("positions", "extend", tmp_path / "old", "--to", 8192, "-o", tmp_path / "new") == 2
+    assert known in " ".join(capsys.readouterr().err.split())
     assert contents(tmp_path) == before

@@ -65,7 +65,6 @@ def there(tmp_path_factory) -> SimpleNamespace:
     (root / "damaged.txt").write_bytes(b"\0\xff" * 64)
     assert run("train", root / "text.txt", "-o", root / "run", *SIZES) == 0
     el.vocab.add_tokens(checkpoint, ["otter"], out=root / "edited")
-    el.vocab.extend_positions(checkpoint, 64, out=root / "longer")
     el.TokenCorpus.build([root / "text.txt"], tokenizer, root / "corpus")
     np.save(root / "ids.npy", np.arange(200, dtype=np.uint16) % 200)
     return SimpleNamespace(root=root, tokenizer=tokenizer, checkpoint=checkpoint)
@@ -91,7 +90,6 @@ COMMANDS = {
     "vocab transplant": "{source} {root}/run -o {out}",
     "vocab suggest": "{source} {text} -o {out}",
     "positions extend": "{source} --to 8 -o {out}",
-    "positions undo": "{source} -o {out}",
     "demo": "-o {out} --steps 0",
 }
 """Each command that writes where the user says, with a source that ends it with an error when it is read."""
@@ -266,11 +264,6 @@ def delta_rows() -> torch.nn.Module:
     return model
 
 
-def positions_receipt() -> el.vocab.ContextReceipt:
-    model = el.DecoderLM(el.TokenEmbedding(9, 8), "rotary", num_layers=1, num_heads=2)
-    return el.vocab.extend_positions(model, 64, original_length=16)
-
-
 def receipt(there: SimpleNamespace) -> el.vocab.Receipt:
     return el.vocab.last_receipt(there.root / "edited")
 
@@ -281,9 +274,6 @@ def start_run(there: SimpleNamespace, out: Any) -> None:
 
 
 NEW: dict[str, Write] = {
-    "ContextReceipt.undo": lambda there, out: el.vocab.last_context_receipt(there.root / "longer").undo(
-        there.root / "longer", out=out
-    ),
     "EmbeddingLayer.write_into": lambda there, out: el.load(there.checkpoint).write_into(there.checkpoint, out),
     "MappedEmbedding.create": lambda there, out: MappedEmbedding.create(out, 5, 2).close(),
     "RunDirectory.__init__": start_run,
@@ -294,7 +284,6 @@ NEW: dict[str, Write] = {
     ),
     "build_shard": lambda there, out: build_shard([there.root / "text.txt"], there.tokenizer, out, shards=1, only=0),
     "edit_vocabulary": lambda there, out: el.vocab.edit_vocabulary(there.checkpoint, add=["otter"], out=out),
-    "extend_positions": lambda there, out: el.vocab.extend_positions(there.checkpoint, 64, out=out),
     "map_token_files": lambda there, out: map_token_files([there.root / "ids.npy"], there.tokenizer, out),
     "remove_tokens": lambda there, out: el.vocab.remove_tokens(there.checkpoint, ["a"], out=out),
     "save_model": lambda there, out: save_model(live(), out),
@@ -324,7 +313,6 @@ IN_FOLDER: dict[str, Write] = {
 """Functions that replace single files in a folder, as `save_pretrained` of transformers does."""
 
 FILE: dict[str, tuple[str, Write]] = {
-    "ContextReceipt.save": ("receipt", lambda there, out: positions_receipt().save(out)),
     "DraftMap.save": ("safetensors", lambda there, out: DraftMap.between(there.tokenizer, there.tokenizer).save(out)),
     "ParallelContext.save": ("safetensors", lambda there, out: ParallelContext().save(out, {"x": torch.ones(1)})),
     "Receipt.save": ("receipt", lambda there, out: receipt(there).save(out)),
@@ -341,12 +329,12 @@ FILE: dict[str, tuple[str, Write]] = {
 """Functions that write a file, and replace an old one."""
 
 READING = {
-    *("ContextReceipt.load", "DeltaEmbedding.from_pretrained", "DraftMap.load", "EmbeddingLayer.from_pretrained"),
+    *("DeltaEmbedding.from_pretrained", "DraftMap.load", "EmbeddingLayer.from_pretrained"),
     *("MappedEmbedding.open", "MappedEmbedding.resume", "OpenedModel.__init__", "ParallelContext.load"),
     *("Pretrained.from_pretrained", "Receipt.load", "TokenCorpus.open", "TokenEmbedding.from_pretrained"),
     *("TokenVectors.evaluate_word_analogies", "TokenVectors.evaluate_word_pairs", "create_dataloader"),
     *("create_dataloader_v1", "evaluate_positions", "evaluate_text", "evaluate_word_analogies", "evaluate_word_pairs"),
-    *("find_text_files", "last_context_receipt", "last_receipt", "load", "load_adapter", "load_draft_tokens"),
+    *("find_text_files", "last_receipt", "load", "load_adapter", "load_draft_tokens"),
     *("load_llama", "load_model", "load_tokenizer", "loss_curve", "loss_curves", "merge_adapter", "open_model"),
     *("path_kind", "read_text_chunks", "read_vectors", "suggest_removals", "suggest_tokens", "used_tokens"),
 }
@@ -476,10 +464,7 @@ COPYING: dict[str, tuple[tuple[str, ...], str]] = {
     "vocab add": (ALL, "vocab add {source} otter -o {out} --json"),
     "vocab transplant": (ALL, "vocab transplant {source} {root}/edited -o {out} --json"),
     "export into": (CHECKPOINTS, "export {source} --into {source} -o {out} --json"),
-    "positions extend": (
-        ("checkpoint", "saved layer"),
-        "positions extend {source} --to 64 --original 16 -o {out} --json",
-    ),
+    "positions extend": (("checkpoint",), "positions extend {source} --to 64 --original 16 -o {out} --json"),
 }
 CASES = [(name, source) for name, (sources, _) in COPYING.items() for source in sources]
 BY_DESIGN = {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json", "run.json"}

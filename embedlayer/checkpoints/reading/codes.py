@@ -9,7 +9,7 @@ from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
 from embedlayer.checkpoints.reading.head import refuse_missing_head
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.core.errors import CheckpointError
-from embedlayer.families.stream_records import CodeHeadSpec, CodeSpec, numbered, tensors_of_streams
+from embedlayer.families.stream_records import CodeHeadSpec, CodeSpec, numbered
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.streams import StackedRows, StreamHead
 from embedlayer.inputs.codes import CodeStreams
@@ -111,7 +111,7 @@ def _read_head(
     tensors, is_depth = model.tensors, key == "codes.depth_head"
     streams = codes.streams_of(spec, table.num_streams)
     sizes = [table.sizes[k] - codes.more_rows for k in streams]
-    names = [each for each, _ in tensors_of_streams(spec.weight, streams)]
+    names = [numbered(spec.weight, number) for number in range(len(streams) if "{}" in spec.weight[0] else 1)]
     is_tied = spec.tied is not None and bool(model.config.get(spec.tied, False))
     if is_tied and not tensors.has(names[0]):
         whole = range(table.rows.vocab_size)

@@ -13,8 +13,15 @@ from typing import Any, NamedTuple
 import torch
 
 from embedlayer.core.errors import CheckpointError, SizeError
-from embedlayer.families import RotaryPositions
-from embedlayer.families.records import POSITION_KEYS
+from embedlayer.families import ROTARY, RotaryPositions, family_of
+from embedlayer.families.records import (
+    POSITION_KEYS,
+    AxialPositions,
+    BiasedPositions,
+    LearnedPositions,
+    PositionChoice,
+    StreamPositions,
+)
 from embedlayer.families.rotary_settings import GridAxes
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import as_whole_number
@@ -201,6 +208,28 @@ def ntk_aware_base(base: float, rotary_dim: int, ratio: float) -> float:
     return base * math.pow(ratio, rotary_dim / (rotary_dim - 2))
 
 
+def _check_family(config: JsonObject) -> None:
+    """Raise a `CheckpointError` if the record of the family states other positions than rotary ones."""
+    name = config.get("model_type")
+    family = family_of(name)
+    spec: object = None if family is None else family.position
+    if isinstance(spec, PositionChoice):
+        value = config.get(spec.key, spec.choices[0][0] if spec.otherwise == "refused" else None)
+        spec = next((scheme for choice, scheme in spec.choices if choice == value), spec.otherwise)
+    if family is None or spec in ("rotary", "refused") or (spec is None and name in ROTARY):
+        return
+    if isinstance(spec, LearnedPositions | AxialPositions | BiasedPositions | StreamPositions):
+        raise CheckpointError(
+            f"{name} has a table of learned positions, not rotary ones: el.load(...).position.resize(...) returns a "
+            f"longer table, to be trained further."
+        )
+    kind = "no" if spec is None else type(spec).__name__.removesuffix("Positions").lower()
+    raise CheckpointError(
+        f"{name} has {kind} positions, and no rotary frequencies to change: measure the loss on longer texts with "
+        f"evaluate_positions."
+    )
+
+
 class _ConfigurationEdit:
     """The keys of a configuration that an extension of its rotary positions changes.
 
@@ -213,6 +242,7 @@ class _ConfigurationEdit:
 
     def __init__(self, config: JsonObject) -> None:
         self.config = config
+        _check_family(config)
         self.facts: RotaryPositions = family_facts(config, is_stated=False)
         self.before = self.read(config)
         self._check_blocks()

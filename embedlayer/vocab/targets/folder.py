@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
-from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, SizeError
+from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError
 from embedlayer.io.files import named_path, new_files, new_folder, recover_folder
 from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, PathKind, path_kind
 from embedlayer.training.run_directory import RunDirectory
@@ -18,31 +18,27 @@ from embedlayer.vocab.targets.apply_rows import EditResult
 from embedlayer.vocab.targets.checkpoint import apply_to_checkpoint, checkpoint_census
 from embedlayer.vocab.targets.gguf import apply_to_gguf
 from embedlayer.vocab.targets.run import apply_to_run, run_census
-from embedlayer.vocab.targets.streams import apply_to_stream_of_checkpoint
 
 RECEIPT, POSITIONS_RECEIPT = "vocabulary-{}.receipt", "positions-{}.receipt"
-"""Name of the receipt of the first edit, of the second, ...: of the vocabulary, and of the longest sequence."""
+"""Name of the receipt of the first edit, of the second, ...: of the vocabulary, and of the longest sequence.
+
+Earlier versions wrote the latter, with numbers of one sequence.
+"""
 
 METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 """Files of `torch.distributed.checkpoint`: of its default writer, and of its safetensors writer."""
 
 
-def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit, *, stream: int | None = None) -> EditResult:
+def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a folder or GGUF file to `partial`; `source` does not change.
 
     `source` is a saved layer, a training run, another checkpoint folder, or a GGUF file; `partial` is the first path
-    that `edited_copy` yields. With `stream`, the edit is that of one stream of codes. `resolve` returns the edit of
-    each model. The errors and warnings are those of `apply_to_run`, `apply_to_checkpoint` and `apply_to_gguf`.
+    that `edited_copy` yields. `resolve` returns the edit of each model. The errors and warnings are those of
+    `apply_to_run`, `apply_to_checkpoint` and `apply_to_gguf`.
     """
     kind = path_kind(source)
     if kind is PathKind.GGUF:
-        if stream is not None:
-            raise SizeError("A GGUF file has no streams of codes: leave stream out.")
         return apply_to_gguf(source, partial, resolve)
-    if stream is not None and kind in OWN_FOLDERS:
-        return apply_to_run(source, partial, resolve, stream=stream)
-    if stream is not None:
-        return apply_to_stream_of_checkpoint(source, partial, stream, resolve)
     return (apply_to_run if kind in OWN_FOLDERS else apply_to_checkpoint)(source, partial, resolve)
 
 
@@ -98,23 +94,9 @@ def receipts_in(folder: Path | str) -> list[Path]:
     return [by_number[number] for number in sorted(by_number)]
 
 
-def next_receipt(folder: Path, name: str = RECEIPT) -> str:
+def next_receipt(folder: Path) -> str:
     """Return the name of the receipt of the next edit of a folder: its number is one more than the receipts there."""
-    return name.format(len(receipts_in(folder)) + 1)
-
-
-def receipt_of_last_edit(folder: Path, name: str = RECEIPT) -> Path:
-    """Return the path of the receipt of the last edit of a folder, which must be an edit of one kind.
-
-    Raises:
-        CheckpointError: There is no receipt, or the last edit was one of the other kind.
-    """
-    receipts = receipts_in(folder)
-    if not receipts:
-        raise CheckpointError(f"{folder} has no receipt ({name.format('N')}): no edit wrote it.")
-    if not receipts[-1].name.startswith(name.partition("{")[0]):
-        raise CheckpointError(f"The last edit of {folder} is that of {receipts[-1].name}: use the folder before it.")
-    return receipts[-1]
+    return RECEIPT.format(len(receipts_in(folder)) + 1)
 
 
 def receipt_beside(file: Path) -> Path:
@@ -123,7 +105,7 @@ def receipt_beside(file: Path) -> Path:
 
 
 @contextmanager
-def edited_copy(source: Path, out: Path | str | None, name: str = RECEIPT) -> Iterator[tuple[Path, Path]]:
+def edited_copy(source: Path, out: Path | str | None) -> Iterator[tuple[Path, Path]]:
     """Yield the temporary path of an edited copy and of its receipt; they get their names when the `with` block ends.
 
     If the block raises an error, nothing is written at `out`.
@@ -132,7 +114,6 @@ def edited_copy(source: Path, out: Path | str | None, name: str = RECEIPT) -> It
         source: The folder or GGUF file to edit. It is only read. No process may train in a folder, neither before nor
             after the block.
         out: Path of the result, which must not exist or must be an empty folder. Missing parent folders are created.
-        name: Name of the receipt of the first edit of this kind, of the second, ...
 
     Yields:
         An empty folder, and the path of the next receipt in it; for a GGUF file a file, and that of the receipt beside
@@ -155,5 +136,5 @@ def edited_copy(source: Path, out: Path | str | None, name: str = RECEIPT) -> It
     lock = RunDirectory(source).lock  # a run in training writes to its folder while it is read
     lock.check_unlocked()
     with new_folder(out) as partial:
-        yield partial, partial / next_receipt(source, name)
+        yield partial, partial / next_receipt(source)
         lock.check_unlocked()

@@ -221,8 +221,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     if not vocabulary.sizes:
         if streams := next((part.num_streams for part in modules.values() if isinstance(part, StreamTable)), None):
             raise SizeError(
-                f"This module has {streams} streams of codes, each with a vocabulary of its own: pass stream=0 to "
-                f"{streams - 1}."
+                f"This module has {streams} streams of codes and no table of text: the codes of streams are not edited."
             )
         raise SizeError(
             "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
@@ -374,7 +373,7 @@ def _hashed_tables(modules: Mapping[str, nn.Module]) -> set[int]:
 
 
 def of_streams(modules: Mapping[str, nn.Module]) -> set[int]:
-    """Return the `id` of each module in tables and heads of K streams of codes, which are edited stream by stream."""
+    """Return the `id` of each module in tables and heads of K streams of codes, which no edit moves."""
     streams = [part for part in modules.values() if isinstance(part, StreamTable | StreamHead)]
     return {id(part) for each in streams for part in each.modules()}
 

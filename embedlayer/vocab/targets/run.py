@@ -33,7 +33,6 @@ from embedlayer.vocab.targets.apply_rows import EditResult
 from embedlayer.vocab.targets.live import apply_to_module, row_tensors
 from embedlayer.vocab.targets.module_parts import vocabulary_modules
 from embedlayer.vocab.targets.module_settings import settings_of
-from embedlayer.vocab.targets.streams import apply_to_stream
 
 IDS_AT_ONCE = 1 << 22
 RUN_FILES = ("run.json", "checkpoint.safetensors", "metrics.jsonl", "corpus")
@@ -46,14 +45,13 @@ CORPUS_FILES = (
 CHANGED = (CONFIG, TOKENIZER, "run.json", *CORPUS_FILES, "report.html")
 
 
-def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit, *, stream: int | None = None) -> EditResult:
+def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a folder of this library into `partial`; `folder` does not change.
 
     The folder contains a saved layer, a training run, or both. The copy of a run can be resumed: its model, optimizer
     and corpus are edited. If its corpus contains removed tokens, only the layer is written, with a warning. The report
     of a run is left out: `embedlayer report` writes it again. So are files that hold values by token and cannot be
-    edited. Other files are copied. With `stream`, the edit is that of one stream of codes of the layer. `partial` is an
-    empty folder, and `resolve` returns the edit of each model.
+    edited. Other files are copied. `partial` is an empty folder, and `resolve` returns the edit of each model.
 
     Raises:
         VocabularyError: The run has mapped tables; or the corpus of an unfinished run, which has no layer yet, contains
@@ -71,11 +69,8 @@ def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit, *, stream: i
     _refuse_mapped(run)
     if (folder / CONFIG).exists():
         layer = Pretrained.from_pretrained(folder)
-        if stream is None:
-            results.append(apply_to_module(layer, resolve, tokenizer=tokenizer))
-        else:
-            results.append(apply_to_stream(layer, stream, resolve))
-        layer.save_pretrained(partial, tokenizer=results[0].edit.tokenizer if stream is None else tokenizer)
+        results.append(apply_to_module(layer, resolve, tokenizer=tokenizer))
+        layer.save_pretrained(partial, tokenizer=results[0].edit.tokenizer)
     if run.contains_run and (not results or _keeps_corpus(run, results[0].edit.row_map)):
         with torch.random.fork_rng(devices=[]):
             trainer, description = run.open()
