@@ -54,8 +54,6 @@ def leaves(value: object, place: str = "") -> Iterator[tuple[str, Leaf]]:
         yield place, torch.from_numpy(np.array(value, order="C"))
     elif isinstance(value, BaseException):
         yield f"{place}!", type(value).__name__
-    elif isinstance(value, Path):
-        yield from _leaves_of_files(value, place)
     elif isinstance(value, bytes):
         yield place, f"{len(value)} bytes {hashlib.sha256(value).hexdigest()}"
     elif isinstance(value, Mapping):
@@ -76,22 +74,21 @@ def leaves(value: object, place: str = "") -> Iterator[tuple[str, Leaf]]:
         yield place, value if isinstance(value, bool | int | float | str | None) else str(value)[:TEXT_CHARACTERS]
 
 
-def _leaves_of_files(path: Path, place: str) -> Iterator[tuple[str, Leaf]]:
-    """Yield the content of a file, or of all files of a folder; of safetensors, its tensors and metadata."""
+def files_of(folder: Path | str) -> dict[str, object]:
+    """Return the content of each file in a folder, as a result of a case; of safetensors, its tensors and metadata."""
     from safetensors import safe_open
 
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        name = f"{place}/{file.relative_to(path) if file != path else file.name}"
-        if file.is_dir() or file.name == ".lock":
-            continue
+    contents: dict[str, object] = {}
+    for file in sorted(Path(folder).rglob("*")):
+        name = str(file.relative_to(folder))
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as opened:
-                yield f"{name}/metadata", json.dumps(opened.metadata(), sort_keys=True)
-                for key in sorted(opened.keys()):
-                    yield f"{name}/{key}", opened.get_tensor(key)
-        else:
-            yield name, file.read_bytes().replace(str(path).encode(), b"FOLDER").decode("latin-1")[:TEXT_CHARACTERS]
-            yield from leaves(file.read_bytes().replace(str(path).encode(), b"FOLDER"), f"{name}#")
+                tensors = {key: opened.get_tensor(key) for key in sorted(opened.keys())}
+                contents[name] = {"metadata": json.dumps(opened.metadata(), sort_keys=True), **tensors}
+        elif file.is_file():
+            content = file.read_bytes().replace(str(folder).encode(), b"FOLDER")
+            contents[name] = {"size and hash": content, "start": content[:TEXT_CHARACTERS].decode("latin-1")}
+    return contents
 
 
 def record(folder: Path, area: str) -> None:
@@ -112,6 +109,8 @@ def record(folder: Path, area: str) -> None:
             result = [*leaves(case(), f"{name}:")]
         except Exception as error:  # noqa: BLE001 - the class of an error is a result
             result = [*leaves(error, f"{name}:")]
+            if type(error).__module__ != "embedlayer.core.errors":  # most likely a mistake in the case
+                print(f"{area}, {name}: {type(error).__name__}: {error}", file=sys.stderr)
         seconds[name] = time.perf_counter() - started
         for place, leaf in result:
             (tensors if isinstance(leaf, torch.Tensor) else values)[place] = leaf
