@@ -81,7 +81,7 @@ def files_of(folder: Path | str) -> dict[str, object]:
     contents: dict[str, object] = {}
     for file in sorted(Path(folder).rglob("*")):
         name = str(file.relative_to(folder))
-        if file.suffix == ".safetensors":
+        if file.is_file() and file.read_bytes()[8:10] == b'{"':  # a safetensors file of any name
             with safe_open(file, "pt") as opened:
                 tensors = {key: opened.get_tensor(key) for key in sorted(opened.keys())}
                 contents[name] = {"metadata": json.dumps(opened.metadata(), sort_keys=True), **tensors}
