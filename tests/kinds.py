@@ -9,22 +9,22 @@ import weakref
 from collections.abc import Callable
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import embedlayer as el
-from embedlayer.formats.compressed_tensors import NaiveQuantizedRows, PackQuantizedRows
-from embedlayer.formats.stored import StoredFormat
 from embedlayer.heads import StackedRows, StreamHead
-from embedlayer.injections.gated import GatedEmbedding
-from embedlayer.injections.injection import AddedEmbedding, EmbeddingInjection
-from embedlayer.injections.ngram import NgramEmbedding, NgramHash
-from embedlayer.injections.per_layer import PerLayerInputs
-from embedlayer.injections.per_layer_embedding import PerLayerEmbedding
-from embedlayer.injections.value import ValueEmbedding
-from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.tables.stored.mapped import MappedEmbedding
-from embedlayer.tables.stored_embedding import StoredEmbedding
-from embedlayer.tables.streams import StreamTable
+from embedlayer.injections import (
+    AddedEmbedding,
+    EmbeddingInjection,
+    GatedEmbedding,
+    NgramEmbedding,
+    NgramHash,
+    PerLayerEmbedding,
+    PerLayerInputs,
+    ValueEmbedding,
+)
+from embedlayer.tables import MappedEmbedding, StoredEmbedding, StreamTable
 
 VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS = 50, 24, 16, 4
 
@@ -38,8 +38,11 @@ def dense(**options: object) -> el.TokenEmbedding:
     return el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, **{"padding_idx": 0, "scale": "sqrt_dim", **options})
 
 
-def stored(record: StoredFormat) -> StoredEmbedding:
-    """A table of a stored format with random codes and scales."""
+def stored(kind: str, *arguments: object) -> StoredEmbedding:
+    """A table of a format of compressed-tensors with random codes and scales."""
+    from embedlayer.formats import compressed_tensors
+
+    record = getattr(compressed_tensors, kind)(EMBED_DIM, *arguments)
     table = StoredEmbedding(VOCAB_SIZE, record, padding_idx=0, scale="sqrt_dim", dtype=torch.float32)
     for tensor in table.parts.tensors.values():
         if tensor.dtype in (torch.int8, torch.int32):
@@ -87,8 +90,8 @@ TABLES: dict[str, Callable[[], el.TokenTable]] = {
     "int4": lambda: quantized(4),
     "int4, groups": lambda: quantized(4, group_size=8),
     "int4, q4_0": lambda: quantized(4, layout=el.formats.GGUFBlocks()),
-    "stored, 4 bits": lambda: stored(PackQuantizedRows(EMBED_DIM, 8, "BF16", True, 4)),
-    "stored, FP8": lambda: stored(NaiveQuantizedRows(EMBED_DIM, 0, "F32", True, "F8_E4M3")),
+    "stored, 4 bits": lambda: stored("PackQuantizedRows", 8, "BF16", True, 4),
+    "stored, FP8": lambda: stored("NaiveQuantizedRows", 0, "F32", True, "F8_E4M3"),
     "delta": lambda: el.DeltaEmbedding(dense(), [7, 48, 49]),
     "delta over int8": lambda: el.DeltaEmbedding(quantized(8), [7, 48, 49]),
     "of a user": lambda: TableOfAUser(VOCAB_SIZE, EMBED_DIM, padding_idx=0),
@@ -103,7 +106,7 @@ def in_a_file(trained: bool) -> MappedEmbedding:
     if trained:
         table = MappedEmbedding.create(f"{folder.name}/rows", VOCAB_SIZE, EMBED_DIM, init_std=0.02, **options)
     else:
-        save_tensors(f"{folder.name}/rows.safetensors", {"rows": torch.randn(VOCAB_SIZE, EMBED_DIM)})
+        save_file({"rows": torch.randn(VOCAB_SIZE, EMBED_DIM)}, f"{folder.name}/rows.safetensors")
         table = MappedEmbedding.open(f"{folder.name}/rows.safetensors", **options)
     weakref.finalize(table, folder.cleanup)
     return table

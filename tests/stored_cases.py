@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -17,14 +17,13 @@ from torch import Tensor
 
 from embedlayer import QuantizedEmbedding
 from embedlayer.formats import GGUFBlocks
-from embedlayer.formats.gguf import GGUFRows
-from embedlayer.formats.recognition import recognise
-from embedlayer.formats.stored import StoredModule, StoredRows
-from embedlayer.formats.torchao import CODES, SCALE
-from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
+
+if TYPE_CHECKING:
+    from embedlayer.formats.stored import StoredModule, StoredRows
 
 VOCAB_SIZE = 77
 NAME = "model.embed_tokens"
+CODES, SCALE = "_weight_qdata", "_weight_scale"  # tensors of torchao
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -53,8 +52,11 @@ class StoredCase(NamedTuple):
         return self.rows_by_dtype.get(dtype, self.rows).to(dtype)
 
     @property
-    def module(self) -> StoredModule:
+    def module(self) -> "StoredModule":
         """Return the module that has these tensors."""
+        from embedlayer.formats.stored import StoredModule
+        from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
+
         infos = {
             name: TensorInfo(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), Path("model.safetensors"), 0, 0)
             for name, tensor in self.tensors.items()
@@ -474,8 +476,10 @@ def built_head(name: str) -> StoredCase:
     return built(f"{name}, head" if f"{name}, head" in CASES else name)
 
 
-def read(case: StoredCase) -> StoredRows:
+def read(case: StoredCase) -> "StoredRows":
     """Return the stored rows of a case."""
+    from embedlayer.formats.recognition import recognise
+
     recognised = recognise(case.module)
     assert recognised is not None
     record, vocab_size = recognised
@@ -483,24 +487,27 @@ def read(case: StoredCase) -> StoredRows:
 
 
 @cache
-def rows_of(name: str) -> StoredRows:
+def rows_of(name: str) -> "StoredRows":
     """Return the stored rows of a case or of `OTHER_ROWS`, for tests that do not write to them."""
     return OTHER_ROWS[name]() if name in OTHER_ROWS else read(built(name))
 
 
-def _own(bits: int, **options: Any) -> StoredRows:
+def _own(bits: int, **options: Any) -> "StoredRows":
     """Return the rows of a `QuantizedEmbedding`."""
     return QuantizedEmbedding.from_table(weights(96), bits, **options).stored_rows
 
 
-def _in_blocks(block_type: str) -> StoredRows:
+def _in_blocks(block_type: str) -> "StoredRows":
     """Return rows in a type of blocks of GGUF files."""
+    from embedlayer.formats.gguf import GGUFRows
+    from embedlayer.formats.stored import StoredRows
+
     gguf_models = pytest.importorskip("gguf_models")
     packed = torch.from_numpy(gguf_models.blocks(block_type, VOCAB_SIZE))
     return StoredRows(GGUFRows(gguf_models.WIDTH, block_type), {"packed": packed}, {})
 
 
-OTHER_ROWS: dict[str, Callable[[], StoredRows]] = {
+OTHER_ROWS: "dict[str, Callable[[], StoredRows]]" = {
     "int8": partial(_own, 8),
     "int4": partial(_own, 4),
     "int4, groups of 36": partial(_own, 4, group_size=36),

@@ -10,8 +10,7 @@ import pytest
 from tokenizer_kinds import ENGLISH, LANGUAGES, clip_bpe
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from embedlayer.families.tokenizers import BPE_CLASSES
-from embedlayer.tokenization.train import train_tokenizer
+from embedlayer.tokenization import train_tokenizer
 
 TEXTS = (
     *LANGUAGES,
@@ -157,6 +156,8 @@ PAIRS = {"CLIP": clip_pair, "OpenAIGPT": word_pair, "Herbert": word_pair}
 
 def write_class(folder: Path, name: str, files: set[str], settings: dict[str, object] | None = None) -> None:
     """Write the vocabulary files of a tokenizer class, without a `tokenizer.json`, and the name of the class."""
+    from embedlayer.families.tokenizers import BPE_CLASSES
+
     stated = {"tokenizer_class": f"{name}Tokenizer", **(settings or {})}
     for file in files:
         if file.endswith((".model", ".spm")):

@@ -12,10 +12,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from embedlayer.tokenization.bytes import TokenBytes
-from embedlayer.tokenization.read import load_tokenizer
-from embedlayer.tokenization.steps import TokenTracer
-from embedlayer.tokenization.train import train_tokenizer
+from embedlayer.tokenization import TokenBytes, TokenTracer, load_tokenizer, train_tokenizer
 
 ENGLISH = (
     "In the beginning there was a small dog. The small dog loved other small dogs, and they loved it back!\n"
