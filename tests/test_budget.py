@@ -21,9 +21,9 @@ CEILINGS = {
     "docstring lines": 30594,
     "docstring characters": 1553468,
     "comment lines": 1040,
-    "lines of tools": 4579,
+    "lines of tools": 4888,
     "lines of docs": 2667,
-    "lines of tests": 88891,
+    "lines of tests": 88907,
 }
 
 
