@@ -113,7 +113,7 @@ def extend(
         "left_out": left_out,
     }
     if not as_json:  # before the losses, which may take long: the result is complete
-        _show(summary)
+        _show(directory, summary)
     losses = None if text is None else _measure((directory, output), length, trained, text, tokenizer_from, device)
     if as_json:
         for name, loss in zip(("loss_before", "loss_after"), losses or (), strict=False):
@@ -188,8 +188,8 @@ def _measure(
     return results
 
 
-def _show(summary: dict[str, Any]) -> None:
-    """Print what changed."""
+def _show(source: Path, summary: dict[str, Any]) -> None:
+    """Print what changed in the copy of a folder."""
     console = make_console()
     (old, new), trained = summary["tokens"], summary["trained"]
     print_line(console, f"Context  {old:,} -> {new:,} tokens by {summary['method']}, trained on {trained:,}")
@@ -200,6 +200,7 @@ def _show(summary: dict[str, Any]) -> None:
     if summary["left_out"]:
         print_line(console, f"Left out, export again: {', '.join(summary['left_out'])}")
     print_line(console, f"Written to {summary['directory']}")
+    print_line(console, f"{source} is unchanged; to undo, delete {summary['directory']}.")
 
 
 def _show_losses(losses: "list[list[PositionLoss]]", length: int, trained: int) -> None:

@@ -119,7 +119,7 @@ def test_the_result_is_named_before_its_loss_is_measured(saved, tmp_path, capsys
     monkeypatch.setattr("embedlayer.analysis.evaluation.positions.evaluate_positions", stopped)
     options = ["--to", LONGER, "--text", saved / "text.txt", "-o", tmp_path / "new"]
     assert run("positions", "extend", saved / "rotary", *options) == 130
-    assert f"Written to {tmp_path / 'new'}" in " ".join(capsys.readouterr().out.split())
+    assert f"is unchanged; to undo, delete {tmp_path / 'new'}." in " ".join(capsys.readouterr().out.split())
 
 
 def test_divisors_are_read_from_a_file_and_a_model_that_does_not_run_here_is_not_measured(tmp_path, capsys) -> None:
