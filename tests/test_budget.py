@@ -15,15 +15,15 @@ CEILINGS = {
     "packages": 30,
     "lambdas": 333,
     "named tuples": 136,
-    "lines of code": 56764,
+    "lines of code": 56765,
     "lines of raise": 3590,
     "lines of errors built elsewhere": 312,
     "docstring lines": 30594,
-    "docstring characters": 1553468,
+    "docstring characters": 1553492,
     "comment lines": 1040,
     "lines of tools": 4888,
     "lines of docs": 2667,
-    "lines of tests": 88907,
+    "lines of tests": 88982,
 }
 
 

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from kinds import EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS, POSITIONS
 
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
