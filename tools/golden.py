@@ -19,6 +19,7 @@ import importlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ LAST_BITS = 6
 """Numbers differ in their last bits if they differ by less than 2 to this power times the precision of their dtype."""
 
 TEXT_CHARACTERS = 20_000
+_TEMPORARY = re.compile(rf"{re.escape(tempfile.gettempdir())}/\w+")
 Leaf = Any  # a tensor, a number, a text or None
 
 
@@ -70,8 +72,10 @@ def leaves(value: object, place: str = "") -> Iterator[tuple[str, Leaf]]:
         else:
             for index, item in enumerate(items):
                 yield from leaves(item, f"{place}/{index}")
+    elif isinstance(value, bool | int | float | None):
+        yield place, value
     else:
-        yield place, value if isinstance(value, bool | int | float | str | None) else str(value)[:TEXT_CHARACTERS]
+        yield place, _TEMPORARY.sub("FOLDER", str(value))[:TEXT_CHARACTERS]
 
 
 def files_of(folder: Path | str) -> dict[str, object]:

@@ -129,7 +129,8 @@ def head(name: str, dtype: str) -> object:
         if module.hidden_per_stream:
             hidden = torch.randn(2, 5, streams, EMBED_DIM).to(DTYPES[dtype])
     hidden.requires_grad_()
-    leaves = [hidden, *(each for each in {*module.parameters(), *table.parameters()} if each.requires_grad)]
+    parameters = dict.fromkeys([*module.parameters(), *table.parameters()])
+    leaves = [hidden, *(each for each in parameters if each.requires_grad)]
     logits = module(hidden)
     results: dict[str, object] = {"logits": logits, "log probs": module.token_log_probs(hidden, targets)}
     for impl in ("plain", "chunked"):

@@ -22,7 +22,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW, applied each step": partial(el.RowAdamW, lr=0.05, apply_pending_every=1),
     "AdamW, applied at times": partial(el.RowAdamW, lr=0.05, apply_pending_every=7),
     "AdamW, rowwise": partial(el.RowAdamW, lr=0.05, state=RowwiseSecondMoment()),
-    "AdamW, stochastic": partial(el.RowAdamW, lr=0.05, rounding=StochasticRounding()),
+    "AdamW, stochastic": partial(el.RowAdamW, lr=0.05, rounding=StochasticRounding(seed=1)),
     "Adagrad": partial(el.RowAdagrad, lr=0.1),
     "Adagrad, decay": partial(el.RowAdagrad, lr=0.1, weight_decay=0.1),
 }
@@ -148,8 +148,8 @@ def groups() -> object:
     """Return the groups of parameters of a decoder, with rates by width."""
     model = decoder(TABLES["dense"]())
     names = {parameter: name for name, parameter in model.named_parameters()}
-    plain = el.param_groups(model, lr=0.1, weight_decay=0.01)
-    scaled = el.param_groups(model, lr=0.1, weight_decay=0.01, width=WidthScaling(base_dim=12))
+    plain = el.param_groups(model, weight_decay=0.01)
+    scaled = el.param_groups(model, weight_decay=0.01, rates=WidthScaling(EMBED_DIM, base_width=12).rates(0.1))
     return [
         [{**group, "params": [names[each] for each in group["params"]]} for group in each] for each in (plain, scaled)
     ]
