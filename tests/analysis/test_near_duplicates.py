@@ -52,3 +52,13 @@ def test_equal_rows_and_only_these_have_equal_hashes(dtype) -> None:
     assert all(3 not in group for group in equal_rows(RowReader(rows), norms))  # zero rows are no duplicates
     assert equal_rows(RowReader(torch.zeros(0, 4)), torch.zeros(0)) == ()
     torch.testing.assert_close(row_hashes(RowReader(rows.clone())), hashes)
+
+
+def test_pairs_half_a_percent_apart_are_all_found_among_many_rows() -> None:
+    rows = torch.randn(30_000, 32)
+    firsts = torch.arange(0, 30_000, 1000)
+    noise = torch.randn(len(firsts), 32)
+    rows[firsts + 500] = (
+        rows[firsts] + 0.005 * noise / noise.norm(dim=1, keepdim=True) * rows[firsts].norm(dim=1)[:, None]
+    )
+    assert groups_of(rows) == tuple((first, first + 500) for first in firsts.tolist())

@@ -127,6 +127,16 @@ def test_a_pattern_matches_what_peft_matches(pattern: str, tmp_path: Path) -> No
                 read_adapter(folder)
 
 
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_lora_of_any_rank_is_merged(rank: int, tmp_path: Path) -> None:
+    factors = {f"{NAME}.lora_embedding_A": torch.randn(rank, 20), f"{NAME}.lora_embedding_B": torch.randn(8, rank)}
+    a, b = factors.values()
+    table = TokenEmbedding(20, 8)
+    expected = table.weight.detach() + 4 / rank * (b @ a).T
+    merge_adapter(table, write(tmp_path, LORA | {"r": rank}, factors))
+    torch.testing.assert_close(table.weight.detach(), expected)
+
+
 NO_FACTORS = {
     "rank 0": {f"{NAME}.lora_A.weight": torch.ones(0, 8), f"{NAME}.lora_B.weight": torch.ones(20, 0)},
     "torch.int64": {name: factor.long() for name, factor in HEAD.items()},
