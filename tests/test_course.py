@@ -24,7 +24,7 @@ def plain(text: str) -> str:
     """The text in lower case, without white space and the marks of Markdown and of comments."""
     for mark, sign in (("’", "'"), ("“", '"'), ("”", '"'), ('")', ""), ('print("', "")):
         text = text.replace(mark, sign)
-    return re.sub(r"[\\`*#\s]", "", text).lower()
+    return re.sub(r"\\n|[\\`*#\s]", "", text).lower()
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
@@ -53,8 +53,10 @@ def test_a_quotation_is_in_its_text(lesson, shared_data) -> None:
         for said, letter in zip(passages[::2], passages[1::2], strict=True):
             (file,) = (shared_data.parent / "seeds").glob(f"{LETTERS[letter]}_*")
             source = plain(file.read_text(encoding="utf-8"))
-            for sentence in re.split(r"(?<=[.!?:])\s+", said.strip()):
-                assert plain(sentence).rstrip(".:!") in source, f"[{letter}] does not say: {sentence}"
+            for sentence in re.split(r"(?<=[.!?:…])\s+", said.strip()):
+                assert plain(sentence).rstrip(".:!…") in source, f"[{letter}] does not say: {sentence}"
+            for passage in said.split("…"):
+                assert re.sub(r"\W", "", plain(passage)) in re.sub(r"\W", "", source), f"… is missing: {passage}"
 
 
 def test_the_index_lists_the_lessons_and_where_each_text_is_quoted() -> None:
