@@ -16,8 +16,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.tokenization.bytes import TokenBytes, token_text
 from embedlayer.tokenization.ids import table_size, unknown_id
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, normalized
-from embedlayer.vocab.bpe_merges import BPEMerges
-from embedlayer.vocab.continued_bpe import cheapest_leaves, continue_merges, cut_words
+from embedlayer.vocab.bpe_merges import BPEMerges, cheapest_leaves, continue_merges, cut_words
 from embedlayer.vocab.new_tokens import AddedMerge
 from embedlayer.vocab.token_usage import text_chunks
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer, required_tokens, tokenizer_data
@@ -174,7 +173,7 @@ def suggest_tokens(
         (1.15, 1.76)
 
     Reference:
-        See `embedlayer.vocab.continued_bpe`.
+        See `embedlayer.vocab.bpe_merges`.
     """
     old, parts = _opened(tokenizer, count), _Parts(share=HELD_OUT if held_out is None else 0.0)
     data = tokenizer_data(old.tokenizer)

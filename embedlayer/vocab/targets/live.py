@@ -56,8 +56,7 @@ from embedlayer.vocab.targets.module_settings import (
     restored_settings,
     settings_of,
 )
-from embedlayer.vocab.targets.optimizer_rows import NewState, state_with_rows
-from embedlayer.vocab.targets.unmoved_state import require_moved, watch_unmoved
+from embedlayer.vocab.targets.optimizer_rows import NewState, require_moved, state_with_rows, watch_unmoved
 
 if TYPE_CHECKING:
     from embedlayer.distributed.fsdp import FsdpParameter
