@@ -69,7 +69,7 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
     if name and name not in TITLES:
         raise SizeError(f"There is no tokenizer {name!r}; the page has {', '.join(TITLES)}.")
     if name:
-        title, vocabulary, size = TITLES[name], own_tokenizer(name), _own_size(name)
+        title, vocabulary, size = TITLES[name], own_tokenizer(name), table_size(own_tokenizer(name))
     elif is_tiny:
         title, vocabulary, size = "Tiny layer", TINY_WORDS, len(TINY_WORDS.names)
     special = name == "" and source.adds_special_tokens
@@ -217,12 +217,6 @@ class _Reader:
 
 
 @cache
-def _own_size(name: str) -> int:
-    """Return the number of IDs of a tokenizer of the page itself."""
-    return table_size(own_tokenizer(name))
-
-
-@cache
 def _own_reader(name: str) -> _Reader:
     """Return the reader of a tokenizer of the page itself."""
     return _Reader(own_tokenizer(name))
@@ -266,8 +260,6 @@ def _split_by_names(vocabulary: NamedRows | None, text: str) -> _Split:
 
 WORD_TABLE = Path(__file__).with_name("words")  # folder of the saved table; its README.md says where the rows come from
 
-TITLE = "4,000 words of MiniLM"
-
 
 def open_word_table() -> OpenedModel:
     """Open the table of 4,000 words, `(4007, 384)`, with its tokenizer.
@@ -280,5 +272,5 @@ def open_word_table() -> OpenedModel:
         [2, 904]
     """
     opened = open_model(WORD_TABLE, parts="table")
-    opened.title, opened.source = TITLE, ""  # a page that is exported names no folder of this machine
+    opened.title, opened.source = "4,000 words of MiniLM", ""  # a page that is exported names no folder of this machine
     return opened

@@ -543,7 +543,8 @@ class Trainer:
 
     def _total_weight(self, parts: range) -> float:
         """Return the sum of the weights of all targets of some batches, on all ranks: their number without weights."""
-        if not self.options.documents and not has_token_weights(self.training):
+        has_weights = any(corpus.token_weights is not None for corpus in corpora_of(self.training))
+        if not self.options.documents and not has_weights:
             return len(parts) * self.options.batch_size * self.options.max_length
         return max(sum(total_weight(self._named(self.sampler.batch(part))) for part in parts), 1.0)
 
@@ -603,11 +604,6 @@ class Trainer:
         """Return the seconds that the run has taken so far, in the current `run()` and before it."""
         before = 0.0 if self.budget is None else self.budget.used
         return before + (0.0 if self._running_since is None else time.perf_counter() - self._running_since)
-
-
-def has_token_weights(part: TokenCorpus | TokenMixture) -> bool:
-    """Return whether a text has token weights: one of its corpora has."""
-    return any(corpus.token_weights is not None for corpus in corpora_of(part))
 
 
 def num_targets(batch: Mapping[str, Tensor]) -> int:

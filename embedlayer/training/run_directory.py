@@ -337,7 +337,9 @@ class RunDirectory:
         _name_tokens(trainer, tokenizer)
         parallel.collectives.require_equal({"step of the checkpoint": trainer.step})
         if parallel.is_first:
-            self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
+            last = trainer.step if self.checkpoint.exists() else -1  # later lines are of steps that are repeated
+            lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= last]
+            write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
             remove_partials(self.checkpoint)  # of a process killed in a save
         return trainer, tokenizer, description["notes"]
 
@@ -611,11 +613,6 @@ class RunDirectory:
             lines.append(parse_json(raw, source))
             check_fields(lines[-1], MetricsLine, source)
         return lines
-
-    def _keep_metrics_up_to(self, step: int) -> None:
-        """Delete the lines of metrics after step `step` from `metrics.jsonl`; with -1, all lines."""
-        lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= step]
-        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _name_tokens(trainer: Trainer, tokenizer: Tokenizer) -> None:

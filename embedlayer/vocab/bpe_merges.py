@@ -11,9 +11,9 @@ Reference:
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 from embedlayer.tokenization.model_steps import merged, merges_of
@@ -101,7 +101,8 @@ class BPEMerges:
             missing = removed | lost
             texts = {token.removeprefix(self.prefix).removesuffix(self.suffix) or token for token in missing}
             for token in self.vocabulary - removed - parts.keys():
-                if not texts.isdisjoint(_substrings(token)):  # a part of a token is a substring of it
+                spans = combinations(range(len(token) + 1), 2)
+                if not texts.isdisjoint(token[i:j] for i, j in spans):  # a part of a token is a substring of it
                     parts[token] = self.parts_of(token) or frozenset()
             suspects = [token for token, each in parts.items() if token not in lost and not missing.isdisjoint(each)]
             left = self.without(missing) if suspects else self
@@ -121,11 +122,6 @@ class BPEMerges:
         if ends and letters:
             letters[-1] += self.suffix
         return [letter if i == 0 and not continues else self.prefix + letter for i, letter in enumerate(letters)]
-
-
-def _substrings(text: str) -> Iterator[str]:
-    """Yield all substrings of a text that are not empty."""
-    return (text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1))
 
 
 Words = Mapping[tuple[str, ...], int]

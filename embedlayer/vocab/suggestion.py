@@ -183,7 +183,7 @@ def suggest_tokens(
     if kind in ("BPE", "Unigram"):
         tokens = _merged_tokens(old, data, training, count)
     else:
-        tokens = _whole_words(old, data, training, count)
+        tokens = _whole_words(old, training, count)
     measured = parts.require_held_out() if held_out is None else [*text_chunks(held_out, old.tokenizer)]
     if not tokens:
         raise VocabularyError(
@@ -390,7 +390,7 @@ def _pre_tokens(old: TokenBytes, chunks: Iterable[str]) -> Iterator[tuple[list[i
                 yield ids[begin:end], chunk[spans[begin][0] : spans[end - 1][1]]
 
 
-def _whole_words(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> list[str]:
+def _whole_words(old: TokenBytes, chunks: Iterable[str], count: int) -> list[str]:
     """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer.
 
     They are at most `count`, as the normalizer writes them, those that save most first. Words that occur

@@ -101,9 +101,7 @@ class _WrittenRows:
         self.written: dict[str, Tensor] = {}
         self.unchanged: dict[str, Tensor] = {}
 
-    def resolve(
-        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, all_rows_have_ids: bool = False
-    ) -> ModelEdit:
+    def resolve(self, tokenizers: Iterable[Tokenizer | None], num_rows: int, _: bool) -> ModelEdit:
         """Return the edit of the folder; see `ResolveEdit`."""
         (old,), new, size = tokenizers, self.tokenizer, self.table.vocab_size
         if old is None:

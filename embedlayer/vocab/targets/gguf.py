@@ -65,7 +65,7 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
     file = read_gguf(source)
     values = {key: entry.value for key, entry in file.metadata.items()}
     num_rows = _number_of_rows(file)
-    edit = resolve([tokenizer_of(values, source)], num_rows, all_rows_have_ids=True)
+    edit = resolve([tokenizer_of(values, source)], num_rows, True)
     row_map, tokens = edit.row_map, edit.tokens
     assert tokens is not None
     assert tokens.tokenizer is not None

@@ -74,21 +74,6 @@ class LocalTable(NamedTuple):
         """Return the ranks over which the rows are sharded, in a `ShardedTable` or as a DTensor, which FSDP2 uses."""
         return row_collectives(self.tensors[0]) if self.local is self.table else self.collectives
 
-    @property
-    def everyone(self) -> Collectives:
-        """Return all ranks of the mesh of a `ShardedTable` or of a DTensor, those with replicas included."""
-        return mesh_collectives(self.tensors[0]) if self.local is self.table else self.collectives
-
-    @property
-    def may_lack_rows(self) -> bool:
-        """Return whether this is a per-layer table that may have fewer rows than there are tokens."""
-        return self.missing_row is not None and self.shards is SINGLE_PROCESS
-
-    @property
-    def padding_idx(self) -> int | None:
-        """Return the row number, in the whole table, of the padding row; `None` if there is none."""
-        return self.table.padding_idx
-
 
 class VocabularyModules(NamedTuple):
     """List the parts of a live module that belong to the vocabulary, each in a dictionary by dotted name in the module.
@@ -135,7 +120,11 @@ class VocabularyModules(NamedTuple):
         If no table or head is on all of them, as one over two dimensions of a mesh is, they are all processes.
         """
         heads = [mesh_collectives(head.weight) for head in self.heads.values() if head.has_weight]
-        groups = sorted([*(part.everyone for part in self.local.values()), *heads], key=lambda each: each.size)
+        tables = [
+            mesh_collectives(part.tensors[0]) if part.local is part.table else part.collectives
+            for part in self.local.values()
+        ]
+        groups = sorted([*tables, *heads], key=lambda each: each.size)
         groups = [each for each in groups if each is not SINGLE_PROCESS]
         if not groups:
             return SINGLE_PROCESS
