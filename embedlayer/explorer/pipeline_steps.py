@@ -17,8 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
-from embedlayer.explorer.block_trace import BlockTrace, block_formulas, trace_first_block
-from embedlayer.explorer.head_formula import head_formula, norm_formula
+from embedlayer.explorer.block_trace import BlockTrace, block_formulas, head_formula, norm_formula, trace_first_block
 from embedlayer.explorer.rotation import PairRotation, pair_rotation, width_of
 from embedlayer.explorer.text_answers import PackedTensor, ShownToken
 from embedlayer.explorer.text_ids import Vocabulary, shown_tokens

@@ -18,10 +18,10 @@ from embedlayer.tokenization.ids import missing_rows_message, table_size
 from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.vocab.edit import ModelEdit, TokenMap
 from embedlayer.vocab.map import RowMap, RowTensor
+from embedlayer.vocab.targets.apply_rows import token_sources, unchanged_rows, written_rows
 from embedlayer.vocab.targets.checkpoint import apply_to_checkpoint
 from embedlayer.vocab.targets.folder import edited_copy
 from embedlayer.vocab.targets.gguf import write_into_gguf
-from embedlayer.vocab.targets.table_rows import token_sources, unchanged_rows, written_rows
 
 
 def write_into(

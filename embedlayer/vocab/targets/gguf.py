@@ -35,8 +35,14 @@ from embedlayer.tokenization.ids import USUAL_NAMES
 from embedlayer.vocab.edit import ResolveEdit, TokenMap
 from embedlayer.vocab.map import DROPPED, RowMap, RowTensor
 from embedlayer.vocab.special_tokens import SpecialTokens
-from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes, apply_row_map
-from embedlayer.vocab.targets.table_rows import token_sources, unchanged_rows, written_rows
+from embedlayer.vocab.targets.apply_rows import (
+    EditResult,
+    StoredTypes,
+    apply_row_map,
+    token_sources,
+    unchanged_rows,
+    written_rows,
+)
 from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import other_texts
 
