@@ -98,7 +98,7 @@ def table_health(
     judged_norms = norms if judged.table is rows.table else judged.norms()
     near, equal = near_duplicates(judged, judged_norms), equal_rows(rows, norms)
     at_mean = _at_mean(rows, norms, max((*near, *equal), key=len, default=()))
-    scored = judged.table
+    scored: TableLike = judged.table
     if head is not None:
         head_rows = RowReader(head)
         scored = without_shared_part(head, shared_variance(head_rows, head_rows.norms() > 0))

@@ -244,7 +244,8 @@ class RunDirectory:
             )
         create_folder(self.path)
         self.lock.acquire()
-        _name_tokens(trainer, tokenizer)
+        if trainer.monitor is not None:  # its reports name tokens by their texts
+            trainer.monitor.tokenizer = tokenizer
         for file in replaced:
             file.unlink(missing_ok=True)
         for folder in folders:
@@ -334,7 +335,8 @@ class RunDirectory:
         parallel.collectives.require_equal(consistency_facts(description, self.open_corpus(), tokenizer))
         trainer, description = self.open(device, parallel)
         require_rows(tokenizer, trainer.model.table.vocab_size, self.path)
-        _name_tokens(trainer, tokenizer)
+        if trainer.monitor is not None:  # its reports name tokens by their texts
+            trainer.monitor.tokenizer = tokenizer
         parallel.collectives.require_equal({"step of the checkpoint": trainer.step})
         if parallel.is_first:
             last = trainer.step if self.checkpoint.exists() else -1  # later lines are of steps that are repeated
@@ -613,12 +615,6 @@ class RunDirectory:
             lines.append(parse_json(raw, source))
             check_fields(lines[-1], MetricsLine, source)
         return lines
-
-
-def _name_tokens(trainer: Trainer, tokenizer: Tokenizer) -> None:
-    """Let the monitor of a trainer, if it has one, name tokens by their texts."""
-    if trainer.monitor is not None:
-        trainer.monitor.tokenizer = tokenizer
 
 
 def saved_buffers(model: DecoderLM) -> list[str]:
