@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.word_table import open_word_table
+from embedlayer.explorer.tokenization import open_word_table
 
 
 def write_story(path: Path, course: str | None = None) -> None:

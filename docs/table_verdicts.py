@@ -20,7 +20,7 @@ from torch import Tensor
 from embedlayer import load_tokenizer, open_model
 from embedlayer.analysis.health import table_health
 from embedlayer.analysis.health_report import TableHealth
-from embedlayer.explorer.word_table import open_word_table
+from embedlayer.explorer.tokenization import open_word_table
 from embedlayer.opening import OpenedModel
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tokenization.words import word_tokenizer

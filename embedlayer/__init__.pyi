@@ -51,8 +51,8 @@ from .inputs.embedding import TransformerEmbedding as TransformerEmbedding
 from .losses.linear import linear_cross_entropy as linear_cross_entropy
 from .losses.linear import token_log_probs as token_log_probs
 from .models.cache import KeyValueCache as KeyValueCache
-from .models.config import ModelConfig as ModelConfig
 from .models.decoder import DecoderLM as DecoderLM
+from .models.decoder import ModelConfig as ModelConfig
 from .models.generation import generate as generate
 from .models.llama import load_llama as load_llama
 from .opening.readers import open_model as open_model

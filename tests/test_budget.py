@@ -9,21 +9,21 @@ import pytest
 from size import sizes
 
 CEILINGS = {
-    "defs": 5026,
-    "classes": 728,
-    "modules": 481,
+    "defs": 4991,
+    "classes": 723,
+    "modules": 465,
     "packages": 30,
     "lambdas": 333,
-    "named tuples": 136,
-    "lines of code": 56765,
-    "lines of raise": 3590,
+    "named tuples": 133,
+    "lines of code": 56716,
+    "lines of raise": 3593,
     "lines of errors built elsewhere": 312,
-    "docstring lines": 30594,
-    "docstring characters": 1553492,
-    "comment lines": 1040,
-    "lines of tools": 4888,
-    "lines of docs": 2667,
-    "lines of tests": 88982,
+    "docstring lines": 30514,
+    "docstring characters": 1547933,
+    "comment lines": 1052,
+    "lines of tools": 4892,
+    "lines of docs": 2668,
+    "lines of tests": 89055,
 }
 
 

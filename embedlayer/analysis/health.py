@@ -11,7 +11,6 @@ rows are judged (`analysis.shared_variance`).
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -99,15 +98,19 @@ def table_health(
     judged_norms = norms if judged.table is rows.table else judged.norms()
     near, equal = near_duplicates(judged, judged_norms), equal_rows(rows, norms)
     at_mean = _at_mean(rows, norms, max((*near, *equal), key=len, default=()))
-    under_trained = under_trained_scores(judged.table if head is None else _without_shared_part(head), counts)
+    scored: TableLike = judged.table
+    if head is not None:
+        head_rows = RowReader(head)
+        scored = without_shared_part(head, shared_variance(head_rows, head_rows.norms() > 0))
+    under_trained = under_trained_scores(scored, counts)
     if head is None and under_trained.flagged.any():  # unused rows share a direction
         shared = shared_variance(rows, (norms > 0) & ~under_trained.flagged)
     kinds = None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size))
     never_touched = None if before is None else row_ids(_untouched(rows, RowReader(before)))
     factors = RowReader(rows.table.inner.weight) if isinstance(rows.table, FactorizedEmbedding) else judged
-    start = None if before is None else _start(rows, RowReader(before), norms > 0)
+    strangers, exchanged = (None, None) if before is None else _start(rows, RowReader(before), norms > 0)
     verdicts = row_verdicts(
-        random_rows(factors, (judged_norms > 0) & (norms > 0), None if start is None else start.strangers),
+        random_rows(factors, (judged_norms > 0) & (norms > 0), strangers),
         under_trained,
         directed=norms > 0,
         counts=counts,
@@ -130,7 +133,7 @@ def table_health(
         at_mean=at_mean,
         norm_outliers=norm_outliers(judged_norms, usual),
         never_touched=never_touched,
-        exchanged=None if start is None else start.exchanged,
+        exchanged=exchanged,
         under_trained=under_trained,
         verdicts=verdicts,
         nearest=_nearest_cosine(judged, judged_norms),
@@ -170,12 +173,6 @@ def _loss_of_run(validation_loss: float | None, counts: Int[Tensor, " V"] | None
         return None
     frequencies = counts[counts > 0].double() / counts.sum()
     return LossOfRun(validation_loss, float(-(frequencies * frequencies.log()).sum()))
-
-
-def _without_shared_part(head: TableLike) -> TableLike:
-    """Return the rows of a head without the part that dominates, see `without_shared_part`."""
-    rows = RowReader(head)
-    return without_shared_part(head, shared_variance(rows, rows.norms() > 0))
 
 
 def _is_coarse(rows: RowReader, norms: Float[Tensor, " V"]) -> bool:
@@ -245,27 +242,21 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
     return torch.cat(masks) if masks else torch.empty(0, dtype=torch.bool)
 
 
-class _Start(NamedTuple):
-    """How similar rows are to the rows before training.
-
-    Attributes:
-        strangers: Mask of the rows that are no more similar to their own start than unrelated rows, `(V,)`.
-        exchanged: Share of the rows that clearly come from a start, but from that of another row, in a sample.
-    """
-
-    strangers: Bool[Tensor, " V"]
-    exchanged: float
-
-
-def _start(rows: RowReader, before: RowReader, usable: Bool[Tensor, " V"]) -> _Start | None:
+def _start(
+    rows: RowReader, before: RowReader, usable: Bool[Tensor, " V"]
+) -> tuple[Bool[Tensor, " V"] | None, float | None]:
     """Compare the usable rows, without the direction that they share, with the rows before training.
 
     A row clearly comes from a start if their cosine is above the nearest cosine of random rows, but for 1 % of these.
-    The result is `None` with few rows, or if few rows come from a start, as after a long training.
+
+    Returns:
+        The mask of the rows that are no more similar to their own start than unrelated rows, `(V,)`; and the share of
+        the rows, in a sample, that clearly come from a start, but from that of another row. Both are `None` with few
+        rows, or if few rows come from a start, as after a long training.
     """
     ids = torch.nonzero(usable)[:, 0]
     if len(ids) < FEWEST_SAMPLED:
-        return None
+        return None, None
     generator = torch.Generator().manual_seed(0)
     sample = ids[torch.randperm(len(ids), generator=generator)[:COMPARED]]
     axis = F.normalize(sum_of_units(rows, usable), dim=0)
@@ -279,7 +270,7 @@ def _start(rows: RowReader, before: RowReader, usable: Bool[Tensor, " V"]) -> _S
     nearest = nearest_rows(before.table, without_axis(rows.take(sample)), 1)
     is_clear = nearest.cosines[:, 0] > by_chance
     if is_clear.double().mean() < RELATED:
-        return None
+        return None, None
     exchanged = float((nearest.ids[:, 0] != sample)[is_clear].double().mean())
     own, unrelated = [], []
     for place, chunk in rows.chunks():
@@ -287,4 +278,4 @@ def _start(rows: RowReader, before: RowReader, usable: Bool[Tensor, " V"]) -> _S
         own.append(F.cosine_similarity(now, old))
         unrelated.append(F.cosine_similarity(now, old.roll(1, 0)))
     chance = torch.cat(unrelated)[sample].quantile(0.99)
-    return _Start(torch.cat(own) < chance, exchanged)
+    return torch.cat(own) < chance, exchanged

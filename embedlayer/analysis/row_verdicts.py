@@ -201,8 +201,8 @@ def row_verdicts(
     return RowVerdicts(verdicts, reasons, random, under_trained.scores)
 
 
-def id_ranges(ids: Sequence[int], gap: int = 2) -> list[tuple[int, int]]:
-    """Return ascending IDs as ranges, first and last ID of each; at most `gap` missing IDs do not end a range.
+def id_ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Return ascending IDs as ranges, first and last ID of each; up to two missing IDs do not end a range.
 
     Example:
         >>> id_ranges([3, 4, 5, 7, 90])
@@ -210,7 +210,7 @@ def id_ranges(ids: Sequence[int], gap: int = 2) -> list[tuple[int, int]]:
     """
     ranges: list[tuple[int, int]] = []
     for row in ids:
-        if ranges and row - ranges[-1][1] <= gap + 1:
+        if ranges and row - ranges[-1][1] <= 3:
             ranges[-1] = (ranges[-1][0], row)
         else:
             ranges.append((row, row))

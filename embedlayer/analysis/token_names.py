@@ -52,8 +52,11 @@ class TokenNames:
         """Return the ID of the token with a text, by the rules of `id_of`."""
         has_all_words = self._is_of_words and unknown_word(self.tokenizer, text) is None
         encoding = encode(self.tokenizer if has_all_words else self._encoder, text)
-        if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
-            return int(encoding.ids[0])
+        if len(encoding.ids) == 1:
+            entry = self.tokenizer.id_to_token(encoding.ids[0])
+            # Unigram writes an unknown word itself as the text of the unknown token
+            if entry == encoding.tokens[0] and entry != getattr(self.tokenizer.model, "unk_token", None):
+                return int(encoding.ids[0])
         literal = self.tokenizer.token_to_id(text)
         if literal is None:
             literal = self._by_readable_text.get(text)
@@ -77,15 +80,6 @@ class TokenNames:
             if encoding.ids
             else f"{text!r} has no tokens to this tokenizer. Ask for a token by text or ID."
         )
-
-    def _is_unknown(self, token_id: int, text: str) -> bool:
-        """Return whether a token of an encoded text replaces a word that is not in the vocabulary.
-
-        A Unigram tokenizer writes the unknown word itself as the token's text, which then differs from its vocabulary's
-        entry.
-        """
-        entry = self.tokenizer.id_to_token(token_id)
-        return entry != text or entry == getattr(self.tokenizer.model, "unk_token", None)
 
     @cached_property
     def _is_of_words(self) -> bool:

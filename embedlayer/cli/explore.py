@@ -51,7 +51,7 @@ def explore(
     Without SOURCE, the page shows 4,000 words of MiniLM, which come with this package. Nothing leaves this machine.
     """
     from embedlayer.explorer.server import serve
-    from embedlayer.explorer.word_table import open_word_table
+    from embedlayer.explorer.tokenization import open_word_table
     from embedlayer.opening.readers import open_model
 
     if view is not None and export_to is not None:

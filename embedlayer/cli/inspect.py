@@ -200,7 +200,7 @@ def show(opened: "OpenedModel", content: Measurements, topn: int) -> None:
     _show_bands(console, content.bands)
     print_line(console, "\nRows")
     print_line(console, health.verdicts.sentence(), indent=2)
-    print_facts(console, _health_lines(opened, health, content.absent))
+    print_facts(console, _health_lines(health, content.absent))
     _show_unlearned(console, health, topn, by_head=opened.untied_head is not None)
     _show_scores(console, content)
 
@@ -269,9 +269,7 @@ def _geometry_lines(content: Measurements, health: "TableHealth") -> Iterator[tu
     yield "isotropy", f"{geometry.isotropy:.3g}", f"1: no direction is preferred; random numbers: {chance.isotropy:.3g}"
 
 
-def _health_lines(
-    opened: "OpenedModel", health: "TableHealth", absent_in_text: list[int] | None
-) -> Iterator[tuple[str, str, str]]:
+def _health_lines(health: "TableHealth", absent_in_text: list[int] | None) -> Iterator[tuple[str, str, str]]:
     """Yield `(kind, number of rows, examples)` for each kind of bad row, for `print_facts`.
 
     The kinds are zero, not finite, equal or nearly equal to another row, never touched in training, and the verdicts

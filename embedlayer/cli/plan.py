@@ -11,8 +11,16 @@ from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
 from embedlayer.cli.printing import make_console, print_json, print_table
 from embedlayer.core.errors import CheckpointError
 from embedlayer.core.formatting import format_bytes, format_parameters
-from embedlayer.planner.alternatives import PlanAlternative, plan_alternatives
-from embedlayer.planner.embedding_plan import FLOAT_DTYPES, GGUF_BLOCK, OPTIONS, EmbeddingPlan, RowSize, command_flag
+from embedlayer.planner.embedding_plan import (
+    FLOAT_DTYPES,
+    GGUF_BLOCK,
+    OPTIONS,
+    EmbeddingPlan,
+    PlanAlternative,
+    RowSize,
+    command_flag,
+    plan_alternatives,
+)
 from embedlayer.planner.fields import DTYPES, INSTEAD
 from embedlayer.planner.presets import PRESETS
 from embedlayer.planner.presets import plan as plan_sizes

@@ -127,15 +127,10 @@ def display(trainer: "Trainer", *, quiet: bool) -> Iterator[Callable[..., None]]
                 text += f", on held-out text {line['validation_loss']:.3f}" if "validation_loss" in line else ""
                 text += " nats per token"
                 text += f"  {line['tokens_per_second']:,} tokens/s" if step else ""
-                text += _longer(trainer)
+                budget = trainer.budget
+                if budget is not None and budget.expected_seconds > 1.1 * budget.seconds:
+                    minutes = budget.expected_seconds / 60
+                    text += f"  (at least {budget.min_steps} steps: about {minutes:.1f} minutes in all)"
             show(step, trainer.steps or 0, text)
 
         yield show_step
-
-
-def _longer(trainer: "Trainer") -> str:
-    """Return how long a training for a time takes if its smallest number of steps does not fit into it; else `""`."""
-    budget = trainer.budget
-    if budget is None or budget.expected_seconds <= 1.1 * budget.seconds:
-        return ""
-    return f"  (at least {budget.min_steps} steps: about {budget.expected_seconds / 60:.1f} minutes in all)"

@@ -108,7 +108,8 @@ def compare_compression(
     near = nearest_rows(table, queries, NEAREST).ids
     for to in choices_for(table.embed_dim) if choices is None else choices:
         other = choices[to] if isinstance(choices, Mapping) else compress_table(table, to, counts=counts)
-        lost = None if loss is None else loss(other)
+        lost, other_near = None if loss is None else loss(other), nearest_rows(other, queries, NEAREST).ids
+        is_shared = (near.unsqueeze(2) == other_near.unsqueeze(1)).any(2)
         rows.append(
             CompressionResult(
                 to,
@@ -116,7 +117,7 @@ def compare_compression(
                 _file_bytes(other),
                 _bytes(other) / size,
                 row_error(table, other),
-                _overlap(near, nearest_rows(other, queries, NEAREST).ids),
+                is_shared.float().mean().item() if near.numel() else None,
                 lost,
                 None if lost is None or own is None else lost - own,
             )
@@ -194,15 +195,6 @@ def loss_on_text(
         return total / (len(ids) - 1)
 
     return loss
-
-
-def _overlap(near: Tensor, other: Tensor) -> float | None:
-    """Return the mean share of each token's neighbours in `near` that are also among its neighbours in `other`.
-
-    Both have the IDs of the neighbours of the same N tokens, `(N, K)`, in two tables. The result is from 0 to 1, or
-    `None` if `near` is empty.
-    """
-    return (near.unsqueeze(2) == other.unsqueeze(1)).any(2).float().mean().item() if near.numel() else None
 
 
 def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:

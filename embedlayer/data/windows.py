@@ -60,7 +60,7 @@ class TokenWindows(Dataset[Window]):
 
     def __init__(self, ids: TokenIds, max_length: int, stride: int, *, documents: bool = False) -> None:
         self.ids = _as_array(ids)
-        self.token_weights = _weights_of(ids)
+        self.token_weights = ids.token_weights if isinstance(ids, TokenCorpus) else None
         self.document_starts = _documents_of(ids) if documents else None
         self.max_length = max_length
         self.stride = stride
@@ -201,7 +201,7 @@ class WindowSampler:
         self, ids_or_corpus: TokenIds, *, max_length: int, batch_size: int, seed: int, documents: bool = False
     ) -> None:
         self.ids = _as_array(ids_or_corpus)
-        self.token_weights = _weights_of(ids_or_corpus)
+        self.token_weights = ids_or_corpus.token_weights if isinstance(ids_or_corpus, TokenCorpus) else None
         self.document_starts = _documents_of(ids_or_corpus) if documents else None
         self.max_length = max_length
         self.batch_size = batch_size
@@ -347,11 +347,6 @@ def derive_seed(seed: int, *numbers: int) -> int:
     are unrelated.
     """
     return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _weights_of(ids: TokenIds) -> IdArray | ConcatenatedArray | None:
-    """Return the token weights of a corpus that has them; `None` for other corpora and other token IDs."""
-    return ids.token_weights if isinstance(ids, TokenCorpus) else None
 
 
 def _documents_of(ids: TokenIds) -> npt.NDArray[np.int64]:

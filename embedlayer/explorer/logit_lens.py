@@ -115,14 +115,12 @@ def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
 
     They are the requests of `pipeline.exported_requests` with the token IDs in place of the text.
     """
-    return [request for params in pipeline.exported_requests(source) for request in _ids_instead(source, params)]
-
-
-def _ids_instead(source: OpenedModel, params: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the parameters of a request for a text with its IDs in place of the text; none without a decoder."""
-    model, vocabulary = pipeline.requested_model(source, params)
-    if not isinstance(model, DecoderLM):
-        return []
-    size, special = model.table.vocab_size, source.adds_special_tokens
-    ids = text_ids(vocabulary, params["text"], size, add_special_tokens=special).ids[: longest(model.position)]
-    return [{**{name: params[name] for name in params if name != "text"}, "ids": ",".join(map(str, ids))}]
+    requests = []
+    for params in pipeline.exported_requests(source):
+        model, vocabulary = pipeline.requested_model(source, params)
+        if isinstance(model, DecoderLM):
+            size, special = model.table.vocab_size, source.adds_special_tokens
+            ids = text_ids(vocabulary, params["text"], size, add_special_tokens=special).ids[: longest(model.position)]
+            others = {name: value for name, value in params.items() if name != "text"}
+            requests.append({**others, "ids": ",".join(map(str, ids))})
+    return requests

@@ -1,7 +1,7 @@
 """Tensors of a model by name: which one is the token table, its share of all, and its rows inside and outside."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -76,7 +76,9 @@ def answer(source: OpenedModel, params: Params) -> ModelTensors:
             f"{source.title} is a table by itself: the model that it belongs to is not here."
         )  # fmt: skip
         return _answer(source.title, [], refused=why)
-    return source.once("tensors", lambda: _of_model(source, vocabulary_of(source), _example_ids(source)))
+    known = examples(source, {})["words"]  # that most people know
+    ids = (known or list(range(source.table.vocab_size)))[:SHOWN_ROWS]
+    return source.once("tensors", lambda: _of_model(source, vocabulary_of(source), ids))
 
 
 def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
@@ -84,21 +86,27 @@ def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
     return [{}, {"layer": "tiny"}, {"layer": "gpt2"}]
 
 
-def _example_ids(source: OpenedModel) -> list[int]:
-    """Return the tokens of which rows are shown: words that most people know, else the first rows."""
-    return (examples(source, {})["words"] or list(range(source.table.vocab_size)))[:SHOWN_ROWS]
-
-
 def _of_model(source: OpenedModel, vocabulary: Vocabulary, ids: list[int]) -> ModelTensors:
     """Return what `answer` returns for a source with a model; `ids` are the tokens of which rows are shown."""
-    model, checkpoint = source.model, _checkpoint_of(source)
+    model, has_files = source.model, source.source and Path(source.source).exists()
     assert model is not None
-    stored = list(_in_memory(model) if checkpoint is None else _in_files(checkpoint))
+    checkpoint = Checkpoint.open(Path(source.source)) if has_files else None  # of one on the hub, some files are here
+    if checkpoint is None:  # a tied head has no tensor
+        own = model.state_dict().items()
+        stored = [_TensorInfo(name, tuple(each.shape), each.nbytes, each.dtype in FLOATS) for name, each in own]
+    else:  # tensors of GGUF files count as numbers, not codes
+        of_numbers, infos = checkpoint.gguf is not None, {name: checkpoint.info(name) for name in checkpoint.names}
+        stored = [
+            _TensorInfo(name, tuple(info.shape), info.nbytes, of_numbers or DTYPES.get(info.dtype) in FLOATS)
+            for name, info in infos.items()
+        ]
     parts = _parts(source, checkpoint, [each.name for each in stored])
     is_tied = bool(source.head is not None and source.head.tied)
     is_packed = _is_own(source) or (checkpoint is not None and checkpoint.quantisation is not None)
     is_packed = is_packed and not all(each.is_float for each in stored)
-    table = _table_name(model, parts)
+    read = model.tensor_names if isinstance(model, EmbeddingLayer) else {}  # a checkpoint may have copies
+    first = [name for key, names in read.items() for name in names[:1] if key.startswith("table.")]
+    table = next((name for name in first if name in parts), "")
     stored.sort(key=lambda each: (each.name != table, parts[each.name] != "table", each.name))
     tensors = _grouped(stored, parts, is_tied=is_tied, in_bytes=is_packed)
     num_rows = getattr(source.table, "num_rows", source.table.vocab_size)  # with spare ones
@@ -133,26 +141,6 @@ def _is_own(source: OpenedModel) -> bool:
     return not source.source or path_kind(Path(source.source)) in OWN_FOLDERS
 
 
-def _checkpoint_of(source: OpenedModel) -> Checkpoint | None:
-    """Open the files of a source; `None` for a model in memory or on the hub, of which not all files are here."""
-    here = source.source and Path(source.source).exists()
-    return Checkpoint.open(Path(source.source)) if here else None
-
-
-def _in_files(checkpoint: Checkpoint) -> Iterator[_TensorInfo]:
-    """Yield the tensors of a checkpoint; only headers are read. Tensors of GGUF files count as numbers, not codes."""
-    for name in checkpoint.names:
-        info = checkpoint.info(name)
-        is_float = checkpoint.gguf is not None or DTYPES.get(info.dtype) in FLOATS
-        yield _TensorInfo(name, tuple(info.shape), info.nbytes, is_float)
-
-
-def _in_memory(model: Model) -> Iterator[_TensorInfo]:
-    """Yield the tensors of a model in memory; a tied head has none."""
-    for name, tensor in model.state_dict().items():
-        yield _TensorInfo(name, tuple(tensor.shape), tensor.nbytes, tensor.dtype in FLOATS)
-
-
 def _parts(source: OpenedModel, checkpoint: Checkpoint | None, names: list[str]) -> dict[str, ModelPart]:
     """Return the part of each tensor: where our layer uses it, else whether it is one of a block or the final norm."""
     keys = _module_keys(source, names)
@@ -168,13 +156,6 @@ def _parts(source: OpenedModel, checkpoint: Checkpoint | None, names: list[str])
     table = next((name for name, part in parts.items() if part == "table"), "")
     norm = _final_norm(checkpoint, table, names)
     return parts | {name: "norm" for name in names if norm and _module(name) == norm}
-
-
-def _table_name(model: Model, parts: Mapping[str, ModelPart]) -> str:
-    """Return the name of the table's tensor: the one that was read, if the checkpoint has copies of it."""
-    read = model.tensor_names if isinstance(model, EmbeddingLayer) else {}
-    first = [name for key, names in read.items() for name in names[:1] if key.startswith("table.")]
-    return next((name for name in first if name in parts), "")
 
 
 def _module_keys(source: OpenedModel, names: list[str]) -> dict[str, str]:

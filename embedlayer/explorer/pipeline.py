@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.explorer import text_answers
-from embedlayer.explorer.example_texts import example_texts
+from embedlayer.explorer.example_tokens import example_texts
 from embedlayer.explorer.pipeline_steps import (
     MOST_TOKENS,
     Model,

@@ -445,16 +445,10 @@ class SchemeFacts(TypedDict):
     trained_length: int | None
 
 
-class NoScheme(SchemeFacts):
-    """No position scheme."""
-
-    kind: Literal["none"]
-
-
 class UndrawnScheme(SchemeFacts):
-    """A scheme that does more to queries and keys than rotate pairs of channels, which the page does not draw."""
+    """No scheme, or one that does more to queries and keys than rotate pairs of channels: the page draws none."""
 
-    kind: Literal["undrawn"]
+    kind: Literal["none", "undrawn"]
 
 
 class AdditiveScheme(SchemeFacts):
@@ -522,9 +516,7 @@ class BiasScheme(SchemeFacts):
     causal: bool
 
 
-DescribedScheme = (
-    NoScheme | UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme
-)
+DescribedScheme = UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme
 
 
 class PlacedToken(TypedDict):

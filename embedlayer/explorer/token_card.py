@@ -17,11 +17,11 @@ from torch import Tensor
 from embedlayer.analysis.health_report import row_ids
 from embedlayer.analysis.movement import row_movement
 from embedlayer.analysis.row_verdicts import VERDICTS, RowVerdicts
-from embedlayer.analysis.spelling import spelling_variants
 from embedlayer.analysis.token_classes import CONTEXTS
+from embedlayer.analysis.tokenizer_fit import spelling_variants
 from embedlayer.core.errors import SizeError, TextError, TokenizerError
 from embedlayer.explorer.answers import TokenFacts, TokenPlaces
-from embedlayer.explorer.example_texts import example_texts
+from embedlayer.explorer.example_tokens import example_texts
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.positions import example_ids
 from embedlayer.explorer.text_ids import text_ids, vocabulary_of

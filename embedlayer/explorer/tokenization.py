@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
@@ -11,15 +12,15 @@ from tokenizers import Tokenizer
 from embedlayer.core import visible_text
 from embedlayer.core.errors import SizeError, TokenizerError
 from embedlayer.explorer import text_answers
-from embedlayer.explorer.example_texts import example_texts
+from embedlayer.explorer.example_tokens import example_texts
 from embedlayer.explorer.pipeline_steps import MOST_TOKENS
 from embedlayer.explorer.text_ids import NamedRows, lists_ids, shown_tokens, text_ids, vocabulary_of
 from embedlayer.explorer.tiny_layer import DIM as TINY_DIM
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS as TINY_WORDS
 from embedlayer.explorer.tokens import Params
-from embedlayer.explorer.word_table import WORD_TABLE
 from embedlayer.opening.opened_model import OpenedModel
+from embedlayer.opening.readers import open_model
 from embedlayer.tokenization.bytes import TokenBytes, entry_reader
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.model_steps import BpeTrace, ModelTrace, UnigramTrace, WordPieceTrace
@@ -68,7 +69,7 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
     if name and name not in TITLES:
         raise SizeError(f"There is no tokenizer {name!r}; the page has {', '.join(TITLES)}.")
     if name:
-        title, vocabulary, size = TITLES[name], own_tokenizer(name), _own_size(name)
+        title, vocabulary, size = TITLES[name], own_tokenizer(name), table_size(own_tokenizer(name))
     elif is_tiny:
         title, vocabulary, size = "Tiny layer", TINY_WORDS, len(TINY_WORDS.names)
     special = name == "" and source.adds_special_tokens
@@ -216,12 +217,6 @@ class _Reader:
 
 
 @cache
-def _own_size(name: str) -> int:
-    """Return the number of IDs of a tokenizer of the page itself."""
-    return table_size(own_tokenizer(name))
-
-
-@cache
 def _own_reader(name: str) -> _Reader:
     """Return the reader of a tokenizer of the page itself."""
     return _Reader(own_tokenizer(name))
@@ -261,3 +256,21 @@ def _split_by_names(vocabulary: NamedRows | None, text: str) -> _Split:
             }
         )
     return _Split(model, text, places, pieces)
+
+
+WORD_TABLE = Path(__file__).with_name("words")  # folder of the saved table; its README.md says where the rows come from
+
+
+def open_word_table() -> OpenedModel:
+    """Open the table of 4,000 words, `(4007, 384)`, with its tokenizer.
+
+    Raises:
+        CheckpointError: The source is damaged, or has no token table; the other errors are those of `open_model`.
+
+    Example:
+        >>> open_word_table().encode("the queen")
+        [2, 904]
+    """
+    opened = open_model(WORD_TABLE, parts="table")
+    opened.title, opened.source = "4,000 words of MiniLM", ""  # a page that is exported names no folder of this machine
+    return opened

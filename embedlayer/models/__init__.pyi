@@ -1,7 +1,7 @@
 from .cache import KeyValueCache as KeyValueCache
-from .config import ModelConfig as ModelConfig
 from .decoder import CausalLMOutput as CausalLMOutput
 from .decoder import DecoderLM as DecoderLM
+from .decoder import ModelConfig as ModelConfig
 from .generation import GeneratedTokens as GeneratedTokens
 from .generation import GenerationOptions as GenerationOptions
 from .generation import generate as generate

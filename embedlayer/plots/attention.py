@@ -11,8 +11,19 @@ from torch import Tensor
 from embedlayer.analysis.position_pictures import position_values
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.plots.labels import SIDES, write_labels
-from embedlayer.plots.left_out import caption, left_out
-from embedlayer.plots.style import BLUE, GRID, MUTED, ORANGE, Figure, colorbar, new_figure, numbers, point_colours
+from embedlayer.plots.style import (
+    BLUE,
+    GRID,
+    MUTED,
+    ORANGE,
+    Figure,
+    caption,
+    colorbar,
+    left_out,
+    new_figure,
+    numbers,
+    point_colours,
+)
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import SizeError
 from embedlayer.plots.heatmaps import picture_of
-from embedlayer.plots.left_out import with_missing
-from embedlayer.plots.style import LINES, MUTED, Figure, new_figure, numbers
+from embedlayer.plots.style import LINES, MUTED, Figure, new_figure, numbers, with_missing
 from embedlayer.plots.training import DASHES
 from embedlayer.positions.position import Position
 

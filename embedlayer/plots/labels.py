@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.core.errors import require
-from embedlayer.plots.style import INK, Axes, Figure, backing, font_families
+from embedlayer.plots.style import BACKING, INK, Axes, Figure, font_families
 
 FONT_SIZE = 8.5
 
@@ -142,7 +142,7 @@ def write_labels(
             ha=("right", "center", "left")[side.across + 1],
             va=("top", "center", "bottom")[side.along + 1],
             fontsize=FONT_SIZE,
-            bbox=backing(),
+            bbox=BACKING,
             zorder=3,
             in_layout=False,
             **style,

@@ -19,8 +19,18 @@ from embedlayer.core.formatting import count_of
 from embedlayer.core.invisible_characters import visible_text
 from embedlayer.plots.heatmaps import with_hole
 from embedlayer.plots.labels import hubs, write_labels
-from embedlayer.plots.left_out import caption, left_out, usual_range
-from embedlayer.plots.style import BLUE, INK, Figure, colorbar, new_figure, numbers, point_colours
+from embedlayer.plots.style import (
+    BLUE,
+    INK,
+    Figure,
+    caption,
+    colorbar,
+    left_out,
+    new_figure,
+    numbers,
+    point_colours,
+    usual_range,
+)
 from embedlayer.tables.conversions import as_rows
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.ids import require_rows
@@ -47,7 +57,7 @@ def table_map(
     """Draw all rows of a table as points, and label some of them.
 
     Points are drawn in a random order, always the same one, so that no part of the IDs covers the others. Outliers (see
-    `left_out.usual_range`) are drawn at the edge, as diamonds. The figure says how many there are, how many rows are
+    `style.usual_range`) are drawn at the edge, as diamonds. The figure says how many there are, how many rows are
     left out because they are not finite, and how many of the passed labels are left out.
 
     Args:

@@ -15,8 +15,20 @@ from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.formatting import count_of
 from embedlayer.core.invisible_characters import visible_text
-from embedlayer.plots.left_out import caption, left_out, usual_range
-from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, Figure, backing, new_figure, numbers
+from embedlayer.plots.style import (
+    BACKING,
+    BLUE,
+    LINES,
+    MUTED,
+    ORANGE,
+    PAPER,
+    Figure,
+    caption,
+    left_out,
+    new_figure,
+    numbers,
+    usual_range,
+)
 from embedlayer.plots.training import DASHES
 from embedlayer.tables.conversions import as_rows
 from embedlayer.tables.lookup import LookupTable
@@ -34,7 +46,7 @@ def norm_histogram(
     """Draw a histogram of the L2 norms of the rows, with the median.
 
     The figure says how many rows are left out, because they hold NaN or infinity, and how many outliers (see
-    `left_out.usual_range`) are counted in the first or the last bar.
+    `style.usual_range`) are counted in the first or the last bar.
 
     Args:
         norms: A table, or the norm of each row.
@@ -71,7 +83,7 @@ def norm_histogram(
                 textcoords="offset points",
                 va="top",
                 color=ORANGE,
-                bbox=backing(),
+                bbox=BACKING,
             )
         caption(
             figure,

@@ -13,8 +13,19 @@ from embedlayer.analysis.vectors import TokenVectors
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.invisible_characters import visible_text
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
-from embedlayer.plots.left_out import caption, left_out
-from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, Axes, Figure, colorbar, new_figure, numbers
+from embedlayer.plots.style import (
+    BLUE,
+    INK,
+    MUTED,
+    PAPER,
+    Axes,
+    Figure,
+    caption,
+    colorbar,
+    left_out,
+    new_figure,
+    numbers,
+)
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.bytes import token_text

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embedlayer.core.errors import FileError, SizeError
-from embedlayer.plots.left_out import with_missing
-from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, Axes, Figure, new_figure
+from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, Axes, Figure, new_figure, with_missing
 
 Metrics = Sequence[Mapping[str, Any]]
 """Lines of a run's `metrics.jsonl`: `step`, `loss` and, in some lines, `validation_loss`, in nats per token."""

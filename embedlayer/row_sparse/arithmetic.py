@@ -70,14 +70,3 @@ def apply_skipped_steps_(
     for weight, node in zip(weights[1:], nodes[1:], strict=True):
         total.addcdiv_(weight, root + node)
     p.mul_(decay).addcmul_(m, total, value=-1)
-
-
-def add_squares_(v: Tensor, g: Tensor, factor: float) -> None:
-    """Add to second moments, in place: `v += factor * g^2`, or the mean of `g^2` over a row where v has one number.
-
-    The second moments `v` are `(U, D)` or `(U, 1)`, the gradients `g` are `(U, D)`.
-    """
-    if v.shape == g.shape:
-        v.addcmul_(g, g, value=factor)
-    else:
-        v.add_(g.square().mean(1, keepdim=True), alpha=factor)

@@ -139,16 +139,12 @@ class RowSteps:
         self._record = None
         for name, steps in (("value_steps", self.value_steps), ("moment_steps", self.moment_steps)):
             if name in tensors:
-                steps.copy_(_checked_steps(tensors[name], name, self.step))
+                saved, last = tensors[name], self.step
+                is_whole = not (saved.is_floating_point() or saved.is_complex())
+                if not is_whole or (saved.numel() and not 0 <= int(saved.min()) <= int(saved.max()) <= last):
+                    raise CheckpointError(
+                        f"The {name} of a row-sparse table's pending updates are {saved.dtype} and not all from 0 to "
+                        f"{last}, its last step: they are damaged. Use an earlier checkpoint."
+                    )
+                steps.copy_(saved)
         self.applied_step = rest["applied_step"] if "applied_step" in rest else rest["start"]
-
-
-def _checked_steps(steps: Tensor, name: str, last: int) -> Tensor:
-    """Return the steps of rows from a file, after checking that each is from 0 to the last one."""
-    whole = not (steps.is_floating_point() or steps.is_complex())
-    if not whole or (steps.numel() and not 0 <= int(steps.min()) <= int(steps.max()) <= last):
-        raise CheckpointError(
-            f"The {name} of a row-sparse table's pending updates are {steps.dtype} and not all from 0 to {last}, its "
-            f"last step: they are damaged. Use an earlier checkpoint."
-        )
-    return steps

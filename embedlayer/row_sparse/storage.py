@@ -12,7 +12,6 @@ from embedlayer.core.errors import ShapeError
 from embedlayer.core.torch_state import without_dispatch
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.row_sparse.arithmetic import (
-    add_squares_,
     apply_skipped_steps_,
     chunk_slices,
     empty_rows,
@@ -165,7 +164,10 @@ class RowTensors(NamedTuple):
             for moment, decay in zip(moments, decays, strict=True):
                 moment.mul_(decay[chunk])
             m = moments[0].add_(g, alpha=rates.add1) if len(moments) > 1 else g
-            add_squares_(moments[-1], g, rates.add2)
+            if moments[-1].shape == g.shape:
+                moments[-1].addcmul_(g, g, value=rates.add2)
+            else:
+                moments[-1].add_(g.square().mean(1, keepdim=True), alpha=rates.add2)
             denominator = square_root(moments[-1], out=buffer[: len(p)]).add_(rates.addend)
             p.mul_(rates.factor).addcdiv_(m, denominator, value=-rates.rate)
         self.write(rows, values[0], step=step)

@@ -1,14 +1,25 @@
-"""Adapters of PEFT on the rows of a table: what they are, and how rows, looked-up vectors and logits change.
+"""Adapters of PEFT on the rows of a table: what they are, how rows, vectors and logits change, and their folders.
 
-Adapters on modules of a live model (`heads.peft`) and adapters in files (`tables.adapter_files`) are the same records.
+Adapters on modules of a live model (`heads.peft`) and adapters in files are the same records. A folder has
+`adapter_config.json` and `adapter_model.safetensors`, whose tensors are named after the modules of the model:
+`base_model.model.<module>.<what>`. `read_adapter` groups the tensors by module and checks the configuration.
 """
 
-from typing import NamedTuple
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple, NotRequired, TypedDict
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from embedlayer.core.errors import CheckpointError
+from embedlayer.io.files import JsonObject, create_folder, read_json, write_json
+from embedlayer.io.json_fields import Range, check_fields, printable
+from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, load_tensors, save_tensors
 
 
 class LoraAdapter(NamedTuple):
@@ -81,3 +92,344 @@ def _trained_between(adapter: TrainableTokens, start: int, stop: int) -> tuple[T
     chosen = [number for number, token in enumerate(adapter.token_ids) if start <= token < stop]
     index = [adapter.token_ids[number] - start for number in chosen]
     return torch.tensor(index, dtype=torch.long, device=adapter.values.device), adapter.values[chosen]
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+TRAINABLE_TOKENS = "TRAINABLE_TOKENS"
+
+_PREFIX = "base_model.model."
+_ROWS = ("trainable_tokens_delta", "token_adapter.trainable_tokens_delta")
+_WEIGHTS = ("weight", "base_layer.weight")
+_LOW_RANK = (("lora_embedding_A", "lora_embedding_B"), ("lora_A.weight", "lora_B.weight"))
+_PARTS = sorted((*_ROWS, f"base_layer.{_ROWS[0]}", *_WEIGHTS, *_LOW_RANK[0], *_LOW_RANK[1]), key=len, reverse=True)
+_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
+"""Values of `init_lora_weights` that leave the weights of the model as they are."""
+
+_NEUTRAL = {
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config"),
+    *("exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "init_weights", "layers_pattern"),
+    *("layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save", "peft_type"),
+    *("peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type"),
+    *("token_indices", "trainable_token_indices", "use_rslora"),
+}
+"""Keys of a configuration that are read, or do not change what the adapter computes."""
+
+
+_LARGEST = 2**31 - 1
+_MOST_WAYS = 10**7
+
+_Alpha = Annotated[float, Range(-_LARGEST, _LARGEST)]
+_Rank = Annotated[int, Range(1, _LARGEST)]
+_TokenIds = list[Annotated[int, Range(0, _LARGEST)]]
+
+
+class AdapterFields(TypedDict):
+    """Type of the fields of `adapter_config.json` that are read.
+
+    `alpha_pattern` and `rank_pattern` have a value for each pattern of module names. `token_indices` are the tokens of
+    a `TRAINABLE_TOKENS` adapter, `trainable_token_indices` those of a LoRA, for all modules or by module.
+    """
+
+    peft_type: str
+    r: NotRequired[_Rank]
+    lora_alpha: NotRequired[_Alpha]
+    alpha_pattern: NotRequired[dict[str, _Alpha] | None]
+    rank_pattern: NotRequired[dict[str, _Rank] | None]
+    use_rslora: NotRequired[bool | None]
+    target_modules: NotRequired[list[str] | str | None]
+    token_indices: NotRequired[_TokenIds | None]
+    trainable_token_indices: NotRequired[_TokenIds | dict[str, _TokenIds] | None]
+
+
+@dataclass(frozen=True)
+class ModuleAdapter:
+    """What an adapter changes in one module with a weight of one row per token, `(V, D)`.
+
+    Attributes:
+        weight: The whole weight, which replaces that of the module, `(V, D)`; `None` for no such change.
+        adapters: What then changes its rows: LoRA, trained tokens, or both in this order.
+    """
+
+    weight: Float[Tensor, "V D"] | None = None
+    adapters: tuple[Adapter, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int | None, int]:
+        """Return `(V, D)` of the weight that the adapter was trained on; V is `None` if it has rows of tokens only."""
+        if self.weight is not None:
+            return len(self.weight), self.weight.shape[1]
+        first = self.adapters[0]
+        if isinstance(first, LoraAdapter):
+            return first.a.shape[1], len(first.b)
+        return None, first.values.shape[1]
+
+    @property
+    def tokens_alone(self) -> TrainableTokens | None:
+        """Return the trained tokens if the adapter changes nothing else in the module, else `None`."""
+        only = self.adapters[0] if self.weight is None and len(self.adapters) == 1 else None
+        return only if isinstance(only, TrainableTokens) else None
+
+    def equals(self, other: "ModuleAdapter") -> bool:
+        """Return whether two modules are changed in the same way, bit for bit, as the two ends of a tied table are."""
+        ours, theirs = self._tensors(), other._tensors()
+        return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+    def _tensors(self) -> list[Tensor]:
+        numbers = [torch.as_tensor(each) for adapter in self.adapters for each in adapter]
+        return numbers if self.weight is None else [self.weight, *numbers]
+
+
+@dataclass(frozen=True)
+class AdapterFolder:
+    """An adapter folder of PEFT.
+
+    Attributes:
+        directory: The folder.
+        modules: What the adapter changes in each module with a matrix as its weight, by the module's name in the model.
+        others: Names of the modules with other changes, such as a trained bias, sorted. They are not in `modules`.
+        metadata: Strings in the header of the weights' file.
+    """
+
+    directory: Path
+    modules: Mapping[str, ModuleAdapter]
+    others: tuple[str, ...]
+    metadata: Mapping[str, str]
+
+    def choose(self, vocab_size: int, embed_dim: int, module: str | None = None) -> ModuleAdapter:
+        """Return what the adapter changes in a weight of these sizes.
+
+        Args:
+            vocab_size: Number of tokens, V.
+            embed_dim: Width of a row, D.
+            module: Name of the module, or its last parts, such as `"embed_tokens"`. `None` if only one module has these
+                sizes, or if all that have them are changed in the same way, as the two ends of a tied table are.
+
+        Raises:
+            CheckpointError: The adapter has no such module, or several that it changes in different ways.
+        """
+        named = {
+            name: change
+            for name, change in self.modules.items()
+            if module is None or name == module or name.endswith(f".{module}")
+        }
+        fitting = {name: c for name, c in named.items() if c.sizes in ((vocab_size, embed_dim), (None, embed_dim))}
+        if not fitting:
+            sizes = {name: "rows of width {1}" if c.sizes[0] is None else "{0} x {1}" for name, c in named.items()}
+            shown = ", ".join(f"{name} ({sizes[name].format(*c.sizes)})" for name, c in sorted(named.items()))
+            raise CheckpointError(
+                f"The adapter in {self.directory} changes no {module or 'module'} of {vocab_size} x {embed_dim} "
+                f"numbers: it has {shown or ', '.join(sorted(self.modules)) or 'no module that can be read'}."
+            )
+        first, *rest = fitting.values()
+        if not all(first.equals(change) for change in rest):
+            raise CheckpointError(
+                f"The adapter in {self.directory} changes {', '.join(sorted(fitting))} in different ways: name one of "
+                f"them with module=."
+            )
+        return first
+
+
+def read_adapter(directory: Path | str) -> AdapterFolder:
+    """Read an adapter folder that PEFT or `write_token_rows` wrote.
+
+    Raises:
+        FileError: The folder or a file in it is missing or cannot be read.
+        CheckpointError: A file is damaged, a number is not finite or out of range, a pattern has too many
+            choices, or the adapter is of a kind whose changes are not known here, such as DoRA.
+    """
+    directory = Path(directory)
+    config = read_json(directory / ADAPTER_CONFIG)
+    _check_kind(config, directory)
+    check_fields(config, AdapterFields, directory / ADAPTER_CONFIG)
+    tensors, metadata = load_tensors(directory / ADAPTER_WEIGHTS)
+    by_module: dict[str, dict[str, Tensor]] = {}
+    others: set[str] = set()
+    for name, tensor in tensors.items():
+        module, what = _split(name, directory)
+        if what not in _PARTS or tensor.dim() != 2:
+            others.add(module)
+        elif what != f"base_layer.{_ROWS[0]}":  # a second name of the same rows
+            by_module.setdefault(module, {})[what] = tensor
+    modules = {
+        module: _module_adapter(module, own_tensors, config, directory)
+        for module, own_tensors in by_module.items()
+        if module not in others
+    }
+    return AdapterFolder(directory, modules, tuple(sorted(others)), metadata)
+
+
+def write_token_rows(
+    directory: Path | str,
+    rows: Mapping[str, Float[Tensor, "N D"]],
+    token_ids: Int[Tensor, " N"],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write an adapter folder of PEFT's method trainable tokens, which `PeftModel.from_pretrained` loads.
+
+    Args:
+        directory: Folder, created if missing.
+        rows: The rows of the tokens, `(N, D)`, by the name of the module in the model, such as `model.embed_tokens`.
+        token_ids: The tokens, `(N,)`, the same in all modules.
+        metadata: Strings for the header of the weights' file, which PEFT ignores.
+
+    Raises:
+        FileError: The folder cannot be written.
+        CheckpointError: The rows are sharded.
+    """
+    directory = create_folder(directory)
+    config = {
+        "peft_type": TRAINABLE_TOKENS,
+        "target_modules": list(rows),
+        "token_indices": token_ids.tolist(),
+        "init_weights": True,
+        "inference_mode": True,
+        "base_model_name_or_path": None,
+        "task_type": None,
+    }
+    tensors = {f"{_PREFIX}{module}.{_ROWS[0]}": tensor for module, tensor in rows.items()}
+    save_tensors(directory / ADAPTER_WEIGHTS, tensors, metadata)
+    write_json(directory / ADAPTER_CONFIG, config)
+
+
+def _check_kind(config: JsonObject, directory: Path) -> None:
+    """Check that the changes of an adapter are known here, judged by its configuration."""
+    kind, path = config.get("peft_type"), directory / ADAPTER_CONFIG
+    if kind not in (TRAINABLE_TOKENS, "LORA"):
+        raise CheckpointError(f"{path} is of peft_type {printable(kind)}; TRAINABLE_TOKENS and LORA can be read.")
+    unknown = {key: value for key, value in config.items() if value and key not in _NEUTRAL and value != "none"}
+    if config.get("init_lora_weights", True) not in _STARTS:
+        unknown["init_lora_weights"] = config["init_lora_weights"]
+    if unknown:
+        shown = ", ".join(f"{printable(key)[1:-1]} {printable(value)}" for key, value in [*unknown.items()][:8])
+        raise CheckpointError(
+            f"{path} has {shown}: what this adapter computes is not known here.\n"
+            f"Merge it with PEFT, PeftModel.merge_and_unload(), and load the merged model."
+        )
+
+
+def _split(name: str, directory: Path) -> tuple[str, str]:
+    """Return `(module, what)` of the name of a tensor: `("lm_head", "lora_A.weight")`, for example.
+
+    A name without the prefix that PEFT writes is a `CheckpointError`.
+    """
+    if not name.startswith(_PREFIX):
+        raise CheckpointError(
+            f"{directory / ADAPTER_WEIGHTS} has a tensor {name!r}; the names of PEFT start with {_PREFIX!r}."
+        )
+    name = name.removeprefix(_PREFIX)
+    for part in _PARTS:
+        if name.endswith(f".{part}"):
+            return name.removesuffix(f".{part}"), part
+    module, _, what = name.rpartition(".")
+    return module, what
+
+
+def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObject, directory: Path) -> ModuleAdapter:
+    """Return what an adapter changes in a module.
+
+    `tensors` are those of the module, by their names in the file without that of the module.
+
+    Raises:
+        CheckpointError: A tensor does not hold finite floats, a tensor or a token ID is missing, or the tensors and the
+            configuration contradict each other.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{directory / ADAPTER_WEIGHTS} stores {module}.{name} as {tensor.dtype}, where numbers of a floating-"
+                f"point type are expected: it is damaged."
+            )
+        if not tensor.isfinite().all():
+            raise CheckpointError(
+                f"{directory / ADAPTER_WEIGHTS} has NaN or infinity in {module}.{name}: its training diverged, or it "
+                f"is damaged. Use an earlier checkpoint of the adapter."
+            )
+    weight = next((tensors[name] for name in _WEIGHTS if name in tensors), None)
+    adapters: tuple[Adapter, ...] = ()
+    for pair in _LOW_RANK:
+        first, second = (tensors.get(name) for name in pair)
+        if first is None and second is None:
+            continue
+        if first is None or second is None or len(first) != second.shape[1]:
+            raise CheckpointError(f"{directory / ADAPTER_WEIGHTS} has half of the LoRA of {module}: it is damaged.")
+        targets = config.get("target_modules")
+        if isinstance(targets, list) and not any(f".{module}".endswith(f".{name}") for name in targets):
+            raise CheckpointError(
+                f"{directory / ADAPTER_WEIGHTS} has a LoRA of {module}, which target_modules of {ADAPTER_CONFIG} does "
+                f"not name, so that PEFT leaves it out: the files do not belong together. Copy the adapter again."
+            )
+        rank, alpha = len(first), _of_module(config, "alpha_pattern", module, directory, config.get("lora_alpha", 8))
+        config_rank = _of_module(config, "rank_pattern", module, directory, config.get("r", rank))
+        if rank != config_rank or not rank:
+            raise CheckpointError(
+                f"{directory / ADAPTER_CONFIG} states the rank {config_rank} for {module}, and {ADAPTER_WEIGHTS} has "
+                f"matrices of rank {rank}: the files do not belong together. Copy the adapter again."
+            )
+        a, b = (first, second) if pair == _LOW_RANK[0] else (second.T, first.T)
+        scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+        adapters = (LoraAdapter(a.float(), b.float(), scaling),)
+    rows = next((tensors[name] for name in _ROWS if name in tensors), None)
+    if rows is not None:
+        token_ids = _token_ids(config, module, directory)
+        if len(token_ids) != len(rows):
+            raise CheckpointError(
+                f"{directory} has {len(rows)} rows of {module} and {len(token_ids)} token IDs: it is damaged."
+            )
+        adapters += (TrainableTokens(token_ids, rows),)
+    return ModuleAdapter(weight, adapters)
+
+
+def _token_ids(config: JsonObject, module: str, directory: Path) -> list[int]:
+    """Return the token IDs that a configuration states for a module; an empty list if it states none.
+
+    A token that is named twice is a `CheckpointError`.
+    """
+    ids = config.get("token_indices") or config.get("trainable_token_indices") or []
+    if isinstance(ids, dict):
+        ids = next((ids[key] for key in ids if module == key or module.endswith(f".{key}")), [])
+    if len({*ids}) < len(ids):
+        twice = next(token_id for place, token_id in enumerate(ids) if token_id in ids[:place])
+        raise CheckpointError(
+            f"{directory / ADAPTER_CONFIG} names token {twice} twice for {module}, with a row each: which of them is "
+            f"meant is not known."
+        )
+    return list(ids)
+
+
+def _of_module(config: JsonObject, patterns: str, module: str, directory: Path, default: float) -> float:
+    """Return the number of a module: that of the first pattern that its name or the end of its name matches.
+
+    `patterns` is the key of the configuration under which the numbers are stored by pattern. If no pattern matches, the
+    result is `default`.
+    """
+    source = f"{directory / ADAPTER_CONFIG}, {patterns}"
+    numbers: dict[str, float] = config.get(patterns) or {}
+    return next((number for text, number in numbers.items() if _matches(text, module, source)), default)
+
+
+def _matches(pattern: str, module: str, source: str) -> bool:
+    """Return whether a pattern matches a module, as PEFT's `get_pattern_key` does it: by one `re.match`.
+
+    `re` tries one choice after another, so `(a+)+b` could take years: too many choices are a `CheckpointError`.
+    """
+    try:
+        if max(len(pattern), len(module)) <= 200 and _ways(pattern) < _MOST_WAYS:
+            return re.match(rf"(.*\.)?({pattern})$", module) is not None
+        reason = "it has too many choices, or more than 200 characters"
+    except re.error as error:
+        reason = str(error)
+    raise CheckpointError(
+        f"{source}: the pattern {pattern[:100]!a} cannot be matched: {reason}. Write the modules' names instead."
+    )
+
+
+def _ways(pattern: str) -> int:
+    """Return roughly how many ways `re` tries; `_MOST_WAYS` for a repeated group that contains a choice."""
+    plain = re.sub(r"\\.|\[\^?\]?(\\.|[^\]\\])*\]", "x", pattern, flags=re.DOTALL).replace("(?:", "(")
+    ways: int = 100 ** len(re.findall(r"[*+{]", plain)) * 2 ** plain.count("?")
+    while group := re.search(r"\(([^()]*)\)([*+{]?)", plain):
+        has_choice = re.search(r"[*+?{|]", group[1]) is not None
+        ways *= _MOST_WAYS if has_choice and group[2] else group[1].count("|") + 1
+        plain = plain.replace(group[0], ("x?" if has_choice else "x") + group[2], 1)
+    return ways * (plain.count("|") + 1)

@@ -23,7 +23,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, byte_chunks
 from embedlayer.saving import describe
-from embedlayer.tables.adapter_files import read_adapter, write_token_rows
+from embedlayer.tables.adapters import read_adapter, write_token_rows
 from embedlayer.tables.computed_weight import ComputedRows
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding

@@ -83,8 +83,10 @@ def transformers_monitor(
                     f"counts those of its inputs alone: it is for models without an encoder."
                 )
             names = tokenizer if tokenizer is not None else objects.get("processing_class")
+            if not (hasattr(names, "backend_tokenizer") or hasattr(names, "id_to_token")):
+                names = None  # an image processor, or a slow tokenizer
             self.monitor = EmbeddingMonitor(
-                model, objects["optimizer"], every=every, new_tokens=new_tokens, tokenizer=_known_tokenizer(names)
+                model, objects["optimizer"], every=every, new_tokens=new_tokens, tokenizer=names
             )
             saved = state.stateful_callbacks.get(name, {})
             saved = (saved[0] if isinstance(saved, list) else saved).get("attributes", {}).get("saved")
@@ -269,11 +271,6 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _known_tokenizer(tokenizer: Any) -> Any:
-    """Return what a trainer processes text with if it is a fast tokenizer, else `None`."""
-    return tokenizer if hasattr(tokenizer, "backend_tokenizer") or hasattr(tokenizer, "id_to_token") else None
-
-
 def _state(monitor: EmbeddingMonitor) -> JsonObject:
     """Return the counts of all ranks and the number of steps."""
     return {"counts": monitor.counts().cpu().clone(), "steps": monitor.steps}
@@ -295,13 +292,9 @@ def _load(monitor: EmbeddingMonitor, saved: JsonObject) -> None:
         CheckpointError: They are damaged or belong to another table.
     """
     try:
-        content = bytearray(_decompressed(base64.b64decode(saved["counts"], validate=True), 8 * len(monitor.counts())))
+        packed, most = base64.b64decode(saved["counts"], validate=True), 8 * len(monitor.counts()) + 1
+        content = bytearray(zlib.decompressobj().decompress(packed, most))  # one byte more shows that it is too long
         counts = torch.from_numpy(np.frombuffer(content, "<i8").astype(np.int64))
         monitor.load_counts(counts, int(saved["steps"]))
     except (KeyError, TypeError, ValueError, binascii.Error, zlib.error) as error:
         raise CheckpointError(f"The counts of the EmbeddingMonitor in the checkpoint are damaged: {error}.") from error
-
-
-def _decompressed(content: bytes, size: int) -> bytes:
-    """Return what zlib compressed, at most one byte more than `size`."""
-    return zlib.decompressobj().decompress(content, size + 1)

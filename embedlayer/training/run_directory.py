@@ -244,7 +244,8 @@ class RunDirectory:
             )
         create_folder(self.path)
         self.lock.acquire()
-        _name_tokens(trainer, tokenizer)
+        if trainer.monitor is not None:  # its reports name tokens by their texts
+            trainer.monitor.tokenizer = tokenizer
         for file in replaced:
             file.unlink(missing_ok=True)
         for folder in folders:
@@ -334,10 +335,13 @@ class RunDirectory:
         parallel.collectives.require_equal(consistency_facts(description, self.open_corpus(), tokenizer))
         trainer, description = self.open(device, parallel)
         require_rows(tokenizer, trainer.model.table.vocab_size, self.path)
-        _name_tokens(trainer, tokenizer)
+        if trainer.monitor is not None:  # its reports name tokens by their texts
+            trainer.monitor.tokenizer = tokenizer
         parallel.collectives.require_equal({"step of the checkpoint": trainer.step})
         if parallel.is_first:
-            self._keep_metrics_up_to(trainer.step if self.checkpoint.exists() else -1)
+            last = trainer.step if self.checkpoint.exists() else -1  # later lines are of steps that are repeated
+            lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= last]
+            write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
             remove_partials(self.checkpoint)  # of a process killed in a save
         return trainer, tokenizer, description["notes"]
 
@@ -611,17 +615,6 @@ class RunDirectory:
             lines.append(parse_json(raw, source))
             check_fields(lines[-1], MetricsLine, source)
         return lines
-
-    def _keep_metrics_up_to(self, step: int) -> None:
-        """Delete the lines of metrics after step `step` from `metrics.jsonl`; with -1, all lines."""
-        lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= step]
-        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _name_tokens(trainer: Trainer, tokenizer: Tokenizer) -> None:
-    """Let the monitor of a trainer, if it has one, name tokens by their texts."""
-    if trainer.monitor is not None:
-        trainer.monitor.tokenizer = tokenizer
 
 
 def saved_buffers(model: DecoderLM) -> list[str]:

@@ -29,6 +29,7 @@ from .row_distillation import distill_rows as distill_rows
 from .row_distillation import find_snippets as find_snippets
 from .row_training import merge_rows as merge_rows
 from .row_training import train_only_rows as train_only_rows
+from .special_tokens import transformers_tokenizer as transformers_tokenizer
 from .suggestion import EncodedSize as EncodedSize
 from .suggestion import TokenScore as TokenScore
 from .suggestion import TokenSuggestion as TokenSuggestion
@@ -38,5 +39,4 @@ from .token_usage import used_tokens as used_tokens
 from .token_usage import with_required_tokens as with_required_tokens
 from .tokenizer_edit import TokenizerEdit as TokenizerEdit
 from .tokenizer_edit import edit_tokenizer as edit_tokenizer
-from .transformers_objects import transformers_tokenizer as transformers_tokenizer
 from .written_tables import write_into as write_into

@@ -16,8 +16,14 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.heads.output import OutputHead
-from embedlayer.tables.adapter_files import AdapterFolder, ModuleAdapter, read_adapter, write_token_rows
-from embedlayer.tables.adapters import TrainableTokens, adapt_rows
+from embedlayer.tables.adapters import (
+    AdapterFolder,
+    ModuleAdapter,
+    TrainableTokens,
+    adapt_rows,
+    read_adapter,
+    write_token_rows,
+)
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable

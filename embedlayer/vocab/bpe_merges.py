@@ -1,7 +1,19 @@
-"""Byte-pair encoding of single tokens: which shorter tokens a token is built from."""
+"""Merges of byte-pair encoding: which shorter tokens a token is built from, and which merges a text needs next.
 
-from collections.abc import Iterable, Iterator, Mapping
+Continued training starts from the tokens with which the tokenizer encodes the text, not from letters. It repeatedly
+merges the most frequent pair of neighbouring tokens inside a pre-token. The merges come after those of the tokenizer,
+so they only join tokens that it would have used anyway.
+
+Reference:
+    Purason et al., "Teaching Old Tokenizers New Words", https://arxiv.org/abs/2512.03989: continued training, and the
+    removal of leaf tokens by frequency.
+"""
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import combinations, pairwise
 from typing import Any
 
 from embedlayer.tokenization.model_steps import merged, merges_of
@@ -89,7 +101,8 @@ class BPEMerges:
             missing = removed | lost
             texts = {token.removeprefix(self.prefix).removesuffix(self.suffix) or token for token in missing}
             for token in self.vocabulary - removed - parts.keys():
-                if not texts.isdisjoint(_substrings(token)):  # a part of a token is a substring of it
+                spans = combinations(range(len(token) + 1), 2)
+                if not texts.isdisjoint(token[i:j] for i, j in spans):  # a part of a token is a substring of it
                     parts[token] = self.parts_of(token) or frozenset()
             suspects = [token for token, each in parts.items() if token not in lost and not missing.isdisjoint(each)]
             left = self.without(missing) if suspects else self
@@ -111,6 +124,130 @@ class BPEMerges:
         return [letter if i == 0 and not continues else self.prefix + letter for i, letter in enumerate(letters)]
 
 
-def _substrings(text: str) -> Iterator[str]:
-    """Yield all substrings of a text that are not empty."""
-    return (text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1))
+Words = Mapping[tuple[str, ...], int]
+"""How often each sequence of tokens occurs that may become one token, such as a pre-token."""
+
+
+def continue_merges(
+    words: Words, count: int, *, join: Callable[[Pair], str], taken: Container[str] = ()
+) -> tuple[list[Pair], Counter[str]]:
+    """Return the next merges of byte-pair encoding on a text, most frequent pair first.
+
+    Of pairs with the same count the one whose names sort first is merged. The counts of pairs are updated after each
+    merge for the words that contain the pair, so the time does not grow with the text but with its different words. A
+    pair that occurs once is not merged.
+
+    Args:
+        words: The sequences of tokens of the text, with their counts.
+        count: Largest number of merges.
+        join: Function from a pair to the name of the token that merging it gives.
+        taken: Names that a new token must not have. Two merges never give the same token.
+
+    Returns:
+        The merges in order, and how often each token occurs in the text after all merges.
+
+    Example:
+        >>> continue_merges({("d", "o", "g"): 3, ("d", "o"): 2}, 5, join="".join)
+        ([('d', 'o'), ('do', 'g')], Counter({'dog': 3, 'do': 2}))
+    """
+    symbols, counts = [list(word) for word in words], list(words.values())
+    pairs, places = Counter[Pair](), defaultdict[Pair, set[int]](set)
+    for place, word in enumerate(symbols):
+        for pair in pairwise(word):
+            pairs[pair] += counts[place]
+            places[pair].add(place)
+    heap = [(-number, pair) for pair, number in pairs.items()]
+    heapq.heapify(heap)
+    merges: dict[str, Pair] = {}
+    while heap and len(merges) < count:
+        number, pair = heapq.heappop(heap)
+        if -number != pairs[pair]:  # its count has changed since it was put there
+            if pairs[pair] > 1:
+                heapq.heappush(heap, (-pairs[pair], pair))
+            continue
+        if -number < 2:
+            break
+        name = join(pair)
+        if name in taken or name in merges:
+            continue
+        merges[name] = pair
+        changed = set[Pair]()
+        for place in places.pop(pair):
+            for each in pairwise(symbols[place]):
+                pairs[each] -= counts[place]
+            symbols[place] = _merged(symbols[place], pair, name)
+            for each in pairwise(symbols[place]):
+                pairs[each] += counts[place]
+                if name in each:
+                    places[each].add(place)
+                    changed.add(each)
+        for each in changed:
+            heapq.heappush(heap, (-pairs[each], each))
+    used = Counter[str]()
+    for word, number in zip(symbols, counts, strict=True):
+        for symbol in word:
+            used[symbol] += number
+    return list(merges.values()), used
+
+
+def _merged(word: Sequence[str], pair: Pair, name: str) -> list[str]:
+    """Return a sequence of tokens with each occurrence of `pair`, from the left, replaced by `name`."""
+    merged, at = list[str](), 0
+    while at < len(word):
+        is_pair = (*word[at : at + 2],) == pair
+        merged.append(name if is_pair else word[at])
+        at += 2 if is_pair else 1
+    return merged
+
+
+def cheapest_leaves(merges: BPEMerges, counts: Mapping[str, int], count: int, *, kept: Container[str]) -> list[str]:
+    """Return the tokens whose removal adds the fewest tokens to a text, one after another, the cheapest first.
+
+    Only leaves are removed: tokens that a merge gives and that no other merge needs. Without a leaf, its text is
+    encoded as the two tokens that it was merged from, which may become leaves. Of leaves with the same count the one of
+    the latest merge is removed first.
+
+    Args:
+        merges: The merges of the tokenizer.
+        counts: How often each token occurs in the text; a token that is not listed does not occur.
+        count: Largest number of tokens to return.
+        kept: Tokens that are never removed.
+
+    Example:
+        >>> model = {"vocab": ["d", "o", "g", "do", "dog"], "merges": [("d", "o"), ("do", "g")]}
+        >>> cheapest_leaves(BPEMerges(model), {"dog": 2}, 5, kept={"g"})
+        ['dog', 'do']
+    """
+    giving, needed, cost = defaultdict[str, list[int]](list), Counter[str](), Counter(counts)
+    for rank, pair in enumerate(merges.pairs):
+        giving[merges.result(pair)].append(rank)
+        needed.update(pair)
+    free = (name for name in giving if not needed[name] and name not in kept)
+    heap = [(cost[name], -giving[name][0], name) for name in free]
+    heapq.heapify(heap)
+    leaves: list[str] = []
+    while heap and len(leaves) < count:
+        number, _, leaf = heapq.heappop(heap)
+        leaves.append(leaf)
+        cost.update(dict.fromkeys(merges.pairs[giving[leaf][0]], number))
+        for rank in giving[leaf]:
+            for part in merges.pairs[rank]:
+                needed[part] -= 1
+                if not needed[part] and part in giving and part not in kept:
+                    heapq.heappush(heap, (cost[part], -giving[part][0], part))
+    return leaves
+
+
+def cut_words(
+    word: Sequence[str], apart: Container[str], starts: Callable[[str, str], bool]
+) -> Iterable[Sequence[str]]:
+    """Yield the parts of a sequence of tokens inside which tokens may be merged, without those of a single token.
+
+    Tokens in `apart` are never merged. `starts` says whether a word starts between two neighbouring tokens.
+    """
+    begin = 0
+    for at in range(1, len(word) + 1):
+        if at == len(word) or word[at] in apart or word[at - 1] in apart or starts(word[at - 1], word[at]):
+            if at - begin > 1:
+                yield word[begin:at]
+            begin = at

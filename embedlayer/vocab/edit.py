@@ -1,10 +1,10 @@
 """Edits: which tokens change, how new rows are initialised, and what that is for one model."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -225,7 +225,7 @@ class ModelResult:
         before = {name: row_fingerprint(rows.local) for name, rows in tensors.items()}
         return cls(replace(edit, values=None), dropped_rows, before, settings)  # not to keep the initialisation
 
-    def resolve_undo(self, tokenizers: Iterable[Tokenizer | None], num_rows: int, **_: Any) -> ModelEdit:
+    def resolve_undo(self, tokenizers: Iterable[Tokenizer | None], num_rows: int, _: bool) -> ModelEdit:
         """Return the undo of the edit; see `ResolveEdit`.
 
         Raises:
@@ -240,26 +240,13 @@ class ModelResult:
         return ModelEdit(row_map.inverse(), tokenizer=None if tokens is None else tokens.old_tokenizer, undoes=self)
 
 
-class ResolveEdit(Protocol):
-    """Function that returns the edit of one model: `EditRequest.resolve`, or `ModelResult.resolve_undo`."""
+ResolveEdit = Callable[[Iterable[Tokenizer | None], int, bool], ModelEdit]
+"""Function that returns the edit of one model, such as `EditRequest.resolve` or `ModelResult.resolve_undo`.
 
-    def __call__(
-        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, all_rows_have_ids: bool = False
-    ) -> ModelEdit:
-        """Return the edit of one model, computed from the model's tokenizers and number of rows.
-
-        Args:
-            tokenizers: The tokenizer of each layer of the model, or `None` for a layer without one.
-            num_rows: Number of rows of the model's tables.
-            all_rows_have_ids: Whether rows without a token are part of the row map, as in a checkpoint, whose table has
-                `num_rows` IDs. If not, the table adds padding rows itself.
-
-        Raises:
-            VocabularyError: The requested edit does not fit the tokenizer, or the tokenizer does not fit the model.
-            TokenizerError: The tokenizer cannot be written or read as a `tokenizer.json`.
-            SizeError: No token would be left.
-            CheckpointError: The receipt of an undo belongs to another model.
-        """
+Its arguments are the tokenizer of each layer of the model, or `None` for a layer without one; the number of rows of its
+tables; and whether rows without a token are part of the row map, as in a checkpoint, whose table has an ID for each
+row. If not, a table adds padding rows itself.
+"""
 
 
 @dataclass(frozen=True)
@@ -286,9 +273,7 @@ class EditRequest:
     pad_to_multiple_of: int | None = None
     source: Path | None = None
 
-    def resolve(
-        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, all_rows_have_ids: bool = False
-    ) -> ModelEdit:
+    def resolve(self, tokenizers: Iterable[Tokenizer | None], num_rows: int, all_rows_have_ids: bool) -> ModelEdit:
         """Return the edit of one model; see `ResolveEdit` for the arguments.
 
         Raises:
@@ -352,7 +337,10 @@ class EditRequest:
             if is_bias:
                 none: list[tuple[int, ...]] = [()] * len(new_ids)
                 sources = computed_from.get(rows.end, computed_from.get("table", none))
-                yield _bias(old.rows(0, tokens.num_tokens).squeeze(1), sources)
+                biases = old.rows(0, tokens.num_tokens).squeeze(1)
+                mean = biases.double().mean()
+                means = [biases[list(ids)].double().mean() if ids else mean for ids in sources]
+                yield torch.stack(means).to(biases.dtype)
                 return
             old_ids = computed_from[rows.end] = []
             init = self.init_head if rows.end == "head" else self.init
@@ -366,13 +354,3 @@ class EditRequest:
                     yield new.values if rows.encode is None else rows.encode(new.values)
 
         return values
-
-
-def _bias(old: Tensor, sources: Sequence[Sequence[int]]) -> Tensor:
-    """Return initial values of a bias for new tokens, `(k,)`, in the dtype of `old`.
-
-    `old` has the values of the old tokens, `(V,)`; `sources` the old IDs whose values are averaged for each new token,
-    an empty tuple for all.
-    """
-    mean = old.double().mean()
-    return torch.stack([old[list(ids)].double().mean() if ids else mean for ids in sources]).to(old.dtype)

@@ -229,12 +229,6 @@ class RowTensor:
         rows = tensor.movedim(self.axis, 0)
         return rows.flatten() if rows[:1].numel() == 1 else rows
 
-    def from_rows(self, rows: Tensor) -> Tensor:
-        """Return rows in the layout of the attribute `tensor`: the inverse of `to_rows`, for any number of tokens."""
-        if self.axis == 0:
-            return rows
-        return rows.reshape(len(rows), *self.row_shape).movedim(0, self.axis).contiguous()
-
     def completing(self, row_map: "RowMap") -> "RowMap":
         """Return the row map in which tokens that the tensor lacks have `missing_row` as their old row.
 
@@ -273,7 +267,9 @@ class RowTensor:
         """Return the tensor after an edit, from the rows of this rank: a DTensor if the tensor is one."""
         if is_dtensor(self.tensor):
             return dtensor_like(self.tensor, local, row_map.size + self.padding)
-        return self.from_rows(local)
+        if self.axis == 0:
+            return local
+        return local.reshape(len(local), *self.row_shape).movedim(0, self.axis).contiguous()
 
 
 RowValues = Callable[[RowTensor], Iterable[Tensor]]

@@ -251,7 +251,9 @@ class Receipt:
             path = path / next_receipt(path)
         tensors = {"sources": self.row_map.sources}
         if self.tokenizer is not None:
-            tensors["tokenizer"] = packed_bytes(self.tokenizer.to_str().encode())
+            tensors["tokenizer"] = torch.frombuffer(
+                bytearray(zlib.compress(self.tokenizer.to_str().encode())), dtype=torch.uint8
+            )
         fields = {"kind": KIND, "format_version": FORMAT_VERSION, "old_size": self.row_map.old_size}
         fields |= {name: getattr(self, name) for name in ReceiptFields.__annotations__ if name not in fields}
         save_tensors(path, tensors, {"receipt": json.dumps(fields)})
@@ -329,23 +331,18 @@ def last_receipt(path: Path | str) -> Receipt:
     path = Path(path)
     if path_kind(path) is PathKind.GGUF:
         return Receipt.load(receipt_beside(path))
-    receipts = [file for file in receipts_in(path) if file.name.startswith(RECEIPT.partition("{")[0])]
+    receipts = receipts_in(path)
     if not receipts:
         raise CheckpointError(f"{path} has no receipt ({RECEIPT.format('N')}): no edit of its vocabulary wrote it.")
     return Receipt.load(receipts[-1])
 
 
-def packed_bytes(content: bytes) -> Tensor:
-    """Compress bytes with zlib, and return them as a uint8 tensor of one dimension."""
-    return torch.frombuffer(bytearray(zlib.compress(content)), dtype=torch.uint8)
-
-
 def unpacked_bytes(packed: Tensor) -> bytes:
-    """Return the bytes that `packed_bytes` compressed into a tensor.
+    """Return the bytes that are compressed by zlib in a tensor.
 
     Raises:
         CheckpointError: They are cut short, or more than `MAX_UNPACKED_BYTES`, 1 GiB.
-        zlib.error: The tensor was not written by `packed_bytes`.
+        zlib.error: The bytes are damaged.
     """
     stream = zlib.decompressobj()
     content = stream.decompress(packed.numpy().tobytes(), MAX_UNPACKED_BYTES)

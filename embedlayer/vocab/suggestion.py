@@ -16,8 +16,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.tokenization.bytes import TokenBytes, token_text
 from embedlayer.tokenization.ids import table_size, unknown_id
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, normalized
-from embedlayer.vocab.bpe_merges import BPEMerges
-from embedlayer.vocab.continued_bpe import cheapest_leaves, continue_merges, cut_words
+from embedlayer.vocab.bpe_merges import BPEMerges, cheapest_leaves, continue_merges, cut_words
 from embedlayer.vocab.new_tokens import AddedMerge
 from embedlayer.vocab.token_usage import text_chunks
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer, required_tokens, tokenizer_data
@@ -174,7 +173,7 @@ def suggest_tokens(
         (1.15, 1.76)
 
     Reference:
-        See `embedlayer.vocab.continued_bpe`.
+        See `embedlayer.vocab.bpe_merges`.
     """
     old, parts = _opened(tokenizer, count), _Parts(share=HELD_OUT if held_out is None else 0.0)
     data = tokenizer_data(old.tokenizer)
@@ -184,7 +183,7 @@ def suggest_tokens(
     if kind in ("BPE", "Unigram"):
         tokens = _merged_tokens(old, data, training, count)
     else:
-        tokens = _whole_words(old, data, training, count)
+        tokens = _whole_words(old, training, count)
     measured = parts.require_held_out() if held_out is None else [*text_chunks(held_out, old.tokenizer)]
     if not tokens:
         raise VocabularyError(
@@ -391,7 +390,7 @@ def _pre_tokens(old: TokenBytes, chunks: Iterable[str]) -> Iterator[tuple[list[i
                 yield ids[begin:end], chunk[spans[begin][0] : spans[end - 1][1]]
 
 
-def _whole_words(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> list[str]:
+def _whole_words(old: TokenBytes, chunks: Iterable[str], count: int) -> list[str]:
     """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer.
 
     They are at most `count`, as the normalizer writes them, those that save most first. Words that occur

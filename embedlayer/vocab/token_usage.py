@@ -77,7 +77,8 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
             f"The texts hold none of the tokenizer's tokens{f' {min_count} times' if min_count > 1 else ''}: "
             f"{counts.sum():,} IDs were read, and nothing would be left. Pass text in the language of the model."
         )
-    return _with_required(used | {old.vocabulary[subword] for subword in tried}, old, data, keep_special=keep_special)
+    used |= {old.vocabulary[subword] for subword in tried}
+    return with_required_tokens(tokenizer, used, keep_special=keep_special)
 
 
 def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special: bool = True) -> set[int]:
@@ -94,14 +95,9 @@ def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special:
         KeyError: For a BPE tokenizer: an ID has no token.
         TokenizerError: `tokenizer` is no tokenizer, or has parts written in Python.
     """
-    data = tokenizer_data(as_tokenizer(tokenizer))
-    return _with_required({*ids}, TokenBytes(tokenizer), data, keep_special=keep_special)
-
-
-def _with_required(ids: set[int], old: TokenBytes, data: JsonObject, *, keep_special: bool) -> set[int]:
-    """Return `ids` and all token IDs that must be kept with them; see `with_required_tokens`."""
+    data, old = tokenizer_data(as_tokenizer(tokenizer)), TokenBytes(tokenizer)
     needed = required_tokens(data, old).keys() | old.single_bytes | _letters(old, data)
-    return with_parts(ids | needed | (old.added if keep_special else set()), old, data)
+    return with_parts({*ids} | needed | (old.added if keep_special else set()), old, data)
 
 
 def _letters(old: TokenBytes, data: JsonObject) -> set[int]:

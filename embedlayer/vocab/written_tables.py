@@ -18,10 +18,10 @@ from embedlayer.tokenization.ids import missing_rows_message, table_size
 from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.vocab.edit import ModelEdit, TokenMap
 from embedlayer.vocab.map import RowMap, RowTensor
+from embedlayer.vocab.targets.apply_rows import token_sources, unchanged_rows, written_rows
 from embedlayer.vocab.targets.checkpoint import apply_to_checkpoint
 from embedlayer.vocab.targets.folder import edited_copy
 from embedlayer.vocab.targets.gguf import write_into_gguf
-from embedlayer.vocab.targets.table_rows import token_sources, unchanged_rows, written_rows
 
 
 def write_into(
@@ -101,9 +101,7 @@ class _WrittenRows:
         self.written: dict[str, Tensor] = {}
         self.unchanged: dict[str, Tensor] = {}
 
-    def resolve(
-        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, all_rows_have_ids: bool = False
-    ) -> ModelEdit:
+    def resolve(self, tokenizers: Iterable[Tokenizer | None], num_rows: int, _: bool) -> ModelEdit:
         """Return the edit of the folder; see `ResolveEdit`."""
         (old,), new, size = tokenizers, self.tokenizer, self.table.vocab_size
         if old is None:

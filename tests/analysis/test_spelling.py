@@ -3,8 +3,8 @@
 import pytest
 from tokenizer_kinds import tokenizer_of_file
 
-from embedlayer.analysis.spelling import spelling_variants
 from embedlayer.analysis.token_classes import token_texts
+from embedlayer.analysis.tokenizer_fit import spelling_variants
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 

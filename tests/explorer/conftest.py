@@ -23,7 +23,7 @@ from embedlayer import (
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.page_files import page_files
 from embedlayer.explorer.server import address, make_server
-from embedlayer.explorer.word_table import open_word_table
+from embedlayer.explorer.tokenization import open_word_table
 from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.ids import table_size
 

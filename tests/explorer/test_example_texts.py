@@ -10,7 +10,7 @@ from embedlayer import (
     TrainingOptions,
     train_tokenizer,
 )
-from embedlayer.explorer.example_texts import TEXTS, example_texts
+from embedlayer.explorer.example_tokens import TEXTS, example_texts
 from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.ids import table_size
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from embedlayer.analysis.layout import NeighborLayout
-from embedlayer.explorer import layout_cache
-from embedlayer.explorer.layout_cache import cache_folder, layout_path, load_layout, store_layout
+from embedlayer.explorer import table_map
+from embedlayer.explorer.table_map import cache_folder, layout_path, load_layout, store_layout
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path, monkeypatch, c
 
 
 def test_the_oldest_files_are_removed(monkeypatch) -> None:
-    monkeypatch.setattr(layout_cache, "MOST_FILES", 2)
+    monkeypatch.setattr(table_map, "MOST_FILES", 2)
     paths = [layout_path(torch.full((4, 4), float(each)), torch.ones(4, dtype=torch.bool)) for each in range(3)]
     for age, path in enumerate(paths):
         store_layout(path, NeighborLayout(torch.randn(4, 2), 1.0))

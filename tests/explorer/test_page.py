@@ -18,7 +18,7 @@ from embedlayer.explorer import routes, table_map
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
 from embedlayer.opening import OpenedModel
-from embedlayer.plots.left_out import usual_range
+from embedlayer.plots.style import usual_range
 
 pytestmark = pytest.mark.browser
 

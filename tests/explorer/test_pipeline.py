@@ -29,7 +29,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.explorer import pipeline_steps as module
-from embedlayer.explorer.example_texts import TEXTS as EXAMPLES
+from embedlayer.explorer.example_tokens import TEXTS as EXAMPLES
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.pipeline import answer, choices, exported_requests, pipeline
 from embedlayer.explorer.pipeline_steps import packed

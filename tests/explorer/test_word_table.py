@@ -9,7 +9,7 @@ import torch
 from real_tables import minilm
 
 from embedlayer import open_model
-from embedlayer.explorer.word_table import WORD_TABLE, open_word_table
+from embedlayer.explorer.tokenization import WORD_TABLE, open_word_table
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "word_table.py"
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedlayer.planner.alternatives import plan_alternatives
-from embedlayer.planner.embedding_plan import OPTIMIZER_MOMENTS, EmbeddingPlan
+from embedlayer.planner.embedding_plan import OPTIMIZER_MOMENTS, EmbeddingPlan, plan_alternatives
 
 
 @given(

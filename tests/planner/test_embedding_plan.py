@@ -39,7 +39,7 @@ from embedlayer.formats import GGUFBlocks
 from embedlayer.inputs.embedding import embed
 from embedlayer.losses import products
 from embedlayer.optim import RowwiseSecondMoment
-from embedlayer.planner import alternatives, embedding_plan, presets
+from embedlayer.planner import embedding_plan, presets
 from embedlayer.planner.embedding_plan import DTYPE_BITS, EmbeddingPlan
 from embedlayer.planner.presets import PRESETS, plan
 
@@ -518,13 +518,13 @@ def test_what_cannot_be_planned_says_why(options, words):
 
 
 def test_the_examples_in_the_docstrings_run():
-    results = [doctest.testmod(each, extraglobs={"plan": plan}) for each in (embedding_plan, alternatives, presets)]
+    results = [doctest.testmod(each, extraglobs={"plan": plan}) for each in (embedding_plan, presets)]
     assert sum(each.failed for each in results) == 0
     assert sum(each.attempted for each in results) >= 5
 
 
 def test_torch_is_not_needed():
-    imports = "import sys, embedlayer.planner.alternatives, embedlayer.planner.presets"
+    imports = "import sys, embedlayer.planner.embedding_plan, embedlayer.planner.presets"
     code = f"{imports}; assert not {{'torch', 'numpy'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 

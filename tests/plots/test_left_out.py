@@ -18,7 +18,7 @@ from torch import Tensor
 
 import embedlayer as el
 from embedlayer import plots
-from embedlayer.plots.left_out import usual_range
+from embedlayer.plots.style import usual_range
 
 N = 24
 BROKEN = (3, 21)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedlayer.training.time_budget import READINGS, TimeBudget
+from embedlayer.training.loop import READINGS, TimeBudget
 
 
 def test_the_first_guess_is_replaced_by_what_was_measured() -> None:

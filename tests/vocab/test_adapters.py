@@ -14,7 +14,7 @@ from torch import nn
 from embedlayer import DeltaEmbedding, OutputHead, TokenEmbedding, open_model, patch
 from embedlayer.core.errors import CheckpointError, FileError, SizeError, TokenIdError
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, load_tensors, save_tensors
-from embedlayer.tables.adapter_files import ADAPTER_CONFIG
+from embedlayer.tables.adapters import ADAPTER_CONFIG
 from embedlayer.vocab import load_adapter, merge_adapter, merge_rows, save_adapter, train_only_rows
 
 if TYPE_CHECKING:

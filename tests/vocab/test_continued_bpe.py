@@ -6,8 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedlayer.vocab.bpe_merges import BPEMerges
-from embedlayer.vocab.continued_bpe import cheapest_leaves, continue_merges, cut_words
+from embedlayer.vocab.bpe_merges import BPEMerges, cheapest_leaves, continue_merges, cut_words
 
 WORDS = st.dictionaries(st.text("abc", min_size=2, max_size=9).map(tuple), st.integers(1, 5), min_size=1, max_size=8)
 

@@ -54,7 +54,7 @@ def test_rows_without_a_token_start_as_the_mean_which_changes_a_softmax_least() 
     rows, hidden = torch.randn(300, 8, dtype=torch.float64), torch.randn(50, 8, dtype=torch.float64)
     tokens = TokenMap((*range(300),), 300)
     request = EditRequest(lambda tokenizer, size: tokens, MeanInit(), MeanInit(), pad_to_multiple_of=64)
-    resolved = request.resolve([None], 300, all_rows_have_ids=True)
+    resolved = request.resolve([None], 300, True)
     padded = apply_row_map({"table": RowTensor(rows, "table")}, resolved)["table"]
     assert padded.shape == (320, 8)
     assert resolved.origins == dict.fromkeys(range(300, 320), "mean")

@@ -10,10 +10,10 @@
 
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -281,8 +281,13 @@ def _read_token_file(path: Path, dtype: str | None) -> TokenFile:
             f"embedlayer.data.map_token_files([{str(path)!r}], tokenizer, 'DIR', dtype='uint16')."
         )
     else:
-        size = path.stat().st_size
-        found = TokenFile(path, "raw", requested, 0, _count(path, size, requested))
+        count, rest = divmod(path.stat().st_size, requested.itemsize)
+        if rest:
+            raise CheckpointError(
+                f"{path} has {path.stat().st_size} bytes, no multiple of {requested.itemsize}: it is cut, or not "
+                f"{requested}."
+            )
+        found = TokenFile(path, "raw", requested, 0, count)
     if requested is not None and requested != found.dtype:
         raise SizeError(f"{path} states that its IDs are {found.dtype}, and the requested dtype is {requested}.")
     return found
@@ -296,14 +301,6 @@ def _id_type(path: Path, dtype: np.dtype[Any]) -> np.dtype[Any]:
             f"{path} holds {dtype} ({dtype.str}), and token IDs are little-endian {known}: save ids.astype('int32')."
         )
     return dtype
-
-
-def _count(path: Path, size: int, dtype: np.dtype[Any]) -> int:
-    """Return how many numbers are in `size` bytes; raise a `CheckpointError` if they are no whole number."""
-    count, rest = divmod(size, dtype.itemsize)
-    if rest:
-        raise CheckpointError(f"{path} has {size} bytes, no multiple of {dtype.itemsize}: it is cut, or not {dtype}.")
-    return count
 
 
 def _read_numpy(path: Path) -> TokenFile:
@@ -389,15 +386,10 @@ def _read_pair(path: Path) -> TokenFile:
     return _whole(TokenFile(path, "megatron", dtype, 0, int(ends[-1]), starts[starts < ends[-1]]))
 
 
-class _Tables(NamedTuple):
-    """The arrays `documents` and `blocks` of a `TokenCorpus`."""
+def _checked_tables(file: TokenFile, tokenizer: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Read all IDs of a file once: return the arrays `documents` and `blocks` of its `TokenCorpus`.
 
-    documents: npt.NDArray[np.int64]
-    blocks: npt.NDArray[np.int64]
-
-
-def _checked_tables(file: TokenFile, tokenizer: Any) -> _Tables:
-    """Read all IDs of a file once: check each, count the bytes of each block, and find where documents start.
+    Each ID is checked, the bytes of each block are counted, and the starts of documents are found.
 
     A document starts at the first token, and at each token that is no separator and follows one, unless only separators
     are before it.
@@ -422,7 +414,9 @@ def _checked_tables(file: TokenFile, tokenizer: Any) -> _Tables:
     block = max(1, min(_MOST_BLOCK_TOKENS, file.length // 64))
     previous_is_separator = False
     is_wider = file.format == "raw" and file.length >= _FEWEST_NUMBERS
-    for start, ids in _id_blocks(file, block * max(1, _IDS_AT_ONCE // block)):
+    all_ids, at_once = file.open(), block * max(1, _IDS_AT_ONCE // block)
+    for start in range(0, file.length, at_once):
+        ids = np.asarray(all_ids[start : start + at_once])
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= size:
             wrong = low if low < 0 else high
@@ -445,17 +439,10 @@ def _checked_tables(file: TokenFile, tokenizer: Any) -> _Tables:
             f"wide, or wider. Pass that --dtype."
         )
     found = np.concatenate(starts)
-    if file.open()[0] == separator:
+    if all_ids[0] == separator:
         found = found[1:]  # separators at the start belong to the first document
     documents = np.concatenate([[0], found]) if file.documents is None else file.documents
-    return _Tables(documents, np.stack([np.array(ends), np.cumsum(counts)], axis=1))
-
-
-def _id_blocks(file: TokenFile, count: int) -> Iterator[tuple[int, IdArray]]:
-    """Yield the index of the first token of each block of `count` IDs, and the IDs."""
-    ids = file.open()
-    for start in range(0, file.length, count):
-        yield start, np.asarray(ids[start : start + count])
+    return documents, np.stack([np.array(ends), np.cumsum(counts)], axis=1)
 
 
 # Writing

@@ -8,7 +8,7 @@ export type MovedRow = [number, number, number, number];
 export type TokenKind = "text" | "byte" | "special";
 export type ModelTrace = BpeTrace | WordPieceTrace | UnigramTrace | WholeTrace;
 export type TokenModel = "BPE" | "WordPiece" | "Unigram" | "WordLevel" | "names" | "ids";
-export type DescribedScheme = NoScheme | UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme;
+export type DescribedScheme = UndrawnScheme | AdditiveScheme | SinusoidalScheme | RotationScheme | AlibiScheme | BiasScheme;
 
 /** A float32 tensor in base64, little-endian; see `unpack` of the page. */
 export interface PackedTensor {
@@ -876,20 +876,12 @@ export interface SchemeFacts {
   trained_length: number | null;
 }
 
-/** No position scheme. */
-export interface NoScheme {
-  name: string;
-  layers: string;
-  trained_length: number | null;
-  kind: "none";
-}
-
-/** A scheme that does more to queries and keys than rotate pairs of channels, which the page does not draw. */
+/** No scheme, or one that does more to queries and keys than rotate pairs of channels: the page draws none. */
 export interface UndrawnScheme {
   name: string;
   layers: string;
   trained_length: number | null;
-  kind: "undrawn";
+  kind: "none" | "undrawn";
 }
 
 /** The vectors that are added at the first positions. */

@@ -114,7 +114,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
             copy = tensors[f"{file}/{name}"] = _copied_rows(folder / file, name, tensors[key], key)
             stored |= {f"{file}/{name}": stored[key]} if copy.decode is not None else {}
     tokenizer = opened.tokenizer(folder)
-    edit = resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
+    edit = resolve([tokenizer], len(tensors[table].tensor), True)
     row_map = edit.row_map
     if edit.tokens is not None:
         config = with_defaults_of_class(checkpoint.config)

@@ -6,8 +6,6 @@ The class is built on the meta device and patched, so the tensors are those that
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from embedlayer.census.tensors import built_on_meta, class_named_in, named_tensors
 from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
@@ -42,13 +40,19 @@ def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[st
         ends = row_tensors(model, modules)[0]
     except EmbedLayerError:
         return None
-    present = {name: [each for each in names if _is_present(checkpoint, each)] for name, names in file_names.items()}
+    present = {
+        name: [each for each in names if each in checkpoint.names or quantised_parts(checkpoint, (each,))]
+        for name, names in file_names.items()
+    }
     tensors: dict[str, RowTensor] = {}
     aliases: dict[str, str] = {}
     for rows in ends.values():
         names = [each for own in own_names[id(rows.tensor)] for each in present.get(own, ())]
         names = [each for each in names if each in checkpoint.names or checkpoint.stored(each) is not None]
-        if not names or not all(_are_alike(checkpoint, names[0], name, rows.tensor) for name in names):
+        if not names or not all(
+            checkpoint.matrix_info(name).shape == tuple(rows.tensor.shape) and checkpoint.is_same(name, names[0])
+            for name in names
+        ):
             return None
         is_stored = checkpoint.stored(names[0]) is not None
         tensors[names[0]] = (
@@ -80,13 +84,3 @@ def _stored_names(model: Any) -> dict[str, list[str]]:
             name: as_they_are.get(id(tensor)) or [*revert_weight_conversion(model, {name: tensor})]
             for name, tensor in state.items()
         }
-
-
-def _is_present(checkpoint: Checkpoint, name: str) -> bool:
-    """Return whether a checkpoint has a tensor, or for a weight tensors that store it in any quantised form."""
-    return name in checkpoint.names or bool(quantised_parts(checkpoint, (name,)))
-
-
-def _are_alike(checkpoint: Checkpoint, first: str, name: str, like: Tensor) -> bool:
-    """Return whether a stored tensor has the shape of one of the class, and the dtype and bits of its first copy."""
-    return checkpoint.matrix_info(name).shape == tuple(like.shape) and checkpoint.is_same(name, first)

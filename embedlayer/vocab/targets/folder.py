@@ -19,11 +19,8 @@ from embedlayer.vocab.targets.checkpoint import apply_to_checkpoint, checkpoint_
 from embedlayer.vocab.targets.gguf import apply_to_gguf
 from embedlayer.vocab.targets.run import apply_to_run, run_census
 
-RECEIPT, POSITIONS_RECEIPT = "vocabulary-{}.receipt", "positions-{}.receipt"
-"""Name of the receipt of the first edit, of the second, ...: of the vocabulary, and of the longest sequence.
-
-Earlier versions wrote the latter, with numbers of one sequence.
-"""
+RECEIPT = "vocabulary-{}.receipt"
+"""Name of the receipt of the first edit, of the second, ..."""
 
 METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 """Files of `torch.distributed.checkpoint`: of its default writer, and of its safetensors writer."""
@@ -88,15 +85,15 @@ def check_folder(folder: Path) -> None:
 
 def receipts_in(folder: Path | str) -> list[Path]:
     """Return the paths of the receipts in a folder, from the first edit to the last; empty if there are none."""
-    names = [name for kind in (RECEIPT, POSITIONS_RECEIPT) for name in Path(folder).glob(kind.format("[0-9]*"))]
-    files = ((file.stem.rpartition("-")[2], file) for file in names)
-    by_number = {int(number): file for number, file in files if re.fullmatch("[0-9]{1,9}", number)}
+    numbers = {file: file.stem.rpartition("-")[2] for file in Path(folder).glob(RECEIPT.format("[0-9]*"))}
+    by_number = {int(number): file for file, number in numbers.items() if re.fullmatch("[0-9]{1,9}", number)}
     return [by_number[number] for number in sorted(by_number)]
 
 
 def next_receipt(folder: Path) -> str:
-    """Return the name of the receipt of the next edit of a folder: its number is one more than the receipts there."""
-    return RECEIPT.format(len(receipts_in(folder)) + 1)
+    """Return the name of the receipt of the next edit of a folder: its number follows that of the last receipt."""
+    numbers = [int(file.stem.rpartition("-")[2]) for file in receipts_in(folder)]
+    return RECEIPT.format(max(numbers, default=0) + 1)
 
 
 def receipt_beside(file: Path) -> Path:

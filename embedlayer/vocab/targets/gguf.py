@@ -35,8 +35,14 @@ from embedlayer.tokenization.ids import USUAL_NAMES
 from embedlayer.vocab.edit import ResolveEdit, TokenMap
 from embedlayer.vocab.map import DROPPED, RowMap, RowTensor
 from embedlayer.vocab.special_tokens import SpecialTokens
-from embedlayer.vocab.targets.apply_rows import EditResult, StoredTypes, apply_row_map
-from embedlayer.vocab.targets.table_rows import token_sources, unchanged_rows, written_rows
+from embedlayer.vocab.targets.apply_rows import (
+    EditResult,
+    StoredTypes,
+    apply_row_map,
+    token_sources,
+    unchanged_rows,
+    written_rows,
+)
 from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import other_texts
 
@@ -65,7 +71,7 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
     file = read_gguf(source)
     values = {key: entry.value for key, entry in file.metadata.items()}
     num_rows = _number_of_rows(file)
-    edit = resolve([tokenizer_of(values, source)], num_rows, all_rows_have_ids=True)
+    edit = resolve([tokenizer_of(values, source)], num_rows, True)
     row_map, tokens = edit.row_map, edit.tokens
     assert tokens is not None
     assert tokens.tokenizer is not None

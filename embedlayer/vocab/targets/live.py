@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -56,8 +56,7 @@ from embedlayer.vocab.targets.module_settings import (
     restored_settings,
     settings_of,
 )
-from embedlayer.vocab.targets.optimizer_rows import NewState, state_with_rows
-from embedlayer.vocab.targets.unmoved_state import require_moved, watch_unmoved
+from embedlayer.vocab.targets.optimizer_rows import NewState, require_moved, state_with_rows, watch_unmoved
 
 if TYPE_CHECKING:
     from embedlayer.distributed.fsdp import FsdpParameter
@@ -117,12 +116,14 @@ def row_tensors(
             by_id[id(tensor)] = name, RowTensor(tensor, rule.end, collectives=row_collectives(tensor), axis=axes[0])
     # The values of a bias follow from the rows before it.
     tensors = dict(sorted(by_id.values(), key=lambda named: named[1].local.dim() == 1))
-    replace: dict[str, Callable[[Tensor], None]] = {
-        name: _replace_function(rows.tensor, fsdp.get(id(rows.tensor)))
-        if name not in packed
-        else partial(_replace_stored, packed[name])
-        for name, rows in tensors.items()
-    }
+    replace: dict[str, Callable[[Tensor], None]] = {}
+    for name, rows in tensors.items():  # a parameter stays the same object, to which heads and optimizers refer
+        if name in packed:
+            replace[name] = partial(_replace_stored, packed[name])
+        elif (sharded := fsdp.get(id(rows.tensor))) is not None:
+            replace[name] = sharded.replace
+        else:
+            replace[name] = partial(replace_dtensor if is_dtensor(rows.tensor) else replace_data, rows.tensor)
     for name, ngrams in modules.hashes.items():
         key = dotted(name, "token_map")
         tensors[key] = RowTensor(ngrams.compressed_ids, new_values=partial(new_compressed_ids, ngrams))
@@ -174,18 +175,8 @@ def _replace_stored(tables: Sequence[PackedRows], row_bytes: Tensor) -> None:
         table.replace_rows(stored)
 
 
-def _replace_function(parameter: Tensor, fsdp: "FsdpParameter | None") -> Callable[[Tensor], None]:
-    """Return a function that replaces the values of a parameter by those of a tensor with another number of rows.
-
-    The parameter stays the same object, so that heads and optimizers keep their references to it.
-    """
-    if fsdp is not None:
-        return fsdp.replace
-    return partial(replace_dtensor if is_dtensor(parameter) else replace_data, parameter)
-
-
 def replace_data(parameter: Tensor, tensor: Tensor) -> None:
-    """Replace the values of a parameter in place; see `_replace_function`."""
+    """Replace the values of a parameter by those of a tensor with another number of rows."""
     # A graph that still exists has stored the old shape for this parameter's gradient; torch discards that only when
     # the dtype changes.
     other = torch.float16 if tensor.dtype != torch.float16 else torch.float32
@@ -260,36 +251,23 @@ def apply_to_module(
     copies = list(stage_copies(module.parameters()))
     with ExitStack() as stages:
         of_stages = [stages.enter_context(ranks.all_or_none()) for ranks in {copy.ranks: None for copy in copies}]
-        change = _change_of(module, resolve, optimizer, tokenizer)
+        result, tied, assignments, finish = _change_of(module, resolve, optimizer, tokenizer)
         for facts in of_stages:
-            facts["the edited rows (if new rows are drawn, call torch.manual_seed with one number on all)"] = (
-                change.tied
-            )
-    do_all(change.assignments)
-    change.finish()
-    return change.result
-
-
-class Change(NamedTuple):
-    """What an edit of a live module will do.
-
-    Attributes:
-        result: The edit, and what its undo restores.
-        tied: Fingerprints of the new tensors that must be equal on several pipeline stages, by name.
-        assignments: The changes, to be carried out together.
-        finish: Function to be called afterwards.
-    """
-
-    result: ModelResult
-    tied: dict[str, str]
-    assignments: list[Assignment]
-    finish: Callable[[], None]
+            facts["the edited rows (if new rows are drawn, call torch.manual_seed with one number on all)"] = tied
+    do_all(assignments)
+    finish()
+    return result
 
 
 def _change_of(
     module: nn.Module, resolve: ResolveEdit, optimizer: Optimizer | None, tokenizer: Tokenizer | None
-) -> Change:
-    """Compute what an edit will change, with the arguments and errors of `apply_to_module`; nothing is changed yet."""
+) -> tuple[ModelResult, dict[str, str], list[Assignment], Callable[[], None]]:
+    """Compute what an edit will change, with the arguments and errors of `apply_to_module`; nothing is changed yet.
+
+    Returns:
+        The edit and what its undo restores; fingerprints of the new tensors that must be equal on several pipeline
+        stages, by name; the changes, to be carried out together; and a function to be called afterwards.
+    """
     replaced = [own_attribute(part, REPLACED) for part in modules_with(module, REPLACED)]
     held = held_parameters(module, optimizer, replaced)
     check_movable(module)
@@ -304,7 +282,7 @@ def _change_of(
         edit = resolve(
             [tokenizer, *(owner.tokenizer for owner, _ in modules.tokenizers.values())],
             modules.vocab_size,
-            all_rows_have_ids=any(layer.tensor_names for layer in modules.layers.values())
+            any(layer.tensor_names for layer in modules.layers.values())
             or any(isinstance(part.stored, PackedRows) for part in modules.local.values()),
         )
         if edit.pad_to_multiple_of is not None and any(p.local is not p.table for p in modules.local.values()):
@@ -328,7 +306,11 @@ def _change_of(
             updates.apply_all(weight, moments=True)
         padding = {
             name: settings[dotted(name, "num_rows")]
-            - (row_map.size if part.may_lack_rows else settings[dotted(name, "vocab_size")])
+            - (
+                row_map.size
+                if part.missing_row is not None and part.shards is SINGLE_PROCESS
+                else settings[dotted(name, "vocab_size")]
+            )
             for name, part in modules.stored.items()
         }
         tensors, replace = row_tensors(module, modules, optimizer, padding, fsdp)
@@ -371,7 +353,7 @@ def _change_of(
 
     copies = {name for name, rows in parameters.items() if hasattr(rows.tensor, "stage_copy")}
     tied = {name: row_fingerprint(new[name]) for name, rows in tensors.items() if {name, rows.parameter} & copies}
-    return Change(result, tied, assignments, finish)
+    return result, tied, assignments, finish
 
 
 def _fsdp_parameters(module: nn.Module, parts: Sequence[nn.Module] = ()) -> Mapping[int, "FsdpParameter"]:

@@ -74,21 +74,6 @@ class LocalTable(NamedTuple):
         """Return the ranks over which the rows are sharded, in a `ShardedTable` or as a DTensor, which FSDP2 uses."""
         return row_collectives(self.tensors[0]) if self.local is self.table else self.collectives
 
-    @property
-    def everyone(self) -> Collectives:
-        """Return all ranks of the mesh of a `ShardedTable` or of a DTensor, those with replicas included."""
-        return mesh_collectives(self.tensors[0]) if self.local is self.table else self.collectives
-
-    @property
-    def may_lack_rows(self) -> bool:
-        """Return whether this is a per-layer table that may have fewer rows than there are tokens."""
-        return self.missing_row is not None and self.shards is SINGLE_PROCESS
-
-    @property
-    def padding_idx(self) -> int | None:
-        """Return the row number, in the whole table, of the padding row; `None` if there is none."""
-        return self.table.padding_idx
-
 
 class VocabularyModules(NamedTuple):
     """List the parts of a live module that belong to the vocabulary, each in a dictionary by dotted name in the module.
@@ -135,7 +120,11 @@ class VocabularyModules(NamedTuple):
         If no table or head is on all of them, as one over two dimensions of a mesh is, they are all processes.
         """
         heads = [mesh_collectives(head.weight) for head in self.heads.values() if head.has_weight]
-        groups = sorted([*(part.everyone for part in self.local.values()), *heads], key=lambda each: each.size)
+        tables = [
+            mesh_collectives(part.tensors[0]) if part.local is part.table else part.collectives
+            for part in self.local.values()
+        ]
+        groups = sorted([*tables, *heads], key=lambda each: each.size)
         groups = [each for each in groups if each is not SINGLE_PROCESS]
         if not groups:
             return SINGLE_PROCESS
@@ -198,7 +187,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     skipped = {id(part) for layer in layers.values() if layer.types is not None for part in layer.types.modules()}
     skipped |= {id(child) for part in modules.values() if isinstance(part, TokenTable) for child in part.children()}
     encoders = other_models(module)
-    skipped |= _hashed_tables(modules) | of_streams(modules) | encoders
+    skipped |= _without_token_ids(modules) | encoders
     tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
     heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead) and id(part) not in skipped}
     for name, head in heads.items():
@@ -366,16 +355,11 @@ def dotted(name: str, child: str) -> str:
     return f"{name}.{child}".lstrip(".")
 
 
-def _hashed_tables(modules: Mapping[str, nn.Module]) -> set[int]:
-    """Return the `id` of each module in a table of hashed n-grams, whose rows belong to hashes and not to tokens."""
-    ngrams = [part for part in modules.values() if isinstance(part, NgramEmbedding)]
-    return {id(part) for each in ngrams for part in each.table.modules()}
-
-
-def of_streams(modules: Mapping[str, nn.Module]) -> set[int]:
-    """Return the `id` of each module in tables and heads of K streams of codes, which no edit moves."""
-    streams = [part for part in modules.values() if isinstance(part, StreamTable | StreamHead)]
-    return {id(part) for each in streams for part in each.modules()}
+def _without_token_ids(modules: Mapping[str, nn.Module]) -> set[int]:
+    """Return the `id` of each part of a table whose rows are no tokens: hashed n-grams, and streams of codes."""
+    owners: list[nn.Module] = [part.table for part in modules.values() if isinstance(part, NgramEmbedding)]
+    owners += [part for part in modules.values() if isinstance(part, StreamTable | StreamHead)]
+    return {id(part) for each in owners for part in each.modules()}
 
 
 def check_movable(module: nn.Module) -> None:
@@ -385,7 +369,7 @@ def check_movable(module: nn.Module) -> None:
     table of that may be of any kind.
     """
     modules = dict(module.named_modules())
-    hashed = _hashed_tables(modules) | of_streams(modules)
+    hashed = _without_token_ids(modules)
     for name, part in modules.items():
         if isinstance(part, LookupTable) and not isinstance(part, TokenTable) and id(part) not in hashed:
             raise _cannot_be_moved(name, part)

@@ -142,7 +142,7 @@ def new_settings(modules: VocabularyModules, edit: ModelEdit) -> JsonObject:
         elif attribute in bounds:
             value = bounds[attribute]
         elif attribute in ("padding_idx", "padding_id"):
-            padding = value if part is None else part.padding_idx
+            padding = value if part is None else part.table.padding_idx
             new_padding = None if padding is None else int(row_map.new_ids[padding])
             if new_padding is not None and new_padding < 0:
                 raise TokenIdError(f"Token {padding} is the padding token, which the table needs: keep it.")

@@ -5,7 +5,7 @@ from stored_folders import words
 
 import embedlayer as el
 from embedlayer.vocab.map import NEW, RowTensor
-from embedlayer.vocab.targets.table_rows import token_sources, unchanged_rows, written_rows
+from embedlayer.vocab.targets.apply_rows import token_sources, unchanged_rows, written_rows
 
 
 def test_rows_belong_together_by_their_tokens_and_without_one_by_their_numbers() -> None:

@@ -12,7 +12,7 @@ import torch
 from embedlayer import DeltaEmbedding, TokenEmbedding
 from embedlayer.core.errors import CheckpointError
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, save_tensors
-from embedlayer.tables.adapter_files import ADAPTER_CONFIG, read_adapter
+from embedlayer.tables.adapters import ADAPTER_CONFIG, read_adapter
 from embedlayer.vocab import merge_adapter
 
 NAME = "base_model.model.model.embed_tokens"
