@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedlayer.core.collectives import ProcessGroup, RowPartition
+from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.devices import HostCopy
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
@@ -475,7 +475,7 @@ def caller_among(functions: Collection[tuple[str, str]]) -> tuple[str, str] | No
     return None
 
 
-def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
+def collectives_of(mesh: DeviceMesh) -> Collectives:
     """Return the collective operations of the ranks of a device mesh.
 
     Raises:
@@ -483,7 +483,7 @@ def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
     """
     if mesh.ndim != 1:
         raise SizeError(f"A table is sharded along one dimension, and the mesh has {mesh.ndim}: pass mesh['name'].")
-    return ProcessGroup(mesh.get_group(), mesh.device_type)
+    return Collectives(mesh.get_group(), mesh.device_type)
 
 
 def shard_table(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedlayer.core.collectives import Collectives, ProcessGroup
+from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import PeerError, SizeError, StaleRowsError
 from embedlayer.core.held_parameters import optimizers_of
 from embedlayer.distributed.data_parallel import sum_gradient
@@ -225,7 +225,7 @@ def tie_stages(stages: nn.Module | Sequence[nn.Module], mesh: DeviceMesh) -> Tie
             key = tuple(ranks)
             if key not in groups:
                 chosen = [pipeline.global_ranks[rank] for rank in ranks]
-                groups[key] = ProcessGroup(dist.new_group(chosen, use_local_synchronization=True), mesh.device_type)
+                groups[key] = Collectives(dist.new_group(chosen, use_local_synchronization=True), mesh.device_type)
             copies.append(StageCopy(name, parameters[name], groups[key]))
     with torch.no_grad():
         for copy in copies:
