@@ -13,7 +13,6 @@ from embedlayer.census.configurations import (
     IdConversion,
     entries_of,
     id_keys,
-    is_configuration,
     json_value,
     new_value,
     part_at,
@@ -93,7 +92,11 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
     moved = copy.deepcopy(edited)
     differing = _differing(moved, expected)
     for entry in differing:
-        _owner_in(moved, entry.path)[entry.key] = json_value(entry.value)
+        owner = moved
+        for key in entry.path:  # a part that the file does not have is a part of the innermost one that it has
+            inner = owner.get(key)
+            owner = inner if isinstance(inner, dict) else owner
+        owner[entry.key] = json_value(entry.value)
     if differing and (wrong := [".".join((*entry.path, entry.key)) for entry in _differing(moved, expected)]):
         raise VocabularyError(
             f"{where} leaves {', '.join(wrong)} to the defaults of its class, and the class does not read the new "
@@ -133,24 +136,9 @@ def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator
 def _differing(content: JsonObject, expected: list[Entry]) -> list[Entry]:
     """Return those of the expected entries that the class of a configuration file reads otherwise."""
     config = with_defaults_of_class(content) if expected else None
-    return [entry for entry in expected if json_value(_value_at(config, entry)) != json_value(entry.value)]
-
-
-def _value_at(config: Any, entry: Entry) -> Any:
-    """Return the value of an entry in a configuration; `None` if there is none."""
-    for key in (*entry.path, entry.key):
-        config = entries_of(config).get(key) if is_configuration(config) else None
-    return config
-
-
-def _owner_in(content: JsonObject, path: tuple[str, ...]) -> JsonObject:
-    """Return the dictionary at a path of a configuration file; if there is none, the innermost one on the way to it."""
-    for key in path:
-        inner = content.get(key)
-        if not isinstance(inner, dict):
-            break
-        content = inner
-    return content
+    return [
+        entry for entry in expected if json_value(part_at(config, (*entry.path, entry.key))) != json_value(entry.value)
+    ]
 
 
 def _is_stated(content: JsonObject, path: tuple[str, ...], key: str, names: Mapping[str, str]) -> bool:

@@ -197,7 +197,10 @@ class Checkpoint(WeightFiles):
         if self.gguf is not None and isinstance(files, str):
             if not self.gguf.tensors:
                 raise CheckpointError(f"{self.gguf.path} is a GGUF file without tensors, such as that of a tokenizer.")
-            self.config = _config_of(self.gguf)
+            values = {key: entry.value for key, entry in self.gguf.metadata.items()}
+            factors = (each for each in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS) if each in self.gguf.tensors)
+            own_factors = {each: self.gguf.read(each).tolist() for each in factors}
+            self.config = gguf_config(values, is_tied=GGUF_HEAD not in self.gguf.tensors, factors=own_factors)
             self.bytes_read += self.gguf.size
             self._headers[files] = Header(self.gguf.tensors, {}, self.gguf.size)
 
@@ -434,15 +437,6 @@ class Checkpoint(WeightFiles):
 def weight_beside(name: str) -> str:
     """Return the name of the weight of the module that has a tensor, such as `lm_head.weight` for `lm_head.scales`."""
     return f"{name.rpartition('.')[0]}{WEIGHT}".lstrip(".")
-
-
-def _config_of(file: GGUFFile) -> JsonObject:
-    """Return the configuration of the model in a GGUF file, in the form that `config.json` has."""
-    factors = {
-        name: file.read(name).tolist() for name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS) if name in file.tensors
-    }
-    values = {key: entry.value for key, entry in file.metadata.items()}
-    return gguf_config(values, is_tied=GGUF_HEAD not in file.tensors, factors=factors)
 
 
 def is_hub_name(source: str) -> bool:

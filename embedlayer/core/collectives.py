@@ -17,6 +17,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from embedlayer.core.errors import PeerError, SizeError
+from embedlayer.core.formatting import shortened
 from embedlayer.core.torch_state import is_transformed, transforms_active
 
 ReduceOp = Literal["sum", "max", "min"]
@@ -386,14 +387,8 @@ def differences(facts_by_rank: Mapping[int, Mapping[str, Any]]) -> str:
         facts = facts_by_rank[rank]
         names = [name for name in {**expected, **facts} if expected.get(name) != facts.get(name)]
         parts = [
-            f"{name}: {_shortened(facts.get(name))} there, {_shortened(expected.get(name))} on rank {first}"
+            f"{name}: {shortened(facts.get(name))} there, {shortened(expected.get(name))} on rank {first}"
             for name in names
         ]
         sentences += [f"Rank {rank} differs from rank {first} in {'; '.join(parts)}."] if parts else []
     return " ".join([*sentences, "Give all the same."]) if sentences else ""
-
-
-def _shortened(value: Any) -> str:
-    """Return `str(value)`, cut to 60 characters; a cut text ends in three dots."""
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

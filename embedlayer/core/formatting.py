@@ -48,3 +48,9 @@ def a_or_an(noun: object) -> str:
     """
     word = noun if isinstance(noun, str) else type(noun).__name__
     return f"{'an' if word[:1].lower() in 'aeio' else 'a'} {word}"
+
+
+def shortened(value: object) -> str:
+    """Return a value as text of at most 60 characters, the end of a longer text replaced by three dots."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -55,8 +55,8 @@ class StageCopy:
         sum_gradient(self.parameter, self.ranks)
         self.is_summed = True
 
-    def require_summed(self) -> None:
-        """Raise a `StaleRowsError` if the gradient is that of this stage alone."""
+    def require_summed(self, *_: Any) -> None:
+        """Raise a `StaleRowsError` if the gradient is that of this stage alone; also a step pre-hook of optimizers."""
         if self.parameter.grad is not None and not self.is_summed:
             raise StaleRowsError(
                 f"The gradient of {self.name} is that of one pipeline stage, and the table is on {self.ranks.size}: "
@@ -75,12 +75,8 @@ class StageCopy:
         self.is_summed = False
         if not self._has_optimizer:
             for optimizer in optimizers_of([self.parameter]):
-                optimizer.register_step_pre_hook(self._before_step)
+                optimizer.register_step_pre_hook(self.require_summed)
                 self._has_optimizer = True
-
-    def _before_step(self, *_: Any) -> None:
-        """Step pre-hook of the optimizers of the parameter."""
-        self.require_summed()
 
 
 @dataclass(frozen=True)

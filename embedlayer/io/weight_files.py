@@ -1,7 +1,7 @@
 """The weights of a checkpoint folder: which files have them, and its tensors one by one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -74,22 +74,6 @@ class _LocalFolder(CheckpointFolder):
         return _LocalFolder(self.folder / folder)
 
 
-def names_ending_in(names: Iterable[str], *suffixes: str) -> list[str]:
-    """Return the dotted names that equal one of `suffixes` or end in a dot and the suffix.
-
-    The names for the first suffix come first; among the names for one suffix, the shortest. A name with two of the
-    suffixes is listed twice.
-    """
-    dotted = {name: f".{name}" for name in names}
-    return [
-        name
-        for suffix in suffixes
-        for name in sorted(
-            (name for name in dotted if dotted[name].endswith(f".{suffix}")), key=lambda name: (len(name), name)
-        )
-    ]
-
-
 class WeightFiles:
     """The tensors of a checkpoint in one or several safetensors files, read one by one on request.
 
@@ -121,8 +105,13 @@ class WeightFiles:
         return {file: self._header(file) for file in files}
 
     def find(self, *suffixes: str) -> list[str]:
-        """Return the names of the tensors that end in one of `suffixes`, as `names_ending_in` returns them."""
-        return names_ending_in(self.names, *suffixes)
+        """Return the dotted names of tensors that equal one of `suffixes` or end in a dot and the suffix.
+
+        The names for the first suffix come first; among the names for one suffix, the shortest. A name with two of the
+        suffixes is listed twice.
+        """
+        names = sorted(self.names, key=lambda name: (len(name), name))
+        return [name for suffix in suffixes for name in names if f".{name}".endswith(f".{suffix}")]
 
     def info(self, name: str) -> TensorInfo:
         """Return the data type, shape and byte range of a tensor; only the header of its file is read.

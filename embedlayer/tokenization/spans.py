@@ -26,6 +26,9 @@ from embedlayer.tokenization.tokenizer_calls import ANCHOR_CHARS, encode_batch
 _Numbers = NDArray[np.int64]
 _Flags = NDArray[np.bool_]
 
+_Spans = tuple[_Numbers, _Numbers, _Flags, _Flags]
+"""First byte and end of each token, whether its bytes are those of the text, and whether a cut is after it."""
+
 NO_CUT = -1
 """Value of `TokenSpans.cut_ends` where a text cannot be cut after a token."""
 
@@ -264,15 +267,6 @@ def _row_of_text(tokens: TokenBytes, encoding: Encoding, text: bytes, has_templa
     return _Row(ids, *fields, len(text), text)
 
 
-class _Spans(NamedTuple):
-    """First byte and end of each token, whether its bytes are those of the text, and whether a cut is after it."""
-
-    starts: _Numbers
-    ends: _Numbers
-    exact: _Flags
-    is_cut: _Flags
-
-
 def _joining_spans(tokens: TokenBytes, ids: _Numbers, text: bytes) -> _Spans | None:
     """Return the spans of tokens whose bytes join to the text, less a space in front; `None` if they do not."""
     known = tokens.by_id
@@ -283,7 +277,7 @@ def _joining_spans(tokens: TokenBytes, ids: _Numbers, text: bytes) -> _Spans | N
     lengths = known.lengths[ids]
     ends = np.cumsum(lengths) - put
     starts = np.maximum(ends - lengths, 0)
-    return _Spans(starts, ends, np.ones(len(ids), dtype=bool), ends > starts)
+    return starts, ends, np.ones(len(ids), dtype=bool), ends > starts
 
 
 def _in_bytes(offsets: _Numbers, text: bytes) -> _Numbers:
@@ -301,7 +295,7 @@ def _spans_by_offsets(tokens: TokenBytes, ids: _Numbers, offsets: _Numbers, text
     it, or less a space that the tokenizer puts in front of the text or after an added token.
     """
     if not len(ids):
-        return _Spans(ids, ids, np.zeros(0, dtype=bool), np.zeros(0, dtype=bool))
+        return ids, ids, np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)
     known, content = tokens.by_id, np.frombuffer(text + b"\0", dtype=np.uint8)
     reach = np.maximum.accumulate(offsets[:, 1])
     is_first = np.concatenate([[True], offsets[1:, 0] >= reach[:-1]])
@@ -339,4 +333,4 @@ def _spans_by_offsets(tokens: TokenBytes, ids: _Numbers, offsets: _Numbers, text
     exact = joins[group]
     token_ends = np.where(exact, starts[group] + within, ends[group])
     token_starts = np.where(exact, token_ends - lengths, starts[group])
-    return _Spans(token_starts, token_ends, exact, (token_ends > token_starts) & (exact | is_last))
+    return token_starts, token_ends, exact, (token_ends > token_starts) & (exact | is_last)

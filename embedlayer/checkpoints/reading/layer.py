@@ -20,7 +20,6 @@ from embedlayer.checkpoints.reading.inputs import (
     read_projection,
     read_streams,
     read_types,
-    token_dropout,
 )
 from embedlayer.checkpoints.reading.model import CheckpointModel, checkpoint_model
 from embedlayer.checkpoints.reading.positions import first_position_id, read_positions
@@ -118,10 +117,11 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
     decoder, output_table = None, first
     if family.decoder_input is not None:
         model, encoder_blocks = model.of_decoder(), blocks
-        decoder, own = read_decoder_input(model, family.decoder_input, recipe, widths, width)
-        blocks = own.blocks
-        others |= own.schemes
+        decoder, (own, blocks) = read_decoder_input(model, family.decoder_input, recipe, widths, width)
+        others |= own
         output_table = decoder.table or first
+    is_dropped = "token_dropout" in recipe
+    mask_token = model.config.whole("mask_token_id", most=MOST_POSITIONS) if is_dropped else None
     last = codes.table.embed_dim if decoder is not None and codes is not None else width
     return {
         "table": table,
@@ -136,7 +136,7 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         "norm": norm,
         "projection": projection,
         "streams": read_streams(model, width),
-        "token_dropout": token_dropout(model) if "token_dropout" in recipe else None,
+        "token_dropout": None if mask_token is None else TokenDropout(mask_token),
         "decoder": decoder,
         "codes": codes,
         "per_layer": _per_layer(model, family.per_layer, width) if per_layer and family.per_layer else None,
