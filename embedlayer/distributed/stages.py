@@ -19,8 +19,7 @@ from embedlayer.core.errors import PeerError, SizeError, StaleRowsError
 from embedlayer.core.held_parameters import optimizers_of
 from embedlayer.distributed.data_parallel import sum_gradient
 from embedlayer.distributed.dtensors import is_dtensor, to_local
-from embedlayer.distributed.parameter_names import unsharded_parameters
-from embedlayer.distributed.sharded import collectives_of
+from embedlayer.distributed.sharded import collectives_of, unsharded_parameters
 from embedlayer.row_sparse.gradient import row_gradient
 from embedlayer.tables.table import TokenTable
 

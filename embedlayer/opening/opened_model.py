@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from embedlayer.core.errors import CheckpointError, SizeError, TextError, TokenizerError, UnknownTokenError
 from embedlayer.core.forks import call_in_forked_processes
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import short_repr
 from embedlayer.io.files import read_json, recover_folder
 from embedlayer.opening.path_kinds import CONFIG, GENERATION, PathKind, folder_of, path_kind
 

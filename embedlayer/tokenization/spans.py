@@ -17,9 +17,9 @@ from tokenizers import Encoding
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError, TokenIdError, TokenizerError
+from embedlayer.core.formatting import short_repr
 from embedlayer.core.index_checks import as_ids
 from embedlayer.core.shapes import IdsLike
-from embedlayer.core.short_repr import short_repr
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.tokenizer_calls import ANCHOR_CHARS, encode_batch
 

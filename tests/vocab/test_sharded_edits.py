@@ -14,8 +14,7 @@ import embedlayer as el
 from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.collectives import Collectives
 from embedlayer.distributed.launch import Launch
-from embedlayer.distributed.parameter_names import trained_parameters
-from embedlayer.distributed.sharded import ShardedTable, shard_table
+from embedlayer.distributed.sharded import ShardedTable, shard_table, trained_parameters
 from embedlayer.training.parallel import ParallelContext
 from embedlayer.vocab.init.auxiliary_init import FocusInit, OMPInit
 from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
