@@ -173,11 +173,11 @@ class Collectives:
                 dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()), group=self.group)
         return tensor
 
-    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Overwrite `tensor` on every rank with that of rank `src`, and return it. The tensor must be contiguous."""
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Overwrite `tensor` on every rank with that of rank 0, and return it. The tensor must be contiguous."""
         if not self.is_single:
             with self.peer_errors():
-                dist.broadcast(tensor, group_src=src, group=self.group)
+                dist.broadcast(tensor, group_src=0, group=self.group)
         return tensor
 
     def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
@@ -258,9 +258,9 @@ class Collectives:
         """Return whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
-    def broadcast_object(self, value: Any, src: int = 0) -> Any:
-        """Return the `value` of rank `src` on every rank. It is sent as JSON."""
-        return self.all_gather_object(value if self.rank == src else None)[src]
+    def broadcast_object(self, value: Any) -> Any:
+        """Return the `value` of rank 0 on every rank. It is sent as JSON."""
+        return self.all_gather_object(value if self.is_first else None)[0]
 
     def exchange_counts(self, send_counts: Sequence[int]) -> list[int]:
         """Tell each rank how many rows this rank will send to it, and return how many each will send to this one."""

@@ -248,7 +248,10 @@ def _row_of_text(tokens: TokenBytes, encoding: Encoding, text: bytes, has_templa
     spans = _joining_spans(tokens, own, text)
     if spans is None:
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)[in_text]
-        spans = _spans_by_offsets(tokens, own, _in_bytes(offsets, text), text)
+        if not text.isascii():  # offsets count characters
+            first_bytes = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) & 0xC0 != 0x80)
+            offsets = np.append(first_bytes, len(text))[offsets]
+        spans = _spans_by_offsets(tokens, own, offsets, text)
     starts, ends, exact, is_cut = spans
     exact &= ~(tokens.by_id.special | tokens.by_id.unknown)[own]
     cut_ends = np.where(is_cut, np.append(starts[1:], len(text))[: len(own)], NO_CUT)
@@ -278,14 +281,6 @@ def _joining_spans(tokens: TokenBytes, ids: _Numbers, text: bytes) -> _Spans | N
     ends = np.cumsum(lengths) - put
     starts = np.maximum(ends - lengths, 0)
     return starts, ends, np.ones(len(ids), dtype=bool), ends > starts
-
-
-def _in_bytes(offsets: _Numbers, text: bytes) -> _Numbers:
-    """Return offsets in bytes of UTF-8 for offsets in content."""
-    if text.isascii():
-        return offsets
-    first_bytes = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) & 0xC0 != 0x80)
-    return np.append(first_bytes, len(text))[offsets]
 
 
 def _spans_by_offsets(tokens: TokenBytes, ids: _Numbers, offsets: _Numbers, text: bytes) -> _Spans:
