@@ -9,21 +9,21 @@ import pytest
 from size import sizes
 
 CEILINGS = {
-    "defs": 5026,
-    "classes": 728,
-    "modules": 481,
+    "defs": 4973,
+    "classes": 722,
+    "modules": 476,
     "packages": 30,
     "lambdas": 333,
-    "named tuples": 136,
-    "lines of code": 56764,
-    "lines of raise": 3590,
+    "named tuples": 132,
+    "lines of code": 56657,
+    "lines of raise": 3589,
     "lines of errors built elsewhere": 312,
-    "docstring lines": 30594,
-    "docstring characters": 1553468,
-    "comment lines": 1040,
+    "docstring lines": 30491,
+    "docstring characters": 1547779,
+    "comment lines": 1044,
     "lines of tools": 4888,
     "lines of docs": 2667,
-    "lines of tests": 88907,
+    "lines of tests": 88905,
 }
 
 
