@@ -197,10 +197,10 @@ class Collectives:
         if is_transformed(rows) or (torch.is_grad_enabled() and rows.requires_grad):
             received: Tensor = _AllToAll.apply(rows, *counts, self)  # type: ignore[no-untyped-call]
             return received
-        return self.exchange_rows(rows, *counts)  # autograd's function takes as long as to send a few rows
+        return self.exchange_rows(rows, *counts)
 
     def exchange_rows(self, rows: Rows, send_counts: list[int], receive_counts: list[int]) -> Rows:
-        """Do what `all_to_all` does, without a gradient."""
+        """Do what `all_to_all` does, without a gradient; autograd's function takes as long as to send a few rows."""
         received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
         with self.peer_errors():
             dist.all_to_all_single(received, rows.contiguous(), receive_counts, send_counts, group=self.group)

@@ -248,7 +248,7 @@ def _row_of_text(tokens: TokenBytes, encoding: Encoding, text: bytes, has_templa
     spans = _joining_spans(tokens, own, text)
     if spans is None:
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)[in_text]
-        if not text.isascii():  # offsets count characters
+        if not text.isascii():
             first_bytes = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) & 0xC0 != 0x80)
             offsets = np.append(first_bytes, len(text))[offsets]
         spans = _spans_by_offsets(tokens, own, offsets, text)

@@ -11,6 +11,7 @@ from torch import nn
 
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.codes import read_codes
+from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
 from embedlayer.checkpoints.reading.head import read_head
 from embedlayer.checkpoints.reading.inputs import (
     attention_windows,
@@ -38,6 +39,7 @@ from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.families.records import FoldedRows, PerLayerSpec
 from embedlayer.injections.per_layer import PerLayerInputs
+from embedlayer.inputs.parts import TokenDropout
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import assign
 

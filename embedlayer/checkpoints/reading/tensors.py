@@ -88,7 +88,7 @@ class CheckpointTensors:
             if parts is None:
                 names[key] = own
             else:
-                starts = [name[: name.rfind(".") + 1] for name in own]  # of the names of their modules
+                starts = [name[: name.rfind(".") + 1] for name in own]
                 names |= {part: tuple(start + rest for start in starts) for part, rest in parts.items()}
         return names
 
