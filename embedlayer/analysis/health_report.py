@@ -19,8 +19,7 @@ from embedlayer.analysis.shared_variance import SharedVariance
 from embedlayer.analysis.token_classes import KINDS
 from embedlayer.analysis.tokenizer_fit import ERRORS, FEWEST_PAIRS, MIXED, TokenizerFit
 from embedlayer.analysis.under_trained import Cone, UnderTrained
-from embedlayer.core.formatting import count_of
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import count_of, short_repr
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
 from embedlayer.tokenization.bytes import BYTE_ENTRY, token_text

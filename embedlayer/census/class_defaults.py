@@ -6,14 +6,13 @@ An edit writes them moved into the new file, so that the class reads there what 
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from embedlayer.census.configurations import (
     ROLE_KEYS,
     IdConversion,
     entries_of,
     id_keys,
-    is_configuration,
     json_value,
     new_value,
     part_at,
@@ -25,20 +24,6 @@ from embedlayer.core.errors import CheckpointError, VocabularyError
 from embedlayer.families import MULTIMODAL, family_of
 from embedlayer.families.default_ids import DEFAULT_IDS
 from embedlayer.io.files import JsonObject
-
-
-class Entry(NamedTuple):
-    """Refer to an entry of a configuration with token IDs, or with the number of tokens.
-
-    Attributes:
-        path: Keys of the configuration that contains it, from the outermost one inwards.
-        key: Key of the entry.
-        value: Its value.
-    """
-
-    path: tuple[str, ...]
-    key: str
-    value: Any
 
 
 def with_defaults_of_class(content: JsonObject) -> Any:
@@ -89,12 +74,17 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
     Raises:
         VocabularyError: The new value of an entry cannot be computed, or the class would not read it.
     """
-    expected = list(_new_entries(content, ids, where))
+    expected = dict(_new_entries(content, ids, where))
     moved = copy.deepcopy(edited)
     differing = _differing(moved, expected)
-    for entry in differing:
-        _owner_in(moved, entry.path)[entry.key] = json_value(entry.value)
-    if differing and (wrong := [".".join((*entry.path, entry.key)) for entry in _differing(moved, expected)]):
+    for *path, own_key in differing:
+        owner = moved
+        for key in path:
+            if not isinstance(owner.get(key), dict):
+                break
+            owner = owner[key]
+        owner[own_key] = json_value(expected[*path, own_key])
+    if differing and (wrong := [".".join(place) for place in _differing(moved, expected)]):
         raise VocabularyError(
             f"{where} leaves {', '.join(wrong)} to the defaults of its class, and the class does not read the new "
             f"value: state it in {where} before the edit."
@@ -102,10 +92,11 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
     return moved
 
 
-def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator[Entry]:
+def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the IDs and sizes that a configuration file leaves to its class, with their values after an edit.
 
-    Parts of the configuration that have IDs of another vocabulary are left out.
+    Each is yielded with the keys that lead to it, from the outermost configuration inwards, and its own key. Parts of
+    the configuration that have IDs of another vocabulary are left out.
 
     Raises:
         VocabularyError: The new value of an entry cannot be computed.
@@ -118,11 +109,11 @@ def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator
         names = getattr(owner, "attribute_map", {})
         for key in size_keys(owner, old):
             if not _is_stated(content, path, key, names):
-                yield Entry(path, key, ids.size)
+                yield (*path, key), ids.size
         for key in id_keys(owner, old, where):
             if not _is_stated(content, path, key, names):
                 try:
-                    yield Entry(path, key, new_value(key, beside[key], ids, beside, where))
+                    yield (*path, key), new_value(key, beside[key], ids, beside, where)
                 except VocabularyError as error:
                     raise VocabularyError(
                         f"{error}\n{where} leaves {key} to the default of its class, {beside[key]}: state it there if "
@@ -130,27 +121,10 @@ def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator
                     ) from error
 
 
-def _differing(content: JsonObject, expected: list[Entry]) -> list[Entry]:
-    """Return those of the expected entries that the class of a configuration file reads otherwise."""
+def _differing(content: JsonObject, expected: Mapping[tuple[str, ...], Any]) -> list[tuple[str, ...]]:
+    """Return the keys of those of the expected entries that the class of a configuration file reads otherwise."""
     config = with_defaults_of_class(content) if expected else None
-    return [entry for entry in expected if json_value(_value_at(config, entry)) != json_value(entry.value)]
-
-
-def _value_at(config: Any, entry: Entry) -> Any:
-    """Return the value of an entry in a configuration; `None` if there is none."""
-    for key in (*entry.path, entry.key):
-        config = entries_of(config).get(key) if is_configuration(config) else None
-    return config
-
-
-def _owner_in(content: JsonObject, path: tuple[str, ...]) -> JsonObject:
-    """Return the dictionary at a path of a configuration file; if there is none, the innermost one on the way to it."""
-    for key in path:
-        inner = content.get(key)
-        if not isinstance(inner, dict):
-            break
-        content = inner
-    return content
+    return [place for place, value in expected.items() if json_value(part_at(config, place)) != json_value(value)]
 
 
 def _is_stated(content: JsonObject, path: tuple[str, ...], key: str, names: Mapping[str, str]) -> bool:

@@ -107,35 +107,26 @@ def parts_of(config: Any, size: int, name: str = "") -> Iterator[Part]:
     part without a number of tokens is as the configuration around it. One with a number has these IDs if it is none of
     `OTHER_PARTS` and the number is `size`; if no part states `size`, it is as the configuration around it too.
     """
-    nested = [entry for entry in _nested(config, name) if entry[1] not in OTHER_PARTS]
-    is_stated = any(size in _sizes(owner).values() for _, _, owner in nested)
-    yield from _parts(config, name, "", True, size if is_stated else None)
+    nested = [*_nested(config, name)]
+    is_stated = any(size in _sizes(owner).values() for _, key, owner, _ in nested if key not in OTHER_PARTS)
+    of_tokens: dict[int, bool] = {}
+    for own_name, key, owner, around in nested:
+        sizes, is_inherited = _sizes(owner), of_tokens.get(id(around), True)
+        is_edited = size in sizes.values() if is_stated else is_inherited
+        of_tokens[id(owner)] = key not in OTHER_PARTS and is_edited if sizes and key else is_inherited
+        yield Part(own_name, owner, of_tokens[id(owner)])
 
 
-def _nested(config: Any, name: str, key: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield `(name, key, configuration)` for a configuration and all configurations in it.
+def _nested(config: Any, name: str, key: str = "", around: Any = None) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield `(name, key, configuration, around)` for a configuration and all configurations in it.
 
-    `key` is that in the configuration around it, or "". Dictionaries under keys of token IDs are no configurations.
+    `around` is the configuration that contains it, or `None`, and `key` the key there, or "". Dictionaries under keys
+    of token IDs are no configurations.
     """
-    yield name, key, config
+    yield name, key, config, around
     for own, value in entries_of(config).items():
         if own not in KNOWN_IDS | NO_IDS and is_configuration(value):
-            yield from _nested(value, f"{name}.{own}".lstrip("."), own)
-
-
-def _parts(config: Any, name: str, key: str, of_tokens: bool, size: int | None) -> Iterator[Part]:
-    """Yield a configuration and all configurations in it, as `parts_of`.
-
-    `key` is its key in the configuration around it, or "", and `of_tokens` says whether that one has the token IDs of
-    the edited vocabulary. `size` is `None` if no part states the number of tokens, so that it tells nothing.
-    """
-    sizes = _sizes(config)
-    if sizes and key:
-        of_tokens = key not in OTHER_PARTS and (of_tokens if size is None else size in sizes.values())
-    yield Part(name, config, of_tokens)
-    for own, value in entries_of(config).items():
-        if own not in KNOWN_IDS | NO_IDS and is_configuration(value):
-            yield from _parts(value, f"{name}.{own}".lstrip("."), own, of_tokens, size)
+            yield from _nested(value, f"{name}.{own}".lstrip("."), own, config)
 
 
 def _sizes(config: Any) -> dict[str, int]:
@@ -188,7 +179,7 @@ def other_models(module: nn.Module) -> set[int]:
     """
     parts = [part for part in module.modules() if is_configuration(own_attribute(part, "config"))]
     nested = {id(each.config): list(_nested(each.config, "")) for each in parts}
-    others = {id(owner) for found in nested.values() for _, key, owner in found if key in OTHER_PARTS}
+    others = {id(owner) for found in nested.values() for _, key, owner, _ in found if key in OTHER_PARTS}
     return {id(child) for part in parts if id(part.config) in others for child in part.modules()} - {id(module)}
 
 

@@ -84,7 +84,8 @@ def axes_by_build(model_class: Any, config: Any, known: Collection[str]) -> Axes
     Raises:
         CheckpointError: The model cannot be built from this configuration.
     """
-    sizes = list(_sizes_in(config))
+    parts = [(path, key, value) for path, part in _config_parts(config) for key, value in vars(part).items()]
+    sizes = [each for each in parts if each[1] in VOCAB_SIZE_KEYS and type(each[2]) is int]
     before = _built_shapes(model_class, config) if sizes else {}
     axes: Axes = {}
     for path, key, size in sizes:
@@ -165,18 +166,12 @@ def _with_floats(value: Any) -> Any:
     return [_with_floats(each) for each in value] if isinstance(value, list) else value
 
 
-def _sizes_in(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, int]]:
-    """Yield path, key and value of each number of tokens in a configuration of transformers and in its parts."""
+def _config_parts(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield path and configuration for a configuration of transformers and those in it."""
+    yield path, config
     for key, value in vars(config).items():
-        if key in VOCAB_SIZE_KEYS and type(value) is int:
-            yield path, key, value
-        elif _is_config(value):
-            yield from _sizes_in(value, (*path, key))
-
-
-def _is_config(value: object) -> bool:
-    """Return whether a value in a configuration of transformers is a configuration itself."""
-    return hasattr(value, "to_dict") and hasattr(value, "model_type")
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            yield from _config_parts(value, (*path, key))
 
 
 def _with_dtypes(config: Any) -> Any:
@@ -185,10 +180,7 @@ def _with_dtypes(config: Any) -> Any:
     transformers' `save_pretrained` leaves texts such as `"float32"` in a live configuration.
     """
     other = copy.deepcopy(config)
-    parts = [other]
-    while parts:
-        part = parts.pop()
-        parts += [value for value in vars(part).values() if _is_config(value)]
+    for _, part in _config_parts(other):
         if isinstance(vars(part).get("dtype"), str):
             part.dtype = getattr(torch, part.dtype)
     return other

@@ -1,8 +1,8 @@
 from .layer import EmbeddingLayer as EmbeddingLayer
 from .layer import load as load
-from .layer_report import LayerReport as LayerReport
 from .patching import patch as patch
 from .patching import unpatch as unpatch
+from .reading.layer import LayerReport as LayerReport
 from .reading.layer import LoadRecord as LoadRecord
 from .reading.tensors import LoadedTensor as LoadedTensor
 from .vector_files import read_vectors as read_vectors

@@ -11,10 +11,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.layer_report import LayerReport
 from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.reading.layer import (
+    LayerReport,
     LoadRecord,
     build_with_tensors,
     finds_table,

@@ -422,7 +422,8 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
         return ModelLogitOptions(unknown=reason, is_partial=bool(spec.columns))
     bias = _tensor_of(owner, spec.bias) if old.bias is None else None
     try:
-        return ModelLogitOptions(*logit_factors(spec, config, old.in_features), bias, spec.scales_hidden)
+        factors = logit_factors(spec, config, old.in_features)
+        return ModelLogitOptions(**factors, bias=bias, scales_hidden=spec.scales_hidden)
     except CheckpointError as error:
         return ModelLogitOptions(unknown=f"The configuration does not say what the model does to its logits ({error})")
 

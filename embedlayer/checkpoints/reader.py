@@ -28,6 +28,7 @@ from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import Header, TensorInfo, byte_chunks
 from embedlayer.io.weight_files import (
     CheckpointFolder,
+    LocalFolder,
     WeightFiles,
     choose_weight_files,
     find_folder,
@@ -134,14 +135,6 @@ class _Hub(CheckpointFolder):
             return False
         return True
 
-    def list_files(self) -> None:
-        """Return `None`: the files of a repository are not listed, they can only be requested by name."""
-        return
-
-    def subfolder(self, folder: str) -> "_Hub":
-        """Return a folder of the same repository and revision; `folder` is its path in the repository."""
-        return _Hub(self.repository, self.revision, folder, online=self.online)
-
 
 def _hub_error(what: str, error: Exception) -> FileError:
     """Return, without raising it, the error of a failed access to the hub.
@@ -197,7 +190,10 @@ class Checkpoint(WeightFiles):
         if self.gguf is not None and isinstance(files, str):
             if not self.gguf.tensors:
                 raise CheckpointError(f"{self.gguf.path} is a GGUF file without tensors, such as that of a tokenizer.")
-            self.config = _config_of(self.gguf)
+            values = {key: entry.value for key, entry in self.gguf.metadata.items()}
+            factors = (each for each in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS) if each in self.gguf.tensors)
+            own_factors = {each: self.gguf.read(each).tolist() for each in factors}
+            self.config = gguf_config(values, is_tied=GGUF_HEAD not in self.gguf.tensors, factors=own_factors)
             self.bytes_read += self.gguf.size
             self._headers[files] = Header(self.gguf.tensors, {}, self.gguf.size)
 
@@ -229,9 +225,14 @@ class Checkpoint(WeightFiles):
             if re.fullmatch(r"[\w.-]+", str(source)):
                 raise FileError(f"{no_such_path(source)} A model on the hub is named with its owner: owner/{source}.")
             raise no_such_path(source)
-        place = _Hub(str(source), revision) if local is None else local[0]
+        hub = _Hub(str(source), revision)
+        place = hub if local is None else local[0]
         folder, is_static = _first_module(place)
-        return cls(place.subfolder(folder) if folder else place, is_static_embedding=is_static)
+        if folder and place.path is not None:
+            place = LocalFolder(place.path / folder)
+        elif folder:
+            place = _Hub(hub.repository, revision, folder, online=hub.online)
+        return cls(place, is_static_embedding=is_static)
 
     def file(self, name: str) -> Path | None:
         """Return the local path of another file of the checkpoint, such as `tokenizer.json`; `None` if it is missing.
@@ -434,15 +435,6 @@ class Checkpoint(WeightFiles):
 def weight_beside(name: str) -> str:
     """Return the name of the weight of the module that has a tensor, such as `lm_head.weight` for `lm_head.scales`."""
     return f"{name.rpartition('.')[0]}{WEIGHT}".lstrip(".")
-
-
-def _config_of(file: GGUFFile) -> JsonObject:
-    """Return the configuration of the model in a GGUF file, in the form that `config.json` has."""
-    factors = {
-        name: file.read(name).tolist() for name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS) if name in file.tensors
-    }
-    values = {key: entry.value for key, entry in file.metadata.items()}
-    return gguf_config(values, is_tied=GGUF_HEAD not in file.tensors, factors=factors)
 
 
 def is_hub_name(source: str) -> bool:

@@ -13,7 +13,6 @@ from embedlayer.families import (
     is_table_name,
     nearest_model_types,
 )
-from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.saving import FLOATS
 
@@ -157,8 +156,14 @@ def quantised_error(checkpoint: Checkpoint, what: str, name: str, parts: Iterabl
     info = checkpoint.info(name)
     beside = [part for part in parts if part != name]
     scales = f" beside {', '.join(beside[:3])}{', ...' if len(beside) > 3 else ''}" if beside else ""
+    method, scheme = "", checkpoint.quantisation
+    if scheme is not None:
+        bits = 8 if scheme.get("load_in_8bit") else 4 if scheme.get("load_in_4bit") else scheme.get("bits")
+        method = (
+            f" ({scheme.get('quant_method', 'no quant_method')}{f', {bits} bits' if isinstance(bits, int) else ''})"
+        )
     return CheckpointError(
-        f"{info.file}: the {what} is quantised{_scheme(checkpoint.quantisation)}: {name} is stored as {info.dtype} "
+        f"{info.file}: the {what} is quantised{method}: {name} is stored as {info.dtype} "
         f"{list(info.shape)}{scales}, and embedlayer reads no such format there. Load the model from which it was "
         f"quantised, or that model in one of the formats of docs/checkpoints.md."
     )
@@ -175,12 +180,3 @@ def combined_error(checkpoint: Checkpoint, what: str, *names: str) -> Checkpoint
         f"{info.file}: the {what} is computed from {' and '.join(names)}, which is read for numbers alone: {stored} is "
         f"quantised, {info.dtype}. Load the model from which it was quantised."
     )
-
-
-def _scheme(scheme: JsonObject | None) -> str:
-    """Return method and bits of the quantisation that a configuration states, in parentheses; `""` for none."""
-    if scheme is None:
-        return ""
-    bits = 8 if scheme.get("load_in_8bit") else 4 if scheme.get("load_in_4bit") else scheme.get("bits")
-    method = scheme.get("quant_method", "no quant_method")
-    return f" ({method}, {bits} bits)" if isinstance(bits, int) else f" ({method})"

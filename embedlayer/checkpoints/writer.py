@@ -24,7 +24,6 @@ from embedlayer.io.files import check_new_folder, named_path, new_folder, read_j
 from embedlayer.io.safetensors_files import (
     INDEX,
     Header,
-    TensorInfo,
     copy_bytes,
     header_of_copy,
     read_header,
@@ -315,7 +314,7 @@ def copy_with_tensors(
     """
     metadata = {key: metadata.get(key, value) for key, value in header.metadata.items()}
     sizes = {
-        name: (changed[name].shape, _stored_bytes(changed[name], info))
+        name: (changed[name].shape, changed[name].numel() * info.torch_dtype.itemsize)
         if name in changed
         else (info.shape, info.nbytes)
         for name, info in header.tensors.items()
@@ -361,13 +360,11 @@ def _rewrite_json(
         metadata = content.get("metadata")
         if isinstance(metadata, dict):
             infos = {name: checkpoint.info(name) for name in changed}
-            nbytes = sum(_stored_bytes(tensor, infos[name]) - infos[name].nbytes for name, tensor in changed.items())
+            nbytes = sum(
+                tensor.numel() * infos[name].torch_dtype.itemsize - infos[name].nbytes
+                for name, tensor in changed.items()
+            )
             for key, added in (("total_size", nbytes), ("total_parameters", numel)):
                 if isinstance(metadata.get(key), int | float):
                     metadata[key] += added
         write_json(index, content)
-
-
-def _stored_bytes(tensor: Tensor, info: TensorInfo) -> int:
-    """Return the size in bytes of `tensor` in the dtype of `info`."""
-    return tensor.numel() * info.torch_dtype.itemsize

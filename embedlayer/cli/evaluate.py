@@ -9,7 +9,7 @@ import click
 
 from embedlayer.cli.options import SOURCE, TEXT, chosen_device, json_option, tokenizer_option
 from embedlayer.cli.printing import make_console, print_json, print_line, print_table
-from embedlayer.core.invisible_characters import visible_text
+from embedlayer.core.formatting import visible_text
 from embedlayer.opening.path_kinds import BLOCKS, CONFIG
 
 if TYPE_CHECKING:

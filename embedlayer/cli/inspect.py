@@ -10,8 +10,7 @@ import click
 from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import LONGEST_TOKEN, make_console, print_facts, print_json, print_line, print_table
 from embedlayer.core.errors import TokenizerError
-from embedlayer.core.formatting import count_of
-from embedlayer.core.invisible_characters import visible_text
+from embedlayer.core.formatting import count_of, visible_text
 
 if TYPE_CHECKING:
     from jaxtyping import Bool

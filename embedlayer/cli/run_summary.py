@@ -12,7 +12,7 @@ from embedlayer.cli.options import RUN
 from embedlayer.cli.printing import make_console, print_facts, print_json, print_line
 from embedlayer.cli.training_runs import neighbors_of
 from embedlayer.core.errors import FileError
-from embedlayer.core.invisible_characters import visible_text
+from embedlayer.core.formatting import visible_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -19,5 +19,5 @@ from .errors import TokenizerError as TokenizerError
 from .errors import UnknownTokenError as UnknownTokenError
 from .errors import VersionError as VersionError
 from .errors import VocabularyError as VocabularyError
-from .invisible_characters import visible_characters as visible_characters
-from .invisible_characters import visible_text as visible_text
+from .formatting import visible_characters as visible_characters
+from .formatting import visible_text as visible_text

@@ -1,12 +1,11 @@
 """Collective operations over one process or many, by the names of `torch.distributed`, and the rows that a rank stores.
 
-Code that runs on one process and on many takes a `Collectives`: `SINGLE_PROCESS` by default, or a `ProcessGroup`. With
-one process each operation returns its input, so the same code serves both.
+Code that runs on one process and on many takes a `Collectives`, by default `SINGLE_PROCESS`, whose operations return
+their input, so the same code serves both.
 """
 
 import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from embedlayer.core.errors import PeerError, SizeError
+from embedlayer.core.formatting import shortened
 from embedlayer.core.torch_state import is_transformed, transforms_active
 
 ReduceOp = Literal["sum", "max", "min"]
@@ -130,35 +130,56 @@ class RowPartition:
         return low - self.start, max(low, min(stop, self.stop)) - self.start
 
 
-class Collectives(ABC):
-    """Abstract: collective operations (all-reduce, all-gather, ...) over a group of ranks.
+class Collectives:
+    """Collective operations (all-reduce, all-gather, ...) over a group of ranks, or over one process.
 
     Every rank of the group must call each operation, in the same order. An error of torch.distributed in an operation
-    is raised as a `PeerError`.
+    is raised as a `PeerError`. `reduce_scatter` and the gradients of `all_gather` are summed in the order of the ranks,
+    so each run gives the same sums. `SINGLE_PROCESS` sends nothing: each of its operations returns its input.
+
+    Args:
+        group: The group of `torch.distributed`; `None` is the default group, which must be initialised.
+        device: Device of counts and JSON objects, one that the group's backend accepts.
+        timeout_seconds: Time-out of the group, which error messages name; `None` if it is not known.
+        levels: How `partition` splits rows over the ranks, if in several splits.
+        is_single: Whether there is one process without a group, as in `SINGLE_PROCESS`.
 
     Attributes:
         rank: Number of this process in the group, from 0.
         size: Number of ranks in the group.
         global_ranks: Rank of each process of the group in the default process group; used in messages.
-        levels: How `partition` splits rows over the ranks, if in several splits.
-        device: Device of counts and JSON objects. The other tensors must be on a device that the group accepts.
     """
 
-    rank: int
-    size: int
-    global_ranks: list[int]
-    levels: Levels = ()
-    device: torch.device
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+        *,
+        timeout_seconds: float | None = None,
+        levels: Levels = (),
+        is_single: bool = False,
+    ) -> None:
+        self.group, self.device, self.timeout_seconds = group, torch.device(device), timeout_seconds
+        self.levels, self.is_single = levels, is_single
+        self.rank, self.size, self.global_ranks = 0, 1, [0]
+        if not is_single:
+            self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+            self.global_ranks = dist.get_process_group_ranks(group)
 
-    @abstractmethod
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Reduce `tensor` elementwise over all ranks, in place on every rank, and return it. It has no gradient."""
+        if not self.is_single:
+            with self.peer_errors():
+                dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()), group=self.group)
+        return tensor
 
-    @abstractmethod
-    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Overwrite `tensor` on every rank with that of rank `src`, and return it. The tensor must be contiguous."""
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Overwrite `tensor` on every rank with that of rank 0, and return it. The tensor must be contiguous."""
+        if not self.is_single:
+            with self.peer_errors():
+                dist.broadcast(tensor, group_src=0, group=self.group)
+        return tensor
 
-    @abstractmethod
     def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
         """Send consecutive rows to each rank, and return the rows received from all ranks, in the order of the ranks.
 
@@ -170,8 +191,21 @@ class Collectives(ABC):
             send_counts: Number of rows for each rank.
             receive_counts: Number of rows from each rank, as `exchange_counts(send_counts)` returns them.
         """
+        if self.is_single:
+            return rows
+        counts = list(send_counts), list(receive_counts)
+        if is_transformed(rows) or (torch.is_grad_enabled() and rows.requires_grad):
+            received: Tensor = _AllToAll.apply(rows, *counts, self)  # type: ignore[no-untyped-call]
+            return received
+        return self.exchange_rows(rows, *counts)
 
-    @abstractmethod
+    def exchange_rows(self, rows: Rows, send_counts: list[int], receive_counts: list[int]) -> Rows:
+        """Do what `all_to_all` does, without a gradient; autograd's function takes as long as to send a few rows."""
+        received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
+        with self.peer_errors():
+            dist.all_to_all_single(received, rows.contiguous(), receive_counts, send_counts, group=self.group)
+        return received
+
     def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
         """Concatenate the rows of all ranks, in the order of the ranks.
 
@@ -181,8 +215,12 @@ class Collectives(ABC):
             rows: The rows of this rank.
             counts: Number of rows of each rank; `None` to gather these numbers first.
         """
+        if self.is_single:
+            return rows
+        known = self.exchange_counts([len(rows)] * self.size) if counts is None else counts
+        repeated = rows.expand(self.size, *rows.shape).flatten(0, 1)
+        return self.all_to_all(repeated, [len(rows)] * self.size, known)
 
-    @abstractmethod
     def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
         """Sum `rows` over all ranks, in the order of the ranks, and return this rank's consecutive part of the sum.
 
@@ -192,26 +230,37 @@ class Collectives(ABC):
             rows: One row for each row of the result on rank 0, then for rank 1, and so on.
             counts: Number of rows that each rank gets.
         """
+        if self.is_single:
+            return rows
+        own = counts[self.rank]
+        parts = self.all_to_all(rows, counts, [own] * self.size)
+        return parts.view(self.size, own, *rows.shape[1:]).sum(0)
 
-    @abstractmethod
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return a list with the `value` of every rank, in the order of the ranks.
 
-        Values are sent as JSON, never as a pickle. What JSON has no type for arrives as text.
+        Values are sent as JSON, never as a pickle. What JSON has no type for arrives as text. A single process gets the
+        object itself.
         """
+        if self.is_single:
+            return [value]
+        content = torch.frombuffer(bytearray(json.dumps(value, default=str).encode()), dtype=torch.uint8)
+        counts = self.exchange_counts([len(content)] * self.size)
+        contents = self.all_gather(content.to(self.device), counts).cpu().split(counts)
+        return [json.loads(bytes(each.tolist())) for each in contents]
 
-    @abstractmethod
     def peer_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that converts an error of torch.distributed in its block to a `PeerError`."""
+        return nullcontext() if self.is_single else peer_errors(self.rank, self.size, self.timeout_seconds)
 
     @property
     def is_first(self) -> bool:
         """Return whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
-    def broadcast_object(self, value: Any, src: int = 0) -> Any:
-        """Return the `value` of rank `src` on every rank. It is sent as JSON."""
-        return self.all_gather_object(value if self.rank == src else None)[src]
+    def broadcast_object(self, value: Any) -> Any:
+        """Return the `value` of rank 0 on every rank. It is sent as JSON."""
+        return self.all_gather_object(value if self.is_first else None)[0]
 
     def exchange_counts(self, send_counts: Sequence[int]) -> list[int]:
         """Tell each rank how many rows this rank will send to it, and return how many each will send to this one."""
@@ -285,128 +334,14 @@ class Collectives(ABC):
             raise PeerError(f"{found} Nothing was changed.")
 
 
-class SingleProcess(Collectives):
-    """Single-process version of `Collectives`: each operation returns its input, and nothing is sent."""
-
-    rank, size, global_ranks, device = 0, 1, [0], torch.device("cpu")
-
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Single-process version: return `tensor` unchanged."""
-        return tensor
-
-    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Single-process version: return `tensor` unchanged."""
-        return tensor
-
-    def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
-        """Single-process version: return `rows` unchanged."""
-        return rows
-
-    def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
-        """Single-process version: return `rows` unchanged."""
-        return rows
-
-    def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
-        """Single-process version: return `rows` unchanged."""
-        return rows
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Single-process version: return `[value]`, with the object itself, which is not converted to JSON."""
-        return [value]
-
-    def peer_errors(self) -> AbstractContextManager[None]:
-        """Single-process version: return a context manager that converts no error."""
-        return nullcontext()
-
-
-SINGLE_PROCESS = SingleProcess()
-
-
-class ProcessGroup(Collectives):
-    """The collective operations of a `torch.distributed` process group.
-
-    Its `reduce_scatter` and the gradients of `all_gather` are summed in the order of the ranks, so each run gives the
-    same sums.
-
-    Args:
-        group: The group; `None` is the default group, which must be initialised.
-        device: Device of counts and JSON objects, one that the group's backend accepts.
-        timeout_seconds: Time-out of the group, which error messages name; `None` if it is not known.
-        levels: How `partition` splits rows over the ranks, if in several splits.
-    """
-
-    def __init__(
-        self,
-        group: dist.ProcessGroup | None = None,
-        device: torch.device | str = "cpu",
-        *,
-        timeout_seconds: float | None = None,
-        levels: Levels = (),
-    ) -> None:
-        self.group, self.device, self.timeout_seconds = group, torch.device(device), timeout_seconds
-        self.levels = levels
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.global_ranks = dist.get_process_group_ranks(group)
-
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Reduce `tensor` elementwise over all ranks, in place on every rank, and return it. It has no gradient."""
-        with self.peer_errors():
-            dist.all_reduce(tensor, getattr(dist.ReduceOp, op.upper()), group=self.group)
-        return tensor
-
-    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Overwrite `tensor` on every rank with that of rank `src`, and return it. The tensor must be contiguous."""
-        with self.peer_errors():
-            dist.broadcast(tensor, group_src=src, group=self.group)
-        return tensor
-
-    def all_to_all(self, rows: Rows, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Rows:
-        """Send consecutive rows to each rank, and return the rows received from all ranks, in rank order."""
-        return self._sent(rows, list(send_counts), list(receive_counts))
-
-    def all_gather(self, rows: Rows, counts: Sequence[int] | None = None) -> Rows:
-        """Concatenate the rows of all ranks, in the order of the ranks."""
-        known = self.exchange_counts([len(rows)] * self.size) if counts is None else list(counts)
-        repeated = rows.expand(self.size, *rows.shape).flatten(0, 1)
-        return self._sent(repeated, [len(rows)] * self.size, known)
-
-    def _sent(self, rows: Rows, send_counts: list[int], receive_counts: list[int]) -> Rows:
-        """Do what `all_to_all` does; autograd's function takes as long as to send a few rows."""
-        if is_transformed(rows) or (torch.is_grad_enabled() and rows.requires_grad):
-            received: Tensor = _AllToAll.apply(rows, send_counts, receive_counts, self)  # type: ignore[no-untyped-call]
-            return received
-        return self.exchange_rows(rows, send_counts, receive_counts)
-
-    def exchange_rows(self, rows: Rows, send_counts: list[int], receive_counts: list[int]) -> Rows:
-        """Do what `all_to_all` does, without a gradient."""
-        received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
-        with self.peer_errors():
-            dist.all_to_all_single(received, rows.contiguous(), receive_counts, send_counts, group=self.group)
-        return received
-
-    def reduce_scatter(self, rows: Rows, counts: Sequence[int]) -> Rows:
-        """Sum `rows` over all ranks, in the order of the ranks, and return this rank's consecutive part of the sum."""
-        own = counts[self.rank]
-        parts = self.all_to_all(rows, counts, [own] * self.size)
-        return parts.view(self.size, own, *rows.shape[1:]).sum(0)
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Return a list with the `value` of every rank, in the order of the ranks. Values are sent as JSON."""
-        content = torch.frombuffer(bytearray(json.dumps(value, default=str).encode()), dtype=torch.uint8)
-        counts = self.exchange_counts([len(content)] * self.size)
-        contents = self.all_gather(content.to(self.device), counts).cpu().split(counts)
-        return [json.loads(bytes(each.tolist())) for each in contents]
-
-    def peer_errors(self) -> AbstractContextManager[None]:
-        """Return a context manager that converts an error of torch.distributed in its block to a `PeerError`."""
-        return peer_errors(self.rank, self.size, self.timeout_seconds)
+SINGLE_PROCESS = Collectives(is_single=True)
 
 
 class _AllToAll(torch.autograd.Function):
-    """Autograd function of `ProcessGroup.all_to_all`; `backward` sends the gradient of each row back to its sender."""
+    """Autograd function of `Collectives.all_to_all`; `backward` sends the gradient of each row back to its sender."""
 
     @staticmethod
-    def forward(rows: Tensor, send_counts: list[int], receive_counts: list[int], group: ProcessGroup) -> Tensor:
+    def forward(rows: Tensor, send_counts: list[int], receive_counts: list[int], group: Collectives) -> Tensor:
         return group.exchange_rows(rows, send_counts, receive_counts)
 
     @staticmethod
@@ -452,14 +387,8 @@ def differences(facts_by_rank: Mapping[int, Mapping[str, Any]]) -> str:
         facts = facts_by_rank[rank]
         names = [name for name in {**expected, **facts} if expected.get(name) != facts.get(name)]
         parts = [
-            f"{name}: {_shortened(facts.get(name))} there, {_shortened(expected.get(name))} on rank {first}"
+            f"{name}: {shortened(facts.get(name))} there, {shortened(expected.get(name))} on rank {first}"
             for name in names
         ]
         sentences += [f"Rank {rank} differs from rank {first} in {'; '.join(parts)}."] if parts else []
     return " ".join([*sentences, "Give all the same."]) if sentences else ""
-
-
-def _shortened(value: Any) -> str:
-    """Return `str(value)`, cut to 60 characters; a cut text ends in three dots."""
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -176,8 +176,11 @@ def document_mask(
         return _mask_of_lengths(cu_seqlens, length)
     if position_ids is not None:
         return _mask_of_positions(position_ids, first)
+    is_boolean = isinstance(separators, Tensor) and separators.dtype == torch.bool
+    _check_form("separators", separators, "booleans of shape (..., T), ids == end_of_text", is_boolean)
     assert separators is not None
-    return _mask_of_separators(separators)
+    is_first = F.pad(separators, (1, 0))[..., :-1] & ~separators
+    return is_first.cumsum(-1) + 1
 
 
 def cu_seqlens_of(documents: AttentionMask) -> Int[Tensor, " N_plus_1"]:
@@ -266,14 +269,6 @@ def _mask_of_positions(position_ids: Tensor, first: int) -> Tensor:
             f"positions count from another number; those of padding must be smaller."
         )
     return mask
-
-
-def _mask_of_separators(separators: Tensor) -> Tensor:
-    """Return the mask of documents that end with separators."""
-    is_boolean = isinstance(separators, Tensor) and separators.dtype == torch.bool
-    _check_form("separators", separators, "booleans of shape (..., T), ids == end_of_text", is_boolean)
-    is_first = F.pad(separators, (1, 0))[..., :-1] & ~separators
-    return is_first.cumsum(-1) + 1
 
 
 def _is_integer(x: object) -> bool:

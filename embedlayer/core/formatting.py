@@ -1,4 +1,10 @@
-"""Counts, sizes and classes as short text, for people."""
+"""Counts, sizes, classes, records and invisible characters as short text, for people."""
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 
 def format_parameters(count: int) -> str:
@@ -48,3 +54,82 @@ def a_or_an(noun: object) -> str:
     """
     word = noun if isinstance(noun, str) else type(noun).__name__
     return f"{'an' if word[:1].lower() in 'aeio' else 'a'} {word}"
+
+
+def shortened(value: object) -> str:
+    """Return a value as text of at most 60 characters, the end of a longer text replaced by three dots."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+LONGEST = 80
+"""Longest `repr` of a value, in characters; a longer one is replaced by the type."""
+
+
+def short_repr(record: Any) -> str:
+    """Return a one-line description of a dataclass or named tuple, with sizes instead of the contents of large fields.
+
+    Assign this function to `__repr__` in the class.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> Pair = NamedTuple("Pair", [("model", torch.nn.Module), ("size", int)])
+        >>> short_repr(Pair(torch.nn.Linear(3, 2), 5))
+        'Pair(model=<Linear, 8 parameters>, size=5)'
+    """
+    if dataclasses.is_dataclass(record):
+        names = [field.name for field in dataclasses.fields(record) if field.repr]
+    else:
+        names = list(record._fields)
+    shown = ", ".join(f"{name}={_described(getattr(record, name))}" for name in names)
+    return f"{type(record).__name__}({shown})"
+
+
+def _described(value: Any) -> str:
+    """Return a short text for the value of a field.
+
+    It is type and size for a module, tensor, tokenizer, or collection of more than three items. For other values it is
+    the `repr`, or only the type if the `repr` is longer than `LONGEST` or has several lines.
+    """
+    from tokenizers import Tokenizer
+    from torch import Tensor, nn
+
+    kind = type(value).__name__
+    if isinstance(value, Tokenizer):
+        return f"<{type(value.model).__name__} tokenizer, {value.get_vocab_size():,} tokens>"
+    if isinstance(value, nn.Module):
+        return f"<{kind}, {sum(parameter.numel() for parameter in value.parameters()):,} parameters>"
+    if isinstance(value, Tensor):
+        return f"<{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}>"
+    if isinstance(value, Mapping | Collection) and not isinstance(value, str | bytes) and len(value) > 3:
+        return f"<{kind} of {len(value):,}>"
+    text = repr(value)
+    return text if len(text) <= LONGEST and "\n" not in text else f"<{kind}>"
+
+
+VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥"}
+
+_IGNORABLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+"""Letters and marks that have no form of their own, such as variation selectors: Default_Ignorable_Code_Point."""
+
+
+def visible_text(text: str) -> str:
+    """Return a text with invisible characters replaced: space by `·`, newline by `⏎`, tab by `⇥`, others by escapes.
+
+    Example:
+        >>> visible_text(" first")
+        '·first'
+    """
+    return "".join(mark or character for character, mark in visible_characters(text))
+
+
+def visible_characters(text: str) -> Iterator[tuple[str, str | None]]:
+    """Yield `(character, visible form)` for each character; the form is `None` if the character is visible itself."""
+    for character in text:
+        category = unicodedata.category(character)
+        if character in VISIBLE:
+            yield character, VISIBLE[character]
+        elif category in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"} or _IGNORABLE.match(character):
+            yield character, character.encode("unicode_escape").decode("ascii")
+        else:
+            yield character, None

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -48,7 +49,9 @@ def show_options(*kinds: type) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         if function.__doc__ is not None and entries:  # python -OO has no docstrings
-            function.__doc__ = _ENTRY.sub(lambda found: _with_entries(found, entries), function.__doc__, count=1)
+            function.__doc__ = _ENTRY.sub(
+                lambda found: f"{found[0]}\n{textwrap.indent(entries, found['indent'])}", function.__doc__, count=1
+            )
         return function
 
     return decorate
@@ -56,11 +59,6 @@ def show_options(*kinds: type) -> Callable[[Function], Function]:
 
 _ENTRY = re.compile(r"^(?P<indent> +)\*\*\w+: .*(?:\n(?P=indent) +\S.*)*", re.MULTILINE)
 """The entry of variable keyword arguments in a section of arguments, with its further lines."""
-
-
-def _with_entries(found: re.Match[str], entries: str) -> str:
-    """Return the entry of `**options`, followed by those of the options at the same indentation."""
-    return found[0] + "".join(f"\n{found['indent']}{line}" for line in entries.splitlines())
 
 
 def _attributes(kind: type) -> str:

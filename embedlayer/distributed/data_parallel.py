@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from embedlayer.core.collectives import Collectives, ProcessGroup
+from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import SizeError
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
@@ -44,7 +44,7 @@ def average_over_replicas(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
     row-sparse gradient only the looked-up rows and their IDs are sent. Nothing happens if there is one replica, or if
     the parameter has no gradient.
     """
-    replicas = ProcessGroup(mesh.get_group(DATA_PARALLEL), mesh.device_type)
+    replicas = Collectives(mesh.get_group(DATA_PARALLEL), mesh.device_type)
     if replicas.size > 1 and parameter.grad is not None:
         sum_gradient(parameter, replicas)
         parameter.grad /= replicas.size

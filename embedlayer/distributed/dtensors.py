@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import distinguish_numbers_of_rows
 
@@ -146,7 +146,7 @@ def _ranks_with_shards(tensor: "DTensor", dims: Sequence[int]) -> Collectives:
     steps = {dim: math.prod(mesh.size(later) for later in dims if later > dim) for dim in dims}
     levels = tuple((mesh.size(dim), steps[dim]) for dim in order) or ((1, 1),)  # without a split each rank has all rows
     group = _group_over(mesh, dims)
-    return ProcessGroup(group, mesh.device_type, levels=() if len(dims) == len(order) == 1 else levels)
+    return Collectives(group, mesh.device_type, levels=() if len(dims) == len(order) == 1 else levels)
 
 
 def mesh_collectives(tensor: Tensor) -> Collectives:
@@ -154,7 +154,7 @@ def mesh_collectives(tensor: Tensor) -> Collectives:
     if not is_dtensor(tensor):
         return SINGLE_PROCESS
     mesh = cast("DTensor", tensor).device_mesh
-    return ProcessGroup(_group_over(mesh, range(mesh.ndim)), mesh.device_type)
+    return Collectives(_group_over(mesh, range(mesh.ndim)), mesh.device_type)
 
 
 def create_groups(module: nn.Module) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup, peer_errors
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, peer_errors
 from embedlayer.core.errors import PeerError, SizeError
 
 
@@ -70,7 +70,7 @@ def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
             store = attempt_store(store, rank, size, timeout)
             backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # counts and files are sent from the CPU
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        group = ProcessGroup(timeout_seconds=timeout_seconds)
+        group = Collectives(timeout_seconds=timeout_seconds)
         yield Launch(group, place, store, " ".join(sorted(set(group.all_gather_object(launcher_id())))))
     except BaseException:
         if not on_gpu and dist.is_initialized():  # gloo's threads must not outlive it; NCCL would wait for the others

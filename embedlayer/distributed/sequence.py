@@ -27,7 +27,7 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
-from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.data.windows import check_rank
 
@@ -133,7 +133,7 @@ def gather_shares(
         ShapeError: In zigzag order, the share has an odd number of tokens.
         PeerError: Another rank ended, or did not call it.
     """
-    ranks = ProcessGroup(group)
+    ranks = Collectives(group)
     shares = ranks.all_gather(share.unsqueeze(0), [1] * ranks.size)
     return join_shares(shares.unbind(), order=order, dim=dim)
 
@@ -202,7 +202,7 @@ def exchange_halo(
         ShapeError: In zigzag order, the share has an odd number of tokens.
         PeerError: Another rank ended, or did not call it.
     """
-    ranks = ProcessGroup(group)
+    ranks = Collectives(group)
     numbers = _chunks_of(ranks.rank, ranks.size, order)
     chunks = _equal_parts(share, len(numbers), 1)
     size = chunks[0].shape[1]

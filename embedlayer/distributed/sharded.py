@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedlayer.core.collectives import ProcessGroup, RowPartition
+from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.devices import HostCopy
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
@@ -475,7 +475,7 @@ def caller_among(functions: Collection[tuple[str, str]]) -> tuple[str, str] | No
     return None
 
 
-def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
+def collectives_of(mesh: DeviceMesh) -> Collectives:
     """Return the collective operations of the ranks of a device mesh.
 
     Raises:
@@ -483,7 +483,7 @@ def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
     """
     if mesh.ndim != 1:
         raise SizeError(f"A table is sharded along one dimension, and the mesh has {mesh.ndim}: pass mesh['name'].")
-    return ProcessGroup(mesh.get_group(), mesh.device_type)
+    return Collectives(mesh.get_group(), mesh.device_type)
 
 
 def shard_table(
@@ -612,3 +612,39 @@ def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str,
             value = value[table.partition.start : table.partition.stop]
         if value is not None:
             state[f"{prefix}local.{name}"] = value
+
+
+def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
+    """Yield those of `unsharded_parameters` with `requires_grad`."""
+    return (each for each in unsharded_parameters(model) if each[1].requires_grad)
+
+
+def unsharded_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
+    """Yield (name, parameter, table) for each parameter of `model`.
+
+    The name is that in the unsharded model. The table is the `ShardedTable` whose rows the parameter contains, or
+    `None`.
+
+    Raises:
+        SizeError: DeepSpeed's ZeRO-3 has partitioned a parameter.
+    """
+    refuse_partitioned(model.named_parameters(), "is saved and shared between ranks", gathered=False)
+    tables = list(sharded_tables(model))
+    named = {
+        parameter: ".".join(filter(None, (prefix, name)))
+        for prefix, table in tables
+        for name, parameter in table.local.named_parameters()
+    }
+    table_of = {parameter: table for _, table in tables for _, parameter in table.sharded_parameters()}
+    for name, parameter in model.named_parameters():
+        yield named.get(parameter, name), parameter, table_of.get(parameter)
+
+
+def sharded_tables(model: nn.Module) -> Iterator[tuple[str, ShardedTable]]:
+    """Yield (name, table) for each `ShardedTable` in `model`.
+
+    The name is that of the module in the unsharded model: for the rows of an untied head, the name of the head.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, ShardedTable):
+            yield name.removesuffix(".rows"), module

@@ -14,13 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedlayer.core.collectives import Collectives, ProcessGroup
+from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import PeerError, SizeError, StaleRowsError
 from embedlayer.core.held_parameters import optimizers_of
 from embedlayer.distributed.data_parallel import sum_gradient
 from embedlayer.distributed.dtensors import is_dtensor, to_local
-from embedlayer.distributed.parameter_names import unsharded_parameters
-from embedlayer.distributed.sharded import collectives_of
+from embedlayer.distributed.sharded import collectives_of, unsharded_parameters
 from embedlayer.row_sparse.gradient import row_gradient
 from embedlayer.tables.table import TokenTable
 
@@ -55,8 +54,8 @@ class StageCopy:
         sum_gradient(self.parameter, self.ranks)
         self.is_summed = True
 
-    def require_summed(self) -> None:
-        """Raise a `StaleRowsError` if the gradient is that of this stage alone."""
+    def require_summed(self, *_: Any) -> None:
+        """Raise a `StaleRowsError` if the gradient is that of this stage alone; also a step pre-hook of optimizers."""
         if self.parameter.grad is not None and not self.is_summed:
             raise StaleRowsError(
                 f"The gradient of {self.name} is that of one pipeline stage, and the table is on {self.ranks.size}: "
@@ -75,12 +74,8 @@ class StageCopy:
         self.is_summed = False
         if not self._has_optimizer:
             for optimizer in optimizers_of([self.parameter]):
-                optimizer.register_step_pre_hook(self._before_step)
+                optimizer.register_step_pre_hook(self.require_summed)
                 self._has_optimizer = True
-
-    def _before_step(self, *_: Any) -> None:
-        """Step pre-hook of the optimizers of the parameter."""
-        self.require_summed()
 
 
 @dataclass(frozen=True)
@@ -225,7 +220,7 @@ def tie_stages(stages: nn.Module | Sequence[nn.Module], mesh: DeviceMesh) -> Tie
             key = tuple(ranks)
             if key not in groups:
                 chosen = [pipeline.global_ranks[rank] for rank in ranks]
-                groups[key] = ProcessGroup(dist.new_group(chosen, use_local_synchronization=True), mesh.device_type)
+                groups[key] = Collectives(dist.new_group(chosen, use_local_synchronization=True), mesh.device_type)
             copies.append(StageCopy(name, parameters[name], groups[key]))
     with torch.no_grad():
         for copy in copies:

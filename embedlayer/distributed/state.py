@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from embedlayer.core.errors import SizeError
 from embedlayer.distributed.dtensors import to_local
-from embedlayer.distributed.parameter_names import trained_parameters
+from embedlayer.distributed.sharded import trained_parameters
 from embedlayer.distributed.stages import require_equal_copies, stage_copies
 from embedlayer.optim.row_optimizer import RowOptimizer, is_row_sparse
 from embedlayer.row_sparse.storage import RowsInMemory

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError, TokenizerError
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import short_repr
 from embedlayer.heads.draft import DraftHead
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import PredictionHead

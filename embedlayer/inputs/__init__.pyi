@@ -1,6 +1,6 @@
 from .codes import CodeStreams as CodeStreams
-from .delays import delay_streams as delay_streams
-from .delays import undelay_streams as undelay_streams
+from .codes import delay_streams as delay_streams
+from .codes import undelay_streams as undelay_streams
 from .embedding import InputEmbedding as InputEmbedding
 from .embedding import TransformerEmbedding as TransformerEmbedding
 from .embedding import embed as embed

@@ -2,8 +2,6 @@
 
 from typing import Any, TypeVar
 
-from torch import nn
-
 from embedlayer.checkpoints.patching import name_of_tied_module, patch
 from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.integrations.trl import base_model, is_trl, replace_losses
@@ -67,7 +65,8 @@ def patch_trainer(trainer: T, *, row_sparse: bool | None = None) -> T:
         replace_losses(trainer)
     if not (is_peft and is_trl(trainer)) and not isinstance(_table_of(model), TokenTable):
         patch(model, row_sparse=obstacle == "" if row_sparse is None else row_sparse)
-    if _has_row_sparse(model) and any_trainer.optimizer is None and any_trainer.optimizer_cls_and_kwargs is None:
+    is_row_sparse = any(isinstance(each, TokenEmbedding) and each.row_sparse for each in model.modules())
+    if is_row_sparse and any_trainer.optimizer is None and any_trainer.optimizer_cls_and_kwargs is None:
         args = any_trainer.args
         options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
         any_trainer.optimizer_cls_and_kwargs = RowAdamW, {"lr": args.learning_rate, **options}
@@ -77,11 +76,6 @@ def patch_trainer(trainer: T, *, row_sparse: bool | None = None) -> T:
 def _table_of(model: Any) -> Any:
     """Return the input embeddings of a model, or `None`."""
     return model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
-
-
-def _has_row_sparse(model: nn.Module) -> bool:
-    """Return whether a table of a model has row-sparse gradients."""
-    return any(isinstance(each, TokenEmbedding) and each.row_sparse for each in model.modules())
 
 
 def _obstacle(trainer: Any, model: Any, *, is_peft: bool) -> str:

@@ -283,17 +283,15 @@ class _Header:
         """Return the next value of the metadata, which starts with the number of its type."""
         start = self.at
         kind = self.number("I")
-        value = self._array() if kind == _ARRAY else self._single(kind)
-        return MetadataValue(value, bytes(self.data[start : self.at]))
-
-    def _array(self) -> list[Any]:
-        """Return the next list of values of one type."""
-        kind = self.number("I")
-        if kind in _SCALARS:
+        if kind != _ARRAY:
+            value = self._single(kind)
+        elif (kind := self.number("I")) in _SCALARS:
             code = _SCALARS[kind]
             count = self.count(struct.calcsize(code))
-            return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}"))))
-        return [self._single(kind) for _ in range(self.count(8))]
+            value = list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}"))))
+        else:
+            value = [self._single(kind) for _ in range(self.count(8))]
+        return MetadataValue(value, bytes(self.data[start : self.at]))
 
     def _single(self, kind: int) -> Any:
         """Return the next value of the type `kind`."""

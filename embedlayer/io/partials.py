@@ -49,7 +49,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
 def _new_folder(target: Path) -> tuple[Path, int]:
     """Create a folder for what is written to `target`, and return it with the descriptor of its locked file."""
     while True:
-        folder = target.parent / f".{_stem(target.name)}.{secrets.token_hex(4)}{PARTIAL}"
+        folder = temporary_path(target, PARTIAL)
         _own_folders.append(folder)
         folder.mkdir(0o700)
         with suppress(FileNotFoundError):  # another process has just removed the folder, as it had no lock

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from embedlayer.core.errors import CheckpointError, FileError
+from embedlayer.core.errors import CheckpointError
 from embedlayer.io.files import GGUF, file_errors, replace_file, require_file
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.system_calls import allocate
@@ -169,10 +169,8 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
     torch.device(device)  # safetensors' own error about it looks like one about the file
     require_file(path)
     try:
-        with safe_open(path, framework=framework, device=device) as file:
+        with file_errors(f"read {path}"), safe_open(path, framework=framework, device=device) as file:
             yield file
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except SafetensorError as error:
         with path.open("rb") as opened:
             start = opened.read(9)

@@ -105,7 +105,7 @@ class UndoLog:
         Raises:
             FileError: The file cannot be written, or the disk is full. An old log is unchanged.
         """
-        block = _json_block(HEAD, head)
+        block = b"".join(_block(HEAD, 0, json.dumps(head).encode(), ()))
         with replace_file(path) as partial:
             partial.write_bytes(block)
         return cls(path, len(block))
@@ -131,7 +131,7 @@ class UndoLog:
 
         A `FileError` says that the disk is full or reports an error. Then nothing was appended.
         """
-        self._append([memoryview(_json_block(NEXT, state))])
+        self._append(_block(NEXT, 0, json.dumps(state).encode(), ()))
 
     def cut(self, size: int) -> None:
         """Remove everything after the first `size` bytes."""
@@ -292,8 +292,3 @@ def _block(kind: bytes, rows: int, checked: Any, arrays: Sequence[NDArray[Any]])
     checksum = _checksum(kind, rows, nbytes, views[0])
     fields, end = _START.pack(kind, checksum, rows, nbytes), _END.pack(b"DONE", checksum)
     return [memoryview(fields), *views, memoryview(end)]
-
-
-def _json_block(kind: bytes, state: JsonObject) -> bytes:
-    """Return a block with a state as JSON."""
-    return b"".join(_block(kind, 0, json.dumps(state).encode(), ()))

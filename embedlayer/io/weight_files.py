@@ -1,7 +1,7 @@
 """The weights of a checkpoint folder: which files have them, and its tensors one by one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -27,9 +27,11 @@ class CheckpointFolder(ABC):
 
     Attributes:
         name: Path of the folder or name of the repository, for error messages.
+        path: The folder on this machine; `None` for one on the hub.
     """
 
     name: str
+    path: Path | None = None
 
     @abstractmethod
     def find(self, file: str) -> Path | None:
@@ -38,56 +40,24 @@ class CheckpointFolder(ABC):
         A folder on the hub downloads the file first, unless it is in the cache.
         """
 
-    @abstractmethod
-    def list_files(self) -> Sequence[Path] | None:
-        """Return the local paths of all files directly in the folder; `None` for a folder on the hub."""
 
-    @abstractmethod
-    def subfolder(self, folder: str) -> "CheckpointFolder":
-        """Return the folder with the name `folder` inside this one. It is not checked whether it exists."""
-
-
-class _LocalFolder(CheckpointFolder):
+class LocalFolder(CheckpointFolder):
     """A checkpoint folder on this machine."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.name = str(folder)
+    def __init__(self, path: Path) -> None:
+        self.path: Path = path
+        self.name = str(path)
 
     def find(self, file: str) -> Path | None:
         """Return the path of a file in the folder; `None` if it does not exist, or is a folder.
 
         A `FileError` refuses a pipe or a device.
         """
-        path = self.folder / file
+        path = self.path / file
         if not path.exists() or path.is_dir():
             return None
         require_file(path)
         return path
-
-    def list_files(self) -> Sequence[Path]:
-        """Return the paths of all files directly in the folder, sorted."""
-        return sorted(path for path in self.folder.iterdir() if path.is_file())
-
-    def subfolder(self, folder: str) -> "_LocalFolder":
-        """Return the folder with the name `folder` inside this one, which need not exist."""
-        return _LocalFolder(self.folder / folder)
-
-
-def names_ending_in(names: Iterable[str], *suffixes: str) -> list[str]:
-    """Return the dotted names that equal one of `suffixes` or end in a dot and the suffix.
-
-    The names for the first suffix come first; among the names for one suffix, the shortest. A name with two of the
-    suffixes is listed twice.
-    """
-    dotted = {name: f".{name}" for name in names}
-    return [
-        name
-        for suffix in suffixes
-        for name in sorted(
-            (name for name in dotted if dotted[name].endswith(f".{suffix}")), key=lambda name: (len(name), name)
-        )
-    ]
 
 
 class WeightFiles:
@@ -121,8 +91,13 @@ class WeightFiles:
         return {file: self._header(file) for file in files}
 
     def find(self, *suffixes: str) -> list[str]:
-        """Return the names of the tensors that end in one of `suffixes`, as `names_ending_in` returns them."""
-        return names_ending_in(self.names, *suffixes)
+        """Return the dotted names of tensors that equal one of `suffixes` or end in a dot and the suffix.
+
+        The names for the first suffix come first; among the names for one suffix, the shortest. A name with two of the
+        suffixes is listed twice.
+        """
+        names = sorted(self.names, key=lambda name: (len(name), name))
+        return [name for suffix in suffixes for name in names if f".{name}".endswith(f".{suffix}")]
 
     def info(self, name: str) -> TensorInfo:
         """Return the data type, shape and byte range of a tensor; only the header of its file is read.
@@ -191,11 +166,11 @@ def find_folder(path: Path) -> tuple[CheckpointFolder, str | None] | None:
     """
     try:
         if recover_folder(path).is_dir():
-            return _LocalFolder(path), None
+            return LocalFolder(path), None
         if not path.exists():
             return None
         require_file(path)
-        return _LocalFolder(path.parent), path.name
+        return LocalFolder(path.parent), path.name
     except FileError:
         raise
     except (OSError, ValueError) as error:
@@ -238,12 +213,12 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
     index = folder.find(INDEX)
     if index is not None:
         return _read_weight_map(index)
-    files = folder.list_files()
-    if files is None:
+    if folder.path is None:
         raise FileError(
             f"{folder.name!r} has no {WEIGHTS} on the hub or, offline, in its cache; "
             f"there is no folder or file of that name here either."
         )
+    files = sorted(path for path in folder.path.iterdir() if path.is_file())
     safetensors = [path for path in files if path.suffix == ".safetensors"]
     if len(safetensors) == 1:
         if safetensors[0].name == ADAPTER_WEIGHTS:

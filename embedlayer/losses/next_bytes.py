@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError, TokenizerError
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import short_repr
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import end_of_text_id, table_size

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from embedlayer.core.errors import CheckpointError, SizeError, TextError, TokenizerError, UnknownTokenError
 from embedlayer.core.forks import call_in_forked_processes
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import short_repr
 from embedlayer.io.files import read_json, recover_folder
 from embedlayer.opening.path_kinds import CONFIG, GENERATION, PathKind, folder_of, path_kind
 
@@ -100,7 +100,9 @@ class OpenedModel:
         if self.tokens is not None and len(self.tokens) != rows:
             raise SizeError(f"{self.title} has {rows} rows and {len(self.tokens)} tokens; the numbers must be equal.")
         if self.tokens is not None and self.tokenizer is None:
-            self.tokenizer = lambda tokens=self.tokens: _word_tokenizer(tokens)
+            from embedlayer.tokenization.words import word_tokenizer
+
+            self.tokenizer = lambda tokens=self.tokens: word_tokenizer(tokens)
         self._answers: dict[str, Any] = {}
         self._renew_locks()
         call_in_forked_processes(self._renew_locks)
@@ -403,10 +405,3 @@ class OpenedModel:
         if not ids:
             raise TextError("This model has no token that starts a text: pass a text of at least one token.")
         return ids
-
-
-def _word_tokenizer(tokens: list[str]) -> "Tokenizer":
-    """Return a tokenizer of whole words, with a token for each row."""
-    from embedlayer.tokenization.words import word_tokenizer
-
-    return word_tokenizer(tokens)

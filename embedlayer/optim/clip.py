@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import SizeError
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.row_sparse.gradient import norm_over, row_gradient, with_torch_functions
@@ -81,7 +81,7 @@ def clip_grad_norm_(
         norms = [torch.zeros((), device=pp_mesh.device_type)]
     total = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]), norm_type)
     if pp_mesh is not None:
-        ranks = ProcessGroup(pp_mesh.get_group(), pp_mesh.device_type)
+        ranks = Collectives(pp_mesh.get_group(), pp_mesh.device_type)
         total = norm_over(ranks, total.double(), norm_type)  # one dtype, for one factor on all stages
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")

@@ -12,7 +12,7 @@ from torch import Tensor
 from embedlayer.analysis.position_pictures import PositionPicture, position_values
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.core.errors import ShapeError, SizeError, require
-from embedlayer.core.invisible_characters import visible_text
+from embedlayer.core.formatting import visible_text
 from embedlayer.core.shapes import Ids
 from embedlayer.inputs.embedding import TransformerEmbedding
 from embedlayer.lessons.book import GPTEmbedding

@@ -15,8 +15,7 @@ from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_classes import token_texts
 from embedlayer.core.errors import ShapeError
-from embedlayer.core.formatting import count_of
-from embedlayer.core.invisible_characters import visible_text
+from embedlayer.core.formatting import count_of, visible_text
 from embedlayer.plots.heatmaps import with_hole
 from embedlayer.plots.labels import hubs, write_labels
 from embedlayer.plots.style import (

@@ -13,8 +13,7 @@ from embedlayer.analysis.geometry import variance_shares
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.formatting import count_of
-from embedlayer.core.invisible_characters import visible_text
+from embedlayer.core.formatting import count_of, visible_text
 from embedlayer.plots.style import (
     BACKING,
     BLUE,

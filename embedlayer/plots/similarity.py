@@ -11,7 +11,7 @@ from embedlayer.analysis.nearest import cosines_with
 from embedlayer.analysis.token_names import Token
 from embedlayer.analysis.vectors import TokenVectors
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.invisible_characters import visible_text
+from embedlayer.core.formatting import visible_text
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
 from embedlayer.plots.style import (
     BLUE,

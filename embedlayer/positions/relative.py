@@ -15,20 +15,6 @@ from embedlayer.core.torch_state import recompute_weights
 from embedlayer.positions.position import Position, ScoreMod, score_mod_of
 
 
-def distance_buckets(num_buckets: int, max_distance: int) -> Int[Tensor, " distances"]:
-    """Return the bucket of each distance `0 .. max_distance`: first one bucket per distance, then wider and wider ones.
-
-    With n buckets and `e = n // 2`, a distance d below e is in bucket d. A distance from e on is in bucket
-    `min(n - 1, e + floor(ln(d / e) / ln(max_distance / e) * (n - e)))`. The logarithm is computed in float32 as in T5,
-    which decides the bucket at some edges.
-    """
-    exact = num_buckets // 2
-    distances = torch.arange(max_distance + 1)
-    shares = torch.log(distances.clamp_min(1).float() / exact) / math.log(max_distance / exact)
-    wide = (exact + (shares * (num_buckets - exact)).long()).clamp_max(num_buckets - 1)
-    return torch.where(distances < exact, distances, wide)
-
-
 class RelativePositionBias(Position, ComputedBuffers):
     """Learned biases by distance: `bias[h, i, j] = weight[bucket(key position - query position), h]`.
 
@@ -90,10 +76,16 @@ class RelativePositionBias(Position, ComputedBuffers):
     def buffer_values(self) -> dict[str, Tensor]:
         """Return the buffer `buckets`: the bucket of each distance `0 .. max_distance` from the query back to a key.
 
-        If the bias is bidirectional, the method `bucket` adds `num_buckets // 2` for keys after the query.
+        With n buckets and `e = n // 2`, a distance d below e is in bucket d. A distance from e on is in bucket
+        `min(n - 1, e + floor(ln(d / e) / ln(max_distance / e) * (n - e)))`. The logarithm is computed in float32 as in
+        T5, which decides the bucket at some edges. If the bias is bidirectional, n is half of `num_buckets`, and the
+        method `bucket` adds this half for keys after the query.
         """
         side = self.num_buckets // 2 if self.bidirectional else self.num_buckets
-        return {"buckets": distance_buckets(side, self.max_distance)}
+        exact, distances = side // 2, torch.arange(self.max_distance + 1)
+        shares = torch.log(distances.clamp_min(1).float() / exact) / math.log(self.max_distance / exact)
+        wide = (exact + (shares * (side - exact)).long()).clamp_max(side - 1)
+        return {"buckets": torch.where(distances < exact, distances, wide)}
 
     def bucket(self, relative_positions: Int[Tensor, "*any"]) -> Int[Tensor, "*any"]:
         """Return the bucket of each relative position, which is the row of `weight` with its biases.

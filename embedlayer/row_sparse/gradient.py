@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedlayer.core.collectives import Collectives, ProcessGroup
+from embedlayer.core.collectives import Collectives
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.torch_state import (
@@ -351,7 +351,7 @@ def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Ten
             f"parameter.grad itself, or call embedlayer.clip_grad_norm_: both are the norm of all ranks. For the norm "
             f"of this rank, take that of grad.to_dense()."
         )
-    return norm_over(ProcessGroup(grad.shard_group), norm, ord)
+    return norm_over(Collectives(grad.shard_group), norm, ord)
 
 
 def norm_over(ranks: Collectives, norm: Tensor, ord: float) -> Tensor:
@@ -373,7 +373,7 @@ def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> N
     unscale_all_(list(grads), found_inf, inv_scale)
     group = next((each.shard_group for each in grads if isinstance(each, TableGradient) and each.is_sharded), None)
     if group is not None:
-        ProcessGroup(group).all_reduce(found_inf, "max")
+        Collectives(group).all_reduce(found_inf, "max")
 
 
 def values_of_rows(grad: Tensor) -> Tensor:

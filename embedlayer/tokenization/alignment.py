@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, TextError
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import short_repr
 from embedlayer.tokenization.spans import NO_CUT, TokenSpans
 
 Side = Literal["a", "b"]

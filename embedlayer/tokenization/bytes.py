@@ -92,7 +92,10 @@ class TokenBytes:
 
     def __init__(self, tokenizer: object) -> None:
         self.tokenizer = pure_tokenizer(as_tokenizer(tokenizer))
-        self.convention = _convention(self.tokenizer)
+        steps = component_types(self.tokenizer.decoder) | component_types(self.tokenizer.pre_tokenizer)
+        kind = type(self.tokenizer.model).__name__
+        conventions = {"WordPiece": "wordpiece", "WordLevel": "word"}
+        self.convention = "byte-level" if "ByteLevel" in steps else conventions.get(kind, "sentencepiece")
         self.prefix: str = getattr(self.tokenizer.model, "continuing_subword_prefix", None) or ""
         self.suffix: str = getattr(self.tokenizer.model, "end_of_word_suffix", None) or ""
         self.vocabulary: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
@@ -374,15 +377,3 @@ def _byte_level_bytes(entry: str) -> bytes | None:
         return bytes(map(byte_level_alphabet().__getitem__, entry))
     except KeyError:
         return None
-
-
-def _convention(tokenizer: Tokenizer) -> str:
-    """Return how a tokenizer writes spaces and bytes: `"byte-level"`, `"sentencepiece"`, `"wordpiece"` or `"word"`.
-
-    A tokenizer that is none of the other three counts as `"sentencepiece"`.
-    """
-    steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
-    kind = type(tokenizer.model).__name__
-    if "ByteLevel" in steps:
-        return "byte-level"
-    return {"WordPiece": "wordpiece", "WordLevel": "word"}.get(kind, "sentencepiece")

@@ -1,6 +1,6 @@
 """Compare two tokenizers: the tokens that both have, and how they split a text."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from embedlayer.core.errors import TextError
@@ -78,7 +78,7 @@ def compare_tokenizers(a: object, b: object, text: str | Iterable[str] | None = 
         for one, other in (tokens, tokens[::-1])
     ]
     if text is None:
-        a_side, b_side = (ComparedTokenizer(*_shared(*each)) for each in zip(tokens, matches, strict=True))
+        a_side, b_side = (_compared(*each) for each in zip(tokens, matches, strict=True))
         return TokenizerComparison(a_side, b_side)
     num_bytes, num_chunks, num_single, num_exact = 0, 0, 0, 0
     counts = [[0, 0], [0, 0]]  # of each side, its tokens and those that are matched
@@ -94,7 +94,7 @@ def compare_tokenizers(a: object, b: object, text: str | Iterable[str] | None = 
             count[1] += sum(token_id in matched for token_id in ids)
     if not num_bytes:
         raise TextError("The text is empty: there is nothing to compare. Pass a text of some hundred words.")
-    a_side, b_side = (_with_text(*each, num_bytes) for each in zip(tokens, matches, counts, strict=True))
+    a_side, b_side = (_compared(*each, num_bytes) for each in zip(tokens, matches, counts, strict=True))
     return TokenizerComparison(
         a_side,
         b_side,
@@ -124,14 +124,14 @@ def _spans_of_parts(
         yield first, second
 
 
-def _shared(tokens: TokenBytes, matched: set[int]) -> tuple[int, float]:
-    """Return the number of tokens of a tokenizer, and the share of those that are matched."""
-    return len(tokens.entries), len(matched) / len(tokens.entries) if tokens.entries else 0.0
-
-
-def _with_text(tokens: TokenBytes, matched: set[int], count: list[int], num_bytes: int) -> ComparedTokenizer:
-    """Return one side of a comparison on a text with a number of tokens, and of those that are matched."""
-    shared, (text_tokens, text_matched) = _shared(tokens, matched), count
+def _compared(
+    tokens: TokenBytes, matched: set[int], count: Sequence[int] | None = None, num_bytes: int = 0
+) -> ComparedTokenizer:
+    """Return one side of a comparison; `count` has its tokens of a text of `num_bytes`, and how many are matched."""
+    own = len(tokens.entries), len(matched) / len(tokens.entries) if tokens.entries else 0.0
+    if count is None:
+        return ComparedTokenizer(*own)
+    text_tokens, text_matched = count
     if not text_tokens:
-        return ComparedTokenizer(*shared, 0)
-    return ComparedTokenizer(*shared, text_tokens, num_bytes / text_tokens, text_matched / text_tokens)
+        return ComparedTokenizer(*own, 0)
+    return ComparedTokenizer(*own, text_tokens, num_bytes / text_tokens, text_matched / text_tokens)

@@ -16,7 +16,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from embedlayer.core.errors import TokenizerError
 from embedlayer.families import GGUF_TOKENIZERS, PRE_TOKENIZERS
-from embedlayer.io.gguf_files import read_gguf
 from embedlayer.tokenization.bert_tokenizers import bert_tokenizer, is_lowercased
 from embedlayer.tokenization.bpe_files import component_types
 from embedlayer.tokenization.bytes import BYTE_ENTRY
@@ -52,19 +51,6 @@ _PROBE = (
 )
 
 Values = Mapping[str, Any]
-
-
-def read_gguf_tokenizer(path: Path) -> Tokenizer:
-    """Read the tokenizer of a GGUF file.
-
-    Raises:
-        FileError: The file cannot be read.
-        CheckpointError: The file is damaged.
-        TokenizerError: The file has no tokenizer, or one of an unknown kind.
-        MissingExtraError: The extra `gguf` is not installed.
-    """
-    file = read_gguf(path)
-    return tokenizer_of({key: entry.value for key, entry in file.metadata.items()}, path)
 
 
 def tokenizer_of(values: Values, path: Path) -> Tokenizer:

@@ -7,12 +7,20 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import TokenizerError
-from embedlayer.families.tokenizers import MARIAN, REFUSED_CLASSES, TIKTOKEN, UNREAD_TOKENIZERS, UnreadTokenizer
+from embedlayer.families.tokenizers import (
+    MARIAN,
+    REFUSED_CLASSES,
+    SENTENCEPIECE_CLASSES,
+    TIKTOKEN,
+    UNREAD_TOKENIZERS,
+    SentencePieceRules,
+    UnreadTokenizer,
+)
 from embedlayer.io.files import is_gguf, read_bytes, write_text
 from embedlayer.tokenization.bert_tokenizers import wordpiece_tokenizer
 from embedlayer.tokenization.bpe_files import bpe_rules, bpe_tokenizer
 from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.sentencepiece_files import read_llama2c, read_sentencepiece, reads_vocabulary
+from embedlayer.tokenization.sentencepiece_files import read_llama2c, read_sentencepiece
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer, tokenizer_errors
 from embedlayer.tokenization.tokenizer_config import TokenizerConfig, read_json_file, read_tokenizer_config
 
@@ -78,9 +86,10 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     if unread is not None:
         raise unread_error(path, unread)
     if is_gguf(path):
-        from embedlayer.tokenization.gguf_tokenizers import read_gguf_tokenizer  # imports torch
+        from embedlayer.io.gguf_files import read_gguf  # imports torch
+        from embedlayer.tokenization.gguf_tokenizers import tokenizer_of
 
-        return read_gguf_tokenizer(path)
+        return tokenizer_of({key: entry.value for key, entry in read_gguf(path).metadata.items()}, path)
     if path.suffix == ".bin":
         return _build_checked(path, lambda: read_llama2c(path))
     pair = _bpe_pair(path)
@@ -92,7 +101,8 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     config = read_tokenizer_config(path.parent)
     if config.kind in REFUSED_CLASSES:
         raise config.refuse_class(path)
-    if path.suffix == ".model" or (is_vocabulary and reads_vocabulary(config)):
+    rules = SENTENCEPIECE_CLASSES.get(config.kind or "", SentencePieceRules())
+    if path.suffix == ".model" or (is_vocabulary and rules.reads_vocabulary):
         model = path if path.suffix == ".model" else _find_beside(path, "SentencePiece model", "*.model")
         return _build_checked(model, lambda: read_sentencepiece(model, config))
     if pair is None and is_vocabulary:

@@ -130,11 +130,6 @@ def _rules(path: Path, config: TokenizerConfig) -> SentencePieceRules:
     return rules
 
 
-def reads_vocabulary(config: TokenizerConfig) -> bool:
-    """Return whether the class of a folder has the IDs of its SentencePiece model in a `vocab.json` beside it."""
-    return SENTENCEPIECE_CLASSES.get(config.kind or "", SentencePieceRules()).reads_vocabulary
-
-
 def _steps(steps: TextSteps | None) -> list[normalizers.Normalizer]:
     """Return what a class changes in a text before SentencePiece reads it."""
     if steps is None:

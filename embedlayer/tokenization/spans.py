@@ -17,14 +17,17 @@ from tokenizers import Encoding
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError, TokenIdError, TokenizerError
+from embedlayer.core.formatting import short_repr
 from embedlayer.core.index_checks import as_ids
 from embedlayer.core.shapes import IdsLike
-from embedlayer.core.short_repr import short_repr
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.tokenizer_calls import ANCHOR_CHARS, encode_batch
 
 _Numbers = NDArray[np.int64]
 _Flags = NDArray[np.bool_]
+
+_Spans = tuple[_Numbers, _Numbers, _Flags, _Flags]
+"""First byte and end of each token, whether its bytes are those of the text, and whether a cut is after it."""
 
 NO_CUT = -1
 """Value of `TokenSpans.cut_ends` where a text cannot be cut after a token."""
@@ -245,7 +248,10 @@ def _row_of_text(tokens: TokenBytes, encoding: Encoding, text: bytes, has_templa
     spans = _joining_spans(tokens, own, text)
     if spans is None:
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)[in_text]
-        spans = _spans_by_offsets(tokens, own, _in_bytes(offsets, text), text)
+        if not text.isascii():
+            first_bytes = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) & 0xC0 != 0x80)
+            offsets = np.append(first_bytes, len(text))[offsets]
+        spans = _spans_by_offsets(tokens, own, offsets, text)
     starts, ends, exact, is_cut = spans
     exact &= ~(tokens.by_id.special | tokens.by_id.unknown)[own]
     cut_ends = np.where(is_cut, np.append(starts[1:], len(text))[: len(own)], NO_CUT)
@@ -264,15 +270,6 @@ def _row_of_text(tokens: TokenBytes, encoding: Encoding, text: bytes, has_templa
     return _Row(ids, *fields, len(text), text)
 
 
-class _Spans(NamedTuple):
-    """First byte and end of each token, whether its bytes are those of the text, and whether a cut is after it."""
-
-    starts: _Numbers
-    ends: _Numbers
-    exact: _Flags
-    is_cut: _Flags
-
-
 def _joining_spans(tokens: TokenBytes, ids: _Numbers, text: bytes) -> _Spans | None:
     """Return the spans of tokens whose bytes join to the text, less a space in front; `None` if they do not."""
     known = tokens.by_id
@@ -283,15 +280,7 @@ def _joining_spans(tokens: TokenBytes, ids: _Numbers, text: bytes) -> _Spans | N
     lengths = known.lengths[ids]
     ends = np.cumsum(lengths) - put
     starts = np.maximum(ends - lengths, 0)
-    return _Spans(starts, ends, np.ones(len(ids), dtype=bool), ends > starts)
-
-
-def _in_bytes(offsets: _Numbers, text: bytes) -> _Numbers:
-    """Return offsets in bytes of UTF-8 for offsets in content."""
-    if text.isascii():
-        return offsets
-    first_bytes = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) & 0xC0 != 0x80)
-    return np.append(first_bytes, len(text))[offsets]
+    return starts, ends, np.ones(len(ids), dtype=bool), ends > starts
 
 
 def _spans_by_offsets(tokens: TokenBytes, ids: _Numbers, offsets: _Numbers, text: bytes) -> _Spans:
@@ -301,7 +290,7 @@ def _spans_by_offsets(tokens: TokenBytes, ids: _Numbers, offsets: _Numbers, text
     it, or less a space that the tokenizer puts in front of the text or after an added token.
     """
     if not len(ids):
-        return _Spans(ids, ids, np.zeros(0, dtype=bool), np.zeros(0, dtype=bool))
+        return ids, ids, np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)
     known, content = tokens.by_id, np.frombuffer(text + b"\0", dtype=np.uint8)
     reach = np.maximum.accumulate(offsets[:, 1])
     is_first = np.concatenate([[True], offsets[1:, 0] >= reach[:-1]])
@@ -339,4 +328,4 @@ def _spans_by_offsets(tokens: TokenBytes, ids: _Numbers, offsets: _Numbers, text
     exact = joins[group]
     token_ends = np.where(exact, starts[group] + within, ends[group])
     token_starts = np.where(exact, token_ends - lengths, starts[group])
-    return _Spans(token_starts, token_ends, exact, (token_ends > token_starts) & (exact | is_last))
+    return token_starts, token_ends, exact, (token_ends > token_starts) & (exact | is_last)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from embedlayer.core.errors import TokenizerError
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import short_repr
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.model_steps import ModelTrace, traced_model
 from embedlayer.tokenization.spans import token_spans

@@ -52,14 +52,11 @@ def compressed_tokens(tokenizer: object) -> Int64[Tensor, " V"]:
     )
     strip = normalizers.Strip()
 
-    def normal_form(text: str) -> str:
-        """Return the normal form of a text, which may be empty."""
-        spaced = _WHITE_SPACE.sub(" ", fold.normalize_str(text))
-        return spaced if spaced == " " else strip.normalize_str(spaced)
-
     numbers: dict[str, int] = {}
     compressed = []
     for token_id, text in enumerate(texts):
-        key = (backend.id_to_token(token_id) or "") if _REPLACEMENT in text else normal_form(text) or text
+        spaced = _WHITE_SPACE.sub(" ", fold.normalize_str(text))
+        normal_form = spaced if spaced == " " else strip.normalize_str(spaced)
+        key = (backend.id_to_token(token_id) or "") if _REPLACEMENT in text else normal_form or text
         compressed.append(numbers.setdefault(key, len(numbers)))
     return torch.tensor(compressed, dtype=torch.int64)

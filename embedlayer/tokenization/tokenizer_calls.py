@@ -19,6 +19,7 @@ from tokenizers import Encoding, Tokenizer, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer
 
 from embedlayer.core.errors import EmbedLayerError, TokenizerError
+from embedlayer.core.formatting import shortened
 
 ANCHOR_CHARS = 16
 """Number of characters before a chunk of a text that are encoded with it, so that its IDs are those of the text."""
@@ -84,7 +85,7 @@ def _require_own_steps(owner: Any, tokenizer: Tokenizer) -> None:
                     if ours != theirs:
                         raise TokenizerError(
                             f"This {type(owner).__name__} of transformers does not split text as {file} says: the IDs "
-                            f"of {_printed(text)!r} are {_printed(str(ours))} instead of {_printed(str(theirs))}, "
+                            f"of {shortened(text)!r} are {shortened(ours)} instead of {shortened(theirs)}, "
                             f"because its class builds the normalizer and pre-tokenizer by its own rules. {advice}"
                         )
             return
@@ -185,7 +186,7 @@ def tokenizer_errors(action: str) -> Iterator[None]:
         if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
             raise
         raise TokenizerError(
-            f"The tokenizer cannot {action}: {_printed(str(error))}. Its file is damaged or incomplete, or was written "
+            f"The tokenizer cannot {action}: {shortened(error)}. Its file is damaged or incomplete, or was written "
             f"for another release of the tokenizers library."
         ) from error
 
@@ -193,7 +194,7 @@ def tokenizer_errors(action: str) -> Iterator[None]:
 def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
     """Encode a text whole, as `pure_tokenizer` does."""
     pure = pure_tokenizer(tokenizer)
-    with tokenizer_errors(f"encode {_printed(text)!r}"):
+    with tokenizer_errors(f"encode {shortened(text)!r}"):
         return pure.encode(text, add_special_tokens=add_special_tokens)
 
 
@@ -205,7 +206,7 @@ def encode_batch(
     With `offsets`, the encodings have offsets and words.
     """
     pure, texts = pure_tokenizer(tokenizer), list(texts)
-    with tokenizer_errors(f"encode {len(texts)} texts, the first of which is {_printed((texts or [''])[0])!r}"):
+    with tokenizer_errors(f"encode {len(texts)} texts, the first of which is {shortened((texts or [''])[0])!r}"):
         call = pure.encode_batch if offsets else pure.encode_batch_fast
         return call(texts, add_special_tokens=add_special_tokens)
 
@@ -217,7 +218,7 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: boo
 
 def decode_batch(tokenizer: Tokenizer, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
     """Return the text of each sequence of token IDs, by default without special tokens."""
-    with tokenizer_errors(f"decode {_printed(str(list(ids[0]) if ids else []))}"):
+    with tokenizer_errors(f"decode {shortened(str(list(ids[0]) if ids else []))}"):
         texts: list[str] = tokenizer.decode_batch([list(each) for each in ids], skip_special_tokens=skip_special_tokens)
         return texts
 
@@ -226,7 +227,7 @@ def normalized(tokenizer: Tokenizer, text: str) -> str:
     """Return a text as the tokenizer's normalizer changes it; unchanged if the tokenizer has no normalizer."""
     if tokenizer.normalizer is None:
         return text
-    with tokenizer_errors(f"normalise {_printed(text)!r}"):
+    with tokenizer_errors(f"normalise {shortened(text)!r}"):
         changed: str = tokenizer.normalizer.normalize_str(text)
         return changed
 
@@ -235,7 +236,7 @@ def pre_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
     """Return the pre-tokens of a normalised text; the text alone if the tokenizer has no pre-tokenizer."""
     if tokenizer.pre_tokenizer is None:
         return [text]
-    with tokenizer_errors(f"split {_printed(text)!r}"):
+    with tokenizer_errors(f"split {shortened(text)!r}"):
         return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
@@ -253,7 +254,7 @@ def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
     for text in texts:
         done = 0
         if _has_long_run(text):
-            with tokenizer_errors(f"split {_printed(text)!r}"):
+            with tokenizer_errors(f"split {shortened(text)!r}"):
                 spans = [span for _, span in steps.pre_tokenize_str(text)]
             for start, stop in spans:
                 for place in range(start + LONGEST_TRAINED, stop, LONGEST_TRAINED):
@@ -275,7 +276,7 @@ def _has_long_run(text: str) -> bool:
 def tokens_of_word(tokenizer: Tokenizer, word: str) -> list[Any]:
     """Return the tokens (`id`, `value`) of a pre-token, by the model of the tokenizer alone."""
     pure = pure_tokenizer(tokenizer)
-    with tokenizer_errors(f"split {_printed(word)!r}"):
+    with tokenizer_errors(f"split {shortened(word)!r}"):
         return list(pure.model.tokenize(word))
 
 
@@ -356,7 +357,7 @@ def _check_growth(rule: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -
         if len(text) > MOST_GROWTH * copies * read:
             raise TokenizerError(
                 f"its rule {rule.get('type')} and those after it make more than {MOST_GROWTH} characters of one "
-                f"({_printed(str(written or pattern))!r} becomes {_printed(text)!r})"
+                f"({shortened(str(written or pattern))!r} becomes {shortened(text)!r})"
             )
 
 
@@ -387,8 +388,3 @@ def _check_templates(part: Any) -> None:
                 f"its template repeats a text, or adds special tokens, {growth:,} times, and at most {MOST_GROWTH} are "
                 f"read"
             )
-
-
-def _printed(text: str) -> str:
-    """Return a text for a message, cut to 60 characters."""
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -25,8 +25,7 @@ from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.mixture import TokenMixture, corpora_of, training_sampler
 from embedlayer.data.windows import Batch, TokenWindows
 from embedlayer.distributed.dtensors import to_local
-from embedlayer.distributed.parameter_names import trained_parameters
-from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.distributed.sharded import ShardedTable, trained_parameters
 from embedlayer.io.files import JsonObject
 from embedlayer.models.causal import PatchedDecoder
 from embedlayer.models.decoder import DecoderLM

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup, RowPartition
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.partitioned import refuse_partitioned
@@ -572,7 +572,7 @@ def _all_ranks() -> Collectives:
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return SINGLE_PROCESS
     device = "cpu" if "gloo" in dist.get_backend() else torch.device("cuda", torch.cuda.current_device())
-    return ProcessGroup(device=device)
+    return Collectives(device=device)
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

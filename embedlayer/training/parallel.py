@@ -28,8 +28,7 @@ from embedlayer.distributed.data_parallel import (
     distributed_data_parallel,
 )
 from embedlayer.distributed.launch import Launch, launched_processes
-from embedlayer.distributed.parameter_names import sharded_tables, trained_parameters
-from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable, shard_table
+from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable, shard_table, sharded_tables, trained_parameters
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import build_head

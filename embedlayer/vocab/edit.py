@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, VocabularyError
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import short_repr
 from embedlayer.tokenization.ids import added_without_rows, missing_rows_message
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer, fingerprint
 from embedlayer.vocab.init.old_rows import WeightRows

@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import SizeError, TextError, VocabularyError
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import short_repr
 from embedlayer.data.memmap import IdArray
 from embedlayer.io.files import JsonObject
 from embedlayer.tokenization.bytes import TokenBytes, token_text

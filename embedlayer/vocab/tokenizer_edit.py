@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer
 
 from embedlayer.core.errors import EmbedLayerWarning, TokenizerError
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import short_repr
 from embedlayer.io.files import JsonObject
 from embedlayer.tokenization.bytes import Token, TokenBytes
 from embedlayer.tokenization.ids import table_size, unknown_id

@@ -11,7 +11,7 @@ from package_modules import package_modules
 
 from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, train_tokenizer
 from embedlayer.analysis import table_health
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import short_repr
 from embedlayer.opening import OpenedModel, open_model
 from embedlayer.vocab import add_tokens
 

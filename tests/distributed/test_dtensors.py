@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from embedlayer import SizeError
-from embedlayer.core.collectives import SINGLE_PROCESS, ProcessGroup, RowPartition
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.distributed.dtensors import (
     as_dtensor,
     check_replaceable,
@@ -71,7 +71,7 @@ def test_ranks_over_which_rows_are_sharded(mesh) -> None:
     assert placements_of(rows) is None
     assert row_collectives(rows) is SINGLE_PROCESS
     assert row_collectives(distribute_tensor(rows, mesh, [Replicate()])) is SINGLE_PROCESS
-    assert isinstance(row_collectives(distribute_tensor(rows, mesh, [Shard(0)])), ProcessGroup)
+    assert isinstance(row_collectives(distribute_tensor(rows, mesh, [Shard(0)])), Collectives)
     columns = distribute_tensor(rows, mesh, [Shard(1)])
     assert row_collectives(columns) is SINGLE_PROCESS
     assert (local_columns(columns), local_columns(rows)) == (slice(0, 2), slice(None))

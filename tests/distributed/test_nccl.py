@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, TokenIdError, clip_grad_norm_
 from embedlayer.cli.demo import carried_text
-from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.collectives import Collectives
 from embedlayer.distributed import shard_table
 from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
@@ -81,7 +81,7 @@ def test_a_table_sharded_among_gpus_is_the_whole_one(ranks, backend) -> None:
 
 
 def agreed_and_saved(folder) -> list[torch.Tensor]:
-    ranks = ParallelContext(Launch(ProcessGroup(), torch.device(DEVICE)))
+    ranks = ParallelContext(Launch(Collectives(), torch.device(DEVICE)))
     ranks.collectives.require_equal({"of": "all"})
     table = shard_table(whole(), init_device_mesh(DEVICE, (ranks.size,))).to(DEVICE)
     sums = [ranks.sum(torch.ones(2, device=DEVICE)).cpu(), torch.tensor(ranks.collectives.any(ranks.is_first))]

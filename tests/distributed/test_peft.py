@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding
-from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import SizeError
 from embedlayer.distributed import shard_table
 from embedlayer.distributed.launch import Launch
@@ -222,7 +222,7 @@ OTHER_CASES = ((False, True), (True, False))
 
 
 def all_decoders(cases: tuple[tuple[bool, bool], ...]) -> list[dict[str, torch.Tensor]]:
-    ranks = ParallelContext(Launch(ProcessGroup()))
+    ranks = ParallelContext(Launch(Collectives()))
     return [trained_decoder(decoder(*case), ranks, case[0]) for case in cases]
 
 

@@ -9,7 +9,7 @@ from processes import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 from embedlayer import CheckpointError, FileError, TokenEmbedding
-from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.collectives import Collectives
 from embedlayer.distributed import shard_table
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
 from embedlayer.io import safetensors_files
@@ -42,7 +42,7 @@ def save_and_load(folder: Path) -> list[bool]:
         name: table.as_dtensor(tensor[table.partition.start : table.partition.stop]) if name in DIVIDED else tensor
         for name, tensor in whole().items()
     }
-    save_sharded(folder / "file", tensors, rows, ProcessGroup(), {"who": "test"})
+    save_sharded(folder / "file", tensors, rows, Collectives(), {"who": "test"})
     dist.barrier()
     loaded, metadata = load_sharded(folder / "file", lambda names: rows)
     equal = [metadata == {"format": "pt", "who": "test"}, loaded.keys() == tensors.keys()]
@@ -51,7 +51,7 @@ def save_and_load(folder: Path) -> list[bool]:
         equal += [torch.equal(ours, theirs)]
     if dist.get_rank() == 0:  # the others' rows are on the way, and nobody takes them
         with pytest.raises(FileError, match="Cannot write"):
-            save_sharded(folder / "nowhere" / "file", tensors, rows, ProcessGroup())
+            save_sharded(folder / "nowhere" / "file", tensors, rows, Collectives())
     return equal
 
 

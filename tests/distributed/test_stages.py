@@ -33,7 +33,7 @@ from embedlayer.distributed import (
     shard_table,
     tie_stages,
 )
-from embedlayer.distributed.parameter_names import unsharded_parameters
+from embedlayer.distributed.sharded import unsharded_parameters
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab import RandomInit
 from embedlayer.vocab.operations import edit_vocabulary

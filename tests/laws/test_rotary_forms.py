@@ -51,11 +51,11 @@ def test_the_base_is_that_of_transformers_or_a_warning_names_both(unchecked: Non
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                positions = read_positions(model, "rotary", 8)
+                positions, _ = read_positions(model, "rotary", 8)
             except CheckpointError:
                 continue
         named = [each for each in caught if "ignores rotary keys" in str(each.message)]
-        schemes = {"" if key not in parameters else key: each for key, each in positions.schemes.items()}
+        schemes = {"" if key not in parameters else key: each for key, each in positions.items()}
         bases = {key: scheme.base for key, scheme in schemes.items() if isinstance(scheme, RotaryEmbedding)}
         of = {key: each["rope_theta"] for key, each in parameters.items() if isinstance(each, dict)}
         expected = {*(of.values() if is_nested(parameters) else [parameters["rope_theta"]])}

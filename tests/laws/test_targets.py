@@ -19,7 +19,7 @@ import embedlayer as el
 from embedlayer.analysis import write_atlas
 from embedlayer.checkpoints import write_vectors
 from embedlayer.compress import compress_table, export_onnx
-from embedlayer.core.collectives import SingleProcess
+from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import EmbedLayerError
 from embedlayer.data.corpus_files import PLAN_FILE
 from embedlayer.data.sharded_build import build_in_shards
@@ -109,7 +109,7 @@ FILES: dict[str, tuple[str, Write]] = {
     "save_tokenizer": (".json", lambda s, out: files.write_text(out, s.tokenizer.to_str())),
     "write_json": (".json", lambda s, out: files.write_json(out, {})),
     "save_tensors": (".safetensors", lambda s, out: save_tensors(out, {"a": torch.ones(3)})),
-    "save_sharded": (".safetensors", lambda s, out: save_sharded(out, {"a": torch.ones(3)}, {}, SingleProcess())),
+    "save_sharded": (".safetensors", lambda s, out: save_sharded(out, {"a": torch.ones(3)}, {}, SINGLE_PROCESS)),
     "save_draft_tokens": (".pt", lambda s, out: save_draft_tokens(out, [1, 2], 9)),
     "write_vectors": (".vec", lambda s, out: write_vectors(out, ["a"], torch.ones(1, 2))),
     "write_vectors .npy": (".npy", lambda s, out: write_vectors(out, ["a"], torch.ones(1, 2))),

@@ -123,7 +123,7 @@ def test_each_public_name_is_loaded_at_its_first_use():
 def test_importing_the_package_loads_neither_torch_nor_matplotlib():
     import subprocess
 
-    module, heavy = "embedlayer.core.invisible_characters", {"torch", "numpy", "matplotlib"}
+    module, heavy = "embedlayer.core.formatting", {"torch", "numpy", "matplotlib"}
     code = f"import sys, {module}; print({heavy} & {{*sys.modules}})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"

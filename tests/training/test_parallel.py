@@ -36,7 +36,7 @@ from embedlayer import (
 )
 from embedlayer.cli.main import main
 from embedlayer.cli.train import was_started_by
-from embedlayer.core.collectives import SINGLE_PROCESS, ProcessGroup
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
 from embedlayer.data.corpus import corpus_writer
 from embedlayer.data.corpus_files import write_shard_tables
 from embedlayer.data.mixture import TokenMixture
@@ -152,7 +152,7 @@ def train(folder: Path, ranks=None, *, half: Path | None = None) -> list[dict]:
 
 def context_of_group(folder: Path, vocab_parallel_size: int | None = None) -> ParallelContext:
     store = dist.FileStore(str(folder / "store"), dist.get_world_size())
-    return ParallelContext(Launch(ProcessGroup(), store=store), vocab_parallel_size=vocab_parallel_size)
+    return ParallelContext(Launch(Collectives(), store=store), vocab_parallel_size=vocab_parallel_size)
 
 
 def whole_and_half(folder: Path, cases: list[str], vocab_parallel_size: int | None = None) -> list[str]:
@@ -330,7 +330,7 @@ def one_prepares(port: int, folder: Path) -> bool:
     """Return whether rank 1 has waited for rank 0, which is busy for longer than the time-out of the store."""
     store = dist.TCPStore("127.0.0.1", port, 2, is_master=dist.get_rank() == 0)
     store.set_timeout(timedelta(seconds=0.1))
-    parallel, prepared = ParallelContext(Launch(ProcessGroup(), store=store)), folder / "prepared"
+    parallel, prepared = ParallelContext(Launch(Collectives(), store=store)), folder / "prepared"
     dist.barrier()
     if parallel.is_first:
         time.sleep(0.4)

@@ -12,10 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import embedlayer as el
 from embedlayer.core.block_sizes import TABLE_ROWS
-from embedlayer.core.collectives import ProcessGroup
+from embedlayer.core.collectives import Collectives
 from embedlayer.distributed.launch import Launch
-from embedlayer.distributed.parameter_names import trained_parameters
-from embedlayer.distributed.sharded import ShardedTable, shard_table
+from embedlayer.distributed.sharded import ShardedTable, shard_table, trained_parameters
 from embedlayer.training.parallel import ParallelContext
 from embedlayer.vocab.init.auxiliary_init import FocusInit, OMPInit
 from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
@@ -97,7 +96,7 @@ def made(kind: str):
 
 def divide(model: nn.Module) -> None:
     if isinstance(model, el.DecoderLM):
-        ParallelContext(Launch(ProcessGroup())).shard(model)
+        ParallelContext(Launch(Collectives())).shard(model)
         return
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for name, part in list(model.items()):
@@ -291,14 +290,14 @@ def undo_of_another(model: nn.Module, optimizer: el.RowAdamW, last: bool) -> Non
 
 def largest_transfer() -> int:
     TABLE_ROWS["cpu"], sizes = 8, [0]
-    original = ProcessGroup.all_to_all
+    original = Collectives.all_to_all
 
     def measured(self, rows, send_counts, receive_counts):
         arrived = original(self, rows, send_counts, receive_counts)
         sizes.append(max(len(rows), len(arrived)))
         return arrived
 
-    ProcessGroup.all_to_all = measured
+    Collectives.all_to_all = measured
     table = shard_table(el.TokenEmbedding(V, D), init_device_mesh("cpu", (3,)))
     edit_vocabulary(table, order=[*range(10, V), *range(10)])
     assert len(sizes) > 4
@@ -310,7 +309,7 @@ def test_rows_are_sent_to_the_rank_that_needs_them_a_few_at_a_time() -> None:
 
 
 def transfers() -> int:
-    rank, ranks = dist.get_rank(), ProcessGroup()
+    rank, ranks = dist.get_rank(), Collectives()
     numbers = torch.arange(8.0).unsqueeze(1) + torch.tensor([0.0, -0.0])
     numbers[5, 1] = torch.nan
     partition = ranks.partition(8)

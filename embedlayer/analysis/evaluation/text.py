@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import CheckpointError, SizeError, TextError
-from embedlayer.core.short_repr import short_repr
+from embedlayer.core.formatting import short_repr
 from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
 from embedlayer.families.records import POSITION_KEYS
 from embedlayer.losses.divergences import divergence

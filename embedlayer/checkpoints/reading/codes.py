@@ -97,7 +97,9 @@ def _read_rows(model: CheckpointModel, spec: CodeSpec, sizes: list[int], more: i
         rows = tensors.require(ROWS, spec.table, what, (sum(sizes) + more, None))
         tensors.dtype = tensors.dtype or rows.dtype
         others = [name for name in tensors.checkpoint.find(*spec.table) if name not in tensors.names[ROWS]]
-        tensors.names[ROWS] += tuple(name for name in others if tensors.is_same(name, tensors.names[ROWS][0]))
+        tensors.names[ROWS] += tuple(
+            name for name in others if tensors.checkpoint.is_same(name, tensors.names[ROWS][0])
+        )
     tensors.count_nonfinite("table of codes", ROWS, tensors.by_key[ROWS])
     return tensors.by_key[ROWS]
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -71,18 +71,6 @@ class Configuration:
             yield
         except (CheckpointError, SizeError) as error:
             raise CheckpointError(f"{self.file}: {error}") from error
-
-
-class LogitFactors(NamedTuple):
-    """What a model does to the products of its last hidden states and the rows of its head.
-
-    Attributes:
-        logit_scale: Factor on the products, applied to the hidden states before the head or to the logits.
-        softcap: Cap c of `c * tanh(logits / c)`, or `None`.
-    """
-
-    logit_scale: float = 1.0
-    softcap: float | None = None
 
 
 def text_config(config: JsonObject) -> JsonObject:
@@ -157,8 +145,8 @@ def is_tied(spec: HeadSpec, config: Mapping[str, Any]) -> bool:
     return bool(config.get("tie_word_embeddings", spec.tied))
 
 
-def logit_factors(spec: HeadSpec, config: Mapping[str, Any], width: int) -> LogitFactors:
-    """Return the factor and the cap on logits that a configuration states; `width` is the D of `Factor`.
+def logit_factors(spec: HeadSpec, config: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """Return `logit_scale` and `softcap` of a head as a configuration states them; `width` is the D of `Factor`.
 
     Raises:
         CheckpointError: One of them is no positive number.
@@ -166,7 +154,7 @@ def logit_factors(spec: HeadSpec, config: Mapping[str, Any], width: int) -> Logi
     scale = None if spec.logit_scale is None else factor_value(spec.logit_scale, config, width)
     cap = None if spec.softcap is None else config.get(spec.softcap)
     softcap = None if cap is None else as_number(cap, str(spec.softcap), above=0.0)
-    return LogitFactors(1.0 if scale is None else scale, softcap)
+    return {"logit_scale": 1.0 if scale is None else scale, "softcap": softcap}
 
 
 def factor_value(factor: Factor, config: Mapping[str, Any], width: int) -> float | None:

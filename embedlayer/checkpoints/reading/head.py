@@ -55,7 +55,9 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
     rows = _untied_rows(model, spec, f"{key}.weight")
     presence: Presence = tensors.has(spec.bias) if spec.has_bias == "stored" else spec.has_bias
     has_bias = bool(spec.bias) and model.config.has(presence)
-    is_base = _are_base(_model_classes(model)) and not tensors.has(spec.bias)
+    classes = _model_classes(model)
+    has_base_class = bool(classes) and all(name.endswith(BASE_CLASSES) for name in classes)
+    is_base = has_base_class and not _have_head(classes) and not tensors.has(spec.bias)
     is_absent = rows is None and (is_base or not is_tied(spec, model.config.content))
     if is_absent or (rows is None and has_bias and not has_dense and not tensors.has(spec.bias)):
         if model.family.codes is None or model.family.codes.head is None:  # else the class names the heads of codes
@@ -75,11 +77,7 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
         source = {"rows": packed_table(model, weight, module, rows.dtype)}
     else:
         source = {"vocab_size": vocab_size, "embed_dim": embed_dim}
-    return OutputHead(
-        **source,
-        bias=has_bias,
-        **factors._asdict(),
-    )
+    return OutputHead(**source, bias=has_bias, **factors)
 
 
 def _has_transform(model: CheckpointModel, spec: HeadSpec, dense: LinearSpec | None, *, is_needed: bool) -> bool:
@@ -107,7 +105,7 @@ def _read_bias(model: CheckpointModel, key: str, names: Names, vocab_size: int) 
     is_matrix = bool(stored_names) and len(tensors.checkpoint.info(stored_names[0]).shape) == 2
     bias = tensors.require(key, names, "bias of the head", (1, vocab_size) if is_matrix else (vocab_size,))
     tensors.by_key[key] = bias.flatten()
-    tensors.names[key] = tuple(name for name in stored_names if tensors.is_same(stored_names[0], name))
+    tensors.names[key] = tuple(name for name in stored_names if tensors.checkpoint.is_same(stored_names[0], name))
 
 
 def _model_classes(model: CheckpointModel) -> list[str]:
@@ -119,11 +117,6 @@ def _model_classes(model: CheckpointModel) -> list[str]:
 def _have_head(classes: list[str]) -> bool:
     """Return whether one of these model classes of transformers has an LM head."""
     return any(name.endswith(HEAD_CLASSES) for name in classes)
-
-
-def _are_base(classes: list[str]) -> bool:
-    """Return whether all of these model classes of transformers are base models; false for none."""
-    return bool(classes) and all(name.endswith(BASE_CLASSES) and not _have_head([name]) for name in classes)
 
 
 def refuse_missing_head(model: CheckpointModel, names: Names) -> None:
@@ -199,7 +192,7 @@ def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | N
         return None
     if tied:
         table = copies[0]
-        if tensors.is_same(table, names[0]):
+        if tensors.checkpoint.is_same(table, names[0]):
             tensors.names[tied_to] += (names[0],)
             return None
         if spec.tied != "always":

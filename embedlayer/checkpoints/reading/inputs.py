@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.positions import StackPositions, read_positions
 from embedlayer.checkpoints.reading.table import check_rows, read_second_table, table_with_scale
@@ -32,7 +31,6 @@ from embedlayer.inputs.parts import (
     OffsetRMSNorm,
     PredictionStreams,
     ShiftScale,
-    TokenDropout,
     TrigramProjection,
     TypeTables,
 )
@@ -247,15 +245,6 @@ def read_streams(model: CheckpointModel, width: int) -> PredictionStreams | None
     return PredictionStreams(*rows.shape)
 
 
-def token_dropout(model: CheckpointModel) -> TokenDropout:
-    """Build the step `"token_dropout"`, for the mask token that the configuration states.
-
-    Raises:
-        CheckpointError: `mask_token_id` is missing, or no whole number of at least 1.
-    """
-    return TokenDropout(model.config.whole("mask_token_id", most=MOST_POSITIONS))
-
-
 def read_decoder_input(
     model: CheckpointModel, spec: DecoderSpec, recipe: Sequence[Step], widths: Mapping[Step, int], width: int
 ) -> tuple[DecoderInput, StackPositions]:
@@ -268,16 +257,14 @@ def read_decoder_input(
         CheckpointError: A tensor is missing or has another shape, or a key of the configuration is missing.
     """
     table = None if model.family.codes is not None else read_second_table(model, spec.table, spec.vocab_size)
-    positions = StackPositions({})
+    positions: StackPositions = {}, ()
     if spec.position is not None:
         count = model.config.whole(*spec.layers, *CONFIG_KEYS["num_hidden_layers"])
         own_width = widths.get("position", width)
         schemes, blocks = read_positions(model, spec.position, own_width, "other_positions.decoder", count)
         kinds = {kind: f"decoder_{kind}" if kind else "decoder" for kind in schemes}
-        positions = StackPositions(
-            {kinds[kind]: scheme for kind, scheme in schemes.items()},
-            tuple(kinds[kind] for kind in blocks or ("",) * count),
-        )
+        own = {kinds[kind]: scheme for kind, scheme in schemes.items()}
+        positions = own, tuple(kinds[kind] for kind in blocks or ("",) * count)
     steps = recipe if spec.recipe is None else model.used_steps(spec.recipe)
     has_norm = spec.norm is not None and "norm" in steps
     parts = DecoderInput(

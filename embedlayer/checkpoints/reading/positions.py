@@ -4,7 +4,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import NamedTuple
 
 from embedlayer.census.tensors import configuration_of
 from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
@@ -41,21 +40,14 @@ LENGTH_KEYS = (
 )
 """Configuration keys of the number of positions of a stack."""
 
+StackPositions = tuple[Mapping[str, Position], tuple[str, ...]]
+"""Position schemes of one stack of a model, and for each block the key of its scheme.
+
+The key `""` has the scheme of the first block. Other keys, such as `"full_attention"`, are there only for models whose
+layers differ. There is no key for a block if every block has the scheme of the first.
+"""
 OLDER_KEYS = ("rope_scaling", "rope_theta", "rope_local_base_freq", "local_rope_theta", "global_rope_theta")
 """Configuration keys that `rope_parameters` replaced."""
-
-
-class StackPositions(NamedTuple):
-    """Position schemes of one stack of a model.
-
-    Attributes:
-        schemes: Kind of layer -> scheme. The key `""` has the scheme of the first block. Other keys, such as
-            `"full_attention"`, are there only for models whose layers differ.
-        blocks: For each block in order, the key of its scheme; empty if every block has that of the first.
-    """
-
-    schemes: Mapping[str, Position]
-    blocks: tuple[str, ...] = ()
 
 
 def read_positions(
@@ -81,12 +73,14 @@ def read_positions(
     if isinstance(spec, AlibiPositions):
         scheme = _alibi(model, spec, width)
     elif isinstance(spec, AxialPositions):
-        scheme = _axial(model, spec, key)
+        rows = model.tensors.require(f"{key}.rows", spec.names[0], "position table of rows", (None, 1, None))
+        columns = model.tensors.require(f"{key}.columns", spec.names[1], "position table of columns", (1, None, None))
+        scheme = AxialPositionalEmbedding((rows.shape[0], columns.shape[1]), (rows.shape[2], columns.shape[2]))
     elif isinstance(spec, LearnedPositions | StreamPositions):
         scheme = _learned(model, spec if isinstance(spec, LearnedPositions) else spec.added, width, key)
     elif isinstance(spec, SinusoidalPositions):
         scheme = _sinusoidal(model, spec, width)
-    return StackPositions({"": scheme})
+    return {"": scheme}, ()
 
 
 def chosen_positions(model: CheckpointModel, spec: PositionSpec | None) -> PositionSpec | None:
@@ -120,19 +114,12 @@ def _learned(model: CheckpointModel, spec: LearnedPositions, width: int, key: st
     return LearnedPositionalEmbedding(length - offset, width, offset=offset)
 
 
-def _axial(model: CheckpointModel, spec: AxialPositions, key: str) -> Position:
-    """Read the tables of rows and columns of axial positions (Reformer)."""
-    rows = model.tensors.require(f"{key}.rows", spec.names[0], "position table of rows", (None, 1, None))
-    columns = model.tensors.require(f"{key}.columns", spec.names[1], "position table of columns", (1, None, None))
-    return AxialPositionalEmbedding((rows.shape[0], columns.shape[1]), (rows.shape[2], columns.shape[2]))
-
-
 def _biased(model: CheckpointModel, spec: BiasedPositions, width: int, key: str) -> StackPositions:
     """Read positions that are added, and the bias that all blocks apply in attention (MPNet)."""
     added = _learned(model, spec.added, width, key)
-    bias = _relative(model, spec.bias, "other_positions.attention", None).schemes[""]
+    bias = _relative(model, spec.bias, "other_positions.attention", None)[0][""]
     count = model.config.whole(*CONFIG_KEYS["num_hidden_layers"])
-    return StackPositions({"": added, "attention": bias}, ("attention",) * count)
+    return {"": added, "attention": bias}, ("attention",) * count
 
 
 def _sinusoidal(model: CheckpointModel, spec: SinusoidalPositions, width: int) -> Position:
@@ -158,13 +145,13 @@ def _rotary(model: CheckpointModel) -> StackPositions:
     base = None if facts is None else facts.base
     with model.config.naming_file():
         if stated_size(config, "num_hidden_layers") is None and "layer_types" not in config:
-            return StackPositions({"": RotaryEmbedding.from_config(config, default_base=base)})
+            return {"": RotaryEmbedding.from_config(config, default_base=base)}, ()
         keys, arguments = blocks = read_blocks(config, default_base=base)
         schemes = {key: rotary_scheme(arguments[key]) if key in arguments else Position() for key in {*keys}}
     _warn_of_another_reading(model, blocks)
     others = {key: schemes[key] for key in dict.fromkeys(keys) if key in arguments or key != keys[0]}
     names = tuple("" if key == keys[0] else key for key in keys) if len(schemes) > 1 else ()
-    return StackPositions({"": schemes[keys[0]], **others}, names)
+    return {"": schemes[keys[0]], **others}, names
 
 
 def _warn_of_another_reading(model: CheckpointModel, ours: RotaryBlocks) -> None:
@@ -238,7 +225,7 @@ def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_lay
         kind: RelativePositionBias(heads, num_buckets=buckets, max_distance=distance, bidirectional=spec.bidirectional)
         for kind in kinds
     }
-    return StackPositions(schemes, kinds if has_one_each else ())
+    return schemes, kinds if has_one_each else ()
 
 
 def first_position(model: CheckpointModel) -> int:

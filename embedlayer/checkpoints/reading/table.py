@@ -35,7 +35,7 @@ def read_rows(model: CheckpointModel) -> Tensor:
     """
     tensors = model.tensors
     name, *others = find_table(model)
-    rows = tensors.read("table.weight", name, aliases=tuple(o for o in others if tensors.is_same(name, o)))
+    rows = tensors.read("table.weight", name, aliases=tuple(o for o in others if tensors.checkpoint.is_same(name, o)))
     tensors.dtype = rows.dtype
     if isinstance(model.family.rows, FoldedRows):
         rows = _fold(tensors, model.family.rows, rows)
@@ -178,7 +178,7 @@ def _refuse_rivals(model: CheckpointModel, heads: list[str]) -> None:
         if heads
         and tensors.checkpoint.info(name).shape == tensors.info(heads[0]).shape
         and not (name in heads or is_in_block(name) or any(word in name for word in OTHER_WORDS))
-        and not tensors.is_same(name, heads[0])
+        and not tensors.checkpoint.is_same(name, heads[0])
     ]
     if rivals:
         raise CheckpointError(
@@ -201,7 +201,7 @@ def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
     needed = model.config.get(family.vocab_size) or 0
     large = [name for name in candidates if tensors.info(name).shape[0] >= needed] or candidates
     first, *others = large
-    equal = [name for name in others if tensors.is_same(name, first)]
+    equal = [name for name in others if tensors.checkpoint.is_same(name, first)]
     suffix = next((name for name in family.table if f".{first}".endswith(f".{name}")), first)
     rivals = [
         name
@@ -380,7 +380,7 @@ def note_other_inputs(model: CheckpointModel) -> None:
         inputs = [table.name for table in model.family.other_tables if table.is_input]
         codes = () if model.family.codes is None else model.family.codes.table
         others = checkpoint.find(*inputs, *(name.format(0) for name in codes))
-    others = [name for name in others if name not in table_copies and not tensors.is_same(name, first)]
+    others = [name for name in others if name not in table_copies and not tensors.checkpoint.is_same(name, first)]
     if others:
         listed = ", ".join(f"{name} ({tensors.sizes(name)})" for name in others[:NAMED])
         tensors.notes.append(

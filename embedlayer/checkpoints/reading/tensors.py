@@ -1,6 +1,6 @@
 """Tensors of a checkpoint that a layer needs: their names, checks of shape and dtype, and a record of what was read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -84,10 +84,12 @@ class CheckpointTensors:
         """Return `names` by the keys of the layer's `state_dict`, in which stored rows are several tensors."""
         names: dict[str, Names] = {}
         for key, own in self.names.items():
-            modules = [name.rpartition(".")[0] for name in own]
             parts = self.stored_keys.get(key)
-            keys = {key: own} if parts is None else {part: _inside(modules, rest) for part, rest in parts.items()}
-            names |= keys
+            if parts is None:
+                names[key] = own
+            else:
+                starts = [name[: name.rfind(".") + 1] for name in own]
+                names |= {part: tuple(start + rest for start in starts) for part, rest in parts.items()}
         return names
 
     @property
@@ -133,10 +135,6 @@ class CheckpointTensors:
     def info(self, name: str) -> TensorInfo:
         """Return what `Checkpoint.matrix_info` returns: for stored rows the shape of the matrix."""
         return self.checkpoint.matrix_info(name)
-
-    def is_same(self, name: str, other: str) -> bool:
-        """Return what `Checkpoint.is_same` returns."""
-        return self.checkpoint.is_same(name, other)
 
     def sizes(self, name: str) -> str:
         """Return the shape of a tensor of the checkpoint as text, such as `"50,257 x 768"`."""
@@ -259,11 +257,6 @@ class CheckpointTensors:
         if count:
             self.nonfinite_rows[what] = count
             self.notes.append(f"{count:,} of {rows.shape[0]:,} rows of the {what} hold NaN or infinity.")
-
-
-def _inside(modules: Sequence[str], rest: str) -> Names:
-    """Return the names of a tensor in several modules."""
-    return tuple(f"{module}.{rest}" if module else rest for module in modules)
 
 
 def is_in_block(name: str) -> bool:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from embedlayer.core.errors import CheckpointError, FileError
-from embedlayer.io.files import replace_file, require_file
+from embedlayer.core.errors import CheckpointError
+from embedlayer.io.files import file_errors, replace_file, require_file
 
 DecodeErrors = Literal["strict", "ignore", "replace"]
 Row = npt.NDArray[np.float32]
@@ -99,19 +99,17 @@ def reading(path: Path) -> Iterator[BufferedIOBase]:
         CheckpointError: The compressed data are damaged or truncated.
     """
     require_file(path)
-    try:
-        with path.open("rb") as file:
-            if path.suffix != ".gz":
-                yield file
-                return
+    with file_errors(f"read {path}"), path.open("rb") as file:
+        if path.suffix != ".gz":
+            yield file
+            return
+        try:
             with gzip.open(file) as content:
                 yield content
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CheckpointError(f"{path} is not a whole gzip file ({error}): it is damaged or was cut short.") from error
-    except FileError:  # of another file that is read inside the block
-        raise
-    except OSError as error:
-        raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise CheckpointError(
+                f"{path} is not a whole gzip file ({error}): it is damaged or was cut short."
+            ) from error
 
 
 @contextmanager

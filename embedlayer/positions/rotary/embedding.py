@@ -293,22 +293,16 @@ class RotaryEmbedding(Position, ComputedBuffers):
     def _cos_sin(
         self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"], dtype: torch.dtype, scale: float
     ) -> tuple[Float[Tensor, "*rows T angles"], Float[Tensor, "*rows T angles"]]:
-        """Return cosine and sine of the result of `_angles`, times `scale`."""
-        angles = self._angles(positions, phase_increments, dtype)
-        cos, sin = angles.cos(), angles.sin()
-        return (cos, sin) if scale == 1 else (cos * scale, sin * scale)
-
-    def _angles(
-        self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"], dtype: torch.dtype
-    ) -> Float[Tensor, "*rows T angles"]:
-        """Return the angle of each pair, or of each channel, at each position, in radians.
+        """Return cosine and sine of the angle of each pair, or of each channel, at each position, times `scale`.
 
         `phase_increments` are frequencies in units of 2^-53 rotations per position.
         """
-        if self.axes is None or positions.dim() < 3:
-            return rotary_angles(positions, phase_increments, dtype=dtype)
-        both = phase_increments.repeat(2) if self.axes.divides_channels else phase_increments
-        return rotary_angles(positions, both, self.axis_index, dtype=dtype)
+        axis = None if self.axes is None or positions.dim() < 3 else self.axis_index
+        if self.axes is not None and axis is not None and self.axes.divides_channels:
+            phase_increments = phase_increments.repeat(2)
+        angles = rotary_angles(positions, phase_increments, axis, dtype=dtype)
+        cos, sin = angles.cos(), angles.sin()
+        return (cos, sin) if scale == 1 else (cos * scale, sin * scale)
 
     @property
     def depends_on_length(self) -> bool:
@@ -375,20 +369,13 @@ class RotaryEmbedding(Position, ComputedBuffers):
         if dtype == torch.float32 and tables_apply(positions, phase_increments, axis):
             cos, sin = rotary_tables(positions, phase_increments, axis, *self._layout, scale)
         else:
-            cos, sin = self._channel_tables(*self._cos_sin(positions, phase_increments, dtype, scale))
+            cos, sin = self._cos_sin(positions, phase_increments, dtype, scale)
+            if cos.shape[-1] == self.rotary_dim:  # `ChannelAxes` have an angle for each channel
+                first, second = sin.chunk(2, dim=-1)
+                sin = torch.cat([-first, second], dim=-1)
+            else:
+                cos, sin = channel_tables(cos, sin, interleaved=self.interleaved, shares=self._shares)
         return cos.unsqueeze(-3), sin.unsqueeze(-3)
-
-    def _channel_tables(
-        self, cos: Float[Tensor, "*rows T angles"], sin: Float[Tensor, "*rows T angles"]
-    ) -> tuple[Float[Tensor, "*rows T channels"], Float[Tensor, "*rows T channels"]]:
-        """Return cosines and sines of all rotated channels in the layout of this scheme; see `channel_tables`.
-
-        The arguments have an angle for each pair, or with `ChannelAxes` for each channel.
-        """
-        if cos.shape[-1] == self.rotary_dim:
-            first, second = sin.chunk(2, dim=-1)
-            return cos, torch.cat([-first, second], dim=-1)
-        return channel_tables(cos, sin, interleaved=self.interleaved, shares=self._shares)
 
     @property
     def _shares(self) -> int:

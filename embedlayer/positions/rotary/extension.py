@@ -143,10 +143,10 @@ def extend_rotary(
         >>> longer["rope_scaling"], longer["max_position_embeddings"]
         ({'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 4096}, 16384)
     """
-    keys, part = language_model_keys(config), config
+    keys, parts = language_model_keys(config), [config]
     for key in keys:
-        part = part[key]
-    edit = _ConfigurationEdit(part)
+        parts.append(parts[-1][key])
+    edit = _ConfigurationEdit(parts.pop())
     trained = edit.trained_length(original_length, replace=replace)
     if length <= trained:
         raise SizeError(f"The positions were trained on {trained:,} tokens: sequences of {length:,} need no edit.")
@@ -158,16 +158,9 @@ def extend_rotary(
         scaling = scaling_of_method(method, length / trained, trained, factors) if isinstance(method, str) else method
         new, requested = edit.with_scaling(scaling, length, trained)
     changes = _changes(edit.before, edit.read(new), requested)
-    for key, outer in [(key, _at(config, keys[:depth])) for depth, key in enumerate(keys)][::-1]:
+    for key, outer in zip(reversed(keys), reversed(parts), strict=True):
         new = {**outer, key: new}
     return RotaryExtension(new, trained, edit.old_length, changes)
-
-
-def _at(config: JsonObject, keys: Sequence[str]) -> Any:
-    """Return the value that the keys lead to."""
-    for key in keys:
-        config = config[key]
-    return config
 
 
 def scaling_of_method(

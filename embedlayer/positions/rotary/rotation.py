@@ -16,7 +16,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import fusible, has_more_than
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.kernels.rotary import RotaryLayout, rotate_together, rotates_together
-from embedlayer.positions.rotary.query import scale_queries
+from embedlayer.positions.rotary.query import scale_queries, wide_dtype
 
 ROTATE_HALF_SPLIT = Kernel("rotary", "rotate_half_split")
 ROTATE_INTERLEAVED = Kernel("rotary", "rotate_interleaved")
@@ -249,8 +249,7 @@ def fused_apply_rotary(
 ) -> Float[Tensor, "*batch T K"]:
     """Compute `apply_rotary(x, cos, sin)` in one pass by the kernel, or by `apply_rotary` where no kernel applies."""
     kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
-    computed = torch.float64 if x.dtype == torch.float64 else torch.float32
-    fits = x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0 and cos.dtype == sin.dtype == computed
+    fits = x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0 and cos.dtype == sin.dtype == wide_dtype(x)
     if not fits or not kernel.applies(x, cos, sin):
         return apply_rotary(x, cos, sin, interleaved=interleaved)
     result: Tensor = _ApplyRotary.apply(x, cos, sin, interleaved)  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from embedlayer.census.configurations import Part, is_configuration, module_ids, other_models, parts_of, size_keys
 from embedlayer.census.tensors import linear_sizes, models_in, named_tensors
 from embedlayer.checkpoints.layer import EmbeddingLayer
-from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
 from embedlayer.core.errors import SizeError, VocabularyError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import own_attribute
@@ -129,7 +129,7 @@ class VocabularyModules(NamedTuple):
         if not groups:
             return SINGLE_PROCESS
         union = {rank for each in groups for rank in each.global_ranks}
-        return groups[-1] if len(union) == groups[-1].size else ProcessGroup(device=groups[-1].device)
+        return groups[-1] if len(union) == groups[-1].size else Collectives(device=groups[-1].device)
 
     @property
     def vocab_size(self) -> int:
@@ -387,7 +387,7 @@ def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, Loc
     if isinstance(table, TokenEmbedding | FactorizedEmbedding | PackedRows):
         return name, LocalTable(table, table, of_head=of_head)
     if isinstance(table, ShardedTable) and isinstance(table.local, TokenEmbedding | FactorizedEmbedding):
-        ranks = ProcessGroup(table.mesh.get_group(), table.mesh.device_type)
+        ranks = Collectives(table.mesh.get_group(), table.mesh.device_type)
         return dotted(name, "local"), LocalTable(table.local, table, ranks, of_head)
     raise _cannot_be_moved(name, table)
 
