@@ -9,21 +9,21 @@ import pytest
 from size import sizes
 
 CEILINGS = {
-    "defs": 4991,
-    "classes": 723,
-    "modules": 465,
+    "defs": 4938,
+    "classes": 717,
+    "modules": 460,
     "packages": 30,
     "lambdas": 333,
-    "named tuples": 133,
-    "lines of code": 56716,
-    "lines of raise": 3593,
+    "named tuples": 129,
+    "lines of code": 56609,
+    "lines of raise": 3592,
     "lines of errors built elsewhere": 312,
-    "docstring lines": 30514,
-    "docstring characters": 1547933,
+    "docstring lines": 30411,
+    "docstring characters": 1542301,
     "comment lines": 1052,
     "lines of tools": 4892,
     "lines of docs": 2668,
-    "lines of tests": 89055,
+    "lines of tests": 89053,
 }
 
 
