@@ -22,8 +22,8 @@ CEILINGS = {
     "docstring characters": 1553468,
     "comment lines": 1040,
     "lines of tools": 4888,
-    "lines of docs": 2667,
-    "lines of tests": 88907,
+    "lines of docs": 2668,
+    "lines of tests": 88964,
 }
 
 

@@ -31,6 +31,34 @@ SIZES = re.compile(r"[\[(]+\d[\d ,\[\]()]*,[\d ,\[\]()]*[\])]+|\d+,\d{3}(?:,\d{3
 VERDICTS = {True: "learn-holds", False: "learn-fails", None: "learn-depends"}
 
 
+PHRASES = {
+    "L": r"computational efficiency|linear layers|under the hood|reassign|X W^\top|small random weights|one-hot encoded"
+    "|wasteful multiplications by zero|desired embedding dimension|look-up concept|largest token ID + 1",
+    "M": "permutation-equivariant|sat the cat|the cat sat|gradient magnitude|regularization|exploding gradients"
+    "|no one-hot materialization|sparse matrix multiplication|standard matrix calculus|position embeddings diverge"
+    "|cannot generalize|no parameters|fail hard|waves of different frequencies|closer tokens get higher scores"
+    "|“meaning space”|90° out of phase|production-ready|lower dims|fp16 or bf16|numbers and letters are different",
+    "N": "semantic meaning** and **sequential order|n_heads|lookup table operation|manual lookup|bag of words"
+    "|lose the order of the words|same positional information|manual addition check|learnable parameters|drop_rate",
+    "E": "Step 2|very first dimension|Decoder Block|polysemantic|animate being or an object|training became unstable"
+    "|crucial hyperparameter|arbitrary word-level tokenizer|self.embeddings|parallel processing|hidden_size",
+    "G": "other categorical IDs|compositional handling of unseen words|regularisation|dominate parameter count|onehot"
+    "|active research area|famous from word2vec|end-to-end|final hidden state|rotary position embedding",
+}
+"""Words of each text, which the search of the list must find."""
+
+
+def lesson_texts(shared_data):
+    """The five texts by the letters of the course."""
+    files = sorted((shared_data.parent / "seeds").glob("*.txt"))
+    return {letter: quoted(file.read_text(encoding="utf-8")) for letter, file in zip("LMNEG", files, strict=True)}
+
+
+def quoted(text: str) -> str:
+    """The text in lower case, without white space, quotation marks, line breaks of code and marks of Markdown."""
+    return re.sub(r"\\n|[\\`*#\s“”\"‘’']", "", text).lower()
+
+
 def matrix(content):
     return np.array(content["data"]).reshape(content["rows"], content["cols"])
 
@@ -311,8 +339,9 @@ def test_a_trained_table_shows_directions_and_counts_words_on_their_side(serve, 
     page = open_page(serve(of_run, word_table) + "#learn?s=real&real.word=man", again=True)
     part = page.locator('[data-value="direction"]')
     part.get_by_text("man − woman: 18 of 18 other words").wait_for()
-    part.get_by_role("button", name="living being − thing").click()
+    part.get_by_role("button", name="animate being − object").click()
     part.locator("li.learn-depends").wait_for()
+    assert part.locator('[data-value="made"]').inner_text() == "Unit rows: “man” − “table”"
     assert part.locator(".direction-words .pipe-value", has_text="✗").count() > 0
     page.get_by_role("combobox", name="Table").select_option("0")
     part.wait_for(state="detached")
@@ -330,7 +359,7 @@ def test_measured_sentences_have_the_numbers_of_the_documentation():
     said = " ".join(re.sub(r'"\s*\+ "', "", scenes[1]).split())
     (train, last, best) = both
     assert f"training loss {train[0]} tied and {train[1]} untied; on held-out text {last[0]} and {last[1]}" in said
-    assert f"and {best[0]} and {best[1]} at best" in said
+    assert f"The lowest losses there, {best[0]} tied and {best[1]} untied, differ by less than two seeds" in said
     start, small, untied = (
         re.search(rf"^\| {name}.*?\| ([\d.]+) \| ([\d.]+) \|$", pages[1], flags=re.M).groups()
         for name in ("tied, std 1", "tied, std 0.02", "untied, std 0.02")
@@ -355,6 +384,9 @@ def test_the_page_of_the_course_about_the_texts_has_the_list_of_the_story(story,
         if "lesson" in each
     }
     assert files == {file.stem for file in (root / "docs" / "course").glob("[0-9]*.md")}
+    for lesson in lessons:
+        said = [each["said"] for part in lesson["parts"] for each in part["exercises"] if "said" in each]
+        assert [words for words in said if quoted(words) not in lesson_texts(shared_data)[lesson["letter"]]] == []
 
 
 # The scenes
@@ -432,6 +464,13 @@ def do_lookup(page):
     for text, said in (("3 4", "ID 4 is outside"), ("1 2 / 3", "same number of IDs"), ("0 3", "read once")):
         ids.fill(text)
         verdict(page).get_by_text(said).wait_for()
+    page.get_by_label("count IDs from 1").check()
+    ids.fill("1 4")
+    methods = page.locator(".lookup-methods th code").all_inner_texts()
+    assert methods[:2] == ["nn.Embedding(4, 5)(ids - 1)", "weight[ids - 1]"]
+    assert [claim_class(page, number) for number in (3, 6)] == ["learn-fails", "learn-holds"]
+    page.get_by_label("count IDs from 1").uncheck()
+    ids.fill("0 3")
     page.get_by_role("spinbutton", name="Width D").fill("300")
     page.get_by_text("The tables show numbers 0 to 9 of 300.").wait_for()
     verdict(page).get_by_text("Set V to 4 and D to 5.").wait_for()
@@ -449,6 +488,7 @@ def do_training(page):
     assert page.locator('[data-value="moved"]').inner_text().startswith("Step 0, "), "nothing plays by itself"
     page.get_by_role("button", name="Step", exact=True).click()
     assert "3 of 12 rows" in page.locator('[data-value="moved"]').inner_text()
+    assert claim_class(page, 0) == "learn-depends", "the order of a random start is not learned"
     page.get_by_label("tied head").check()
     assert "12 of 12 rows" in page.locator('[data-value="moved"]').inner_text()
     assert page.locator(".learn-claims li").nth(1).get_attribute("class") == "learn-fails"
@@ -473,7 +513,9 @@ def do_similar(page):
 def do_order(page):
     page.get_by_role("button", name="sat the cat").click()
     assert "0.0000" in page.locator('[data-value="difference"]').inner_text()
+    assert "It is equivariant" in page.locator(".learn-claims li").first.inner_text()
     page.get_by_label("add positions").check()
+    assert "it is not even equivariant" in page.locator(".learn-claims li").first.inner_text()
     assert claim_class(page, 1) == "learn-fails"
     page.get_by_role("button", name="the cat sat", exact=True).click()
     assert claim_class(page, 1) == "learn-depends", "equal orders show nothing"
@@ -484,6 +526,11 @@ def do_sum(page):
     for step in range(2, 7):
         slide(page, "Step", step)
     assert re.search(r"−?0\.\d+ \+ 0\.841471 = ", page.locator('[data-value="formula"]').inner_text())
+    assert claim_class(page, 0) == "learn-fails"
+    schemes = page.get_by_role("group", name="Positions")
+    schemes.get_by_role("button", name="learned").click()
+    assert claim_class(page, 0) == "learn-holds"
+    schemes.get_by_role("button", name="sinusoidal").click()
     slide(page, "Width D", 4)
     page.get_by_label("multiply the row by √D").uncheck()
     assert claim_class(page, 0) == "learn-depends"
@@ -852,7 +899,7 @@ def test_every_exercise_of_the_lesson_opens_what_it_names(serve, of_run, word_ta
         assert page.evaluate(SCROLLS_IN_SILENCE) == page.evaluate(CUT_OFF) == 0, exercise
 
 
-def test_the_list_of_exercises_is_searched_by_words(url, open_page):
+def test_the_list_of_exercises_is_searched_by_words_also_of_the_texts(url, open_page, shared_data):
     page = open_page(url + "#learn", again=True)
     page.get_by_text("Find an exercise of the lesson").click()
     entries, lessons = page.locator(".learn-lesson li"), page.locator(".learn-lesson")
@@ -867,6 +914,14 @@ def test_the_list_of_exercises_is_searched_by_words(url, open_page):
     for text, name in (("50257 x 768", "GPT-2 small, 50,257 × 768"), ("50,257 768 small", "GPT-2 small")):
         field.fill(text)
         page.locator(".learn-lesson a:visible", has_text=name).first.wait_for()
+    phrases = {phrase: letter for letter, some in PHRASES.items() for phrase in some.split("|")}
+    texts = lesson_texts(shared_data)
+    assert [phrase for phrase, letter in phrases.items() if quoted(phrase) not in texts[letter]] == []
+    unfound = []
+    for phrase in (*phrases, "X W^T", "LOOKUP table", "permutation equivariant", '"cat" and "dog" are close'):
+        field.fill(phrase.replace("**", ""))
+        unfound += [phrase] * (page.locator(".learn-lesson a:visible").count() == 0)
+    assert unfound == []
     field.fill("zebra")
     assert page.locator(".learn-lesson:visible").count() == 0
     field.fill("")

@@ -11,13 +11,14 @@ import { choice, claimList, fixed } from "./parts.js";
 /** @type {Record<string, {name: string, sides: [string, string], quote: string, words: [string, string]}>} */
 export const DIRECTIONS = {
   gender: {
-    name: "man − woman", sides: ["male", "female"], quote: "A combination of dimensions can capture gender.",
+    name: "man − woman", sides: ["male", "female"], 
+    quote: "One combination of dimensions might capture gender-like differences (man vs. woman).",
     words: ["man boy king father son brother he husband uncle prince",
       "woman girl queen mother daughter sister she wife aunt princess"],
   },
   living: {
-    name: "living being − thing", sides: ["living", "thing"],
-    quote: "Another one can capture whether something is a living being or a thing.",
+    name: "animate being − object", sides: ["animate being", "object"],
+    quote: "Another might capture whether something is an animate being or an object.",
     words: ["man woman dog cat horse child king bird girl boy doctor teacher mother father soldier queen baby fish",
       "table car house book door stone chair knife paper ship box bottle computer road bridge machine window clock"],
   },
@@ -50,6 +51,7 @@ export async function directionPart(stage, source, texts) {
   let [key, count] = [stage.text("direction") in groups ? stage.text("direction") : "gender",
     Math.round(stage.number("count", 1, 1, MOST))];
   const [list, claims] = [h("div", { class: "learn-pair" }), claimList(stage)];
+  const made = h("p", { class: "pipe-fact", "data-value": "made" });
   const show = async () => {
     stage.set({ direction: key === "gender" ? null : key, count: count === 1 ? null : count });
     const [plus, minus] = groups[key].map((side) => side.slice(0, count).map(([, id]) => id).join(","));
@@ -58,6 +60,8 @@ export async function directionPart(stage, source, texts) {
     const others = groups[key].map((side) => side.slice(count).map(([word, id]) =>
       ({ word, id, cosine: cosines[id] })).sort((a, b) => b.cosine - a.cosine));
     const { sides } = DIRECTIONS[key];
+    made.textContent = `Unit rows: ${groups[key].map((side) => side.slice(0, count).map(([word]) =>
+      `“${word}”`).join(" + ")).map((sum) => (count > 1 ? `(${sum})` : sum)).join(" − ")}`;
     list.replaceChildren(...others.map((words, side) => h("div", null, h("h3", null, sides[side]),
       h("ol", { class: "direction-words" }, words.map(({ word, id, cosine }) => h("li", null, token(word, { of: id }),
         bar(Math.min(1, 2 * Math.abs(cosine))),
@@ -76,7 +80,7 @@ export async function directionPart(stage, source, texts) {
   return h("section", { class: "learn-part", "data-value": "direction" }, h("h3", null, "A direction between words"),
     h("p", { class: "note" }, "The sum of some unit rows minus the sum of others is a direction. Below: its cosine "
       + "with words that it was not made of. ✗ is on the wrong side of 0."),
-    h("div", { class: "learn-controls" }, which, words), list, claims.element);
+    h("div", { class: "learn-controls" }, which, words), made, list, claims.element);
 }
 
 /** @param {number} cosine @param {number} side 0: plus, 1: minus */

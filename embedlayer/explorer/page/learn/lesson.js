@@ -69,9 +69,10 @@ function searchField(find) {
   return h("label", { class: "field learn-find" }, h("span", null, "Search the list"), input, found);
 }
 
-/** Return a text as it is searched. @param {string} text */
+/** Return a text as it is searched: without case, quotation marks and hyphens. @param {string} text */
 function plain(text) {
-  return text.toLowerCase().replace(/(?<=\d),(?=\d{3})/g, "").replace(/(?<=\d) ?[x×] ?(?=\d)/g, " × ");
+  return text.toLowerCase().replace(/(?<=\d),(?=\d{3})/g, "").replace(/(?<=\d) ?[x×] ?(?=\d)/g, " × ")
+    .replace(/["“”'‘’`]/g, "").replace(/ᵀ|\^\\top/g, "^t").replace(/[-‐–]/g, " ");
 }
 
 /**
@@ -86,7 +87,8 @@ function filter(lessons, text) {
   for (const lesson of lessons) {
     for (const link of lesson.querySelectorAll("a")) {
       const part = link.closest("section")?.firstChild?.textContent;
-      const said = plain(`${part} ${link.textContent} ${link.dataset.claim}`);
+      const text = `${part} ${link.textContent} ${link.dataset.claim} ${link.title}`;
+      const said = plain(`${text} ${text.replaceAll("-", "")}`); // “lookup” finds “look-up”
       /** @type {HTMLElement} */ (link.parentElement).hidden = !words.every((word) => said.includes(word));
     }
     for (const part of lesson.querySelectorAll("section")) follow(part, "li");
@@ -119,7 +121,8 @@ function resetButton(onReset) {
 
 /** @param {Exercise} exercise @param {number} source */
 function linkTo(exercise, source) {
-  return h("a", { href: hashOf(exercise, source), "data-claim": exercise.claim ?? null },
+  const title = exercise.said ? `“${exercise.said}”` : null;
+  return h("a", { href: hashOf(exercise, source), "data-claim": exercise.claim ?? null, title },
     h("span", null, exercise.name),
     exercise.holds === undefined ? null : verdictOf(exercise.holds), h("small", null, placeOf(exercise)));
 }

@@ -23,7 +23,7 @@ export const scene = {
     "A table of V rows and D columns takes IDs of any shape, and adds a last size: (T) becomes (T, D), and a batch "
     + "(B, T) becomes (B, T, D).",
     "A linear layer on one-hot vectors has the same result with V times as many products. The numbers are random, as "
-    + "those of a new nn.Embedding are.",
+    + "in a new nn.Embedding; they are not those that a lesson prints.",
   ],
   words: ["one-hot vector"],
   task: `With V = ${START.vocab} and D = ${START.dim}, enter IDs so that two rows of the result are equal, and are the `
@@ -130,6 +130,11 @@ function named(value) {
   return value.toLocaleString("en");
 }
 
+/** Write the IDs as the index of PyTorch, which counts from 0. @param {number} first */
+function indexOf(first) {
+  return first ? "ids - 1" : "ids";
+}
+
 /** Format a shape as PyTorch prints a tuple. @param {number[]} sizes */
 function shapeOf(...sizes) {
   return `(${sizes.map(named).join(", ")}${sizes.length === 1 ? "," : ""})`;
@@ -164,10 +169,10 @@ function controlsOf(settings, update) {
 /** @param {Settings} settings @param {Found} found */
 function shapesOf({ vocab, dim, first, words }, { list, shape }) {
   const text = words.length ? `“${words.join(" ")}” → ${list.map((id, i) =>
-    `“${words[i] ?? ""}” ${named(id)}`).join(", ")}: IDs that a word-level tokenizer could have. ` : "";
+    `“${words[i] ?? ""}” ${named(id)}`).join(", ")}: IDs of a made-up vocabulary. ` : "";
   return `${text}W ${shapeOf(vocab, dim)} has ${named(vocab * dim)} numbers. IDs ${listOf(list, shape)} `
-    + `${shapeOf(...shape)} → W[ids] ${shapeOf(...shape, dim)}.`
-    + (first ? " ID t reads row t − 1 of the matrix: PyTorch counts rows from 0." : "")
+    + `${shapeOf(...shape)} → W[${indexOf(first)}] ${shapeOf(...shape, dim)}.`
+    + (first ? " Row t of the formula is row t − 1 in PyTorch, which counts from 0." : "")
     + (dim > SHOWN ? ` The tables show numbers 0 to ${SHOWN - 1} of ${named(dim)}.` : "");
 }
 
@@ -176,7 +181,8 @@ function numberTables({ vocab, dim, first, words }, { list, shape, indices, held
   const columns = Math.min(dim, SHOWN);
   const wordOf = (/** @type {number} */ i) => (words[i] ? ` “${words[i]}”` : "");
   const oneHot = vocab > SHOWN ? [] : [{ caption: `one_hot ${shapeOf(...shape, vocab)}`, digits: 0, limit: 1.5,
-    rowNames: list.map((id) => named(id)), values: matrix(list.length, vocab, (r, c) => Number(c === indices[r])) }];
+    rowNames: list.map((id) => named(id)), columnNames: Array.from({ length: vocab }, (_, c) => String(c + first)),
+    values: matrix(list.length, vocab, (r, c) => Number(c === indices[r])) }];
   const rows = fromRows(held.map((index) => rowOf(index, columns)));
   const all = [...oneHot,
     { caption: `W ${shapeOf(vocab, dim)}${held.length < vocab ? ", some rows" : ""}`, limit: 3, digits: 2, values: rows,
@@ -205,13 +211,14 @@ function placeOf(i, [first, second]) {
 }
 
 /** @param {Settings} settings @param {Found} found */
-function methodTable({ vocab, dim }, { list, shape, result, multiplied }) {
+function methodTable({ vocab, dim, first }, { list, shape, result, multiplied }) {
   const products = list.length * vocab * dim;
   const wasted = `${named(products)}, ${named(products - list.length * dim)} of them by 0`;
   const isEqual = largestDifference(result, multiplied) === 0 ? "equal" : "differs";
+  const ids = indexOf(first);
   const [embedding, linear] = [`nn.Embedding(${vocab}, ${dim})`, `nn.Linear(${vocab}, ${dim}, bias=False)`];
-  const lines = [[`${embedding}(ids)`, "none: copies rows", shapeOf(...shape, dim)],
-    ["weight[ids]", "none: copies rows", "equal"], [`one_hot(ids, ${vocab}) @ weight`, wasted, isEqual],
+  const lines = [[`${embedding}(${ids})`, "none: copies rows", shapeOf(...shape, dim)],
+    [`weight[${ids}]`, "none: copies rows", "equal"], [`one_hot(${ids}, ${vocab}) @ weight`, wasted, isEqual],
     [`${linear}, its weight ${shapeOf(dim, vocab)} = weight.T, on one_hot`, wasted, isEqual]];
   return scroller("Methods", "scroll", h("table", { class: "learn-table lookup-methods" },
     h("thead", null, h("tr", null, ["method", "products", "result"].map((name) => h("th", null, name)))),
@@ -222,7 +229,8 @@ function methodTable({ vocab, dim }, { list, shape, result, multiplied }) {
 /** @param {Settings} settings @param {Found} found @returns {Claim[]} */
 function claimsOf({ vocab, dim, first }, { list, result, multiplied }) {
   const isEqual = largestDifference(result, multiplied) === 0;
-  const [products, needed] = [list.length * vocab * dim, Math.max(...list) + 1 - first];
+  const [products, last] = [list.length * vocab * dim, Math.max(...list)];
+  const needed = last + 1 - first;
   const repeated = list.find((id, i) => list.indexOf(id) < i);
   return [
     ["Both methods are identical: the layer, and its rows by index or by a product.", isEqual,
@@ -231,14 +239,18 @@ function claimsOf({ vocab, dim, first }, { list, result, multiplied }) {
       + `nn.Linear starts with other numbers: uniform up to ±1/√V = ±${(1 / Math.sqrt(vocab)).toPrecision(2)}.`],
     ["The product is wasteful: it multiplies by zeros.", vocab > 1,
       `${named(products - list.length * dim)} of ${named(products)} products are by 0.`],
-    ["A table needs as many rows as the largest ID + 1.", needed === vocab ? null : false,
-      `Largest ID: ${needed === 1 ? "one row" : `${named(needed)} rows`} would do for these IDs, and W has `
-      + `${named(vocab)}. The vocabulary of the tokenizer decides, not the IDs of one text.`],
+    ["A table needs as many rows as the largest ID + 1.", !first && needed === vocab ? null : false,
+      (first ? `Counted from 1, the largest ID ${named(last)} needs ` : "These IDs need ")
+      + `${needed === 1 ? "one row" : `${named(needed)} rows`}, and W has ${named(vocab)}. The vocabulary `
+      + "of the tokenizer decides, not the IDs of one text."],
     ["The same token always gets the same embedding.", repeated === undefined ? null : true,
       repeated === undefined ? "Each ID occurs once here." : `ID ${named(repeated)} is copied from the same row.`],
     ["IDs count from 1 to V.", first ? null : false, first
       ? `Formulas often count so. In code ID ${named(vocab)} would be outside; subtract 1 first.`
       : `PyTorch counts from 0: here 0 to ${named(vocab - 1)}, and ID ${named(vocab)} is an IndexError.`],
+    ["E(t) is the t-th row of E.", first ? true : null, first
+      ? `E(${named(last)}) is row ${named(last)}, counted from 1: weight[${named(last - 1)}] in PyTorch.`
+      : `Here ID ${named(last)} is weight[${named(last)}], which is row ${named(last + 1)} counted from 1.`],
   ];
 }
 

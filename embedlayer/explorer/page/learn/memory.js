@@ -219,8 +219,8 @@ function claimsOf(model, lines) {
     ["GPT-2, LLaMA and most modern models tie their weights.", false,
       "GPT-2 does. LLaMA 7B and 70B do not; Llama 3.2 1B and 3B do. Small models tie, large ones mostly do not."],
     ["Tying improves regularisation.", null, "Two blocks on a short text, learned by heart: training loss 2.15 tied "
-      + "and 1.27 untied; on held-out text 7.05 and 7.20 at the end, and 6.83 and 6.86 at best, less apart than two "
-      + "seeds. (examples/width_and_tying.py)"],
+      + "and 1.27 untied; on held-out text 7.05 and 7.20 at the end. The lowest losses there, 6.83 tied and 6.86 "
+      + "untied, differ by less than two seeds do. (examples/width_and_tying.py)"],
     ["Training with tied weights became unstable.", null, "From rows of std 1, the start of nn.Embedding: first loss "
       + "187.87, and 6.669 on held-out text after 300 steps. From std 0.02: 8.36, then 4.715, and 4.745 untied. "
       + "(examples/tied_or_untied.py)"],

@@ -27,7 +27,7 @@ export function smallTable(dim = DIM, seed = 9, std = 0.5) {
 export const scene = {
   id: "onehot",
   name: "One-hot × W",
-  question: "What does “look up row 3” multiply?",
+  question: "What does “look up a row” multiply?",
   sentences: [
     "Write the ID as a one-hot vector e: ten numbers, a single 1 at the ID. Multiply each of them by its row of the "
     + "table W, and add up the ten rows.",

@@ -120,14 +120,19 @@ function picturesOf(box, order, x) {
  */
 function claimsOf(order, hasPositions, difference) {
   const isOpen = hasPositions && isStraight(order);
+  const differ = `With positions the scores differ by up to ${fixed(difference, 2)}`;
   return [
-    ["Attention is permutation-invariant.", false,
-      "It is equivariant: the rows of the result change places with the tokens. Only their mean or sum is invariant."],
+    ["Attention is permutation-invariant.", isOpen ? null : false, isOpen ? "Both sides have the same order here."
+      : hasPositions ? `${differ} when they are put back into the first order: it is not even equivariant.`
+        : "It is equivariant: the scores change places with the tokens. Only their mean or sum is invariant."],
     ["The model cannot distinguish “the cat sat” from “sat the cat”.", isOpen ? null : !hasPositions,
       isOpen ? "Both sides have the same order here. With positions, another order gives other scores."
         : !hasPositions ? "Without positions and without a mask the scores are the same. A decoder's causal mask alone "
           + "already breaks this: the first token sees only itself."
-          : `With positions the scores differ by up to ${fixed(difference, 2)}.`],
+          : `${differ}.`],
+    ["Attention (without positional embeddings) is permutation-equivariant.", hasPositions ? null : true,
+      hasPositions ? "Positions are added here: switch them off."
+        : `Put back into the first order, the scores differ by ${fixed(difference)}.`],
   ];
 }
 

@@ -155,7 +155,7 @@ function dial({ pair, before, after, score }, at) {
   }
   const angle = FREQUENCIES[pair] * (at.q - at.k);
   return h("figure", { class: "rotary-dial", "data-pair": pair }, canvas, h("figcaption", null,
-    h("b", null, `pair ${pair}`), ` ${fixed(angle, 2)} rad apart, score ${fixed(score)}`));
+    h("b", null, `pair ${pair}`), ` rotations differ by ${fixed(angle, 2)} rad, score ${fixed(score)}`));
 }
 
 /** Create the table of all numbers. @param {{q: number, k: number}} at */

@@ -54,7 +54,7 @@ function draw(stage) {
     formula.textContent = formulaOf(step, parts[1], dim);
     const [tokens, places] = [meanNorm(parts.map((p) => p.scaledRow)), meanNorm(parts.map((p) => p.place))];
     numbers.replaceChildren(lengthsOf(tokens, places));
-    claims.show([...claimsOf(dim, scaled ? tokens > places : null), dropoutClaim(parts)]);
+    claims.show([scaleClaim(switches.chosen, tokens / places), dropoutClaim(parts)]);
     stage.judge(...verdict(step, scheme, tokens / places));
   };
   const switches = schemeSwitches(stage, () => update());
@@ -99,13 +99,15 @@ function chips() {
     h("li", { class: "pipe-chip learn-big" }, h("span", null, WORDS[id]), h("small", null, `ID ${id} at ${t}`)));
 }
 
-/** @param {number} dim @param {boolean | null} holds null: the scale is off @returns {Claim[]} */
-function claimsOf(dim, holds) {
-  return [["Scaling by √D prevents the positional signal from dominating.", holds,
-    `${holds === null ? "The scale is off here. " : ""}With std 0.02 the scaled row has a length of about 0.02 · D = `
-    + `${fixed(STD * dim, 2)}. Sinusoids have √(D/2) = `
-    + `${fixed(Math.sqrt(dim / 2), 2)}, learned positions at the start about 0.02 · √D = `
-    + `${fixed(STD * Math.sqrt(dim), 2)}.`]];
+/** @param {{scheme: string, scaled: boolean}} chosen @param {number} ratio token ÷ position @returns {Claim} */
+function scaleClaim({ scheme, scaled }, ratio) {
+  const isLearned = scheme === "learned";
+  const places = isLearned ? `With learned positions, which start with std ${STD} like the rows`
+    : "With sinusoidal positions, whose length is √(D/2)";
+  const other = isLearned ? "Sinusoidal ones are longer than scaled rows below D = 1,250."
+    : "With learned positions, which start like the rows, the scaled row is the longer part at every D.";
+  return ["Scaling by √D prevents the positional signal from dominating.", scaled ? ratio > 1 : null,
+    `${places}, ${scaled ? "" : "and without the scale, "}token ÷ position is ${fixed(ratio, 2)} here. ${other}`];
 }
 
 /** Return the sums after dropout. @param {Parts[]} parts */

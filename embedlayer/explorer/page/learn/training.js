@@ -175,20 +175,17 @@ function distancesOf(model) {
   ]);
 }
 
-/** Return the two distances before the first step. @param {boolean} tied */
-function apartAtStart(tied) {
-  const model = newModel(tied, SEED);
-  return `${fixed(apart(model, "cat", "dog"), 2)} and ${fixed(apart(model, "cat", "code"), 2)} by chance`;
-}
-
 /** @param {Run} run @param {boolean} tied @returns {Claim[]} */
 function claimsOf({ model, step, found }, tied) {
-  const [near, far] = [apart(model, "cat", "dog"), apart(model, "cat", "code")];
+  const [[near, far], [nearAtStart, farAtStart]] = [model, newModel(tied, SEED)].map((each) =>
+    [apart(each, "cat", "dog"), apart(each, "cat", "code")]);
+  const isLearned = near < nearAtStart / 2;
   const moved = WORDS.filter((_, id) => isMoved(found, id)).length;
   return [
-    ["Distance(cat, dog) < Distance(cat, code).", step ? near < far : null, step
-      ? `${fixed(near, 2)} and ${fixed(far, 2)} after ${step} step${step === 1 ? "" : "s"} of training. The random `
-        + `start has ${apartAtStart(tied)}.`
+    ["Distance(cat, dog) < Distance(cat, code).", isLearned ? near < far : null, step
+      ? `${isLearned ? "" : "Not yet learned: "}${fixed(near, 2)} and ${fixed(far, 2)} after ${step} `
+        + `step${step === 1 ? "" : "s"} of training. The random start has ${fixed(nearAtStart, 2)} and `
+        + `${fixed(farAtStart, 2)} by chance.`
       : "Before the first step the rows are random, so this is chance."],
     ["Each batch only updates a small subset of rows.", !tied, `${moved} of 12 rows in this step`
       + (tied ? ": the gradient of the tied output head is not sparse." : ". This is plain SGD and an untied head.")],

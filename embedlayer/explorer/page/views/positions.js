@@ -30,7 +30,7 @@ const NAMES = {
 };
 const DIMS = [4, 8, 16, 32, 64, 128, 256, 512];
 const BASES = [100, 1000, 10000, 100000, 500000, 1000000];
-const LENGTHS = [16, 32, 64, 128, 256, 512, 1024];
+const LENGTHS = [16, 32, 50, 64, 128, 256, 512, 1024];
 const HEADS = [1, 2, 4, 6, 8, 12, 16, 32];
 
 /** @param {HTMLElement} element @param {ViewContext} context */
