@@ -30,7 +30,7 @@ def linked_lessons() -> list[Lesson]:
 
 
 def row(exercise: dict[str, Any]) -> str:
-    """Return the line of one exercise: what the text says, its link, what is computed, and the lesson with its code."""
+    """Return the line of one exercise: its name and words, its link, its verdict, and the lesson with its code."""
     texts = [exercise["name"]] + ([f"“{exercise['said']}”"] if "said" in exercise else [])
     name = "<br>".join("".join("\\" + sign if sign in "[]|*_<" else sign for sign in text) for text in texts)
     link = f'<a href="../story.html{escape(exercise["link"])}">{exercise["place"]}</a>'

@@ -70,7 +70,7 @@ def test_subwords_of_a_new_token_are_those_of_the_old_tokenizer() -> None:
     assert [(token.text, bytes(token.old_ids)) for token in tokens.new_tokens()] == [("ab", b"ab"), ("c d", b"c d")]
     assert TokenMap((0, NEW), 1).new_tokens()[0].old_ids == ()
     request = EditRequest(lambda *_: tokens, CopyInit(of=1), CopyInit(of=2))
-    resolved = request.resolve([None], 257)
+    resolved = request.resolve([None], 257, False)
     apply_row_map({"head": RowTensor(torch.eye(257), "head")}, resolved)
     assert resolved.origins == {257: "copy of 2", 258: "copy of 2"}
 

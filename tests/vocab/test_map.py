@@ -39,7 +39,7 @@ def test_the_inverse_map_with_the_dropped_rows_restores_every_bit(sources) -> No
     old, row_map = torch.randn(12, 2), RowMap(torch.tensor(sources), 12)
     first = ModelEdit(row_map)
     edited = apply_row_map({"table": RowTensor(old)}, first)["table"]
-    undo = ModelResult.of(first, {"table": RowTensor(old)}, {}).resolve_undo([], row_map.size)
+    undo = ModelResult.of(first, {"table": RowTensor(old)}, {}).resolve_undo([], row_map.size, False)
     assert torch.equal(apply_row_map({"table": RowTensor(edited)}, undo)["table"], old)
     assert torch.equal(undo.row_map.initialised, row_map.dropped)
     changed = edited.index_fill(0, row_map.initialised, 3.0)  # rows that the undo drops
