@@ -90,8 +90,8 @@ def files_of(folder: Path | str) -> dict[str, object]:
                 tensors = {key: opened.get_tensor(key) for key in sorted(opened.keys())}
                 contents[name] = {"metadata": json.dumps(opened.metadata(), sort_keys=True), **tensors}
         elif file.is_file():
-            content = file.read_bytes().replace(str(folder).encode(), b"FOLDER")
-            contents[name] = {"size and hash": content, "start": content[:TEXT_CHARACTERS].decode("latin-1")}
+            content = _TEMPORARY.sub("FOLDER", file.read_bytes().decode("latin-1"))
+            contents[name] = {"size and hash": content.encode("latin-1"), "start": content[:TEXT_CHARACTERS]}
     return contents
 
 
