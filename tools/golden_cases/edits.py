@@ -83,7 +83,7 @@ def edited_live(model_type: str, kind: str, edit: str) -> object:
     model = model_of(model_type, kind)
     el.patch(model)
     receipt = vocab.edit_vocabulary(model, **EDITS[edit])
-    return {"map": receipt.remap, **state(model)}
+    return {"map": receipt.row_map.sources, **state(model)}
 
 
 def edited_folder(model_type: str, kind: str, edit: str) -> object:
@@ -91,7 +91,7 @@ def edited_folder(model_type: str, kind: str, edit: str) -> object:
     with tempfile.TemporaryDirectory() as folder:
         model_of(model_type, kind).save_pretrained(Path(folder, "model"))
         receipt = vocab.edit_vocabulary(Path(folder, "model"), out=Path(folder, "edited"), **EDITS[edit])
-        return {"map": receipt.remap, "files": written(Path(folder, "edited"))}
+        return {"map": receipt.row_map.sources, "files": written(Path(folder, "edited"))}
 
 
 def with_words(model_type: str, kind: str, folder: Path) -> Path:

@@ -35,7 +35,7 @@ def read_and_edited(model_type: str, kind: str) -> object:
             "edit": lambda: (
                 vocab.edit_vocabulary(
                     source, out=Path(folder, "edited"), add=3, remove=[30, 31], init=vocab.MeanInit()
-                ).remap
+                ).row_map.sources
             ),
         }
         for name, step in steps.items():
