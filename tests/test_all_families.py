@@ -91,7 +91,7 @@ def test_a_type_of_a_further_kind_gives_the_result_on_the_page(kind, model_type,
 
 
 def test_a_head_that_the_model_does_not_have_is_reported_wrong(monkeypatch, unchecked) -> None:
-    monkeypatch.setattr(head_reading, "_are_base", lambda classes: False)
+    monkeypatch.setattr(head_reading, "BASE_CLASSES", ("NoClass",))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         row = examine("gpt2", "base")

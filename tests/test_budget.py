@@ -15,15 +15,15 @@ CEILINGS = {
     "packages": 30,
     "lambdas": 333,
     "named tuples": 129,
-    "lines of code": 56609,
+    "lines of code": 56611,
     "lines of raise": 3592,
     "lines of errors built elsewhere": 312,
     "docstring lines": 30411,
     "docstring characters": 1542301,
-    "comment lines": 1052,
+    "comment lines": 1053,
     "lines of tools": 4892,
     "lines of docs": 2668,
-    "lines of tests": 89053,
+    "lines of tests": 89057,
 }
 
 

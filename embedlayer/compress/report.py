@@ -108,7 +108,9 @@ def compare_compression(
     near = nearest_rows(table, queries, NEAREST).ids
     for to in choices_for(table.embed_dim) if choices is None else choices:
         other = choices[to] if isinstance(choices, Mapping) else compress_table(table, to, counts=counts)
-        lost, other_near = None if loss is None else loss(other), nearest_rows(other, queries, NEAREST).ids
+        lost = None if loss is None else loss(other)
+        error = row_error(table, other)  # an error for a table of other sizes
+        other_near = nearest_rows(other, queries, NEAREST).ids
         is_shared = (near.unsqueeze(2) == other_near.unsqueeze(1)).any(2)
         rows.append(
             CompressionResult(
@@ -116,7 +118,7 @@ def compare_compression(
                 _bytes(other),
                 _file_bytes(other),
                 _bytes(other) / size,
-                row_error(table, other),
+                error,
                 is_shared.float().mean().item() if near.numel() else None,
                 lost,
                 None if lost is None or own is None else lost - own,

@@ -61,7 +61,10 @@ def test_rows_are_those_of_the_library_bit_for_bit(case: StoredCase) -> None:
     assert rows.shape == case.rows.shape
     assert rows.format.dtype == case.rows.dtype
     for dtype in DTYPES:
-        assert have_same_bits(rows.dequantise(dtype), case.rows_in(dtype))
+        own, expected = rows.dequantise(dtype), case.rows_in(dtype)
+        if "load_in_4bit" in case.settings:  # the sign of its zeros depends on the processor
+            own, expected = own + 0.0, expected + 0.0
+        assert have_same_bits(own, expected)
 
 
 def test_any_rows_are_dequantised_alone(stored: StoredRows) -> None:

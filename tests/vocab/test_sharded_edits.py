@@ -294,7 +294,8 @@ def largest_transfer() -> int:
 
     def measured(self, rows, send_counts, receive_counts):
         arrived = original(self, rows, send_counts, receive_counts)
-        sizes.append(max(len(rows), len(arrived)))
+        if rows.dim() > 1:  # no IDs, and no text of the ranks
+            sizes.append(max(len(rows), len(arrived)))
         return arrived
 
     Collectives.all_to_all = measured
