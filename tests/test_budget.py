@@ -19,11 +19,11 @@ CEILINGS = {
     "lines of raise": 3592,
     "lines of errors built elsewhere": 312,
     "docstring lines": 30411,
-    "docstring characters": 1542301,
+    "docstring characters": 1542300,
     "comment lines": 1053,
-    "lines of tools": 4892,
+    "lines of tools": 4890,
     "lines of docs": 2668,
-    "lines of tests": 89057,
+    "lines of tests": 89055,
 }
 
 

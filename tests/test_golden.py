@@ -6,13 +6,12 @@
 import importlib
 import json
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from golden import difference, leaves
+from golden import difference, leaves, result_of
 
 REFERENCES = Path(__file__).with_name("golden.json")
 SAMPLE = {
@@ -37,12 +36,11 @@ def sample() -> dict[str, Callable[[], object]]:
 
 def reduced(name: str, case: Callable[[], object]) -> list[float | str | None]:
     """Return two sums of the float64 numbers of a result, or the class of its error."""
-    torch.manual_seed(zlib.crc32(name.encode()))
-    try:
-        result = [leaf for _, leaf in leaves(case()) if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64]
-    except Exception as error:  # noqa: BLE001 - the class of an error is a result
-        return [type(error).__name__]
-    numbers = torch.cat([leaf.flatten() for leaf in result]).nan_to_num(7.0, 8.0, 9.0)
+    result = result_of(name, case)
+    if isinstance(result, Exception):
+        return [type(result).__name__]
+    tensors = [leaf for _, leaf in leaves(result) if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64]
+    numbers = torch.cat([leaf.flatten() for leaf in tensors]).nan_to_num(7.0, 8.0, 9.0)
     return [float(numbers.abs().sum()), float(numbers @ torch.linspace(-1, 1, len(numbers), dtype=torch.float64))]
 
 

@@ -27,9 +27,14 @@ import time
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ROOT / "tools" / "golden_cases"
@@ -44,9 +49,6 @@ Leaf = Any  # a tensor, a number, a text or None
 
 def leaves(value: object, place: str = "") -> Iterator[tuple[str, Leaf]]:
     """Yield the tensors, numbers and texts that a result is made of, each with its place in the result."""
-    import numpy as np
-    import torch
-
     if isinstance(value, torch.Tensor) and value.layout != torch.strided:
         value = value.detach().coalesce()
         yield from leaves({"indices": value.indices(), "values": value.values()}, place)
@@ -80,8 +82,6 @@ def leaves(value: object, place: str = "") -> Iterator[tuple[str, Leaf]]:
 
 def files_of(folder: Path | str) -> dict[str, object]:
     """Return the content of each file in a folder, as a result of a case; of safetensors, its tensors and metadata."""
-    from safetensors import safe_open
-
     contents: dict[str, object] = {}
     for file in sorted(Path(folder).rglob("*")):
         name = str(file.relative_to(folder))
@@ -95,11 +95,17 @@ def files_of(folder: Path | str) -> dict[str, object]:
     return contents
 
 
+def result_of(name: str, case: Callable[[], object]) -> object:
+    """Run a case with random numbers of its own, and return its result, or the error that it raises."""
+    torch.manual_seed(zlib.crc32(name.encode()))
+    try:
+        return case()
+    except Exception as error:  # noqa: BLE001 - the class of an error is a result
+        return error
+
+
 def record(folder: Path, area: str) -> None:
     """Run the cases of an area on the package that is imported, and write their results into a folder."""
-    import torch
-    from safetensors.torch import save_file
-
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     tensors: dict[str, torch.Tensor] = {}
@@ -107,17 +113,13 @@ def record(folder: Path, area: str) -> None:
     seconds: dict[str, float] = {}
     for name, case in importlib.import_module(f"golden_cases.{area}").cases():
         assert name not in seconds, f"two cases have the name {name}"
-        torch.manual_seed(zlib.crc32(name.encode()))
         started = time.perf_counter()
-        try:
-            result = [*leaves(case(), f"{name}:")]
-        except Exception as error:  # noqa: BLE001 - the class of an error is a result
-            result = [*leaves(error, f"{name}:")]
-            if type(error).__module__ != "embedlayer.core.errors":  # most likely a mistake in the case
-                print(f"{area}, {name}: {type(error).__name__}: {error}", file=sys.stderr)
+        result = result_of(name, case)
         seconds[name] = time.perf_counter() - started
-        for place, leaf in result:
+        for place, leaf in leaves(result, f"{name}:"):
             (tensors if isinstance(leaf, torch.Tensor) else values)[place] = leaf
+        if isinstance(result, Exception) and type(result).__module__ != "embedlayer.core.errors":
+            print(f"{area}, {name}: {result!r} (most likely a mistake in the case)", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / f"{area}.safetensors")
     (folder / f"{area}.json").write_text(json.dumps({"values": values, "seconds": seconds}))
@@ -129,8 +131,6 @@ def difference(old: Leaf, new: Leaf) -> tuple[str, str]:
     The other kinds are `"last bits"`, with the largest difference in units of the precision of the dtype at the largest
     number, and `"more"`.
     """
-    import torch
-
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         if type(old) is type(new) and (old == new or (isinstance(old, float) and math.isnan(old) and math.isnan(new))):
             return "equal", ""
@@ -157,8 +157,6 @@ def difference(old: Leaf, new: Leaf) -> tuple[str, str]:
 
 def compared(old: Path, new: Path, area: str) -> dict[str, tuple[str, str]]:
     """Return how the results of each case of an area differ between two recordings, the worst of each case."""
-    from safetensors.torch import load_file
-
     sides = []
     for folder in (old, new):
         noted = json.loads((folder / f"{area}.json").read_text())

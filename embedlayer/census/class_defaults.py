@@ -80,7 +80,7 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
     for *path, own_key in differing:
         owner = moved
         for key in path:
-            if not isinstance(owner.get(key), dict):
+            if not isinstance(owner.get(key), dict):  # the file lacks this part: it is stated in the innermost one
                 break
             owner = owner[key]
         owner[own_key] = json_value(expected[*path, own_key])

@@ -17,7 +17,7 @@ from embedlayer.cli.options import (
 )
 from embedlayer.cli.printing import make_console, print_json, print_line, print_table
 from embedlayer.core.errors import EmbedLayerError
-from embedlayer.opening.path_kinds import CONFIG, GENERATION, TOKENIZER, PathKind
+from embedlayer.opening.path_kinds import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, PathKind
 
 if TYPE_CHECKING:
     from embedlayer.analysis.evaluation.positions import PositionLoss
@@ -31,7 +31,6 @@ CHECKPOINT = InputPath(
     *(PathKind.CHECKPOINT, PathKind.FOLDER),
 )
 METHODS = click.Choice(["linear", "dynamic", "yarn", "llama3", "longrope", "base"])
-TOKENIZER_CONFIG = "tokenizer_config.json"
 LENGTHS = {
     TOKENIZER_CONFIG: "model_max_length",
     GENERATION: "max_length",

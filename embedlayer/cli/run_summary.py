@@ -1,7 +1,6 @@
 """The result of a finished run: losses, what its table learned, neighbours; and `embedlayer report`, its page."""
 
 import math
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,8 @@ def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
         FileError: The metrics are not those of a finished run.
         CheckpointError: A line of metrics is damaged.
     """
+    import statistics
+
     metrics = directory.read_metrics()
     validated = [line for line in metrics if "validation_loss" in line]
     first, rest = metrics[:1], metrics[1:]

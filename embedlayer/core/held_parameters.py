@@ -27,7 +27,7 @@ def held_parameters(
     owners = [*module.modules(), *others]
     uses = Counter(id(parameter) for owner in owners for parameter in owner._parameters.values())
     if optimizer is not None:  # a list of its group, and a key of its state
-        uses.update(id(parameter) for parameter in (*_trained(optimizer), *optimizer.state))
+        uses.update(id(parameter) for parameter in (*parameters_of(optimizer), *optimizer.state))
     parts = [(owner._parameters, name) for owner in owners for name in owner._parameters]
     held = [part[name] for part, name in parts if is_held(part, name, uses[id(part[name])])]
     return {id(parameter) for parameter in held if parameter is not None}
@@ -65,7 +65,7 @@ def optimizers_of(parameters: Collection[Tensor]) -> list[Optimizer]:
     """
     ids, kinds = {id(parameter) for parameter in parameters}, set(_subclasses(Optimizer))
     optimizers = [each for each in gc.get_referrers(*kinds) if type(each) in kinds] if ids else []
-    return [each for each in optimizers if ids & {id(parameter) for parameter in _trained(each)}]
+    return [each for each in optimizers if ids & {id(parameter) for parameter in parameters_of(each)}]
 
 
 def _subclasses(kind: type) -> Iterator[type]:
@@ -75,7 +75,7 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(each)
 
 
-def _trained(optimizer: Any) -> list[Tensor]:
+def parameters_of(optimizer: Any) -> list[Tensor]:
     """Return the parameters of an optimizer; none while its constructor runs."""
     return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
@@ -85,7 +85,7 @@ def trained_by(optimizer: Optimizer, parameter_id: int) -> Tensor | None:
 
     A weak reference in place of the `id` would forbid FSDP to give the parameter another size.
     """
-    return next((parameter for parameter in _trained(optimizer) if id(parameter) == parameter_id), None)
+    return next((parameter for parameter in parameters_of(optimizer) if id(parameter) == parameter_id), None)
 
 
 def watch_replacement(module: nn.Module, name: str, former: Tensor | None) -> None:

@@ -76,9 +76,10 @@ def answer(source: OpenedModel, params: Params) -> ModelTensors:
             f"{source.title} is a table by itself: the model that it belongs to is not here."
         )  # fmt: skip
         return _answer(source.title, [], refused=why)
-    known = examples(source, {})["words"]  # that most people know
-    ids = (known or list(range(source.table.vocab_size)))[:SHOWN_ROWS]
-    return source.once("tensors", lambda: _of_model(source, vocabulary_of(source), ids))
+    rows = [*range(source.table.vocab_size)[:SHOWN_ROWS]]
+    return source.once(
+        "tensors", lambda: _of_model(source, vocabulary_of(source), examples(source, {})["words"][:SHOWN_ROWS] or rows)
+    )
 
 
 def exported_requests(source: OpenedModel) -> list[dict[str, str]]:

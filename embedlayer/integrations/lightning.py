@@ -8,6 +8,7 @@ from torch import nn
 
 from embedlayer.checkpoints.patching import name_of_tied_module, patch, unpatch
 from embedlayer.core.errors import CheckpointError, SizeError, require
+from embedlayer.core.held_parameters import parameters_of
 from embedlayer.heads.output import OutputHead
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.row_sparse.pending_updates import pending_updates_of
@@ -110,7 +111,7 @@ def _obstacle(trainer: Any, pl_module: nn.Module, model: Any) -> str:
 
 def _with_rows(optimizer: Any, trainer: Any) -> Any:
     """Return a `RowAdamW` in the place of an AdamW of row-sparse tables; any other optimizer itself."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
     if type(optimizer) is not torch.optim.AdamW or all(pending_updates_of(each) is None for each in parameters):
         return optimizer
     rows = RowAdamW(optimizer.param_groups)

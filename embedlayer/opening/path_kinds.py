@@ -10,6 +10,7 @@ from embedlayer.core.errors import FileError
 from embedlayer.io.files import read_bytes, require_file
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 BLOCKS = "model"
 """Folder with the blocks of a model of transformers, in the folder of its compressed table."""
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from embedlayer.inputs.embedding import TransformerEmbedding
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.tables.table import TokenTable
+    from embedlayer.training.run_directory import RunDirectory
 
 Parts: TypeAlias = Literal["table", "layer", "model"]
 """What `open_model` reads of a source: the table, the embedding layer, or all that it has."""
@@ -130,8 +131,6 @@ def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
         table_only = ""
     else:
         table, model, table_only = _saved_table(path, device), None, REQUESTED.format(parts)
-    from embedlayer.training.run_directory import RunDirectory
-
     is_decoder = class_name == "DecoderLM"
     blocks = f"The blocks of {path} are those of a model of transformers: load it with embedlayer.compress.load_model."
     return OpenedModel(
@@ -141,7 +140,7 @@ def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
         kind="trained run" if is_decoder and path_kind(path) is PathKind.RUN else f"saved {class_name}",
         model=model,
         tokenizer=lambda: _saved_tokenizer(path, table),
-        run=(lambda: RunDirectory(path)) if is_decoder else None,
+        run=(lambda: _run_in(path)) if is_decoder else None,
         table_only=table_only,
         no_decoder=blocks if (path / BLOCKS / CONFIG).exists() else table_only if is_decoder else "",
     )
@@ -206,6 +205,13 @@ def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
     tokenizer = load_tokenizer(path / TOKENIZER)
     require_rows(tokenizer, table.vocab_size, path)
     return tokenizer
+
+
+def _run_in(path: Path) -> "RunDirectory":
+    """Return the run directory of a folder."""
+    from embedlayer.training.run_directory import RunDirectory
+
+    return RunDirectory(path)
 
 
 def _open_checkpoint(path: Path, device: str) -> OpenedModel:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from embedlayer.core.documents import shifted_targets
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError, require
 from embedlayer.core.formatting import a_or_an
+from embedlayer.core.held_parameters import parameters_of
 from embedlayer.core.shapes import Ids
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.linear import token_log_probs
@@ -180,7 +181,7 @@ def lightning_monitor(
             """Build the monitor, with the counts of the checkpoint from which training resumes."""
             model = model_of(pl_module)
             parameters = set(input_table(model).parameters())
-            steps_table = (each for each in trainer.optimizers if parameters & set(_parameters(each)))
+            steps_table = (each for each in trainer.optimizers if parameters & set(parameters_of(each)))
             self.monitor = EmbeddingMonitor(
                 model,
                 next(steps_table, trainer.optimizers[0]),
@@ -264,11 +265,6 @@ class _SeenByModel:
             EmbedLayerWarning,
             stacklevel=2,
         )
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the parameters of an optimizer."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _state(monitor: EmbeddingMonitor) -> JsonObject:

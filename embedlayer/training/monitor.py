@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.core.formatting import a_or_an
+from embedlayer.core.held_parameters import parameters_of
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids
 from embedlayer.distributed.dtensors import first_local_row, is_dtensor, placements_of, to_local
@@ -228,7 +229,7 @@ class EmbeddingMonitor:
         table = input_table(model)
         device = table.device
         trained = {id(parameter) for parameter in table.parameters() if parameter.requires_grad}
-        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        held = {id(parameter) for parameter in parameters_of(self.optimizer)}
         if trained and not trained & held:
             raise SizeError(
                 "The optimizer has no parameter of the input table, which is trained: pass the optimizer that steps it."

@@ -27,6 +27,7 @@ from embedlayer.checkpoints.writer import Rows, weight_names, write_tensors
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.io.safetensors_files import read_header
 from embedlayer.io.weight_files import WeightFiles, find_folder
+from embedlayer.opening.path_kinds import GENERATION, TOKENIZER_CONFIG
 from embedlayer.saving import TOKENIZER
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.vocab.edit import ResolveEdit, missing_rows
@@ -36,10 +37,8 @@ from embedlayer.vocab.targets.class_rows import rows_of_class
 from embedlayer.vocab.targets.folded_rows import FoldedTable
 from embedlayer.vocab.targets.folder_files import (
     ADDED,
-    GENERATION,
     OTHER_FORMS,
     SPECIALS,
-    TOKENIZER_CONFIG,
     edited_files,
     read_json_if_there,
 )

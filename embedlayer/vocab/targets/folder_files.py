@@ -21,6 +21,7 @@ from embedlayer.families import PER_LAYER_ROWS
 from embedlayer.families.tokenizers import CLASS_OF_TYPE, OWN_RULES
 from embedlayer.io.files import JsonObject, read_bytes, read_json, write_json
 from embedlayer.io.partials import temporary_folder
+from embedlayer.opening.path_kinds import GENERATION, TOKENIZER_CONFIG
 from embedlayer.tokenization.ids import USUAL_NAMES
 from embedlayer.tokenization.read import save_tokenizer
 from embedlayer.tokenization.tokenizer_calls import decode, encode
@@ -42,8 +43,7 @@ from embedlayer.vocab.special_tokens import (
 )
 from embedlayer.vocab.tokenizer_edit import tokenizer_data
 
-GENERATION, TOKENIZER_CONFIG, SPECIALS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
-ADDED = "added_tokens.json"
+SPECIALS, ADDED = "special_tokens_map.json", "added_tokens.json"
 TEMPLATES = ("chat_template*.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 OTHER_FORMS = (
     *("*vocab.json", "*merges.txt", "*encoder.json", "*vocab.bpe", "*vocab.txt"),
@@ -286,7 +286,7 @@ def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bo
 
     with temporary_folder() as folder:
         save_tokenizer(tokenizer, folder / "tokenizer.json")
-        write_json(folder / "tokenizer_config.json", config)
+        write_json(folder / TOKENIZER_CONFIG, config)
         write_json(folder / "config.json", {key: model[key] for key in ("model_type",) if key in model})
         try:
             with transformers_errors("open the edited tokenizer"):

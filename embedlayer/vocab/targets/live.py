@@ -21,7 +21,7 @@ from embedlayer.census.configurations import check_readers, check_sizes
 from embedlayer.census.tensors import tensors_in
 from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import SizeError
-from embedlayer.core.held_parameters import held_parameters
+from embedlayer.core.held_parameters import held_parameters, parameters_of
 from embedlayer.core.own_attributes import REPLACED, modules_with, own_attribute
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.distributed.dtensors import (
@@ -129,7 +129,7 @@ def row_tensors(
         tensors[key] = RowTensor(ngrams.compressed_ids, new_values=partial(new_compressed_ids, ngrams))
         replace[key] = partial(setattr, ngrams, "compressed_ids")
     if optimizer is not None:
-        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        trained = {id(parameter) for parameter in parameters_of(optimizer)}
         if not trained & by_id.keys():
             raise SizeError(
                 "This optimizer belongs to other parameters: it trains none of the tensors that have a row for each "

@@ -11,7 +11,7 @@ import { choice, claimList, fixed } from "./parts.js";
 /** @type {Record<string, {name: string, sides: [string, string], quote: string, words: [string, string]}>} */
 export const DIRECTIONS = {
   gender: {
-    name: "man − woman", sides: ["male", "female"], 
+    name: "man − woman", sides: ["male", "female"],
     quote: "One combination of dimensions might capture gender-like differences (man vs. woman).",
     words: ["man boy king father son brother he husband uncle prince",
       "woman girl queen mother daughter sister she wife aunt princess"],

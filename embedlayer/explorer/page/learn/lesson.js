@@ -87,8 +87,8 @@ function filter(lessons, text) {
   for (const lesson of lessons) {
     for (const link of lesson.querySelectorAll("a")) {
       const part = link.closest("section")?.firstChild?.textContent;
-      const text = `${part} ${link.textContent} ${link.dataset.claim} ${link.title}`;
-      const said = plain(`${text} ${text.replaceAll("-", "")}`); // “lookup” finds “look-up”
+      const entry = `${part} ${link.textContent} ${link.dataset.claim} ${link.title}`;
+      const said = plain(`${entry} ${entry.replaceAll("-", "")}`); // “lookup” finds “look-up”
       /** @type {HTMLElement} */ (link.parentElement).hidden = !words.every((word) => said.includes(word));
     }
     for (const part of lesson.querySelectorAll("section")) follow(part, "li");
