@@ -24,7 +24,6 @@ import pytest
 import torch
 from _pytest.runner import runtestprotocol
 from covering import LONG
-from cpu_time import CpuSeconds, file_of, listed
 from hypothesis import settings
 from releases import is_listed
 
@@ -121,11 +120,12 @@ logging.getLogger("torch.__trace").propagate = True
 
 SHARED = ROOT.parent / "shared" / "data"
 
+SLOWEST_FILES = ("vocab/test_mesh_edits.py", "explorer/test_learn.py", "distributed/test_resume.py", "test_site.py")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of `make course`, `make test-all` and `.ci/run`."""
+    """Add the option of `make test-all`."""
     parser.addoption("--all", action="store_true", help="Also run what is left out for time: `make test-all`.")
-    parser.addoption("--slow-tests", choices=["check", "write"], help="Compare with, or write, slow_tests.txt.")
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -140,12 +140,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure each test if the list of slow ones is compared with, or written; with `--all` check all calls."""
+    """With `--all`, check the shapes of all calls."""
     global checked_calls
     if config.getoption("--all"):
         checked_calls = math.inf
-    if action := config.getoption("--slow-tests"):
-        config.pluginmanager.register(CpuSeconds(action))
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -183,15 +181,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are marked `long`, unless `--all` is set; files with slow tests come in the first half.
+    """Leave out the tests that are marked `long`, unless `--all` is set, and run the slowest files first.
 
-    A process that begins such a file last would end long after the others; those begun together, whose tests start
-    many processes, would wait for each other.
+    A process that begins such a file last would end long after the others.
     """
-    places = {file: float(place) for place, file in enumerate(dict.fromkeys(file_of(item.nodeid) for item in items))}
-    slow = list(dict.fromkeys(map(file_of, listed())))
-    places |= {file: place * len(places) / (2 * len(slow)) for place, file in enumerate(slow)}
-    items.sort(key=lambda item: places[file_of(item.nodeid)])
+    items.sort(key=lambda item: not item.path.as_posix().endswith(SLOWEST_FILES))
     if not config.getoption("--all"):
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
