@@ -197,6 +197,17 @@ def test_a_planted_fault_is_the_first_sentence_of_the_summary(fault) -> None:
     assert first == found.to_json()["summary"]
 
 
+def test_words_are_named_before_other_tokens() -> None:
+    rows, ids, tokenizer = sound_rows()
+    rows = rows.clone()
+    other = next(row for row in range(len(rows)) if row not in ids)
+    rows[[other, ids[5]]] = torch.nan
+    assert (
+        f"2 rows hold NaN or infinity (1 word: '{tokenizer.id_to_token(ids[5])}', "
+        in table_health(rows, tokenizer).summary()
+    )
+
+
 @pytest.mark.parametrize("overwritten", [False, True])
 def test_rows_that_rounding_to_4_bits_made_equal_are_no_fault_unless_they_learned(overwritten) -> None:
     words = words_of(1200)

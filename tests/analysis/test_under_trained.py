@@ -1,5 +1,6 @@
 """Under-trained rows: on real tables whose under-trained tokens are known, and on planted ones."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -84,6 +85,21 @@ def test_planted_cones_are_found_whatever_their_share(vocab_size, share, noise) 
     assert area_under_curve(found.scores, dead) > 0.999
     assert found.flagged[~dead].sum() <= 2
     assert found.flagged[dead].float().mean() > 0.9
+
+
+def test_the_peak_and_the_valley_of_a_cone_are_rows_per_degree() -> None:
+    rows = trained(4000, 96)
+    dead = plant(rows, 0.2, 0.3)
+    between = (~dead).nonzero()[:600, 0]
+    rows[between] = F.normalize(rows[dead].mean(0), dim=0) + torch.rand(600, 1) * 3 * torch.randn(600, 96) / 96**0.5
+    (cone,) = under_trained_scores(rows).cones
+    cosines = (F.normalize(rows.double(), dim=1) @ F.normalize(cone.axis.double(), dim=0)).numpy()
+    counts, edge = np.bincount(np.degrees(np.arccos(cosines)).astype(int), minlength=180), int(cone.edge_angle)
+    peaks = np.convolve(np.pad(counts, 1, "edge"), [0.25, 0.5, 0.25], "valid")
+    valleys = np.convolve(np.pad(counts, 2, "edge"), np.full(5, 0.2), "valid")
+    assert cone.peak == pytest.approx(peaks[:edge].max())
+    assert cone.valley == pytest.approx(valleys[edge : edge + 20].min())
+    assert cone.valley > 1
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ def test_a_pocket_calculator_gets_from_each_number_of_the_tiny_layer_to_the_next
         assert [each["size"] for each in step.facts["vectors"] if each["name"] == name] == [numbers.shape[-1]]
     assert all(weight.equal(weight.mul(100).round() / 100) for name, weight in of.items() if name.endswith("_matrix"))
     assert (of["norm_weights"] == 1).all()
+    assert step.vectors.equal(step.values["mlp_sum"])
     torch.testing.assert_close(step.values["lengths"][:, -1], step.values["mlp_sum"].norm(dim=-1))
     torch.testing.assert_close(step.values["state_lengths"][:, 1], step.values["mlp_sum"].norm(dim=-1))
 

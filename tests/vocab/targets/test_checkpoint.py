@@ -191,6 +191,13 @@ def test_every_file_that_names_tokens_follows(small_gpt2, tmp_path) -> None:
     assert theirs(text)["input_ids"] == receipt.tokenizer.encode(text).ids
 
 
+def test_a_folder_without_tokenizer_config_gets_one(small_gpt2, tmp_path) -> None:
+    (small_gpt2 / "tokenizer_config.json").unlink()
+    el.vocab.add_tokens(small_gpt2, [" otterly"], out=tmp_path / "new")
+    config = json.loads((tmp_path / "new" / "tokenizer_config.json").read_text())
+    assert config["eos_token"] == "<|end|>"
+
+
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
 def test_a_token_that_a_configuration_names_cannot_be_removed(file, small_gpt2, tmp_path) -> None:
     for name in ("config.json", "generation_config.json"):
