@@ -21,7 +21,7 @@ CEILINGS = {
     "docstring lines": 30411,
     "docstring characters": 1542300,
     "comment lines": 1053,
-    "lines of tools": 4890,
+    "lines of tools": 5957,
     "lines of docs": 2668,
     "lines of tests": 89055,
 }

@@ -31,7 +31,7 @@ def sizes(root: Path) -> dict[str, int]:
     for path in (root / PACKAGE).rglob("*.py"):
         figures.update(_module_sizes(path))
     figures["packages"] = len([*(root / PACKAGE).glob("*/__init__.py")])
-    for folder, pattern in (("tools", "*.py"), ("docs", "*.py"), ("tests", "**/*.py")):
+    for folder, pattern in (("tools", "**/*.py"), ("docs", "*.py"), ("tests", "**/*.py")):
         figures[f"lines of {folder}"] = sum(path.read_bytes().count(b"\n") for path in (root / folder).glob(pattern))
     return dict(figures)
 
