@@ -62,6 +62,7 @@ def test_the_last_vectors_are_those_of_the_models_input_embedding(model, words):
     walked = pipeline(model, words, TEXT)
     expected = embed(ids_of(walked)[None], model.table, model.position)[0]
     torch.testing.assert_close(walked.vectors, expected)
+    assert not walked.vectors.requires_grad
     assert walked.step("look_up").vectors.equal(model.table.weight[ids_of(walked)])
     names = [step.name for step in walked.steps]
     assert names[:5] == ["tokenize", "one_hot", "look_up", "scale", "position"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from covering import some
 from tokenizer_kinds import BUILDERS, bytes_of, real_tokenizers, tokenizer_of
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 import embedlayer as el
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError, TokenizerError
@@ -65,6 +65,14 @@ def check(shared: DraftMap, draft: Tokenizer, target: Tokenizer) -> None:
 @pytest.mark.parametrize(("draft", "target"), [*permutations(BUILDERS, 2), *((kind, kind) for kind in BUILDERS)])
 def test_pairs_have_equal_bytes_and_none_is_missing(draft, target) -> None:
     check(DraftMap.between(tokenizer_of(draft), tokenizer_of(target)), tokenizer_of(draft), tokenizer_of(target))
+
+
+def test_the_unknown_token_of_one_is_not_paired_with_its_text_in_the_other() -> None:
+    draft = Tokenizer(models.WordLevel({"<unk>": 0, "cat": 1}, unk_token="<unk>"))
+    draft.add_special_tokens(["<unk>"])
+    target = Tokenizer(models.WordLevel({"cat": 0, "<unk>": 1}, unk_token="other"))
+    assert DraftMap.between(draft, target).draft_ids.tolist() == [1]
+    assert DraftMap.between(target, draft).draft_ids.tolist() == [0]
 
 
 @pytest.mark.parametrize(
