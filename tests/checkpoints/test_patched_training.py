@@ -586,6 +586,7 @@ def test_a_patched_head_keeps_its_options_until_it_is_unpatched() -> None:
     assert (head.head_dtype, head.batch_invariant, head.out_features) == (torch.float32, True, V + 3)
     assert patched(**batch()).logits.dtype == torch.float32
     assert unpatch(patched)(**batch()).logits.dtype == torch.bfloat16
+    assert not any(module._forward_pre_hooks for module in patched.modules())
     with pytest.raises(CheckpointError, match="a LlamaModel has none that is an nn.Linear"):
         patch(cast(nn.Module, built("tied").model), batch_invariant=True)
     with pytest.raises(SizeError, match="head_dtype must be torch.float32 or None"):

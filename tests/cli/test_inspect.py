@@ -14,6 +14,7 @@ from embedlayer import (
     LearnedPositionalEmbedding,
     RotaryEmbedding,
     TokenEmbedding,
+    open_model,
     train_tokenizer,
 )
 from embedlayer.checkpoints import write_vectors
@@ -23,10 +24,10 @@ from embedlayer.tokenization.read import save_tokenizer
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of a few steps; its text has some of the bytes only."""
+    """A run of a few steps; its text has some of the bytes only, and one of them once."""
     folder = tmp_path_factory.mktemp("run")
     text = folder / "text.txt"
-    text.write_text("the cat sat on the mat and the dog sat on the log. " * 200)
+    text.write_text("Q" + "the cat sat on the mat and the dog sat on the log. " * 200)
     code = run(
         *("train", text, "-o", folder / "run", "--tokenizer", "byte", "--dim", 16, "--layers", 1, "--heads", 2),
         *("--steps", 3, "--length", 16, "--untied", "--row-sparse", "--json"),
@@ -41,8 +42,8 @@ def test_a_run_is_inspected_with_its_text_and_its_beginning(trained, capsys) -> 
     assert content["kind"] == "trained run"
     assert content["under_trained_by"] == "head"  # it is free
     assert (content["vocab_size"], content["embed_dim"], content["dtype"]) == (257, 16, "float32")
-    unread = 257 - len(set("the cat sat on the mat and the dog sat on the log. "))
-    assert content["health"]["never_touched"]["rows"] == unread
+    unread = 257 - len(set("Qthe cat sat on the mat and the dog sat on the log. "))
+    assert content["health"]["never_touched"]["rows"] == unread + 1  # no window of three steps has the only Q
     assert content["norms_by_frequency"][0]["rows"] == unread
     assert 1 < content["geometry"]["effective_rank"] <= 16
     assert len(content["geometry"]["explained_variance_ratio"]) == 16
@@ -148,6 +149,17 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
     assert "cat" in shown
     assert "Moved least" not in shown
     assert "common tokens are too few" in " ".join(shown.split())
+
+
+def test_tokens_that_moved_are_divided_by_whether_they_occur(trained, tmp_path, capsys) -> None:
+    rows = open_model(trained).table.rows(0, 257).detach().clone()
+    once, often, never = b"Qtz"
+    rows[[once, often, never]] *= -1
+    TokenEmbedding.from_pretrained(rows).save_pretrained(tmp_path / "other")
+    assert run("inspect", tmp_path / "other", trained, "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert {row["after"] for row in content["most"]} == {once, often}
+    assert [row["after"] for row in content["never"]] == [never]
 
 
 def test_tokens_that_never_occur_in_a_text_are_counted_for_any_table(tmp_path, capsys) -> None:

@@ -138,6 +138,18 @@ def test_every_row_is_drawn_or_its_number_is_written_in_the_figure(name, broken)
     assert said(figure, "rows?") in (0, len(broken)) or name == "gradient_rows"
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:Attempting to set identical")
+def test_no_grid_line_crosses_an_axis_of_names_and_every_other_axis_says_what_it_measures(name):
+    for axes in CASES[name].draw(with_rows(())).axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            has_names = any(label.get_text().strip("0123456789.−-+ ") for label in axis.get_ticklabels())
+            if has_names:
+                assert not any(line.get_visible() for line in axis.get_gridlines())
+            elif axis.get_gridlines() and name != "dimension_curves":  # whose values have no unit
+                assert axis.get_label_text()
+
+
 @pytest.mark.long  # their numbers are compared with those of the scheme in test_attention.py
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_head_start_and_position_is_drawn(name):

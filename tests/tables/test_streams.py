@@ -31,6 +31,7 @@ def ids_of(*shape: int) -> Tensor:
 @pytest.mark.parametrize("streams", [None, 1, 2])
 def test_it_equals_k_added_modules(dtype: torch.dtype, streams: int | None) -> None:
     tables, ids = modules(dtype), ids_of(4, 7)
+    tables[1].padding_idx = 3
     table = StreamTable.from_tables(tables)
     out = table(ids, streams=streams)
     expected = sum(each(ids[..., k]) for k, each in enumerate(tables[:streams]))

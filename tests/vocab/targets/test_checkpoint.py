@@ -198,6 +198,15 @@ def test_a_folder_without_tokenizer_config_gets_one(small_gpt2, tmp_path) -> Non
     assert config["eos_token"] == "<|end|>"
 
 
+def test_ids_whose_order_the_model_reads_stay_where_they_are(small_gpt2, tmp_path) -> None:
+    config = json.loads((small_gpt2 / "config.json").read_text())
+    (small_gpt2 / "config.json").write_text(json.dumps({**config, "vocabulary_map": {"<image>": 350}}))
+    el.vocab.remove_tokens(small_gpt2, [380], out=tmp_path / "new")
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["vocabulary_map"] == {"<image>": 350}
+    with pytest.raises(el.VocabularyError, match="vocabulary_map"):
+        el.vocab.remove_tokens(small_gpt2, [340], out=tmp_path / "none")
+
+
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
 def test_a_token_that_a_configuration_names_cannot_be_removed(file, small_gpt2, tmp_path) -> None:
     for name in ("config.json", "generation_config.json"):
