@@ -76,6 +76,11 @@ def test_pending_updates_are_the_loop_over_the_skipped_steps_for_every_mean_squa
         assert_pending_updates_are_the_loop_over_the_skipped_steps(betas, decay, gaps_at)
 
 
+def versions(tables: list[TokenEmbedding]) -> list[list[int]]:
+    """Torch's counters of the writes to the rows and moments of tables."""
+    return [[each._version for each in (t.weight, *t.weight.pending_updates.moments)] for t in tables]
+
+
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 @pytest.mark.parametrize(
     ("dtype", "moments", "rowwise"),
@@ -99,12 +104,15 @@ def test_all_rows_at_once_are_those_of_torch_operators(backend, dtype, moments, 
             table.weight.pending_updates.load_state(table.weight, state, tensors, rest)
             tables.append(table)
         ours, plain = (table.weight.pending_updates for table in tables)
+        before_writes = versions(tables)
         ours.apply_all(tables[0].weight, 3, moments=moments)
         with kernels_disabled():
             plain.apply_all(tables[1].weight, 3, moments=moments)
         close = {"rtol": 4 * SLACK[dtype], "atol": 4 * SLACK[dtype]}
         torch.testing.assert_close(tables[0].weight.detach(), tables[1].weight.detach(), **close)
         torch.testing.assert_close(ours.moments, plain.moments, **close)
+        by_kernel, by_operators = torch.tensor(versions(tables)) > torch.tensor(before_writes)
+        assert by_kernel.equal(by_operators)
         for name in ("value_steps", "moment_steps"):
             assert torch.equal(getattr(ours.steps, name), getattr(plain.steps, name))
 

@@ -140,7 +140,7 @@ def test_every_row_is_drawn_or_its_number_is_written_in_the_figure(name, broken)
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore:Attempting to set identical")
-def test_no_grid_line_crosses_an_axis_of_names_and_every_other_axis_says_what_it_measures(name):
+def test_axes_of_names_have_no_grid_and_all_others_say_what_they_measure_or_count(name):
     for axes in CASES[name].draw(with_rows(())).axes:
         for axis in (axes.xaxis, axes.yaxis):
             has_names = any(label.get_text().strip("0123456789.−-+ ") for label in axis.get_ticklabels())
@@ -148,6 +148,8 @@ def test_no_grid_line_crosses_an_axis_of_names_and_every_other_axis_says_what_it
                 assert not any(line.get_visible() for line in axis.get_gridlines())
             elif axis.get_gridlines() and name != "dimension_curves":  # whose values have no unit
                 assert axis.get_label_text()
+            if axis.get_label_text() in ("position", "dimension", "step"):
+                assert all(float(tick).is_integer() for tick in axis.get_ticklocs())
 
 
 @pytest.mark.long  # their numbers are compared with those of the scheme in test_attention.py
