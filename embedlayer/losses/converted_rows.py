@@ -74,7 +74,7 @@ def linear(
     if plain_operators_only() or is_transformed(hidden, weight):
         products = F.linear(hidden, weight.to(hidden.dtype))
     elif _overwrites(hidden, weight):
-        rows, flat = ConvertedRows(weight.detach(), hidden.dtype), hidden.detach().reshape(-1, hidden.shape[-1])
+        rows, flat = ConvertedRows(weight.detach(), hidden.dtype), hidden.reshape(-1, hidden.shape[-1])
         products = hidden.new_empty(len(flat), len(weight))
         for part in rows.parts(0, len(weight)):
             torch.mm(flat, rows[part].T, out=products[:, part])
