@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from embedlayer import SizeError
+from embedlayer import SizeError, clip_grad_norm_
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.distributed.dtensors import (
     as_dtensor,
@@ -80,3 +80,16 @@ def test_ranks_over_which_rows_are_sharded(mesh) -> None:
     for partial in (row_collectives, shard_collectives):
         with pytest.raises(SizeError, match=r"Partial.* before it is sharded"):
             partial(DTensor.from_local(rows, mesh, [Partial()]))
+
+
+def test_a_gradient_that_is_a_dtensor_is_clipped_with_a_plain_one(mesh) -> None:
+    whole, plain = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(5))
+    sharded = nn.Parameter(distribute_tensor(whole.detach(), mesh, [Shard(0)]))
+    whole.grad, plain.grad = torch.randn(4, 3), torch.randn(5)
+    sharded.grad = distribute_tensor(whole.grad, mesh, [Shard(0)])
+    other = nn.Parameter(plain.detach().clone())
+    other.grad = plain.grad.clone()
+    norm = clip_grad_norm_([sharded, plain], 0.1)
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_([whole, other], 0.1))
+    torch.testing.assert_close(sharded.grad.full_tensor(), whole.grad)
+    torch.testing.assert_close(plain.grad, other.grad)
