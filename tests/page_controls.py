@@ -80,7 +80,7 @@ FAULTS = """async ([roots, except, keeps]) => {
     await until(() => document.querySelector("#view-training > :not(.loading)"));
     location.hash = address;
     const isSame = () => parts().length && picture() === shown && String(values()) === set;
-    if (keeps && !await until(isSame)) found.push("its address shows another picture");
+    if (!await until(isSame) && keeps) found.push("its address shows another picture");
     return found;
 }"""
 

@@ -56,8 +56,9 @@ for (const name of ["fillStyle", "strokeStyle"]) {
 const MISSING = /\\bundefined\\b|\\[object |Infinity|NaN[%p]|"NaN"|^NaN$/;
 new MutationObserver((changes) => {
     for (const { addedNodes, target, type } of changes) {
-        for (const { data, outerHTML, isConnected } of type === "childList" ? addedNodes : [target]) {
-            if (isConnected && MISSING.test(outerHTML ?? data ?? "")) console.error(outerHTML ?? data);
+        for (const { data, outerHTML, isConnected, localName } of type === "childList" ? addedNodes : [target]) {
+            const written = localName === "script" ? "" : outerHTML ?? data ?? "";
+            if (isConnected && MISSING.test(written)) console.error(written);
         }
     }
 }).observe(document, { childList: true, subtree: true, characterData: true });
