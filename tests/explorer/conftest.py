@@ -37,8 +37,36 @@ if (location.protocol !== "about:" && !sessionStorage.opened) {
 }
 const { setTimeout } = window, WAIT = 350;
 window.setTimeout = (run, delay, ...rest) => setTimeout(run, delay === WAIT ? 20 : delay, ...rest);
+const { prototype } = CanvasRenderingContext2D, UNSET = "#000000";
+for (const name of ["fillRect", "fillText", "fill", "strokeRect", "strokeText", "stroke", "rect", "arc", "lineTo"]) {
+    const draw = prototype[name], style = `${/^(fill|stroke)/.exec(name)?.[0]}Style`;
+    prototype[name] = function (...values) {
+        const isNowhere = values.some((value) => typeof value === "number" && !Number.isFinite(value));
+        if (isNowhere || this[style] === UNSET) console.error(name, String(values), "in no place or colour");
+        return draw.apply(this, values);
+    };
+}
+for (const name of ["fillStyle", "strokeStyle"]) {
+    const { get, set } = Object.getOwnPropertyDescriptor(prototype, name);
+    Object.defineProperty(prototype, name, { get, set(value) {
+        if (!CSS.supports("color", value)) console.error(name, value);
+        set.call(this, value);
+    } });
+}
+const MISSING = /\\bundefined\\b|\\[object |Infinity|NaN[%p]|"NaN"|^NaN$/;
+new MutationObserver((changes) => {
+    for (const { addedNodes, target, type } of changes) {
+        for (const { data, outerHTML, isConnected, localName } of type === "childList" ? addedNodes : [target]) {
+            const written = localName === "script" ? "" : outerHTML ?? data ?? "";
+            if (isConnected && MISSING.test(written)) console.error(written);
+        }
+    }
+}).observe(document, { childList: true, subtree: true, characterData: true });
 """
-"""Forget what pages before have stored; the scenes of learn/ids.js and learn/pieces.js wait less."""
+"""Forget what pages before have stored; the scenes of learn/ids.js and learn/pieces.js wait less.
+
+Nothing is drawn at a place that is no number or in no colour of the theme, and no text is that of a missing value.
+"""
 
 
 @contextmanager

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from axe import ALL, AXE, PHONE, faults
+from axe import ALL, AXE, PHONE
+from axe import faults as axe_faults
+from page_controls import faults
 from tokenizers import Tokenizer
 from torch import nn
 
@@ -705,6 +707,19 @@ def test_every_task_of_the_story_can_be_done_and_is_seen(url, open_page, mutual)
     page.locator("#view-map .near li").first.wait_for()
 
 
+BESIDES = ("Step", "Batch size B", "equal: ", "tied head")
+"""Controls that undo more than their own change, and answers to a task."""
+
+
+def test_every_control_of_a_scene_changes_its_picture_and_is_kept_in_the_address(url, open_page):
+    page = open_page(url + "#learn", again=True, reduced_motion="reduce")
+    for scene in SCENES:
+        page.goto(f"{url}#learn?s={scene}&training.step=5")
+        page.locator(".learn-picture:not([aria-busy])").wait_for()
+        found = faults(page, ".learn-main", besides=BESIDES, keeps=scene not in ("ids", "pieces", "inside"))
+        assert found == [], scene
+
+
 def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_words(
     serve, open_page, of_run, word_table
 ):
@@ -990,7 +1005,7 @@ def test_special_words_have_definitions_for_pointer_and_keyboard(url, open_page,
         page.get_by_text("Find an exercise of the lesson").click()
         loss.press("Enter")
         here = {"include": [".learn-index", "#learn-definition"]}  # the rest of the page is seen without them
-        assert faults(page, "index", [("dark", PHONE, ALL)], where=here) == []
+        assert axe_faults(page, "index", [("dark", PHONE, ALL)], where=here) == []
     page.keyboard.press("Escape")
     box.wait_for(state="hidden")
 

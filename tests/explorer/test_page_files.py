@@ -43,3 +43,16 @@ def test_the_served_page_loads_one_script_and_one_style_sheet() -> None:
     assert re.findall(rb'(?:href|src)="([^#d][^"]*)"', files["index.html"]) == [b"page.css", b"page.js"]
     assert all(files[name] == content for name, content in page_files().items() if name != "index.html")
     assert files["page.js"].count(b"(() => {\n") > 100
+
+
+def test_every_class_of_a_style_sheet_is_that_of_an_element_of_the_page() -> None:
+    files = {name: content.decode() for name, content in page_files().items()}
+    sheets = re.sub(
+        r"/\*.*?\*/|\{[^{}]*\}", " ", "".join(files[name] for name in files if name.endswith(".css")), flags=re.S
+    )
+    code = "".join(files[name] for name in files if not name.endswith(".css"))
+    code = re.sub(r"^\s*(/\*\*|\* ).*$", "", code, flags=re.M)
+    written, starts = {*re.findall(r"[\w-]+", code)}, tuple(re.findall(r"([\w-]+-)\$\{", code))
+    classes = {*re.findall(r"\.([a-z][\w-]+)", sheets)}
+    assert len(classes) > 300
+    assert {name for name in classes - written if not name.startswith(starts)} == set()

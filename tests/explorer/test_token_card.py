@@ -71,6 +71,66 @@ def test_findings_name_every_fault():
     assert "cosine_before" not in found[7]
 
 
+SAYS = {
+    **dict.fromkeys(("not_learned", "never_seen", "cannot_tell"), "It is so."),
+    "broken": "This row holds NaN",
+    "zero": "are 0",
+    "unchanged": "before training",
+    "duplicate": "equal to t33t55 and 1,998 more.",
+    "at_mean": "mean of the others",
+    "near_duplicate": "1 % or less from t99.",
+    "norm": "its norm",
+    "unlike_variants": "spelling variants",
+}
+
+
+@pytest.mark.browser
+def test_a_card_says_a_sentence_of_its_own_about_each_fault_and_each_of_its_numbers(in_page):
+    facts = card(OpenedModel("table", TokenEmbedding(40, 8)), {"id": "7"}) | {
+        "equal_rows": {"rows": 2000, "ids": [3, 5]},
+        "near_rows": {"rows": 1, "ids": [9]},
+        "because": "It is so.",
+        "table_state": "sound",
+        "table_reasons": ["The reason."],
+        "kind": "word",
+        "norm": 1.5,
+        "norm_share": 0.25,
+        "count": 1234,
+        "count_rank": 17,
+        "cosine_before": -0.25,
+        "norm_before": 3.5,
+    }
+
+    def said(**changes):
+        code = "[c.verdict(facts, texts), c.factList(facts, { vocab_size: 40 })].map((each) => each.textContent)"
+        values = {"facts": facts | changes, "texts": [f"t{row}" for row in range(40)]}
+        summary = in_page({"c": "card/facts.js"}, "c.summaryOf(facts)", facts=facts | changes)
+        return [summary, *in_page({"c": "card/facts.js"}, code, **values)]
+
+    names = set()
+    for fault, part in SAYS.items():
+        summary, sentence, _ = said(findings=[fault])
+        name, end = summary.split(" · ", 1)
+        assert sentence.startswith(f"{name}. ")
+        assert sentence.endswith("The table. The reason.")
+        assert [other for other in set(SAYS.values()) if other in sentence] == [part]
+        assert end == "norm above 25.0 % of the rows · frequency rank 17"
+        names.add(name)
+    assert len(names) == len(SAYS)
+    sound = {"findings": None, "random": {"noise_share": 0.5, "nearest": 0.75}, "because": None, "nearest": 0.875}
+    for noise, state, starts, measure in [
+        (0.25, "sound", "Sound", "noise share is 0.25, and random rows have 0.50 or more."),
+        (0.625, "faulty", "No fault of this row", "nearest cosine is 0.88, and random rows have at most 0.75."),
+    ]:
+        summary, sentence, listed = said(**sound, noise_share=noise, table_state=state, norm_share=0.9997)
+        assert sentence == f"{starts}. Learned: its {measure}The table. The reason."
+        assert summary.startswith("Sound" if state == "sound" else "Table not sound")
+        assert listed == (
+            "KindwordNorm1.500, above more than 99.9 % of the rowsFrequency1,234 times in the corpus, rank 17 of 40"
+            "Before trainingnorm 3.500; cosine of the row before and after −0.250"
+        )
+
+
 def test_an_exported_page_stores_the_same_facts_of_all_tokens(of_run):
     stored = json.loads(cards(of_run, {}))
     for token in range(0, of_run.table.vocab_size, 7):

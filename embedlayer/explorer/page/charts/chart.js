@@ -194,7 +194,7 @@ function read(context, about, pointer, { x, y, left, right, top, bottom }, colou
   }
   line(context, middle(index), top, middle(index), bottom, colours.muted);
   context.fillStyle = first.colour;
-  if (!isBars) {
+  if (!isBars && Number.isFinite(first.ys[index])) {
     context.beginPath();
     context.arc(middle(index), y(first.ys[index]), 4, 0, 7);
     context.fill();

@@ -201,7 +201,10 @@ export class Curves {
 
   #listen() {
     const { canvas } = this;
-    canvas.addEventListener("pointermove", (event) => this.#point(this.#indexAt(event)));
+    /** @param {PointerEvent} event */
+    const follow = (event) => this.#point(this.#indexAt(event));
+    canvas.addEventListener("pointermove", follow);
+    canvas.addEventListener("pointerdown", follow);
     canvas.addEventListener("pointerleave", () => document.activeElement !== canvas && this.#point(null));
     canvas.addEventListener("blur", () => this.#point(null));
     canvas.addEventListener("click", (event) => this.options.onPick?.(this.#indexAt(event) + this.#start));

@@ -125,18 +125,19 @@ function normsPicture({ norm_outliers: groups, limits: { gap } }, { norms, verdi
   const usual = norms.filter((norm, id) => norm > 0 && Number.isFinite(norm) && !isOutlier.has(id) && !isUnlearned(id));
   const [least, most] = usual.reduce(([low, high], norm) => [Math.min(low, norm), Math.max(high, norm)],
     [Infinity, -Infinity]);
-  const limits = [least / gap, most * gap];
+  const limits = usual.length ? [least / gap, most * gap] : [];
   const finite = norms.filter((norm) => norm > 0 && Number.isFinite(norm));
   /** @type {Point} */
-  const range = [Math.min(limits[0], finite.reduce((a, b) => Math.min(a, b), Infinity)),
-    Math.max(limits[1], finite.reduce((a, b) => Math.max(a, b), 0))];
+  const range = [Math.min(...limits, finite.reduce((a, b) => Math.min(a, b), Infinity)),
+    Math.max(...limits, finite.reduce((a, b) => Math.max(a, b), 0))];
   const count = groups.reduce((sum, group) => sum + group.rows, 0);
   const drawn = bars("norm", norms, verdicts, range, (colours) => [
     ...limits.map((at) => ({ at, text: "outliers", upright: true, colour: colours.bad })),
     ...marked(norms, range, colours.ink),
   ]);
   const found = count ? `${sentence(rows(count))} with a norm apart from all others`
-    : `No learned row is an outlier: norms of ${short(least)} to ${short(most)}`;
+    : usual.length ? `No learned row is an outlier: norms of ${short(least)} to ${short(most)}`
+      : "No row is learned, so none is an outlier";
   return { ...drawn, element: panel("Norms", found, count ? "fault" : "fine", drawn.element) };
 }
 

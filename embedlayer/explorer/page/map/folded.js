@@ -16,8 +16,9 @@ export class FoldedRows {
   constructor(isFolded, norms, xs, ys) {
     this.isFolded = isFolded;
     this.count = isFolded.reduce((sum, each) => sum + each, 0);
-    this.xs = xs.filter((_, id) => isFolded[id] === 1);
-    this.ys = ys.filter((_, id) => isFolded[id] === 1);
+    const isDrawn = (/** @type {number} */ id) => isFolded[id] === 1 && Number.isFinite(xs[id]);
+    this.xs = xs.filter((_, id) => isDrawn(id));
+    this.ys = ys.filter((_, id) => isDrawn(id));
     this.canvas = h("canvas", { "aria-hidden": "true" });
     /** @param {(norm: number) => boolean} is */
     const count = (is) => norms.filter((norm, id) => isFolded[id] === 1 && is(norm)).length;

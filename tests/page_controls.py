@@ -1,0 +1,95 @@
+"""Laws of all controls and pictures of the explorer's page."""
+
+from typing import Any
+
+FAULTS = """async ([roots, except, keeps]) => {
+    const parts = () => [...document.querySelectorAll(roots)];
+    const within = (selector) => parts().flatMap((part) => [...part.querySelectorAll(selector)])
+        .filter((each) => each.offsetParent && !each.disabled && !each.closest("details:not([open])"));
+    const picture = () => JSON.stringify(parts().map((part) => {
+        const copy = part.cloneNode(true);
+        copy.querySelectorAll(".field, .check, canvas, .learn-scrolls").forEach((each) => each.remove());
+        return [copy.innerHTML, [...part.querySelectorAll("canvas")].map((each) => each.width && each.toDataURL())];
+    }));
+    const until = async (isSo) => {
+        for (let i = 0; i < 60 && !isSo(); i++) await new Promise(requestAnimationFrame);
+        return isSo();
+    };
+    const frames = (count) => until(() => count-- <= 0);
+    const fill = (control, value) => {
+        control.value = value;
+        control.dispatchEvent(new Event(control.matches("select") ? "change" : "input", { bubbles: true }));
+    };
+    const ways = (control) => {
+        const { value, max, min, parentElement: group } = control;
+        if (control.matches("button")) {
+            const now = [...group.children].indexOf(control);
+            const before = [...group.children].findIndex((each) => each.ariaPressed === "true");
+            return [now, before < 0 ? now : before].map((at) => () => group.children[at].click());
+        }
+        if (control.matches("[type=checkbox]")) return [() => control.click(), () => control.click()];
+        const values = control.matches("select") ? [...control.options].filter((each) => !each.disabled)
+            .map((each) => each.value) : [max, min];
+        return [values.find((each) => each !== value), value].map((each) => () => fill(control, each));
+    };
+    const nameOf = (control) => control.ariaLabel
+        ?? (control.matches("button") ? control : control.closest("label")).textContent;
+    const controls = () => within(
+        "select, .segments button[aria-pressed=false], input:is([type=range], [type=checkbox])");
+    const found = [];
+    for (let number = 0; number < controls().length; number++) {
+        const control = controls()[number];
+        const name = nameOf(control);
+        if (except.some((each) => name.startsWith(each))) continue;
+        await frames(2);
+        const before = picture();
+        const [there, back] = ways(control);
+        there();
+        if (!await until(() => picture() !== before)) found.push(`${name}: changes nothing`);
+        back();
+        if (!await until(() => picture() === before)) found.push(`${name}: set back, another picture`);
+    }
+    for (const canvas of within("figure canvas[role=img], .chart canvas")) {
+        if (except.includes(canvas.ariaLabel)) continue;
+        const text = () => canvas.closest("figure, .chart").textContent;
+        const { left, top, width, height } = canvas.getBoundingClientRect();
+        const send = (name, x, y) => canvas.dispatchEvent(new PointerEvent(name, { pointerType: "touch", bubbles: true,
+            clientX: left + x * width, clientY: top + y * height }));
+        const [before, drawn] = [text(), canvas.toDataURL()];
+        send("pointerdown", 0.3, 0.4);
+        const [said, marked] = [text(), canvas.toDataURL()];
+        send("pointermove", 0.9, 0.9);
+        if (said === before || marked === drawn) found.push(`${canvas.ariaLabel}: a touch shows nothing`);
+        if (text() === said) found.push(`${canvas.ariaLabel}: the pointer shows nothing`);
+        send("pointerleave", -1, -1);
+        if (canvas.tabIndex === 0) {
+            canvas.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+            if (text() === before || canvas.toDataURL() === drawn) found.push(`${canvas.ariaLabel}: keys show nothing`);
+            canvas.dispatchEvent(new Event("blur"));
+        }
+        if (text() !== before || canvas.toDataURL() !== drawn) found.push(`${canvas.ariaLabel}: shown after it left`);
+    }
+    const values = () => within("input, select").map((each) => (each.type === "checkbox" ? each.checked : each.value));
+    for (let number = 0; number < controls().length; number++) {
+        const control = controls()[number];
+        if (!except.some((each) => nameOf(control).startsWith(each))) ways(control)[0]();
+        await frames(2);
+    }
+    const [shown, set, address] = [picture(), String(values()), location.hash];
+    location.hash = "#training";
+    await until(() => document.querySelector("#view-training > :not(.loading)"));
+    location.hash = address;
+    const isSame = () => parts().length && picture() === shown && String(values()) === set;
+    if (!await until(isSame) && keeps) found.push("its address shows another picture");
+    return found;
+}"""
+
+
+def faults(page: Any, roots: str, *, besides: tuple[str, ...] = (), keeps: bool = True) -> list[str]:
+    """Set each control below `roots` to another value and back, touch each chart, and return what broke a law.
+
+    Each control changes the picture, and set back it shows what was there before. Each chart says what is at a finger,
+    at the pointer and at the keys' cursor, and nothing when they leave. With `keeps`, the address of the view with
+    other values shows their picture again.
+    """
+    return page.evaluate(FAULTS, [roots, list(besides), keeps])
