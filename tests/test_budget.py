@@ -24,10 +24,10 @@ CEILINGS = {
     "comment lines": 1053,
     "lines of tools": 5006,
     "lines of docs": 2668,
-    "lines of tests": 88574,
+    "lines of tests": 88573,
 }
 
-INTERNALS = 770
+INTERNALS = 764
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 

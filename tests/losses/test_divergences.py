@@ -51,7 +51,7 @@ def test_it_is_the_loss_of_trl(kind, beta) -> None:
 
 
 @pytest.mark.usefixtures("both_paths")
-@cases("kind, impl", KINDS, ["plain", "chunked", "blocks", "K targets"])
+@cases("kind, impl", KINDS, ["plain", "chunked", "blocks", "K targets"], pairs=["kind, impl"])
 def test_tokens_that_both_heads_exclude_do_not_count(kind, impl) -> None:
     hidden, weight, teacher_hidden, teacher_weight = pair()
     options = {"bias": torch.zeros(23, dtype=torch.float64).index_fill(0, torch.arange(8, 17), -torch.inf)}

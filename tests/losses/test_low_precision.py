@@ -83,7 +83,7 @@ def computed_by(path: str) -> Iterator[Any]:
     WORK,
     PATHS,
     [torch.float32, torch.bfloat16, torch.float16],
-    pairs=["name, path", "path, dtype"],
+    pairs=["name, path, dtype"],
 )
 def test_no_path_is_less_exact_than_plain(name, path, dtype) -> None:
     parts = [torch.randn(2, 9, 16).to(dtype), torch.randn(300, 16).to(dtype), torch.randn(300).to(dtype)]
