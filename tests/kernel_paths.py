@@ -2,19 +2,20 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from interpreted import interpreted
+from interpreted import Run, interpreted
 from torch import Tensor
 
 from embedlayer.core.devices import TAKEN_AS
 from embedlayer.core.index_checks import target_record
 from embedlayer.kernels import kernel, kernels_disabled
 from embedlayer.kernels.gpu import availability
+from embedlayer.losses import counted_tokens, products
 from embedlayer.losses.counted_tokens import previous_losses
 
 GPU_BACKENDS = ["triton", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -66,6 +67,18 @@ def without_numba() -> Iterator[None]:
 
 
 @contextmanager
+def bfloat16_instructions(present: bool) -> Iterator[None]:
+    """Compute as on a CPU that has, or has not, instructions for products of bfloat16."""
+    with patch.object(products, "_cpu_multiplies_bfloat16", lambda: present):
+        yield
+
+
+def capturing() -> AbstractContextManager[Any]:
+    """Compute losses as while a CUDA graph is captured: no value can be read."""
+    return patch.object(counted_tokens, "is_capturing", lambda x: True)
+
+
+@contextmanager
 def machine_unknown() -> Iterator[None]:
     """Forget in the block, and after it, what is known of this machine: whether kernels can be compiled."""
     checks = availability._installation_failure, availability._compilation_failure
@@ -78,22 +91,30 @@ def machine_unknown() -> Iterator[None]:
 
 
 @contextmanager
-def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[None]:
+def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[Run | None]:
     """Take CPU tensors for CUDA tensors, on a device without a previous loss; no target may be recorded at the end.
 
     Args:
         triton: Whether Triton kernels run, in Triton's interpreter; by default torch operators compute.
+
+    Yields:
+        What kernels did in the interpreter.
     """
     with (
         patch.dict(TAKEN_AS, cpu="cuda"),
-        patch.dict(previous_losses, clear=True),
+        no_previous_loss(),
         wide_products(),
         patch.object(availability, "_compilation_failure", lambda device: ""),
-        interpreted() if triton else kernels_disabled(),
+        interpreted() if triton else kernels_disabled() as run,
     ):
-        yield
+        yield run
         record = target_record(torch.device("cpu"))
         assert record.tolist() == [-1] * 4
+
+
+def no_previous_loss() -> AbstractContextManager[Any]:
+    """Begin without a previous loss on any device."""
+    return patch.dict(previous_losses, clear=True)
 
 
 BRANCHES = ("cpu", "cuda", "triton")

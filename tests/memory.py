@@ -1,5 +1,6 @@
 """How tests measure memory: by watching every operation take and free it."""
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -49,3 +50,20 @@ class Shapes(TorchDispatchMode):
     def largest(self, size: int) -> set[str]:
         """Names of the operators that allocated at least `size` elements."""
         return {name for name, numel in self.numels if numel >= size}
+
+
+class Products(TorchDispatchMode):
+    """Count matrix products by their names, and the numbers that those with a dimension of `size` multiply."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.calls, self.numbers = size, Counter[str](), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._overloadpacket.__name__
+        if "mm" in name:
+            left, right = args[-2:]
+            self.numbers += left.numel() * right.shape[-1] * (self.size in (*left.shape, *right.shape))
+        if "mm" in name or name in ("times_quantized_rows", "times_stored_rows"):
+            self.calls[name] += 1
+        return func(*args, **(kwargs or {}))

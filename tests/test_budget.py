@@ -6,6 +6,7 @@ A ceiling is lowered whenever a figure falls, and raised only in a commit that s
 from pathlib import Path
 
 import pytest
+from internals import reached, total
 from size import sizes
 
 CEILINGS = {
@@ -21,10 +22,13 @@ CEILINGS = {
     "docstring lines": 30411,
     "docstring characters": 1542300,
     "comment lines": 1053,
-    "lines of tools": 5957,
+    "lines of tools": 6073,
     "lines of docs": 2668,
-    "lines of tests": 89055,
+    "lines of tests": 88573,
 }
+
+INTERNALS = 764
+"""Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +43,7 @@ def test_the_size_is_within_its_ceiling(figure: str, figures: dict[str, int]) ->
 
 def test_every_figure_has_a_ceiling(figures: dict[str, int]) -> None:
     assert figures.keys() == CEILINGS.keys()
+
+
+def test_tests_reach_no_more_internal_definitions() -> None:
+    assert total(reached()) <= INTERNALS

@@ -81,7 +81,7 @@ def test_on_cuda_triton_computes_what_has_a_kernel(capsys) -> None:
 
 @pytest.mark.usefixtures("two_gpus")
 def test_a_new_operation_is_shown(monkeypatch, capsys) -> None:
-    new = Operation("an operation of tomorrow", "inputs.fused:plain", (), ("input.tomorrow",), ())
+    new = Operation("an operation of tomorrow", "inputs.fused:plain", (), ("input.tomorrow",))
     monkeypatch.setattr("embedlayer.kernels.operations.OPERATIONS", [*OPERATIONS, new])
     assert "torch  Triton    an operation of tomorrow" in printed(capsys)
 

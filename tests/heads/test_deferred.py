@@ -12,16 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from covering import cases
+from deferred_heads import deferred, is_unread
 from kernel_paths import cpu_taken_for_cuda
+from small_blocks import small_blocks
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from embedlayer import OutputHead, StaleRowsError, TokenIdError, token_log_probs
-from embedlayer.heads.deferred import DeferredGradient, DeferredLogits
-from embedlayer.heads.logit_source import LogitsReport
-from embedlayer.kernels.index_check import check_indices
+from embedlayer import OutputHead, StaleRowsError, TokenEmbedding, TokenIdError, token_log_probs
 
 B, T, D, V = 3, 8, 4, 97
 LOGGER = "embedlayer.heads.logit_source"
@@ -33,9 +32,7 @@ def heads(dtype: torch.dtype = torch.float64, bias: bool = True) -> tuple[Output
     plain = OutputHead(D, V, bias=bias, init_std=1.0).to(dtype)
     if bias:
         nn.init.normal_(plain.bias)
-    deferred = copy.deepcopy(plain)
-    deferred.logits_report = LogitsReport("Model")
-    return plain, deferred
+    return plain, deferred(copy.deepcopy(plain))
 
 
 def states(dtype: torch.dtype = torch.float64) -> Tensor:
@@ -100,15 +97,18 @@ def test_the_loss_and_its_gradients_are_those_of_the_logits_without_any_logits(b
             loss = F.cross_entropy(logits, targets, **options)
             (loss * torch.linspace(1, 2, loss.numel(), dtype=loss.dtype).view(loss.shape)).sum().backward()
         results.append([loss, *gradients(head, hidden)])
-    assert isinstance(logits, DeferredLogits)
-    assert logits.is_unread
+    assert is_unread(logits)
     assert not large.found or len(logits) < B * (T - 1)
     torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("cast", [False, True])
+@cases(
+    "dtype, autocast, cast",
+    [torch.bfloat16, torch.float16, torch.float32],
+    [False, True],
+    [False, True],
+    pairs=["dtype, autocast", "autocast, cast"],
+)
 def test_in_low_precision_it_is_no_worse_than_the_loss_of_the_plain_logits(dtype, autocast, cast) -> None:
     truth_hidden, (truth, _) = states(dtype).detach().double().requires_grad_(), (heads(dtype)[0].double(), None)
     targets = targets_for(B * T)
@@ -213,25 +213,24 @@ def test_whatever_reads_the_logits_sees_the_plain_ones(reader, dtype) -> None:
 
 
 def test_it_looks_like_a_tensor_of_logits() -> None:
-    plain, deferred = (head(states()) for head in heads())
-    assert isinstance(deferred, Tensor)
-    assert deferred.shape == plain.shape == (B, T, V)
-    assert (deferred.dtype, deferred.device, deferred.ndim) == (plain.dtype, plain.device, plain.dim())
-    assert (len(deferred), deferred.numel(), deferred.size(-1)) == (B, plain.numel(), V)
-    assert deferred.is_floating_point()
-    assert deferred.requires_grad
-    assert not deferred.is_leaf
-    assert deferred.grad_fn is not None
-    assert len({deferred}) == 1
-    assert deferred.is_unread  # nothing so far needed the logits
-    assert repr(deferred).partition("grad_fn")[0] == repr(plain).partition("grad_fn")[0]
-    assert torch.equal(deferred, plain)
-    assert (deferred == plain).all()
-    assert np.array_equal(deferred.detach().numpy(), plain.detach().numpy())
-    assert torch.equal(torch.stack(list(deferred)), plain)
-    assert deferred.materialize() is deferred.materialize()
+    plain, lazy = (head(states()) for head in heads())
+    assert isinstance(lazy, Tensor)
+    assert lazy.shape == plain.shape == (B, T, V)
+    assert (lazy.dtype, lazy.device, lazy.ndim) == (plain.dtype, plain.device, plain.dim())
+    assert (len(lazy), lazy.numel(), lazy.size(-1)) == (B, plain.numel(), V)
+    assert lazy.is_floating_point()
+    assert lazy.requires_grad
+    assert not lazy.is_leaf
+    assert lazy.grad_fn is not None
+    assert len({lazy}) == 1
+    assert is_unread(lazy)  # nothing so far needed the logits
+    assert repr(lazy).partition("grad_fn")[0] == repr(plain).partition("grad_fn")[0]
+    assert torch.equal(lazy, plain)
+    assert (lazy == plain).all()
+    assert np.array_equal(lazy.detach().numpy(), plain.detach().numpy())
+    assert torch.equal(torch.stack(list(lazy)), plain)
     with torch.no_grad():
-        assert torch.equal(deferred + 1, plain + 1)
+        assert torch.equal(lazy + 1, plain + 1)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -240,12 +239,12 @@ def test_without_gradients(mode) -> None:
     with mode():
         hidden = states().detach().clone()
         expected, logits = plain(hidden), deferred(hidden)
-        assert isinstance(logits, DeferredLogits)
+        assert is_unread(logits)
         targets = targets_for(B * T)
         loss = F.cross_entropy(logits.view(-1, V), targets)
         torch.testing.assert_close(loss, F.cross_entropy(expected.view(-1, V), targets), rtol=1e-12, atol=0)
         assert not loss.requires_grad
-        assert logits.is_unread
+        assert is_unread(logits)
         assert torch.equal(logits, expected)
         for copied in (copy.deepcopy(logits), pickle.loads(pickle.dumps(logits))):
             assert type(copied) is Tensor
@@ -294,14 +293,14 @@ def gradients_seen(head: OutputHead, hidden: Tensor) -> list[Tensor]:
     logits.retain_grad()
     loss_of(logits).backward()
     handle.remove()
-    assert not isinstance(logits, DeferredLogits) or logits.is_unread
+    assert type(logits) is Tensor or is_unread(logits)
     return [*seen, logits.grad, *gradients(head, hidden)]
 
 
 def test_hooks_of_the_logits_get_the_gradient_of_the_logits() -> None:
     hidden = states()
     expected, found = (gradients_seen(head, hidden) for head in heads())
-    assert isinstance(found[0], DeferredGradient)
+    assert type(found[0]) is not Tensor  # computed when it is read
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours + 0, theirs, rtol=1e-6, atol=1e-8)
 
@@ -398,8 +397,10 @@ def test_reading_logits_after_their_weights_changed_is_an_error(how) -> None:
         F.cross_entropy(logits.view(-1, V), targets_for(B * T))
 
 
-def test_an_accelerator_gives_nan_for_changed_weights_and_raises_the_error_where_it_waits(monkeypatch) -> None:
+def test_an_accelerator_gives_nan_for_changed_weights_and_raises_the_error_where_it_waits() -> None:
     _, head = heads()
+    model = TokenEmbedding(V, D)
+    model.head = head
     with cpu_taken_for_cuda():
         results = {
             "logits": lambda logits: logits.softmax(-1),
@@ -411,9 +412,11 @@ def test_an_accelerator_gives_nan_for_changed_weights_and_raises_the_error_where
         for name, result in results.items():
             assert torch.isnan(result(unread[name])).all(), name
             with pytest.raises(StaleRowsError, match="have changed since the forward pass"):
-                check_indices(head)
-        monkeypatch.setattr("embedlayer.losses.uncomputed_logits.FEW_LOGITS", {"cuda": 0})
-        with pytest.raises(StaleRowsError, match="have changed since the forward pass"):
+                model.check()
+        with (
+            small_blocks(few_logits=0, device="cuda"),
+            pytest.raises(StaleRowsError, match="have changed since the forward pass"),
+        ):
             loss_of(unread["loss"])
         assert torch.isfinite(loss_of(head(states())))
 

@@ -17,10 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import embedlayer as el
-from embedlayer.distributed.sharded import shard_table
-from embedlayer.heads import DraftHead, PredictionHead, eagle_tensors
-from embedlayer.heads.logit_source import ModelLogitOptions
-from embedlayer.heads.peft import ChildReference
+from embedlayer.distributed import shard_table
+from embedlayer.heads import DraftHead, PredictionHead, StreamHead, eagle_tensors
 from embedlayer.losses import divergence
 
 TOKENS = [0, 3, 7, 20, 48, 49]
@@ -240,8 +238,10 @@ def test_the_loss_that_counts_is_that_of_eagle_3s_training() -> None:
     close(draft.loss(hidden, targets, outside="count"), theirs)
 
 
-@pytest.mark.parametrize("targets", [OUTSIDE[:, 1:2].clamp(max=1), torch.full((2, 1), -100), OUTSIDE[:, :0]])
-@pytest.mark.parametrize("outside", ["ignore", "count"])
+WITHOUT_A_TARGET = [OUTSIDE[:, 1:2].clamp(max=1), torch.full((2, 1), -100), OUTSIDE[:, :0]]
+
+
+@cases("targets, outside", WITHOUT_A_TARGET, ["ignore", "count"])
 def test_without_a_target_the_loss_and_its_gradients_are_zero(targets: torch.Tensor, outside: str) -> None:
     head, hidden = made("untied"), torch.randn(*targets.shape, EMBED_DIM, dtype=torch.float64, requires_grad=True)
     targets = targets.masked_fill(targets == 1, 5)
@@ -276,28 +276,25 @@ def test_a_bad_target_that_an_accelerator_clamps_has_no_loss_and_is_reported_lat
         draft.token_check.check()
 
 
-@pytest.mark.parametrize(
-    ("token_ids", "error", "message"),
-    [
-        ([], el.SizeError, "token_ids is empty"),
-        ([3, 7, 3], el.SizeError, "Token 3 is at places 0 and 2"),
-        ([3, -1], el.TokenIdError, "token id -1 at place 1 of token_ids is outside the full vocabulary of 50"),
-        ([VOCAB_SIZE], el.TokenIdError, "token id 50 at place 0"),
-        ([True, False], el.ShapeError, "Entry 0 of token_ids is True"),
-        (torch.zeros(VOCAB_SIZE, dtype=torch.bool), el.ShapeError, r"pass mask.nonzero\(\).flatten\(\)"),
-        ([1.0], el.ShapeError, "Entry 0 of token_ids is 1.0"),
-        (torch.zeros(2, 2, dtype=torch.long), el.ShapeError, r"must be \(N,\), not \(2, 2\)"),
-    ],
-)
-def test_tokens_that_are_no_vocabulary_are_refused(unchecked: None, token_ids, error, message) -> None:
-    with pytest.raises(error, match=message):
-        DraftHead(TABLES["dense"](), token_ids)
+NO_VOCABULARY: list[tuple[Any, type[Exception], str]] = [
+    ([], el.SizeError, "token_ids is empty"),
+    ([3, 7, 3], el.SizeError, "Token 3 is at places 0 and 2"),
+    ([3, -1], el.TokenIdError, "token id -1 at place 1 of token_ids is outside the full vocabulary of 50"),
+    ([VOCAB_SIZE], el.TokenIdError, "token id 50 at place 0"),
+    ([True, False], el.ShapeError, "Entry 0 of token_ids is True"),
+    (torch.zeros(VOCAB_SIZE, dtype=torch.bool), el.ShapeError, r"pass mask.nonzero\(\).flatten\(\)"),
+    ([1.0], el.ShapeError, "Entry 0 of token_ids is 1.0"),
+    (torch.zeros(2, 2, dtype=torch.long), el.ShapeError, r"must be \(N,\), not \(2, 2\)"),
+]
 
 
-@pytest.mark.parametrize("head", [nn.Linear(4, 50), nn.Embedding(50, 4), None])
-def test_what_is_no_head_is_refused(unchecked: None, head) -> None:
-    with pytest.raises(el.SizeError):
-        DraftHead(head, [1])
+def test_tokens_that_are_no_vocabulary_and_modules_that_are_no_head_are_refused(unchecked: None) -> None:
+    for token_ids, error, message in NO_VOCABULARY:
+        with pytest.raises(error, match=message):
+            DraftHead(TABLES["dense"](), token_ids)
+    for head in (nn.Linear(4, 50), nn.Embedding(50, 4), None):
+        with pytest.raises(el.SizeError):
+            DraftHead(head, [1])
 
 
 def test_it_has_no_state_follows_its_head_and_a_copied_model_refers_to_the_copy() -> None:
@@ -374,10 +371,12 @@ def test_a_head_or_table_with_logits_of_its_own_is_honoured() -> None:
 
 
 def test_a_head_behind_which_its_model_adds_a_bias_is_not_copied() -> None:
-    model = nn.Module()
-    model.lm_head = el.OutputHead(vocab_size=VOCAB_SIZE, embed_dim=EMBED_DIM)
-    model.register_buffer("final_logits_bias", torch.randn(1, VOCAB_SIZE))
-    model.lm_head.model_options = ModelLogitOptions(bias=ChildReference(model, "final_logits_bias"))
+    transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
+    sizes = {"d_model": EMBED_DIM, "max_position_embeddings": 8}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 8}
+    config = transformers.BartConfig(vocab_size=VOCAB_SIZE, **sizes)
+    model = el.patch(transformers.BartForConditionalGeneration(config))
     with pytest.raises(el.SizeError, match="The model adds final_logits_bias to the logits behind this head"):
         DraftHead(model.lm_head, TOKENS).untied()
 
@@ -483,6 +482,8 @@ def sharded_results() -> list[list[torch.Tensor]]:
         theirs = [F.cross_entropy(logits[rank], places[rank]) for rank in range(2)]
         rows = next(parameter for parameter in whole.parameters() if len(parameter) == VOCAB_SIZE)
         (expected,) = torch.autograd.grad(sum(theirs) / 2, rows)
+        with pytest.raises(el.SizeError, match="sharded over ranks cannot be divided into streams"):
+            StreamHead(el.OutputHead(table), 2).uncomputed_logits(hidden)
         rank, part = table.mesh.get_rank(), slice(table.partition.start, table.partition.stop)
         ours = DraftHead(el.OutputHead(table), UNSORTED).loss(hidden[rank], targets[rank])
         ours.backward()

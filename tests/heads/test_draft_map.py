@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,24 +74,24 @@ def test_a_checkpoint_of_a_draft_model_is_read_also_with_a_prefix_and_without_t2
 GOOD = eagle_tensors(TOKENS, VOCAB_SIZE)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "message"),
-    [
-        ({"lm_head.weight": torch.zeros(6, 2)}, "no tensor 'd2t'"),
-        ({"d2t": GOOD["d2t"], "draft.d2t": GOOD["d2t"] + 0}, "2 tensors d2t, draft.d2t"),
-        ({**GOOD, "d2t": torch.tensor(TOKENS)}, "has token IDs in place of offsets"),
-        ({**GOOD, "d2t": torch.zeros(6, dtype=torch.long)}, "never filled in"),
-        ({"d2t": GOOD["d2t"].float()}, r"must be int64 or int32 of shape \(N,\), not float32"),
-        ({**GOOD, "t2d": GOOD["t2d"].long()}, r"must be bool of shape \(V,\), not int64"),
-        ({"d2t": torch.tensor([5, 4])}, "Token 5 is at places 0 and 1"),
-        ({"d2t": torch.tensor([-1, 4])}, "token id -1 at place 0"),
-        ({"d2t": torch.zeros(0, dtype=torch.long)}, "token_ids is empty"),
-    ],
-)
-def test_tensors_that_describe_no_vocabulary_are_refused(tmp_path: Path, tensors, message) -> None:
-    save_file(tensors, tmp_path / "draft.safetensors")
-    with pytest.raises(el.CheckpointError, match=message):
-        load_draft_tokens(tmp_path / "draft.safetensors")
+DAMAGED = [
+    ({"lm_head.weight": torch.zeros(6, 2)}, "no tensor 'd2t'"),
+    ({"d2t": GOOD["d2t"], "draft.d2t": GOOD["d2t"] + 0}, "2 tensors d2t, draft.d2t"),
+    ({**GOOD, "d2t": torch.tensor(TOKENS)}, "has token IDs in place of offsets"),
+    ({**GOOD, "d2t": torch.zeros(6, dtype=torch.long)}, "never filled in"),
+    ({"d2t": GOOD["d2t"].float()}, r"must be int64 or int32 of shape \(N,\), not float32"),
+    ({**GOOD, "t2d": GOOD["t2d"].long()}, r"must be bool of shape \(V,\), not int64"),
+    ({"d2t": torch.tensor([5, 4])}, "Token 5 is at places 0 and 1"),
+    ({"d2t": torch.tensor([-1, 4])}, "token id -1 at place 0"),
+    ({"d2t": torch.zeros(0, dtype=torch.long)}, "token_ids is empty"),
+]
+
+
+def test_tensors_that_describe_no_vocabulary_are_refused(tmp_path: Path) -> None:
+    for tensors, message in DAMAGED:
+        save_file(tensors, tmp_path / "draft.safetensors")
+        with pytest.raises(el.CheckpointError, match=message):
+            load_draft_tokens(tmp_path / "draft.safetensors")
 
 
 def test_a_missing_file_and_a_pickled_checkpoint_are_refused_by_name(tmp_path: Path) -> None:
@@ -114,16 +115,16 @@ def test_the_most_frequent_tokens_are_those_that_speculators_chooses() -> None:
     assert frequent_tokens(corpus, 3, include=[256]) == tuple(sorted([256, *frequent_tokens(corpus, 2)]))
 
 
-@pytest.mark.parametrize(
-    ("counts", "number", "include", "error", "message"),
-    [
-        ([1, 2], 0, [], el.SizeError, "number is 0"),
-        ([1, 2], 3, [], el.SizeError, "number is 3"),
-        ([1, 2, 3], 1, [0, 1], el.SizeError, "at least the 2 tokens of include"),
-        ([1, 2], 1, [2], el.TokenIdError, "token id 2 of include"),
-        ([[1, 2]], 1, [], el.ShapeError, "a number for each token"),
-    ],
-)
-def test_a_choice_that_cannot_be_made_is_refused(counts, number, include, error, message) -> None:
-    with pytest.raises(error, match=message):
-        frequent_tokens(counts, number, include=include)
+NO_CHOICE: list[tuple[Any, int, list[int], type[Exception], str]] = [
+    ([1, 2], 0, [], el.SizeError, "number is 0"),
+    ([1, 2], 3, [], el.SizeError, "number is 3"),
+    ([1, 2, 3], 1, [0, 1], el.SizeError, "at least the 2 tokens of include"),
+    ([1, 2], 1, [2], el.TokenIdError, "token id 2 of include"),
+    ([[1, 2]], 1, [], el.ShapeError, "a number for each token"),
+]
+
+
+def test_a_choice_that_cannot_be_made_is_refused() -> None:
+    for counts, number, include, error, message in NO_CHOICE:
+        with pytest.raises(error, match=message):
+            frequent_tokens(counts, number, include=include)

@@ -1,14 +1,25 @@
 """LM heads with a transform before the output product."""
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
+from covering import cases
 from torch import nn
 
-from embedlayer import CheckpointError, OutputHead, TokenEmbedding
+from embedlayer import CheckpointError, EmbeddingLayer, OutputHead, TokenEmbedding
 from embedlayer.heads import PredictionHead
-from embedlayer.heads.prediction import ACTIVATIONS, build_head, describe_head
 
 V, D, R = 11, 6, 4
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
 
 
 def head(*, tied: bool = True, activation: str | None = "gelu", norm: bool = True) -> PredictionHead:
@@ -19,8 +30,7 @@ def head(*, tied: bool = True, activation: str | None = "gelu", norm: bool = Tru
     ).double()
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@cases("tied, activation", [True, False], [None, *ACTIVATIONS])
 def test_logits_are_the_composition_of_the_parts_and_the_loss_is_their_cross_entropy(tied, activation) -> None:
     ours = head(tied=tied, activation=activation)
     hidden, targets = torch.randn(2, 5, D).double(), torch.randint(0, V, (2, 5))
@@ -40,16 +50,21 @@ def test_an_unknown_activation_is_refused() -> None:
         PredictionHead(OutputHead(TokenEmbedding(V, R)), dense=nn.Linear(D, R), activation="swish6")
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("norm", [True, False])
-def test_a_head_is_built_again_from_its_config(tied, norm) -> None:
+@cases("tied, norm", [True, False], [True, False])
+def test_a_layer_saves_its_head_and_builds_it_again(tied, norm, tmp_path) -> None:
     ours = head(tied=tied, norm=norm)
-    again = build_head(describe_head(ours), TokenEmbedding(V, R))
+    table = ours.output.table if tied else TokenEmbedding(V, R).double()
+    EmbeddingLayer(table, head=ours).save_pretrained(tmp_path)
+    again = EmbeddingLayer.from_pretrained(tmp_path).head
+    hidden = torch.randn(3, D).double()
     assert isinstance(again, PredictionHead)
-    assert (again.tied, describe_head(again)) == (tied, describe_head(ours))
+    assert again.tied == tied
+    assert torch.equal(again(hidden), ours(hidden))
 
 
-def test_a_damaged_config_of_a_norm_is_refused() -> None:
-    config = {**describe_head(head()), "norm": {"normalized_shape": "4", "eps": 1e-5}}
+def test_a_damaged_config_of_a_norm_is_an_error() -> None:
+    ours = head()
+    config = EmbeddingLayer(ours.output.table, head=ours).config
+    config["head"]["norm"] = {"normalized_shape": "4", "eps": 1e-5}
     with pytest.raises(CheckpointError, match="LayerNorm: normalized_shape is '4'"):
-        build_head(config, TokenEmbedding(V, R))
+        EmbeddingLayer.from_config(config)

@@ -10,15 +10,13 @@ import torch
 import torch.nn.functional as F
 from memory import Memory
 from releases import skip_before
+from small_blocks import small_blocks
 from stream_models import stream_model
 from torch import Tensor, nn
 
 from embedlayer import OutputHead, ShapeError, SizeError, TokenEmbedding
-from embedlayer.core.collectives import SINGLE_PROCESS, RowPartition
 from embedlayer.heads import StackedRows, StreamHead
-from embedlayer.losses import chunk_size, token_log_probs
-from embedlayer.losses.options import LogitSettings
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.losses import UncomputedLogits, token_log_probs
 from embedlayer.tables import MappedEmbedding, StreamTable
 
 D = 6
@@ -219,14 +217,14 @@ def linear_cross_entropy_of(logits: UncomputedLogits, targets: Tensor) -> Tensor
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("transposed", STACKS.values(), ids=STACKS)
-def test_narrow_rows_have_the_gradient_of_wide_ones(monkeypatch, transposed, dtype) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 16)
+def test_narrow_rows_have_the_gradient_of_wide_ones(transposed, dtype) -> None:
     torch.manual_seed(0)
     wide = StreamHead(StackedRows(3, 70, D, transposed=transposed, init_std=1.0), hidden_per_stream=True).to(dtype)
     hidden, targets = torch.randn(64, 3, D).to(dtype), torch.randint(0, 70, (64, 3))
     narrow = copy.deepcopy(wide)
-    narrow.loss(hidden, targets, impl="chunked").loss.backward()
-    wide.float().loss(hidden.float(), targets, impl="chunked").loss.backward()
+    with small_blocks(tokens=16):
+        narrow.loss(hidden, targets, impl="chunked").loss.backward()
+        wide.float().loss(hidden.float(), targets, impl="chunked").loss.backward()
     torch.testing.assert_close(narrow.output.weight.grad.float(), wide.output.weight.grad, rtol=0.02, atol=1e-4)
 
 
@@ -278,11 +276,3 @@ def test_streams_that_do_not_fit_the_rows_are_refused() -> None:
         StackedRows(0, 3, D)
     with pytest.raises(SizeError, match="read by ID alone"):
         StreamHead.tied_to(StreamTable(MappedEmbedding.create(tempfile.mkdtemp() + "/rows", 12, D), [6, 6]))
-
-
-def test_rows_that_are_sharded_over_ranks_are_refused() -> None:
-    sharded = LinearLogits.sharded(
-        torch.randn(2, D), torch.randn(12, D), LogitSettings(), SINGLE_PROCESS, RowPartition(12)
-    )
-    with pytest.raises(SizeError, match="sharded over ranks cannot be divided into streams"):
-        sharded.of_ranges([(0, 5), (5, 12)], [sharded.hidden] * 2)

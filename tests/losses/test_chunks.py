@@ -5,14 +5,12 @@ import torch
 from tokenizer_kinds import tokenizer_of
 
 import embedlayer as el
-from embedlayer.core.errors import ShapeError
 from embedlayer.losses import chunk_log_probs
 from embedlayer.tokenization import align_tokens, token_spans
-from embedlayer.tokenization.alignment import Side
 
 
 @pytest.mark.parametrize("side", ["a", "b"])
-def test_they_sum_to_the_log_probability_of_the_text_with_its_gradient(side: Side) -> None:
+def test_they_sum_to_the_log_probability_of_the_text_with_its_gradient(side) -> None:
     texts = ["The small dog loved other small dogs,\n\nand they loved it 🙂 back!", "dogs"]
     tokenizers = [tokenizer_of(kind) for kind in ("byte-level BPE", "SentencePiece BPE with byte fallback")]
     both = [token_spans(tokenizer, texts) for tokenizer in tokenizers]
@@ -40,7 +38,7 @@ def test_they_sum_to_the_log_probability_of_the_text_with_its_gradient(side: Sid
 def test_tokens_and_hidden_states_that_do_not_fit_are_refused(unchecked) -> None:
     spans, head = token_spans(tokenizer_of("bytes"), "small dogs"), el.OutputHead(8, 257)
     alignment = align_tokens(spans, spans)
-    with pytest.raises(ShapeError, match=r"one for each hidden state"):
+    with pytest.raises(el.ShapeError, match=r"one for each hidden state"):
         chunk_log_probs((torch.randn(9, 8), head), spans.ids, alignment, side="a")
-    with pytest.raises(ShapeError, match=r"log_probs of side 'a' must have the shape of its tokens, \(10,\)"):
+    with pytest.raises(el.ShapeError, match=r"log_probs of side 'a' must have the shape of its tokens, \(10,\)"):
         chunk_log_probs((torch.randn(9, 8), head), spans.ids[:9], alignment, side="a")

@@ -1,9 +1,12 @@
 """Divergences of two heads: beside TRL, edges and bad input; values and gradients of all heads are in `tests/laws`."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
 from covering import cases, some
+from small_blocks import small_blocks
 
 from embedlayer import ShapeError, SizeError, TokenIdError
 from embedlayer.losses import (
@@ -13,7 +16,6 @@ from embedlayer.losses import (
     LinearLogits,
     ReverseKL,
     TopKTargets,
-    chunk_size,
     divergence,
 )
 
@@ -21,9 +23,9 @@ KINDS = {"forward": ForwardKL(), "reverse": ReverseKL(), "Jensen-Shannon": Jense
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 3)
-    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 8)
+def _small_blocks() -> Iterator[None]:
+    with small_blocks(tokens=3, rows=8):
+        yield
 
 
 def pair(dtype=torch.float64, tokens=(2, 4), vocab=23):
@@ -49,8 +51,7 @@ def test_it_is_the_loss_of_trl(kind, beta) -> None:
 
 
 @pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("impl", ["plain", "chunked", "blocks", "K targets"])
+@cases("kind, impl", KINDS, ["plain", "chunked", "blocks", "K targets"], pairs=["kind, impl"])
 def test_tokens_that_both_heads_exclude_do_not_count(kind, impl) -> None:
     hidden, weight, teacher_hidden, teacher_weight = pair()
     options = {"bias": torch.zeros(23, dtype=torch.float64).index_fill(0, torch.arange(8, 17), -torch.inf)}

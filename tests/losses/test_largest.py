@@ -4,9 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_blocks import small_blocks
 
 from embedlayer import SizeError
-from embedlayer.losses import largest, top_k
+from embedlayer.losses import token_statistics, top_k
 
 
 def expected(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -16,17 +17,14 @@ def expected(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @given(st.data())
 def test_it_is_a_stable_sort_however_many_logits_are_equal(data) -> None:
-    rows, size = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 400))
-    k, levels = data.draw(st.integers(1, min(size, 30))), data.draw(st.sampled_from([1, 2, 5, 1000]))
+    rows, size = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 400) | st.integers(2048, 4500))
+    k, levels = data.draw(st.integers(1, min(size, 70))), data.draw(st.sampled_from([1, 2, 5, 1000]))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     logits = torch.randint(0, levels, (rows, size), generator=generator).float()
     logits[:, ::7] = -torch.inf
-    for least in (0, largest.LEAST_GROUPED):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(largest, "LEAST_GROUPED", least)
-            for layout in (logits, logits.T.contiguous().T):
-                for ours, plain in zip(top_k(layout, k), expected(logits, k), strict=True):
-                    assert torch.equal(ours, plain)
+    for layout in (logits, logits.T.contiguous().T):
+        for ours, plain in zip(top_k(layout, k), expected(logits, k), strict=True):
+            assert torch.equal(ours, plain)
 
 
 def test_equal_logits_keep_their_order() -> None:
@@ -35,15 +33,14 @@ def test_equal_logits_keep_their_order() -> None:
     assert ids.tolist() == [[1, 2], [0, 1]]
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_the_candidates_of_blocks_are_merged_in_the_same_order() -> None:
-    logits = torch.randint(0, 3, (5, 40)).float()
-    blocks = [top_k(part, 4) for part in logits.split(10, dim=-1)]
-    values = torch.cat([block[0] for block in blocks], dim=-1)
-    ids = torch.cat([block[1] + 10 * place for place, block in enumerate(blocks)], dim=-1)
-    mixed = torch.randperm(16)
-    found = largest.ordered_top_k(values[:, mixed], ids[:, mixed], 4)
-    for ours, plain in zip(found, expected(logits, 4), strict=True):
-        assert torch.equal(ours, plain)
+    hidden, weight = torch.ones(5, 1), torch.randint(0, 3, (40, 1)).float()
+    with small_blocks(rows=10, tokens=2):
+        found = token_statistics(hidden, weight, statistics=(), top_k=14, impl="chunked")
+    values, ids = expected(hidden @ weight.T, 14)
+    assert torch.equal(found.top_logits, values)
+    assert torch.equal(found.top_ids, ids)
 
 
 def test_it_compiles_and_is_batched(unchecked: None) -> None:

@@ -1,15 +1,13 @@
 """The distribution of the next byte: the sum of the probabilities of all tokens that begin with it."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from kinds import TABLES, TIED_HEADS, UNTIED_HEADS
+from covering import cases
 from tokenizer_kinds import WRITE_ANY_TEXT, tokenizer_of
 from torch import Tensor
 
 import embedlayer as el
-from embedlayer.core.errors import ShapeError, SizeError, TokenizerError
+from embedlayer.core import ShapeError, SizeError, TokenizerError
 from embedlayer.heads import DraftHead
 from embedlayer.kernels import kernels_disabled
 from embedlayer.losses import (
@@ -26,10 +24,6 @@ from embedlayer.tokenization import table_size
 from embedlayer.tokenization.bytes import TokenBytes
 
 V, D = 300, 16
-HEADS: dict[str, Callable[[], el.OutputHead]] = {
-    **{name: lambda table=table: el.OutputHead(TABLES[table]()) for name, table in TIED_HEADS.items()},
-    **UNTIED_HEADS,
-}
 
 
 def events_of(vocab_size: int) -> NextBytes:
@@ -44,11 +38,13 @@ def by_definition(logits: Tensor, events: NextBytes) -> Tensor:
     return torch.stack(each, dim=-1)
 
 
-@pytest.mark.parametrize(
-    "others", [{}, {"statistics": ("entropy", "sum_squared_probs"), "top_k": 2}], ids=["alone", "with others"]
+@cases(
+    "others, is_compiled, options",
+    [{}, {"statistics": ("entropy", "sum_squared_probs"), "top_k": 2}],
+    [True, False],
+    [{}, {"temperature": 0.7, "softcap": 5.0}, {"chunk_bytes": 20_000}],
+    pairs=["others, is_compiled"],
 )
-@pytest.mark.parametrize("is_compiled", [True, False])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "softcap": 5.0}, {"chunk_bytes": 20_000}], ids=str)
 def test_the_statistic_is_that_of_all_logits_and_sums_to_1(is_compiled, options, others) -> None:
     hidden = torch.randn(2, 40, D, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(V, D, dtype=torch.float64, requires_grad=True)
@@ -67,15 +63,6 @@ def test_the_statistic_is_that_of_all_logits_and_sums_to_1(is_compiled, options,
     assert (found.next_bytes.exp().sum(-1) - 1).abs().max() < 1e-12
     for grad, want in zip(grads, wanted, strict=True):
         torch.testing.assert_close(grad, want, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_every_head_has_it(name) -> None:
-    head = HEADS[name]()
-    events = NextBytes(torch.randint(0, 257, (head.out_features,)), 257)
-    hidden = torch.randn(5, head.in_features)
-    found = head.token_statistics(hidden, statistics=(), next_bytes=events).next_bytes
-    torch.testing.assert_close(found, by_definition(head(hidden), events), rtol=1e-4, atol=1e-4)
 
 
 def test_far_apart_logits_keep_their_probabilities() -> None:
@@ -104,9 +91,8 @@ def test_events_are_first_bytes(kind) -> None:
         is_text = token in tokens.entries and token not in tokens.special
         assert events.events[token] == (tokens.readings(token)[0][0] if is_text else 256)
     assert {*events.events.tolist()} >= {*range(256)}
-    apart = NextBytes.of(tokenizer, end_of_text=True) if el.tokenization.ids.end_of_text_id(tokenizer) else None
-    if apart is not None:
-        assert (apart.events == 257).sum() == 1
+    if (end := tokenizer.token_to_id("<|endoftext|>")) is not None:
+        assert NextBytes.of(tokenizer, end_of_text=True).events[end] == 257
 
 
 @pytest.mark.parametrize("kind", [ForwardKL(), ReverseKL(), JensenShannon(0.3)], ids=repr)

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 import embedlayer as el
-from embedlayer.heads.draft import DraftHead
-from embedlayer.heads.prediction import PredictionHead
-from embedlayer.heads.streams import StreamHead
+from embedlayer.heads import DraftHead, PredictionHead, StreamHead
 from embedlayer.losses import BlockLogits, LinearLogits, LogitOptions, LossOptions, ScoreOptions, finish_logits
 from embedlayer.losses import divergence as divergence_of
 from embedlayer.losses import token_statistics as token_statistics_of
@@ -94,28 +92,22 @@ WRONG: dict[str, tuple[list[Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_what_has_no_meaning_is_refused_by_name_before_any_work(name, unchecked) -> None:
+def assert_refused_by_name(name: str) -> None:
     function, arguments = called(name)
-    kind = kind_of(function)
-    own = inspect.signature(function).parameters
+    kind, own = kind_of(function), inspect.signature(function).parameters
     assert kind is not None
     if name not in FUNCTIONS:
         arguments = tuple(torch.zeros(0) for _ in arguments)  # any work would fail with these
-    for option, (values, allowed) in WRONG.items():
-        if option in list(own)[: len(arguments)]:
-            continue
+    for option in WRONG.keys() - {*list(own)[: len(arguments)]}:
+        values, allowed = WRONG[option]
         is_known = option in kind.__annotations__ or option in own
+        message = rf"^{name}: {option} must be {allowed}, not " if is_known else rf"^{name} has no option {option}\. "
         for value in values:
-            message = (
-                rf"^{name}: {option} must be {allowed}, not " if is_known else rf"^{name} has no option {option}\. "
-            )
             with pytest.raises(el.SizeError, match=message):
                 function(*arguments, **{option: value})
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if not name.startswith("ShardedTable")])
-def test_the_ends_of_the_ranges_are_taken(name, unchecked) -> None:
+def assert_ends_of_ranges_are_taken(name: str) -> None:
     function, arguments = called(name)
     own = list(inspect.signature(function).parameters)[len(arguments) :]
     takes = {*kind_of(function).__annotations__, *own}
@@ -125,6 +117,17 @@ def test_the_ends_of_the_ranges_are_taken(name, unchecked) -> None:
         {"bias": torch.zeros(V), "padding_idx": V - 1, "mask_padding": True, "vocab_size": V},
     ):
         function(*arguments, **{option: value for option, value in options.items() if option in takes})
+
+
+@pytest.mark.parametrize("owner", [*OUTPUTS, *FUNCTIONS])
+def test_what_has_no_meaning_is_refused_by_name_before_any_work_and_the_ends_of_ranges_are_taken(
+    owner, unchecked
+) -> None:
+    for name in CALLS:
+        if name.partition(".")[0] == owner:
+            assert_refused_by_name(name)
+            if owner != "ShardedTable":
+                assert_ends_of_ranges_are_taken(name)
 
 
 def test_arguments_of_heads_and_divergences_are_checked_by_the_same_sentences(unchecked: None) -> None:

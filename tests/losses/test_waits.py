@@ -2,35 +2,38 @@
 
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import product
-from unittest.mock import patch
+from typing import Any
 
 import pytest
 import torch
 from covering import cases, some
-from kernel_paths import GPU_BACKENDS, cpu_taken_for_cuda, running_on
+from kernel_paths import GPU_BACKENDS, capturing, cpu_taken_for_cuda, no_previous_loss, running_on
+from small_blocks import small_blocks
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import embedlayer as el
 from benchmarks.operator_counter import OperatorCounter
-from embedlayer.core.index_checks import target_record
 from embedlayer.losses import (
     BlockLogits,
     ForwardKL,
     JensenShannon,
     LinearLogits,
     TopKTargets,
-    counted_tokens,
     divergence,
     token_statistics,
-    uncomputed_logits,
 )
-from embedlayer.losses.definition import reduction_factors
-from embedlayer.losses.options import LossSettings
 
 N, V, D = 40, 3000, 8
+
+
+@pytest.fixture(autouse=True)
+def in_chunks() -> Iterator[None]:
+    """Compute few logits in chunks too, where the host may wait."""
+    with small_blocks(few_logits=0), small_blocks(few_logits=0, device="cuda"):
+        yield
 
 
 def losses(hidden: Tensor, weight: Tensor, targets: Tensor, **options) -> Tensor:
@@ -110,13 +113,6 @@ WITH_IDS: dict[str, Callable[..., Tensor]] = {
 OUTPUTS = {**WITH_IDS, "Jensen-Shannon": of_teacher}
 
 
-@pytest.fixture(autouse=True)
-def no_previous_loss() -> Iterator[None]:
-    """Begin without a previous loss on any device."""
-    with patch.dict(counted_tokens.previous_losses, clear=True):
-        yield
-
-
 def waits(output: Callable[..., Tensor], **options: object) -> list[str]:
     """The lines at which the host waits in forward and backward."""
     hidden, weight = (torch.empty(rows, D, device="meta").requires_grad_() for rows in (N, V))
@@ -130,28 +126,17 @@ WAITING = ["loss", "masked padding", "statistics", "logits of a function", "mult
 
 
 @pytest.mark.parametrize("name", some([*WAITING, "Jensen-Shannon"], OUTPUTS))
-def test_the_host_waits_at_the_first_loss_and_never_where_it_is_not_to_wait(name, monkeypatch) -> None:
-    assert [len(waits(OUTPUTS[name])) for _ in range(2)] == [1, 0]
-    assert [len(waits(OUTPUTS[name], drop_ignored=drop)) for drop in (True, False)] == [1, 0]
-    counted_tokens.previous_losses.clear()
-    monkeypatch.setattr(counted_tokens, "is_capturing", lambda x: True)
-    assert waits(OUTPUTS[name]) == []
-    assert not counted_tokens.previous_losses
+def test_the_host_waits_at_the_first_loss_and_never_where_it_is_not_to_wait(name) -> None:
+    with no_previous_loss():
+        with capturing():
+            assert waits(OUTPUTS[name]) == []
+        assert [len(waits(OUTPUTS[name])) for _ in range(2)] == [1, 0]
+        assert [len(waits(OUTPUTS[name], drop_ignored=drop)) for drop in (True, False)] == [1, 0]
 
 
-@contextmanager
-def on_a_gpu(backend: str) -> Iterator[list[None]]:
-    """Compute as on CUDA by `"torch operators"` or Triton; yield a list with an entry for each wait of a loss."""
-    reads: list[None] = []
-    read = counted_tokens._read_numbers
-
-    def counted(numbers: Tensor) -> list[int]:
-        reads.append(None)
-        return read(numbers)
-
-    device = running_on("cuda") if backend == "cuda" else cpu_taken_for_cuda(triton=backend == "triton")
-    with device, patch.object(counted_tokens, "_read_numbers", counted):
-        yield reads
+def on_a_gpu(backend: str) -> AbstractContextManager[Any]:
+    """Compute as on CUDA by `"torch operators"` or Triton, or on a GPU."""
+    return running_on("cuda") if backend == "cuda" else cpu_taken_for_cuda(triton=backend == "triton")
 
 
 def value_and_gradients(output: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
@@ -164,17 +149,11 @@ def value_and_gradients(output: Callable[..., Tensor], *inputs: Tensor) -> list[
 ROWS = 70
 
 
-@pytest.fixture
-def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute few logits in chunks too."""
-    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": 0})
-
-
 BACKENDS = ["torch operators", *GPU_BACKENDS]
 
 
-def sampled(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    found = token_statistics(hidden, weight, targets)
+def sampled(hidden: Tensor, weight: Tensor, targets: Tensor, **options) -> Tensor:
+    found = token_statistics(hidden, weight, targets, **options)
     assert found.log_probs is not None
     assert found.entropy is not None
     return found.log_probs + found.entropy
@@ -191,53 +170,50 @@ OF_STEPS = {"loss": losses, "none": none, "sampled": sampled, "K tokens": of_ids
         *(pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in OF_STEPS),
     ],
 )
-def test_losses_whose_share_of_ignored_targets_changes_equal_the_definition_and_wait_after_1_of_16(
-    name, backend, in_chunks
-) -> None:
-    ignored, waits = [0, 20, 21, 2, 3, 0, 1], [1, 0, 1, 1, 0, 1, 0]  # of 40 targets
-    steps = []
-    for count in ignored:
-        hidden, weight, targets = torch.randn(N, D), torch.randn(ROWS, D), torch.randint(0, ROWS, (N,))
-        hidden[:count], targets[:count] = torch.nan, -100
-        steps.append((hidden, weight, targets))
-    expected = [value_and_gradients(OF_STEPS[name], hidden.double(), weight.double(), y) for hidden, weight, y in steps]
-    found = []
-    with on_a_gpu(backend) as reads:
-        for step in steps:
-            before, inputs = len(reads), [x.to(torch.get_default_device()) for x in step]
-            ours = value_and_gradients(OF_STEPS[name], *inputs)
-            found.append((len(reads) - before, [x.cpu().double() for x in ours]))
-    assert [count for count, _ in found] == waits
-    for (_, ours), exact in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-4)
+def test_losses_whose_share_of_ignored_targets_changes_equal_the_definition(name, backend) -> None:
+    with no_previous_loss(), on_a_gpu(backend):
+        for count in (0, 20, 21, 2, 3, 0, 1):  # of 40 targets
+            hidden, weight, targets = torch.randn(N, D), torch.randn(ROWS, D), torch.randint(0, ROWS, (N,))
+            hidden[:count], targets[:count] = torch.nan, -100
+            ours = value_and_gradients(OF_STEPS[name], hidden, weight, targets)
+            exact = value_and_gradients(OF_STEPS[name], *(x.cpu() for x in (hidden.double(), weight.double(), targets)))
+            torch.testing.assert_close([x.cpu().double() for x in ours], exact, rtol=1e-4, atol=1e-4)
+
+
+@cases("name, ignored", ["loss", "none", "sampled", "K tokens"], [0, 2, 3, 20])
+def test_a_loss_raises_at_once_where_the_one_before_ignored_1_target_of_16(name, ignored) -> None:
+    hidden, weight, targets = torch.randn(N, D), torch.randn(ROWS, D), torch.randint(0, ROWS, (N,))
+    few, bad = targets.clone(), targets.clone()
+    few[:ignored], bad[7] = -100, ROWS + 5
+    with cpu_taken_for_cuda():
+        OF_STEPS[name](hidden, weight, few)
+        if 16 * ignored >= N:
+            with pytest.raises(el.TokenIdError):
+                OF_STEPS[name](hidden, weight, bad)
+        else:
+            assert OF_STEPS[name](hidden, weight, bad).isnan().any()
+            with pytest.raises(el.TokenIdError):
+                el.TokenEmbedding(2, 2).check()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_next_loss_raises_the_error_of_a_target_for_which_the_host_did_not_wait(backend, in_chunks) -> None:
+def test_the_next_loss_raises_the_error_of_a_target_for_which_the_host_did_not_wait(backend) -> None:
     hidden, weight, targets = torch.randn(N, D), torch.randn(ROWS, D), torch.randint(0, ROWS, (N,))
     bad = targets.clone()
     bad[7] = ROWS + 5
     message = f"token id {ROWS + 5} at row 0, column 7 is outside this table of {ROWS} rows"
-    with on_a_gpu(backend) as reads:
+    with on_a_gpu(backend):
         hidden, weight, targets, bad = (x.to(torch.get_default_device()) for x in (hidden, weight, targets, bad))
         assert losses(hidden, weight, targets).isfinite()
-        del reads[:]
-        for check in (lambda: losses(hidden, weight, targets), lambda: of_teacher(hidden, weight, targets)):
+        for check in (losses, of_teacher, lambda *inputs: el.TokenEmbedding(2, 2).check()):
             assert losses(hidden, weight, bad).isnan()
-            assert not reads
             with pytest.raises(el.TokenIdError, match=message):
-                check()
-            assert reads
-            assert losses(hidden, weight, targets).isfinite()
-            del reads[:]
-        assert losses(hidden, weight, bad).isnan()
-        with pytest.raises(el.TokenIdError, match=message):
-            el.TokenEmbedding(2, 2).check()
-        assert losses(hidden, weight, targets).isfinite()  # no error twice
+                check(hidden, weight, targets)
+            assert losses(hidden, weight, targets).isfinite()  # no error twice
 
 
 @pytest.mark.parametrize("name", ["none", "logits of a function"])
-def test_a_checkpointed_loss_is_recomputed_as_it_was_computed(name, in_chunks) -> None:
+def test_a_checkpointed_loss_is_recomputed_as_it_was_computed(name) -> None:
     weight = torch.randn(ROWS, D, dtype=torch.float64)
     output = OUTPUTS[name]
     with cpu_taken_for_cuda():
@@ -279,58 +255,46 @@ def test_a_bad_target_is_nan_until_the_next_wait_raises_its_error(name) -> None:
             WITH_IDS[name](hidden, weight, bad, drop_ignored=True)
 
 
-@cases("length, drop, other, earlier, weighted", [1, 5, 2049], [False, True], [0, -100], [False, True], [False, True])
-def test_kernels_check_targets_as_torch_operators_do(length, drop, other, earlier, weighted) -> None:
-    pytest.importorskip("triton")
-    targets = torch.randint(0 if drop else -3, V + 3 * (not drop), (2, length))
-    targets[0, 0] = -100
-    weights = torch.randn(2, length) if weighted else None
-    found = []
-    for triton in (False, True):
-        with cpu_taken_for_cuda(triton=triton):
-            record = target_record(targets.device)
-            if earlier and not drop:
-                record.copy_(torch.tensor([3, V, 2, V]))
-            mask, checked = counted_tokens.counted_targets(targets, V, -100, drop=drop, other=other, weights=weights)
-            factors = reduction_factors(mask, LossSettings(token_weights=weights), torch.float32)
-            assert checked.factors is None or torch.equal(checked.factors, factors)
-            is_empty, tokens = checked.tokens.is_empty, checked.tokens._replace(is_empty=None)
-            assert is_empty is None or torch.equal(is_empty, ~mask.any())
-            found.append([mask, checked.ids, *tokens, checked.is_bad, record.clone()])
-            record.fill_(-1)
-    for ours, expected in zip(*found, strict=True):
-        assert ours is expected is None or torch.equal(ours, expected)
+OF_TARGETS = product(
+    ["loss", "none", "regularised", "weighted", "masked padding", "multi-token"], [0, 1, 3], [None, 2000]
+)
 
 
 @pytest.mark.parametrize(
-    ("name", "is_bad", "chunk_bytes"),
+    ("name", "bad", "chunk_bytes", "length"),
     some(
-        [("weighted", False, None), ("masked padding", True, 2000), ("multi-token", True, None)],
-        product(["loss", "regularised", "weighted", "masked padding", "multi-token"], [False, True], [None, 2000]),
+        [
+            ("weighted", 0, None, 9),
+            ("masked padding", 1, 2000, 9),
+            ("multi-token", 1, None, 9),
+            ("none", 3, None, 2049),  # several programs check the targets
+        ],
+        [*((*case, 9) for case in OF_TARGETS), ("none", 3, None, 2049), ("weighted", 3, None, 2049)],
     ),
 )
-def test_kernels_give_bad_and_ignored_targets_the_results_of_torch_operators(name, is_bad, chunk_bytes) -> None:
+def test_kernels_give_bad_and_ignored_targets_the_results_of_torch_operators(name, bad, chunk_bytes, length) -> None:
     pytest.importorskip("triton")
     rows = 100
-    hidden, weight = torch.randn(9, D).requires_grad_(), torch.randn(rows, D)
-    targets = torch.randint(0, rows, (9,))
-    targets[3], targets[8] = -100, rows + 5 if is_bad else 0
-    found = []
+    hidden, weight = torch.randn(length, D).requires_grad_(), torch.randn(rows, D)
+    targets = torch.randint(0, rows, (length,))
+    wrong = [5, 7, length - 1][:bad]
+    targets[3], targets[wrong] = -100, torch.tensor([rows + 5, -1, rows])[:bad]
+    found: list[list[Tensor]] = []
     for triton in (False, True):
         with cpu_taken_for_cuda(triton=triton):
-            result = WITH_IDS[name](
-                hidden, weight, targets, drop_ignored=False, impl="chunked", chunk_bytes=chunk_bytes
-            )
-            found.append([result, *torch.autograd.grad(result, hidden)])
-            assert result.isnan() == is_bad
-            if is_bad:
+            options = {"drop_ignored": False, "impl": "chunked", "chunk_bytes": chunk_bytes}
+            result = WITH_IDS[name](hidden, weight, targets, **options)
+            found.append([result, *torch.autograd.grad(result.sum(), hidden)])
+            assert result.isnan().sum() == (bad if result.dim() else min(bad, 1))
+            if bad:
                 with pytest.raises(el.TokenIdError, match=f"token id {rows + 5} at row "):
                     el.TokenEmbedding(2, 2).check()
-    if is_bad:
-        assert found[1][1][[3, 8]].eq(0).all() or "multi" in name
+    torch.testing.assert_close(found[1][0], found[0][0], equal_nan=True)
+    if not bad or name == "none":
+        torch.testing.assert_close(found[1], found[0], equal_nan=True)
+    elif name != "multi-token":
+        assert found[1][1][[3, *wrong]].eq(0).all()
         assert found[1][1].isfinite().all()
-    else:
-        torch.testing.assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("impl", ["plain", "chunked"])

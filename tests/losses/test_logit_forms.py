@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from deferred_heads import deferred, is_unread
 from memory import Shapes
+from small_blocks import small_blocks
 
 import embedlayer as el
 from embedlayer import token_log_probs
-from embedlayer.heads.deferred import DeferredLogits
-from embedlayer.heads.logit_source import LogitsReport
-from embedlayer.losses import LinearLogits, chunk_size, divergence, token_statistics, uncomputed_logits
+from embedlayer.losses import LinearLogits, divergence, token_statistics
 
 B, T, V, D = 2, 7, 83, 6
 
@@ -19,8 +19,7 @@ class Model(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head = el.OutputHead(D, V, init_std=0.5)
-        self.head.logits_report = LogitsReport("Model")
+        self.head = deferred(el.OutputHead(D, V, init_std=0.5))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return 2.0 * torch.tanh(self.head(hidden).float() * 0.7 / 2.0)
@@ -88,17 +87,13 @@ def test_a_table_is_taken_beside_hidden_states(inputs) -> None:
     assert divergence((states, table), (states, table.weight)).item() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_logits_of_a_patched_head_stay_uncomputed(inputs, monkeypatch) -> None:
-    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": 0})
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 4)
-    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 20)
+def test_the_logits_of_a_patched_head_stay_uncomputed(inputs) -> None:
     model, hidden, tokens = inputs
     logits = shifted(model(hidden))
-    with Shapes() as shapes:
+    with Shapes() as shapes, small_blocks(tokens=4, rows=20, few_logits=0):
         token_statistics(logits, tokens).log_probs.sum().backward()
         divergence(logits, LinearLogits(shifted(hidden), torch.randn(V, D)))
-    assert isinstance(logits, DeferredLogits)
-    assert logits.is_unread
+    assert is_unread(logits)
     assert not shapes.largest(B * T * V)
 
 
@@ -124,7 +119,7 @@ def test_logits_whose_weights_changed_are_refused(inputs) -> None:
     logits = shifted(model(hidden))
     with torch.no_grad():
         model.head.weight.add_(1.0)
-    with pytest.raises(el.core.errors.StaleRowsError):
+    with pytest.raises(el.StaleRowsError):
         token_log_probs(logits, tokens)
 
 
