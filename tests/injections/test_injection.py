@@ -78,7 +78,8 @@ def test_sizes_that_do_not_fit_are_refused(build, message) -> None:
         small(injections=[build()])
 
 
-def test_block_numbers_are_distinct() -> None:
+def test_block_numbers_are_distinct_and_not_negative() -> None:
     assert check_blocks([3, 1]) == (3, 1)
-    with pytest.raises(SizeError, match="distinct block numbers"):
-        check_blocks([1, 1])
+    for blocks in ([1, 1], [-1, 1]):
+        with pytest.raises(SizeError, match="distinct block numbers"):
+            check_blocks(blocks)

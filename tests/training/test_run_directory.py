@@ -75,6 +75,7 @@ def test_a_run_killed_after_its_checkpoint_resumes_to_the_same_result_and_metric
         file.write('{"step": 6, "lo')
     resumed, _, notes = directory.resume()
     assert (resumed.step, notes) == (4, {"who": "test"})
+    assert trainer.monitor.text(ord("t")) == resumed.monitor.text(ord("t")) == "'t'"
     train(directory, resumed)
     assert [{**line, "tokens_per_second": 0} for line in directory.read_metrics()] == expected
     assert all(torch.equal(end[name], tensor) for name, tensor in resumed.model.state_dict().items())
