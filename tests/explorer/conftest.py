@@ -56,8 +56,8 @@ for (const name of ["fillStyle", "strokeStyle"]) {
 const MISSING = /\\bundefined\\b|\\[object |Infinity|NaN[%p]|"NaN"|^NaN$/;
 new MutationObserver((changes) => {
     for (const { addedNodes, target, type } of changes) {
-        for (const { data, outerHTML, isConnected, localName } of type === "childList" ? addedNodes : [target]) {
-            const written = localName === "script" ? "" : outerHTML ?? data ?? "";
+        for (const { data, outerHTML, isConnected, parentNode } of type === "childList" ? addedNodes : [target]) {
+            const written = parentNode?.closest?.("body :not(script)") ? outerHTML ?? data ?? "" : "";
             if (isConnected && MISSING.test(written)) console.error(written);
         }
     }

@@ -378,7 +378,7 @@ def test_permuting_the_tokens_of_the_view_permutes_scores_only_without_positions
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["rotary", "relative"])
+@pytest.mark.parametrize("name", some(["rotary"], ["rotary", "relative", "alibi"]))
 def test_every_control_and_chart_of_a_scheme_answers_also_on_a_phone(open_source, name):
     page = open_source(name, "&length=16", color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 844})
