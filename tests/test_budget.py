@@ -27,7 +27,7 @@ CEILINGS = {
     "lines of tests": 88573,
 }
 
-INTERNALS = 764
+INTERNALS = 759
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 

@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from covering import cases
 from kinds import BAGS, EMBED_DIM, LOOKUP_TABLES, VOCAB_SIZE
 from torch import Tensor, nn
 
@@ -39,10 +41,14 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("padding_idx", [None, 2])
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-@pytest.mark.parametrize("call", CALLS)
+@cases(
+    "call, mode, padding_idx, sparse",
+    CALLS,
+    ["sum", "mean"],
+    [None, 2],
+    [False, True],
+    pairs=["call, mode", "padding_idx, sparse", "mode, padding_idx"],
+)
 def test_it_equals_torch_forward_and_backward(call, mode, padding_idx, sparse) -> None:
     theirs = nn.EmbeddingBag(V, D, mode=mode, padding_idx=padding_idx, sparse=sparse, dtype=torch.float64)
     ours = Bag.from_embedding_bag(copy.deepcopy(theirs))
@@ -50,17 +56,21 @@ def test_it_equals_torch_forward_and_backward(call, mode, padding_idx, sparse) -
     torch.testing.assert_close(gradients(ours, *CALLS[call]), gradients(theirs, *CALLS[call]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("padding_idx", [None, 2])
-@pytest.mark.parametrize("arguments", [CALLS["offsets"], CALLS["batch"]], ids=["offsets", "batch"])
-def test_weights_by_sample_equal_those_of_torch(arguments, padding_idx, sparse, dtype) -> None:
+@cases(
+    "call, padding_idx, sparse, dtype",
+    ["offsets", "batch"],
+    [None, 2],
+    [False, True],
+    [torch.float32, torch.bfloat16],
+    pairs=["call, padding_idx", "sparse, dtype", "call, sparse"],
+)
+def test_weights_by_sample_equal_those_of_torch(call, padding_idx, sparse, dtype) -> None:
     theirs = nn.EmbeddingBag(V, D, mode="sum", padding_idx=padding_idx, sparse=sparse)
-    ids, *offsets = arguments
+    ids, offsets = (*CALLS[call], None)[:2]
     weights = torch.randn(ids.shape)
-    expected = gradients(theirs, ids, *(offsets or [None]), weights.clone())
+    expected = gradients(theirs, ids, offsets, weights.clone())
     ours = Bag.from_embedding_bag(copy.deepcopy(theirs)).to(dtype)
-    found = gradients(ours, ids, *(offsets or [None]), weights.to(dtype))
+    found = gradients(ours, ids, offsets, weights.to(dtype))
     torch.testing.assert_close([each.float() for each in found], expected, **({} if dtype == torch.float32 else
                                {"rtol": 0.05, "atol": 0.1}))  # fmt: skip
 
@@ -71,8 +81,7 @@ def test_the_last_offset_is_the_end_of_the_last_bag() -> None:
     assert torch.equal(Bag.from_embedding_bag(theirs)(ids, bounds), theirs(ids, bounds))
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-@pytest.mark.parametrize("name", [*LOOKUP_TABLES])
+@cases("name, mode", LOOKUP_TABLES, ["sum", "mean"])
 def test_of_every_table_it_is_the_sum_or_mean_of_looked_up_vectors(name, mode) -> None:
     bag = Bag(LOOKUP_TABLES[name](), mode=mode)
     ids = torch.randint(0, VOCAB_SIZE, (24,))
@@ -182,49 +191,49 @@ class Doubled(nn.EmbeddingBag):
         return 2 * super().forward(*arguments, **options)
 
 
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (lambda: nn.EmbeddingBag(V, D, max_norm=1.0), "max_norm=1.0 is not supported"),
-        (lambda: nn.EmbeddingBag(V, D, scale_grad_by_freq=True), "scale_grad_by_freq=True is not supported"),
-        (lambda: nn.EmbeddingBag(V, D, mode="max"), "mode='max' is not supported"),
-        (lambda: Doubled(V, D), "does not compute its bags as torch.nn.EmbeddingBag does"),
-        (lambda: nn.utils.parametrizations.spectral_norm(nn.EmbeddingBag(V, D)), "does not compute its bags"),
-        (lambda: nn.Embedding(V, D), "takes a torch.nn.EmbeddingBag; found Embedding"),
-    ],
-)
-def test_a_module_that_means_something_else_is_refused(module, message, unchecked) -> None:
-    with pytest.raises(SizeError, match=message):
-        Bag.from_embedding_bag(module())
+OTHER_MODULES: list[tuple[Callable[[], nn.Module], str]] = [
+    (lambda: nn.EmbeddingBag(V, D, max_norm=1.0), "max_norm=1.0 is not supported"),
+    (lambda: nn.EmbeddingBag(V, D, scale_grad_by_freq=True), "scale_grad_by_freq=True is not supported"),
+    (lambda: nn.EmbeddingBag(V, D, mode="max"), "mode='max' is not supported"),
+    (lambda: Doubled(V, D), "does not compute its bags as torch.nn.EmbeddingBag does"),
+    (lambda: nn.utils.parametrizations.spectral_norm(nn.EmbeddingBag(V, D)), "does not compute its bags"),
+    (lambda: nn.Embedding(V, D), "takes a torch.nn.EmbeddingBag; found Embedding"),
+]
+
+
+def test_a_module_that_means_something_else_is_refused(unchecked) -> None:
+    for module, message in OTHER_MODULES:
+        with pytest.raises(SizeError, match=message):
+            Bag.from_embedding_bag(module())
 
 
 IDS, BATCH = ids_of(24), ids_of(4, 7)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((IDS,), {}, "need offsets"),
-        ((IDS[0], OFFSETS), {}, "single ID"),
-        ((IDS, OFFSETS), {"lengths": [3]}, "need offsets, the start of each bag, and nothing else"),
-        ((BATCH, OFFSETS), {}, "no offsets"),
-        ((BATCH,), {"mask": BATCH > 0, "lengths": [1, 2, 3, 4]}, "not both"),
-        ((BATCH,), {"lengths": [1, 2, 3]}, "one integer for each bag"),
-        ((BATCH,), {"lengths": [1, 2, 8, 4]}, "from 0 to 7, the number of tokens of a row; found 1 to 8"),
-        ((BATCH,), {"lengths": [1, -2, 7, 4]}, "found -2 to 7"),
-        ((BATCH,), {"mask": BATCH[:3] > 0}, "^mask must be integers or booleans"),
-        ((BATCH.float(),), {}, "must be int64 or int32"),
-        ((IDS, OFFSETS.float()), {}, "Offsets are integers"),
-        ((IDS, torch.tensor([1, 5])), {}, "found 1 at place 0"),
-        ((IDS, torch.tensor([0, 9, 5])), {}, "found 5 at place 2"),
-        ((IDS, torch.tensor([0, 30])), {}, "ascend from 0 to the number of ids, 24; found 30 at place 1"),
-        ((BATCH, None, torch.rand(28)), {}, "one weight"),
-    ],
-)
-def test_bad_input_is_one_error(arguments, options, message, unchecked) -> None:
+BAD_INPUT: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    ((IDS,), {}, "need offsets"),
+    ((IDS[0], OFFSETS), {}, "single ID"),
+    ((IDS, OFFSETS), {"lengths": [3]}, "need offsets, the start of each bag, and nothing else"),
+    ((BATCH, OFFSETS), {}, "no offsets"),
+    ((BATCH,), {"mask": BATCH > 0, "lengths": [1, 2, 3, 4]}, "not both"),
+    ((BATCH,), {"lengths": [1, 2, 3]}, "one integer for each bag"),
+    ((BATCH,), {"lengths": [1, 2, 8, 4]}, "from 0 to 7, the number of tokens of a row; found 1 to 8"),
+    ((BATCH,), {"lengths": [1, -2, 7, 4]}, "found -2 to 7"),
+    ((BATCH,), {"mask": BATCH[:3] > 0}, "^mask must be integers or booleans"),
+    ((BATCH.float(),), {}, "must be int64 or int32"),
+    ((IDS, OFFSETS.float()), {}, "Offsets are integers"),
+    ((IDS, torch.tensor([1, 5])), {}, "found 1 at place 0"),
+    ((IDS, torch.tensor([0, 9, 5])), {}, "found 5 at place 2"),
+    ((IDS, torch.tensor([0, 30])), {}, "ascend from 0 to the number of ids, 24; found 30 at place 1"),
+    ((BATCH, None, torch.rand(28)), {}, "one weight"),
+]
+
+
+def test_bad_input_is_one_error(unchecked) -> None:
     bag = Bag(TokenEmbedding(V, D, 2), mode="sum")
-    with pytest.raises(ShapeError, match=message):
-        bag(*arguments, **options)
+    for arguments, options, message in BAD_INPUT:
+        with pytest.raises(ShapeError, match=message):
+            bag(*arguments, **options)
 
 
 def test_a_bad_id_is_named_with_its_bag_and_place() -> None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from embedlayer import (
     CheckpointError,
+    DeltaEmbedding,
     OutputHead,
     QuantizedEmbedding,
     SizeError,
@@ -15,9 +16,7 @@ from embedlayer import (
     param_groups,
 )
 from embedlayer.analysis import table_geometry
-from embedlayer.analysis.row_reader import RowReader
-from embedlayer.tables.conversions import as_lookup_table, as_table
-from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables import LookupTable
 
 
 class HashedTable(LookupTable):
@@ -61,7 +60,6 @@ def test_it_is_the_input_of_a_transformer_and_is_saved_with_it(tmp_path) -> None
 def test_what_reads_rows_accepts_it() -> None:
     table = HashedTable(50, 13, 8)
     rows = table.rows(0, 50).detach()
-    assert torch.equal(RowReader(table).take(torch.tensor([3, 49])), rows[[3, 49]])
     assert f"{table_geometry(table)}" == f"{table_geometry(rows)}"
     assert torch.equal(QuantizedEmbedding.from_table(table).packed, QuantizedEmbedding.from_table(rows).packed)
     assert param_groups(nn.Sequential(table))[0]["name"] == "tables"
@@ -69,8 +67,7 @@ def test_what_reads_rows_accepts_it() -> None:
 
 def test_a_head_cannot_be_tied_to_it(unchecked: None) -> None:
     table = HashedTable(50, 13, 8)
-    assert as_lookup_table(table) is table
-    for refuse in (as_table, OutputHead):
+    for refuse in (OutputHead, lambda table: DeltaEmbedding(table, [1])):
         with pytest.raises(SizeError, match="can only be looked up: it has no logits"):
             refuse(table)
 

@@ -1,5 +1,6 @@
 """Sums of looked-up vectors, of K streams and of bags: numbers and gradients of the definition on every path."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 
 from embedlayer import RowAdamW, ShapeError, TokenEmbedding, TokenIdError
 from embedlayer.kernels.kernel import Kernel
-from embedlayer.tables.sums import sum_vectors
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 BOUNDS = {"streams": None, "bags": torch.tensor([0, 3, 3, 16, 17, 30])}
@@ -37,20 +37,24 @@ def ordered(vectors: Tensor, bounds: Tensor | None) -> Tensor:
     return torch.stack([sum(vectors[a:b], torch.zeros_like(vectors[0])) for a, b in edges])
 
 
+def by_definition(
+    look_up: Callable[[Tensor], Tensor], ids: Tensor, bounds: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """Look up, multiply by the weights, and add one after another."""
+    vectors = look_up(ids)
+    return ordered(vectors if weights is None else weights.unsqueeze(-1) * vectors, bounds)
+
+
 def gradients(sums: Tensor, leaves: list[Tensor], cotangent: Tensor) -> list[Tensor]:
     return [each.to_dense().double() for each in torch.autograd.grad(sums, leaves, cotangent.to(sums.dtype))]
 
 
-@pytest.mark.parametrize("name", LOOKUP_TABLES)
-@all_bounds
-@pytest.mark.parametrize("weighted", [False, True])
-def test_each_kind_of_table_adds_its_vectors_one_after_another(
-    name: str, bounds: Tensor | None, weighted: bool
-) -> None:
-    table, ids = LOOKUP_TABLES[name](), ids_for(bounds)
+@cases("name, layout, weighted", LOOKUP_TABLES, BOUNDS, [False, True], pairs=["name, layout", "layout, weighted"])
+def test_each_kind_of_table_adds_its_vectors_one_after_another(name: str, layout: str, weighted: bool) -> None:
+    table, bounds = LOOKUP_TABLES[name](), BOUNDS[layout]
+    ids = ids_for(bounds)
     weights = torch.rand(ids.shape, requires_grad=True) if weighted else None
-    vectors = table.look_up(ids)
-    expected = ordered(vectors if weights is None else weights.unsqueeze(-1) * vectors, bounds)
+    expected = by_definition(table.look_up, ids, bounds, weights)
     sums = table.summed(ids, bounds, weights)
     assert torch.equal(sums, expected)
     leaves = [each for each in (*table.parameters(), weights) if each is not None and each.requires_grad]
@@ -81,15 +85,15 @@ def test_sums_and_gradients_are_those_of_the_definition(
     def definition(dtype: torch.dtype) -> list[Tensor]:
         weight, *others = (each.detach().to(dtype).requires_grad_() for each in leaves)
         look_up = partial(F.embedding, weight=weight, padding_idx=0)
-        return computed(partial(sum_vectors, look_up, ids, bounds, *others), [weight, *others], cotangent)
+        return computed(partial(by_definition, look_up, ids, bounds, *others), [weight, *others], cotangent)
 
     cotangent = torch.randn_like(table.summed(ids, bounds))
     plain, exact = definition(dtype), definition(torch.float64)
     ours = on_branch(branch, computed, partial(table.summed, ids, bounds, weights), leaves, cotangent)
     if branch == "cpu" and (bounds is None or dtype.itemsize > 2):
         assert torch.equal(ours[0], plain[0])
-    for each, by_definition, wanted in zip(ours, plain, exact, strict=True):
-        error, plain_error = ((found.double() - wanted).abs().max() for found in (each, by_definition))
+    for each, of_torch, wanted in zip(ours, plain, exact, strict=True):
+        error, plain_error = ((found.double() - wanted).abs().max() for found in (each, of_torch))
         assert error <= plain_error + 2 * torch.finfo(dtype).eps * wanted.abs().max()
     assert not ours[1][0].any()  # the padding row
 
@@ -106,7 +110,7 @@ def test_gradients_equal_those_of_look_ups_to_the_bit(dtype: torch.dtype, row_sp
     ids, offsets = torch.randint(10, (4, 50, 5)), torch.arange(5) * 10
     ids += offsets  # K streams with rows of their own
     cotangent = torch.randn(4, 50, EMBED_DIM, dtype=dtype)
-    sums = (table.summed(ids), sum_vectors(table.look_up, ids))
+    sums = (table.summed(ids), by_definition(table.look_up, ids))
     ours, plain = (gradients(each, [table.weight], cotangent)[0] for each in sums)
     assert torch.equal(ours, plain)
 
@@ -137,7 +141,7 @@ def test_second_derivatives_are_those_of_the_definition(bounds: Tensor | None) -
         return torch.autograd.grad(sum(each.square().sum() for each in first), (table.weight, weights))
 
     ours = twice(table.summed(ids, bounds, weights))
-    torch.testing.assert_close(ours, twice(sum_vectors(table.look_up, ids, bounds, weights)))
+    torch.testing.assert_close(ours, twice(by_definition(table.look_up, ids, bounds, weights)))
 
 
 @all_bounds
@@ -149,7 +153,7 @@ def test_row_sparse_rows_train_as_look_ups_do(bounds: Tensor | None, both_paths:
         ids, target = ids_for(bounds), torch.randn(EMBED_DIM)
         for table, optimizer, is_ours in zip(tables, optimizers, (True, False), strict=True):
             optimizer.zero_grad()
-            sums = table.summed(ids, bounds) if is_ours else sum_vectors(table.look_up, ids, bounds)
+            sums = table.summed(ids, bounds) if is_ours else by_definition(table.look_up, ids, bounds)
             (sums - target).square().sum().backward()
             assert table.weight.grad.is_sparse
             optimizer.step()

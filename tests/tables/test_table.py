@@ -1,12 +1,13 @@
 """What every table does, shown on one that knows only its rows."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
+from small_blocks import small_blocks
 
 from embedlayer import TokenEmbedding, TokenIdError, TokenTable, linear_cross_entropy
-from embedlayer.core.block_sizes import TABLE_ROWS
-from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 
 
 class RowsOnly(TokenTable):
@@ -25,8 +26,13 @@ class RowsOnly(TokenTable):
         return self.weight[start:stop]
 
 
-def test_logits_and_loss_follow_from_the_rows_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TABLE_ROWS, "cpu", 7)
+@pytest.fixture(autouse=True)
+def _small_blocks() -> Iterator[None]:
+    with small_blocks(tokens=4, table_rows=7):
+        yield
+
+
+def test_logits_and_loss_follow_from_the_rows_chunk_by_chunk() -> None:
     weight = torch.randn(23, 4, dtype=torch.float64)
     table, dense = RowsOnly(weight), TokenEmbedding.from_pretrained(weight)
     hidden = torch.randn(2, 3, 4, dtype=torch.float64)
@@ -49,9 +55,7 @@ def test_a_table_that_cannot_say_its_rows_cannot_be_made() -> None:
         {"padding_idx": 8, "mask_padding": True, "reduction": "sum"},
     ],
 )
-def test_a_loss_by_blocks_of_rows_equals_the_plain_definition_with_its_gradients(monkeypatch, options) -> None:
-    monkeypatch.setitem(TABLE_ROWS, "cpu", 7)
-    monkeypatch.setitem(MAX_CHUNK_TOKENS, "cpu", 4)
+def test_a_loss_by_blocks_of_rows_equals_the_plain_definition_with_its_gradients(options) -> None:
     weight = torch.randn(23, 4, dtype=torch.float64, requires_grad=True)
     hidden = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([[0, 7, 1], [21, -100, 13]])
