@@ -66,11 +66,11 @@ def test_it_equals_torch_forward_and_backward(call, mode, padding_idx, sparse) -
 )
 def test_weights_by_sample_equal_those_of_torch(call, padding_idx, sparse, dtype) -> None:
     theirs = nn.EmbeddingBag(V, D, mode="sum", padding_idx=padding_idx, sparse=sparse)
-    ids, *offsets = CALLS[call]
+    ids, offsets = (*CALLS[call], None)[:2]
     weights = torch.randn(ids.shape)
-    expected = gradients(theirs, ids, *(offsets or [None]), weights.clone())
+    expected = gradients(theirs, ids, offsets, weights.clone())
     ours = Bag.from_embedding_bag(copy.deepcopy(theirs)).to(dtype)
-    found = gradients(ours, ids, *(offsets or [None]), weights.to(dtype))
+    found = gradients(ours, ids, offsets, weights.to(dtype))
     torch.testing.assert_close([each.float() for each in found], expected, **({} if dtype == torch.float32 else
                                {"rtol": 0.05, "atol": 0.1}))  # fmt: skip
 
