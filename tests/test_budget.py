@@ -24,10 +24,10 @@ CEILINGS = {
     "comment lines": 1053,
     "lines of tools": 5006,
     "lines of docs": 2668,
-    "lines of tests": 89055,
+    "lines of tests": 88605,
 }
 
-INTERNALS = 790
+INTERNALS = 752
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 

@@ -87,12 +87,12 @@ def checkpoint(folder: Path, size: int, tokenizer: Tokenizer | None = None, **co
 
 
 def interrupt_sets(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Interrupt what follows after it has set so many attributes of modules."""
+    """Interrupt what follows after it has set so many attributes of modules to a whole number, such as a size."""
     original, sets = torch.nn.Module.__setattr__, count(1)
 
     def set_and_interrupt(module: torch.nn.Module, name: str, value: object) -> None:
         original(module, name, value)
-        if next(sets) == number:
+        if isinstance(value, int) and next(sets) == number:
             raise KeyboardInterrupt
 
     patch.setattr(torch.nn.Module, "__setattr__", set_and_interrupt)
