@@ -1,6 +1,13 @@
 """Small models of every kind that has a vocabulary, and how to train and compare them."""
 
+import json
+from itertools import count
+from pathlib import Path
+
+import pytest
 import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer.optim import RowwiseSecondMoment
@@ -65,3 +72,27 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
     """The same logits; how a product is summed may depend on how many rows stand beside."""
     tolerance = 1e-2 if one.dtype == torch.bfloat16 else 2e-6
     torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def checkpoint(folder: Path, size: int, tokenizer: Tokenizer | None = None, **config: object) -> Path:
+    """Write a checkpoint of GPT-2's family that has no blocks, and return its folder."""
+    folder.mkdir()
+    tensors = {"wte.weight": torch.randn(size, D), "wpe.weight": torch.randn(8, D)}
+    save_file(tensors, folder / "model.safetensors")
+    sizes = {"vocab_size": size, "hidden_size": D, "num_attention_heads": 2}
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes, **config}))
+    if tokenizer is not None:
+        tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def interrupt_sets(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Interrupt what follows after it has set so many attributes of modules to a whole number, such as a size."""
+    original, sets = torch.nn.Module.__setattr__, count(1)
+
+    def set_and_interrupt(module: torch.nn.Module, name: str, value: object) -> None:
+        original(module, name, value)
+        if isinstance(value, int) and next(sets) == number:
+            raise KeyboardInterrupt
+
+    patch.setattr(torch.nn.Module, "__setattr__", set_and_interrupt)

@@ -46,7 +46,7 @@ def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str]
     model_type = checkpoint.config.get("model_type")
     keys = list(dict.fromkeys(aliases.values()))
     rules = tensor_rules(checkpoint)
-    ends = {key: ("table" if key == keys[0] else rule.end if (rule := rules[key]) else None) for key in keys}
+    ends = {key: ("table" if key == keys[0] else rule.end if (rule := rules.get(key)) else None) for key in keys}
     shapes = {key: checkpoint.matrix_info(key).shape for key in keys}
     num_rows = shapes[keys[0]][0]
     for file in other_safetensors(folder, left_out):

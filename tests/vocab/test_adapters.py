@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from embedlayer import DeltaEmbedding, OutputHead, TokenEmbedding, open_model, patch
-from embedlayer.core.errors import CheckpointError, FileError, SizeError, TokenIdError
-from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, load_tensors, save_tensors
-from embedlayer.tables.adapters import ADAPTER_CONFIG
+from embedlayer.core import CheckpointError, FileError, SizeError, TokenIdError
 from embedlayer.vocab import load_adapter, merge_adapter, merge_rows, save_adapter, train_only_rows
 
 if TYPE_CHECKING:
     import peft
     from transformers import LlamaForCausalLM
 
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 IDS = torch.tensor([[5, 60, 7, 3, 9, 1]])
 TABLE = "model.embed_tokens"
 
@@ -183,8 +183,8 @@ def test_what_cannot_be_read_right_is_refused_and_nothing_changes(tmp_path: Path
         merge_adapter(DeltaEmbedding(table, [3]), tmp_path)
     with pytest.raises(SizeError, match="call train_only_rows first"):
         save_adapter(patched, tmp_path / "none")
-    tensors, _ = load_tensors(tmp_path / ADAPTER_WEIGHTS)
-    save_tensors(tmp_path / ADAPTER_WEIGHTS, {name: tensor[:2] for name, tensor in tensors.items()})
+    tensors = load_file(tmp_path / ADAPTER_WEIGHTS)
+    save_file({name: tensor[:2].clone() for name, tensor in tensors.items()}, tmp_path / ADAPTER_WEIGHTS)
     with pytest.raises(CheckpointError, match="2 rows of model.embed_tokens and 3 token IDs"):
         load_adapter(patched, tmp_path)
     (tmp_path / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "init_lora_weights": "pissa"}))

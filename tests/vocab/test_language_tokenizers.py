@@ -1,5 +1,6 @@
 """Tokenizer classes with a language or a task: the edited folder honours both, or a warning names what is lost."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ import torch
 from tiny_models import build, quiet
 
 import embedlayer as el
-from embedlayer.io.files import read_json, write_json
 
 LETTERS = [chr(code) for code in range(97, 123)]
 SCORES = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("▁", -2.0), *((letter, -3.0) for letter in LETTERS)]
@@ -117,8 +117,9 @@ def test_a_class_that_does_not_give_the_ids_is_named_with_its_settings(tmp_path:
     from transformers import AutoTokenizer
 
     folder = saved("Nllb", tmp_path / "old")
-    config = read_json(folder / "tokenizer_config.json")
-    write_json(folder / "tokenizer_config.json", {**config, "tokenizer_class": "M2M100Tokenizer"})  # reads other files
+    settings = folder / "tokenizer_config.json"
+    config = json.loads(settings.read_text()) | {"tokenizer_class": "M2M100Tokenizer"}  # which reads other files
+    settings.write_text(json.dumps(config))
     with pytest.warns(el.EmbedLayerWarning, match=r"M2M100Tokenizer, does not give .* ignores src_lang, tgt_lang"):
         receipt = el.vocab.edit_vocabulary(folder, special=["<new>"], out=tmp_path / "new")
     assert receipt.tokenizer is not None

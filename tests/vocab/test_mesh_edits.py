@@ -21,7 +21,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import embedlayer as el
 from embedlayer.distributed import distributed_state, load_distributed_state
-from embedlayer.distributed.fsdp import fsdp_parameters
 from embedlayer.kernels import kernels_disabled
 from embedlayer.vocab import MeanNoiseInit, RandomInit, Receipt, edit_vocabulary
 
@@ -171,7 +170,7 @@ def made(kind: str, mesh_name: str) -> tuple[Any, Any, Any, Any]:
         if is_sharded and isinstance(model, Ends):
             with torch.no_grad():
                 model(IDS)  # at the first call FSDP takes the sizes
-            fsdp_parameters(model)  # shards what the call has gathered
+            model.reshard()  # what the call has gathered
         models += [model, optimizer]
     return (*models,)
 

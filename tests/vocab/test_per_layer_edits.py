@@ -1,10 +1,12 @@
 """Edits of models with per-layer tables, with transformers' Gemma 3n and 4 as the judge."""
 
 import filecmp
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from gguf_models import WIDTH, write_file
@@ -14,10 +16,6 @@ from tokenizer_kinds import ENGLISH
 from torch import nn
 
 import embedlayer as el
-from embedlayer.io.files import read_json, write_json
-from embedlayer.io.gguf_files import read_gguf
-from embedlayer.tokenization.read import load_tokenizer
-from embedlayer.tokenization.train import train_tokenizer
 from embedlayer.vocab import VectorsInit, edit_vocabulary, write_into
 
 ROWS = {"gemma3n_text": 100, "gemma4_text": VOCAB}
@@ -47,6 +45,14 @@ def check(model: nn.Module, edited: nn.Module) -> None:
     logits = model(OLD).logits[..., KEPT].detach()
     assert torch.allclose(edited(NEW).logits[..., : len(KEPT)].detach(), logits, atol=1e-5)
     assert edited(torch.tensor([[129, 132]])).logits.isfinite().all()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content))
 
 
 def same_files(one: Path, other: Path) -> bool:
@@ -209,17 +215,18 @@ def test_a_multimodal_model_that_finds_images_by_their_ids_is_refused(tmp_path) 
 
 
 def test_the_per_layer_table_of_a_gguf_file_is_moved_with_its_tokens(tmp_path) -> None:
-    tokenizer = train_tokenizer(ENGLISH, "bpe", vocab_size=300)
+    tokenizer = el.train_tokenizer(ENGLISH, "bpe", vocab_size=300)
     name = "per_layer_token_embd.weight"
     tensors = {name: torch.randn(300, 2 * WIDTH).half().numpy()}
     old = write_file(tmp_path / "old.gguf", "gemma3n", tokenizer=("gpt2", tokenizer), tensors=tensors)
     removed = tokenizer.id_to_token(280)
     assert removed is not None
     edit_vocabulary(old, remove=[removed], add=["zebra"], out=tmp_path / "new.gguf")
-    new = read_gguf(tmp_path / "new.gguf").read(name)
+    [stored] = [each for each in gguf.GGUFReader(tmp_path / "new.gguf").tensors if each.name == name]
+    new = torch.from_numpy(stored.data.copy())
     expected = torch.from_numpy(tensors[name])
     assert torch.equal(new[:-1], expected[[row for row in range(300) if row != 280]])
     assert new[-1].any()
     table = el.TokenEmbedding(300, WIDTH)
     with pytest.raises(el.CheckpointError, match="the tokens differ"):
-        write_into(table, load_tokenizer(tmp_path / "new.gguf"), old, tmp_path / "x.gguf", head=None)
+        write_into(table, el.load_tokenizer(tmp_path / "new.gguf"), old, tmp_path / "x.gguf", head=None)

@@ -7,8 +7,7 @@ import torch
 from covering import some
 
 import embedlayer as el
-from embedlayer.core.errors import SizeError, VocabularyError
-from embedlayer.training.loop import TrainingOptions
+from embedlayer import SizeError, TrainingOptions, VocabularyError
 from embedlayer.vocab import add_tokens, distill_rows, find_snippets
 
 TEXT = "the small dog loved other small dogs . they barked ; the dog loved it . " * 9

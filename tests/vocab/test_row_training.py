@@ -9,7 +9,7 @@ from torch import nn
 from vocab_models import IDS, MODELS, D, V, state_of, train
 
 import embedlayer as el
-from embedlayer.vocab.row_training import merge_rows, train_only_rows
+from embedlayer.vocab import merge_rows, train_only_rows
 
 KINDS = ["tied", "padded", "free", "tied, with a bias", "row-sparse"]
 

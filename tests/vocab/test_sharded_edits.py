@@ -1,5 +1,6 @@
 """Edits of tables that are sharded over ranks, compared with the same edits of whole tables."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,18 +12,22 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import embedlayer as el
-from embedlayer.core.block_sizes import TABLE_ROWS
-from embedlayer.core.collectives import Collectives
-from embedlayer.distributed.launch import Launch
-from embedlayer.distributed.sharded import ShardedTable, shard_table, trained_parameters
-from embedlayer.training.parallel import ParallelContext
-from embedlayer.vocab.init.auxiliary_init import FocusInit, OMPInit
-from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
-from embedlayer.vocab.init.old_rows import WeightRows
-from embedlayer.vocab.init.row_init import CopyInit, MeanInit, MeanNoiseInit, RandomInit, VectorsInit
-from embedlayer.vocab.map import RowMap, RowTensor
-from embedlayer.vocab.operations import add_tokens, edit_vocabulary, remove_tokens, transplant, trim_vocabulary
-from embedlayer.vocab.targets.live import _moved_gradient
+from embedlayer.distributed import ShardedTable, shard_table, sharded_parameters
+from embedlayer.vocab import (
+    AuxiliaryVectors,
+    CopyInit,
+    FocusInit,
+    MeanInit,
+    MeanNoiseInit,
+    OMPInit,
+    RandomInit,
+    VectorsInit,
+    add_tokens,
+    edit_vocabulary,
+    remove_tokens,
+    transplant,
+    trim_vocabulary,
+)
 
 V, D = 29, 4
 VECTORS = AuxiliaryVectors.from_tensors(
@@ -79,7 +84,7 @@ def made(kind: str):
         if found is parts:
             divide(model)
         optimizer = el.RowAdamW(model.parameters())
-        for name, parameter, table in trained_parameters(model):
+        for name, parameter, table in parameters_of(model):
             generator = torch.Generator().manual_seed(len(name))
             span = slice(None) if table is None else slice(table.partition.start, table.partition.stop)
             shape = parameter.shape if table is None else (V, *parameter.shape[1:])
@@ -94,11 +99,28 @@ def made(kind: str):
     return *whole, *parts
 
 
+def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
+    """Yield each parameter with its name in the whole model, and with the sharded table that it is the rows of."""
+    tables = {name: part for name, part in model.named_modules() if isinstance(part, ShardedTable)}
+    sharded = sharded_parameters(model)
+    for name, parameter in model.named_parameters():
+        owner = next((owner for owner in tables if name.startswith(f"{owner}.local.")), None)
+        if owner is None:
+            yield name, parameter, None
+        else:
+            rest = name.removeprefix(f"{owner}.local.")
+            yield f"{owner.removesuffix('.rows')}.{rest}", parameter, tables[owner] if parameter in sharded else None
+
+
 def divide(model: nn.Module) -> None:
-    if isinstance(model, el.DecoderLM):
-        ParallelContext(Launch(Collectives())).shard(model)
-        return
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if isinstance(model, el.DecoderLM):
+        rows = el.TokenEmbedding(V, D, padding_idx=model.head.padding_idx)
+        rows.load_state_dict({"weight": model.head.weight})
+        head = el.OutputHead(rows=shard_table(rows, mesh), bias=True)
+        head.bias = model.head.bias
+        model.table, model.head = shard_table(model.table, mesh), head
+        return
     for name, part in list(model.items()):
         if isinstance(part, el.TokenTable):
             model[name] = shard_table(part, mesh)
@@ -111,7 +133,7 @@ def divide(model: nn.Module) -> None:
 def state_of(model: nn.Module, optimizer: el.RowAdamW) -> dict[str, torch.Tensor]:
     """Everything that undoing puts back, and every size."""
     state = {}
-    for name, parameter, _ in trained_parameters(model):
+    for name, parameter, _ in parameters_of(model):
         state[name] = parameter.detach().clone()
         state |= {f"{name}.{key}": value.clone() for key, value in optimizer.state[parameter].items()}
     for name, part in model.named_modules():
@@ -128,9 +150,9 @@ def assert_same(one: dict, other: dict) -> None:
 
 def assert_parts(model, optimizer, whole, its) -> None:
     """Each parameter, moment and gradient is the whole one's, or its rows that belong here; and look-ups work."""
-    expected = {name: parameter for name, parameter, _ in trained_parameters(whole)}
+    expected = {name: parameter for name, parameter, _ in parameters_of(whole)}
     count, rank = dist.get_world_size(), dist.get_rank()
-    for name, parameter, table in trained_parameters(model):
+    for name, parameter, table in parameters_of(model):
         theirs = expected.pop(name)
         span = slice(None)
         if table is not None:
@@ -174,7 +196,6 @@ def test_every_edit_of_divided_rows_is_that_of_whole_ones(ranks, cases) -> None:
 
 def check_edits(cases: list[tuple[str, str]]) -> None:
     rank = dist.get_rank()
-    TABLE_ROWS["cpu"] = 6  # many rounds
     for kind, name in cases:
         options = EDITS[name]
         whole, its, model, optimizer = made(kind)
@@ -288,52 +309,40 @@ def undo_of_another(model: nn.Module, optimizer: el.RowAdamW, last: bool) -> Non
         receipt.undo(model, optimizer=optimizer)
 
 
-def largest_transfer() -> int:
-    TABLE_ROWS["cpu"], sizes = 8, [0]
-    original = Collectives.all_to_all
-
-    def measured(self, rows, send_counts, receive_counts):
-        arrived = original(self, rows, send_counts, receive_counts)
-        if rows.dim() > 1:  # no IDs, and no text of the ranks
-            sizes.append(max(len(rows), len(arrived)))
-        return arrived
-
-    Collectives.all_to_all = measured
-    table = shard_table(el.TokenEmbedding(V, D), init_device_mesh("cpu", (3,)))
-    edit_vocabulary(table, order=[*range(10, V), *range(10)])
-    assert len(sizes) > 4
-    return max(sizes)
-
-
 def test_rows_are_sent_to_the_rank_that_needs_them_a_few_at_a_time() -> None:
-    assert max(on_ranks(3, transfers)) <= 8
+    assert max(on_ranks(3, transfers)) <= 8192
 
 
 def transfers() -> int:
-    rank, ranks = dist.get_rank(), Collectives()
-    numbers = torch.arange(8.0).unsqueeze(1) + torch.tensor([0.0, -0.0])
-    numbers[5, 1] = torch.nan
-    partition = ranks.partition(8)
-    start, stop = partition.start, partition.stop
-    assert (start, stop) == [(0, 3), (3, 6), (6, 8)][rank]
-    part = numbers[start:stop].bfloat16()
-    wanted = [7, 0, 5, 0, 2, -1, 1]
-    moved = RowMap(torch.tensor(wanted), 8).apply(part, collectives=ranks)
-    mine = wanted[ranks.partition(7).slice_of(rank)]
-    assert moved[:, 0].tolist() == [max(source, 0) for source in mine]
-    parameter = nn.Parameter(numbers[start:stop].clone())
+    """Edit a table of more rows than are read or sent at once, with bits of every kind; return the most rows sent."""
+    rank, size = dist.get_rank(), 20_000
+    numbers = torch.arange(size).unsqueeze(1) + torch.tensor([0.0, -0.0])
+    numbers[::7, 1], numbers[1::7, 0] = torch.nan, -0.0
+    whole = el.TokenEmbedding.from_pretrained(numbers.bfloat16())
+    table = shard_table(whole, init_device_mesh("cpu", (3,)))
+    parameter, partition = table.weight, table.partition
     ids = torch.tensor([[0, 1], [], [0, 1]][rank], dtype=torch.int64)
-    values = numbers[ids + start]
-    parameter.grad = torch.sparse_coo_tensor(ids.unsqueeze(0), values, parameter.shape, check_invariants=False)
-    grad = _moved_gradient(RowTensor(parameter, collectives=ranks), RowMap(torch.arange(7, -1, -1), 8))
-    assert grad._indices()[0].tolist() == [[0, 1], [], [0, 1]][rank]
-    assert grad._values()[:, 0].tolist() == [[7, 6], [], [1, 0]][rank]
-    rows = WeightRows(part, vocab_size=7, num_rows=8, collectives=ranks)
-    assert (rows.vocab_size, rows.embed_dim) == (7, 2)
-    assert torch.equal(rows.rows(1, 7).view(torch.int16), numbers[1:7].bfloat16().view(torch.int16))
-    assert rows.look_up(torch.tensor([], dtype=torch.int64)).shape == (0, 2)
-    assert ranks.broadcast(torch.full((2,), rank)).tolist() == [0, 0]
-    for wrong in (0, 1, 4):
-        with pytest.raises(el.SizeError):
-            ranks.partition(wrong)
-    return largest_transfer()
+    rows = numbers[ids + partition.start].bfloat16()
+    parameter.grad = torch.sparse_coo_tensor(ids.unsqueeze(0), rows, parameter.shape, check_invariants=False)
+    most, original = [0], dist.all_to_all_single
+
+    def measured(received: torch.Tensor, sent: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if sent.dim() > 1:  # no IDs, and no text of the ranks
+            most.append(max(len(received), len(sent)))
+        return original(received, sent, *args, **options)
+
+    dist.all_to_all_single = measured
+    order = [*range(9000, size), *range(8999, -1, -1)]
+    for edited in (whole, table):
+        edit_vocabulary(edited, order=order, add=3, init=MeanInit())
+    assert len(most) > 3
+    after = table.partition
+    assert torch.equal(
+        table.weight.detach().view(torch.int16), whole.weight.detach()[after.start : after.stop].view(torch.int16)
+    )
+    places = sorted(order.index(source) for source in (0, 1, 13_334, 13_335))
+    own = [place for place in places if after.start <= place < after.stop]
+    grad = table.weight.grad
+    assert grad._indices()[0].tolist() == [place - after.start for place in own]
+    assert torch.equal(grad._values()[:, 0], numbers[[order[place] for place in own], 0].bfloat16())
+    return max(most)

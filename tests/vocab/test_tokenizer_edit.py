@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import get_args
 
 import pytest
 from covering import some
@@ -11,18 +10,15 @@ from hypothesis import strategies as st
 from tokenizer_kinds import tokenizer_of
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from embedlayer.core.errors import TokenizerError, VocabularyError
-from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.read import load_tokenizer
-from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
-from embedlayer.vocab.token_usage import used_tokens, with_required_tokens
-from embedlayer.vocab.tokenizer_edit import TokenizerEdit, edit_tokenizer
+from embedlayer import TokenizerError, VocabularyError, load_tokenizer, train_tokenizer
+from embedlayer.tokenization import table_size
+from embedlayer.vocab import TokenizerEdit, edit_tokenizer, used_tokens, with_required_tokens
 
 TEXT = (
     "In the beginning there was a small dog. The small dog loved other small dogs, and they loved it back!\n"
     "Don't ask why (nobody knows): dogs love, lovingly, and naïve beginners begin again; 12 dogs in 2024.\n"
 ) * 5
-KINDS = get_args(TokenizerKind)
+KINDS = ("bpe", "byte", "unigram", "word", "wordpiece")
 TRAINED = {kind: train_tokenizer(TEXT, kind, vocab_size=400) for kind in KINDS}
 REAL = {
     "gpt2": "tokenizers/gpt2-encoder.json",

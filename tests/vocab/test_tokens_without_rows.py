@@ -1,5 +1,6 @@
 """A tokenizer that was extended while the table was not: an edit that adds tokens gives these tokens rows."""
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -9,15 +10,13 @@ import torch
 from commands import run
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from vocab_models import D
+from vocab_models import checkpoint as write_checkpoint
 
 import embedlayer as el
-from embedlayer.core.command_name import command_line
-from embedlayer.io.files import read_json, write_json
-from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.tokenization.read import save_tokenizer
+from embedlayer.tokenization import save_tokenizer
 
 TEXT = "the small dog loved other small dogs. they barked. " * 20
-D = 8
 NAMES = [" small dog", "<|call|>"]
 
 
@@ -31,14 +30,9 @@ def extended(kind: str) -> tuple[Tokenizer, Tokenizer]:
 
 
 def checkpoint(folder: Path, old: Tokenizer, new: Tokenizer) -> Path:
-    folder.mkdir()
     size = old.get_vocab_size()
     torch.manual_seed(0)
-    save_tensors(folder / "model.safetensors", {"wte.weight": torch.randn(size, D), "wpe.weight": torch.randn(8, D)})
-    sizes = {"vocab_size": size, "hidden_size": D, "num_attention_heads": 2, "eos_token_id": size + 1}
-    write_json(folder / "config.json", {"model_type": "gpt2", **sizes})
-    save_tokenizer(new, folder / "tokenizer.json")
-    return folder
+    return write_checkpoint(folder, size, new, eos_token_id=size + 1)
 
 
 def saved_layer(folder: Path, old: Tokenizer, new: Tokenizer) -> Path:
@@ -73,7 +67,7 @@ def test_tokens_that_lack_a_row_get_one_and_ids_stay(where: str, kind: str, tmp_
         torch.testing.assert_close(after[size], before[ids].mean(0))
     assert receipt.tokenizer.encode(TEXT).ids == new.encode(TEXT).ids
     if where == "checkpoint":
-        config = read_json(tmp_path / "new" / "config.json")
+        config = json.loads((tmp_path / "new" / "config.json").read_text())
         assert (config["vocab_size"], config["eos_token_id"]) == (size + 3, size + 1)
 
 
@@ -81,8 +75,7 @@ def test_tokens_that_lack_a_row_get_one_and_ids_stay(where: str, kind: str, tmp_
 def test_the_command_without_terms_does_what_the_error_says(where: str, tmp_path: Path, capsys) -> None:
     old, new = extended("bpe")
     folder = FOLDERS[where](tmp_path / "old", old, new)
-    advice = re.escape(f"Give them rows: {command_line('vocab', 'add', folder, '-o', '...')}, or")
-    with pytest.raises(el.VocabularyError, match=rf"{advice} .* Then make this"):
+    with pytest.raises(el.VocabularyError, match=re.escape(f"vocab add {folder} -o ...")):
         el.vocab.remove_tokens(folder, [280 - 1], out=tmp_path / "none")
     assert run("vocab", "add", folder, "-o", tmp_path / "new") == 0
     assert NAMES[1] in capsys.readouterr().out

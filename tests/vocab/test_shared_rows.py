@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import torch
 from commands import run
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import embedlayer as el
-from embedlayer.io.files import write_json
-from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.vocab.targets.folder import folder_census
 
 V, R, D = 300, 40, 6
@@ -35,8 +33,9 @@ def folder(request, tmp_path) -> Path:
     rows = rows.half() if "half" in request.param else rows
     path = tmp_path / "old"
     path.mkdir()
-    save_tensors(path / "model.safetensors", {"embeddings": rows, **stored})
-    write_json(path / "config.json", {"model_type": "model2vec", "hidden_dim": D, "normalize": True})
+    save_file({"embeddings": rows, **stored}, path / "model.safetensors")
+    config = {"model_type": "model2vec", "hidden_dim": D, "normalize": True}
+    (path / "config.json").write_text(json.dumps(config))
     el.train_tokenizer([TEXT * 50 + "the quick brown fox met another fox on the road " * 30], vocab_size=V).save(
         str(path / "tokenizer.json")
     )
@@ -109,7 +108,7 @@ def test_a_trained_table_is_written_into_the_folder(folder, tmp_path) -> None:
 
 def test_the_size_in_the_configuration_is_that_of_the_tokens(folder, tmp_path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    write_json(folder / "config.json", {**config, "vocab_size": V})
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": V}))
     el.vocab.remove_tokens(folder, [280], out=tmp_path / "new")
     assert json.loads((tmp_path / "new" / "config.json").read_text())["vocab_size"] == V - 1
 

@@ -1,5 +1,7 @@
 """Checkpoint folders of other makes: real tokenizers, small models, transformers as the judge."""
 
+import argparse
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -9,11 +11,11 @@ import pytest
 import torch
 from covering import LONG, cases, some
 from safetensors.torch import load_file, save_file
+from stored_cases import compressed_case
 from tiny_models import build, model_types, quiet
 from vocab_models import close
 
 import embedlayer as el
-from embedlayer.cli.demo import carried_text
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 TEXT = "The quick brown fox met an otter by the river, and 17 more. Nobody knows why they laughed!"
@@ -134,7 +136,7 @@ def small_gpt2(tmp_path) -> Path:
         GPT2LMHeadModel(
             GPT2Config(vocab_size=402, n_embd=16, n_layer=1, n_head=2, n_positions=64, **ids)
         ).save_pretrained(folder)
-    base = el.train_tokenizer(carried_text()[:20_000], vocab_size=400, special_tokens=())
+    base = el.train_tokenizer(inspect.getsource(argparse)[:20_000], vocab_size=400, special_tokens=())
     base.model.save(str(folder))  # vocab.json and merges.txt
     tokenizer = el.vocab.edit_tokenizer(base, special=["<|endoftext|>", "<|end|>"]).tokenizer
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -233,13 +235,10 @@ def test_roberta_counts_positions_from_its_padding_token_which_must_stay_where_i
 
 
 def plain(folder: Path, tensors: dict[str, torch.Tensor], family: str = "gpt2") -> Path:
-    from embedlayer.io.files import write_json
-    from embedlayer.io.safetensors_files import save_tensors
-
     folder.mkdir()
-    save_tensors(folder / "model.safetensors", tensors)
+    save_file(tensors, folder / "model.safetensors")
     sizes = {"vocab_size": 20, "hidden_size": 4, "num_attention_heads": 2}
-    write_json(folder / "config.json", {"model_type": family, **sizes})
+    (folder / "config.json").write_text(json.dumps({"model_type": family, **sizes}))
     return folder
 
 
@@ -342,8 +341,6 @@ def test_a_bias_that_is_stored_as_one_row_is_edited(tmp_path) -> None:
 
 @cases("model_type, tied", ["bart", "m2m_100", "prophetnet", "t5"], [True, False])
 def test_every_table_of_an_encoder_decoder_is_edited(model_type, tied, tmp_path) -> None:
-    from tiny_models import build, quiet
-
     with quiet():
         config, model = build(model_type, "seq2seq", {"tie_word_embeddings": tied})
         model.save_pretrained(tmp_path / "old")
@@ -457,3 +454,52 @@ def test_a_role_that_the_old_tokenizer_lacks_is_not_given_to_the_new_one(setting
     edited = {role: str(token) for role, token in opened.special_tokens_map.items()}
     before = {role: str(token) for role, token in AutoTokenizer.from_pretrained(folder).special_tokens_map.items()}
     assert edited == {role: token for role, token in before.items() if token in specials}  # <|padding|> has no row
+
+
+# A family without a record, whose class of transformers says which tensors have rows of tokens
+
+OF_CLASS = ("ultrabert.embed_tokens", "cls")
+
+
+def saved(folder: Path, model_type: str, kind: str) -> dict[str, torch.Tensor]:
+    with quiet():
+        build(model_type, kind)[1].save_pretrained(folder)
+    return tensors_of(folder)
+
+
+@pytest.mark.parametrize("stored", ["floating point", "codes", "codes, also in the blocks"])
+def test_the_class_says_which_tensors_have_rows_of_tokens(stored, tmp_path, unchecked) -> None:
+    tensors = saved(tmp_path / "old", "ultrabert", "masked")
+    names = [f"{module}.weight" for module in OF_CLASS] if "codes" in stored else []
+    names += [name for name in tensors if "layers" in name and tensors[name].dim() == 2] if "blocks" in stored else []
+    for name in names:
+        rows, module = tensors.pop(name), name.removesuffix(".weight")
+        case = compressed_case(rows, "pack-quantized", num_bits=8, strategy="group", group_size=rows.shape[1])
+        tensors |= {f"{module}.{rest}": tensor.clone() for rest, tensor in case.tensors.items()}
+    save_file(tensors, tmp_path / "old" / "model.safetensors", {"format": "pt"})
+    el.vocab.edit_vocabulary(tmp_path / "old", remove=[97], add=3, out=tmp_path / "new")
+    edited, kept = tensors_of(tmp_path / "new"), [token for token in range(131) if token != 97]
+    assert edited.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        of_tokens = name.startswith(OF_CLASS) and not name.endswith("shape")
+        if of_tokens:
+            assert len(edited[name]) == 133
+            assert torch.equal(edited[name][:130], tensor[kept])
+        elif not name.startswith(OF_CLASS):
+            assert torch.equal(edited[name], tensor)
+
+
+@pytest.mark.parametrize("damage", ["missing tensor", "another tensor of as many rows", "no class", "two tensors"])
+def test_nothing_is_known_of_a_folder_that_is_not_as_its_class(damage, tmp_path, unchecked) -> None:
+    kind = ("molmo2_text", "text encoder") if damage == "two tensors" else ("ultrabert", "masked")
+    tensors = saved(tmp_path / "old", *kind)
+    if damage == "missing tensor":
+        del tensors[next(name for name in tensors if "norm" in name)]
+    elif damage == "another tensor of as many rows":
+        tensors["other"] = torch.zeros(131)
+    elif damage == "no class":
+        path = tmp_path / "old" / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["NoSuchModel"]}))
+    save_file(tensors, tmp_path / "old" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(el.CheckpointError):
+        el.vocab.add_tokens(tmp_path / "old", 3, out=tmp_path / "new")

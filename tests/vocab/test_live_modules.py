@@ -1,20 +1,18 @@
-"""Edits of live modules: everything moves together, or nothing does."""
+"""Edits of live modules: everything moves together, or nothing does, and an undo restores every bit."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from covering import covering, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vocab_models import IDS, MODELS, OPTIMIZERS, D, V, close, model, same, state_of, train
+from vocab_models import IDS, MODELS, OPTIMIZERS, D, V, close, interrupt_sets, model, same, state_of, train
 
 import embedlayer as el
 from embedlayer.injections import NgramEmbedding, NgramHash
-from embedlayer.saving import build, describe
-from embedlayer.vocab.init.row_init import CopyInit, MeanInit, VectorsInit
-from embedlayer.vocab.operations import add_tokens, edit_vocabulary, remove_tokens
-from embedlayer.vocab.targets import live
+from embedlayer.vocab import CopyInit, MeanInit, VectorsInit, add_tokens, edit_vocabulary, remove_tokens
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -112,19 +110,27 @@ def test_a_whole_training_goes_on_as_if_the_ids_had_always_been_the_new_ones(kin
     kept=st.lists(st.integers(1, V - 1), unique=True, min_size=1),
     added=st.integers(0, 5),
     multiple=st.sampled_from([None, 1, 8]),
+    place=st.integers(0, 9),
 )
-def test_any_choice_of_rows_can_be_taken_and_undone(kept, added, multiple) -> None:
+def test_any_choice_of_rows_can_be_taken_and_undone(kept, added, multiple, place) -> None:
     table = el.TokenEmbedding(V, D, padding_idx=0)
     before = table.weight.detach().clone()
-    receipt = edit_vocabulary(table, keep=[0, *kept], add=added, pad_to_multiple_of=multiple)
-    order = sorted([0, *kept])
-    assert table.vocab_size == len(order) + added
-    assert table.num_rows % (multiple or 1) == 0
-    assert torch.equal(table.weight[: len(order)], before[order])
-    assert not table.weight[table.padding_idx].any()
+    order = [*kept[:place], 0, *kept[place:]]
+    receipt = edit_vocabulary(table, keep=order, order=order, add=added, pad_to_multiple_of=multiple)
+    size = len(order)
+    assert (table.vocab_size, table.num_rows % (multiple or 1)) == (size + added, 0)
+    assert torch.equal(table.weight[:size], before[order])
+    assert table.padding_idx == order.index(0)
     assert not table.weight[table.vocab_size :].any()
-    assert receipt.remap(torch.tensor(order)).tolist() == list(range(len(order)))
-    assert len(receipt.dropped) == V - len(order)
+    assert receipt.remap(torch.tensor(order)).tolist() == list(range(size))
+    assert [*receipt.dropped] == sorted({*range(V)} - {*order})
+    with torch.no_grad():
+        table.weight[size : size + added] += 1  # new rows may be trained
+        table.weight[size - 1, 0] += 1
+    with pytest.raises(el.CheckpointError):
+        receipt.undo(table)
+    with torch.no_grad():
+        table.weight[size - 1] = before[order[-1]]
     receipt.undo(table)
     assert torch.equal(table.weight, before)
 
@@ -200,92 +206,50 @@ def test_types_stay(dtype) -> None:
     assert torch.equal(table.weight, before)
 
 
-def test_what_fails_in_the_middle_leaves_everything_as_it_was(monkeypatch) -> None:
+def test_what_fails_in_the_middle_leaves_everything_as_it_was() -> None:
     made = MODELS["free"]()
     optimizer = torch.optim.AdamW(made.parameters(), lr=0.01)
     train(made, optimizer, IDS)
     made.loss(IDS[:, :-1], IDS[:, 1:]).backward()
     before, described, grad = state_of(made, optimizer), made.config, made.table.weight.grad
-    for after in range(1, 12):
-        done = 0
-
-        def failing(do, limit=after):
-            def step() -> None:
-                nonlocal done
-                done += 1
-                do()
-                if done == limit:
-                    raise KeyboardInterrupt
-
-            return step
-
-        original = live.do_all
-        monkeypatch.setattr(
-            live, "do_all", lambda pairs, f=failing, o=original: o([(f(do), undo) for do, undo in pairs])
-        )
-        with pytest.raises(KeyboardInterrupt):
+    for number in range(1, 6):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            interrupt_sets(patch, number)
             add_tokens(made, 3, optimizer=optimizer)
-        monkeypatch.setattr(live, "do_all", original)
         assert same(state_of(made, optimizer), before)
         assert made.config == described
         assert made.table.weight.grad is grad
     train(made, optimizer, IDS)
 
 
+def refused_edits(made: el.DecoderLM) -> list[tuple[type[Exception], Any]]:
+    stranger = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(V, D))])
+    two_sizes = torch.nn.ModuleList([el.TokenEmbedding(4, 2), el.TokenEmbedding(5, 2)])
+    return [
+        (el.VocabularyError, lambda: remove_tokens(made, [V])),
+        (el.VocabularyError, lambda: add_tokens(made, ["otter"])),  # and no tokenizer
+        (el.VocabularyError, lambda: remove_tokens(made, ["otter"])),
+        (el.VocabularyError, lambda: add_tokens(made, -1)),
+        (el.VocabularyError, lambda: add_tokens(made, ["a b"], tokenizer=el.train_tokenizer((), "byte"))),
+        (el.TokenIdError, lambda: remove_tokens(made, [0])),  # the padding token
+        (el.SizeError, lambda: add_tokens(made, 1, optimizer=stranger)),
+        (el.SizeError, lambda: add_tokens(made, 1, pad_to_multiple_of=0)),
+        (el.SizeError, lambda: add_tokens(made, 1, out="there")),
+        (el.SizeError, lambda: add_tokens(torch.nn.Linear(2, 2), 1)),
+        (el.SizeError, lambda: add_tokens(el.DeltaEmbedding(el.TokenEmbedding(V, D), [3]), 1)),
+        (el.SizeError, lambda: add_tokens(two_sizes, 1)),
+        (el.ShapeError, lambda: add_tokens(made, 2, init=VectorsInit(torch.zeros(3, D)))),
+    ]
+
+
 def test_bad_input_is_refused_before_anything_changes() -> None:
     made = model()
     before, described = state_of(made), made.config
-    stranger = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(V, D))])
-    delta = el.DeltaEmbedding(el.TokenEmbedding(V, D), [3])
-    refusals = [
-        (el.VocabularyError, "the model has 30 tokens", lambda: remove_tokens(made, [V])),
-        (el.VocabularyError, "remove names token 4 twice", lambda: remove_tokens(made, [4, 4])),
-        (el.VocabularyError, "pass tokenizer=", lambda: add_tokens(made, ["otter"])),
-        (el.VocabularyError, "pass tokenizer=", lambda: remove_tokens(made, ["otter"])),
-        (el.VocabularyError, "remove and keep were passed", lambda: edit_vocabulary(made, remove=[1], keep=[2])),
-        (el.VocabularyError, "the result has 30; missing", lambda: edit_vocabulary(made, order=[0, 1])),
-        (
-            el.VocabularyError,
-            "Token 4 .* is being removed, so it cannot be a merge target",
-            lambda: edit_vocabulary(made, merge={3: 4}, remove=[4]),
-        ),
-        (el.VocabularyError, "cannot be added", lambda: add_tokens(made, -1)),
-        (el.TokenIdError, "padding token", lambda: remove_tokens(made, [0])),
-        (el.SizeError, "belongs to other parameters", lambda: add_tokens(made, 1, optimizer=stranger)),
-        (el.SizeError, "at least 1", lambda: add_tokens(made, 1, pad_to_multiple_of=0)),
-        (el.SizeError, "in place", lambda: add_tokens(made, 1, out="there")),
-        (el.SizeError, "nothing here has a vocabulary", lambda: add_tokens(torch.nn.Linear(2, 2), 1)),
-        (el.SizeError, r"merge\(\)", lambda: add_tokens(delta, 1)),
-        (
-            el.ShapeError,
-            "VectorsInit was passed rows",
-            lambda: add_tokens(made, 2, init=VectorsInit(torch.zeros(3, D))),
-        ),
-        (
-            el.VocabularyError,
-            "do not belong together",
-            lambda: add_tokens(made, ["a b"], tokenizer=el.train_tokenizer((), "byte")),
-        ),
-        (
-            el.SizeError,
-            "do not share a vocabulary",
-            lambda: add_tokens(torch.nn.ModuleList([el.TokenEmbedding(4, 2), el.TokenEmbedding(5, 2)]), 1),
-        ),
-    ]
-    for error, words, refused in refusals:
-        with pytest.raises(error, match=words):
+    for error, refused in refused_edits(made):
+        with pytest.raises(error):
             refused()
         assert same(state_of(made), before)
         assert made.config == described
-
-
-def test_a_forgotten_optimizer_is_noticed_at_its_next_step() -> None:
-    made = MODELS["row-sparse"]()
-    optimizer = el.RowAdamW(made.parameters())
-    train(made, optimizer, IDS)
-    add_tokens(made, 1)
-    with pytest.raises(el.core.errors.StaleRowsError, match=r"moved the rows of table\.weight, and this RowAdamW"):
-        train(made, optimizer, IDS)
 
 
 def test_an_optimizer_without_rows_is_refused() -> None:
@@ -293,7 +257,7 @@ def test_an_optimizer_without_rows_is_refused() -> None:
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
     for unknown in (torch.zeros(V, D, dtype=torch.uint8), torch.zeros(V * D)):  # in 8 bits, and as LBFGS keeps them
         optimizer.state[table.weight]["unknown"] = unknown
-        with pytest.raises(el.SizeError, match="Build the optimizer again"):
+        with pytest.raises(el.SizeError):
             add_tokens(table, 1, optimizer=optimizer)
 
 
@@ -315,17 +279,21 @@ def test_undo_refuses_what_it_does_not_belong_to() -> None:
     train(made, optimizer, IDS)
     receipt = add_tokens(made, 2, optimizer=optimizer)
     after = state_of(made, optimizer)
-    with pytest.raises(el.CheckpointError, match=r"differ in optimizer\..*pass the model and the optimizer"):
+    ones = el.TokenEmbedding.from_pretrained(torch.ones(V, D))
+    with pytest.raises(el.CheckpointError):
+        of_ones, _ = add_tokens(ones, 2), ones.double()  # the same numbers in another type
+        of_ones.undo(ones)
+    with pytest.raises(el.CheckpointError):
         receipt.undo(made)
-    with pytest.raises(el.CheckpointError, match="not what the receipt belongs to"):
+    with pytest.raises(el.CheckpointError):
         receipt.undo(model())
     other = MODELS["free"]()
     add_tokens(other, 2)
-    with pytest.raises(el.CheckpointError, match="another result"):
+    with pytest.raises(el.CheckpointError):
         add_tokens(MODELS["free"](), 2).undo(other)
     assert same(state_of(made, optimizer), after)
     train(made, optimizer, IDS, steps=1)
-    with pytest.raises(el.CheckpointError, match="before kept rows are trained"):
+    with pytest.raises(el.CheckpointError):
         receipt.undo(made, optimizer=optimizer)
 
 
@@ -368,7 +336,7 @@ EDITS = {
 
 @pytest.mark.parametrize("kind", ["compressed", "identity", "identity map"])
 @pytest.mark.parametrize("edit", EDITS)
-def test_kept_tokens_keep_their_ngrams_and_undo_gives_back_every_bit(kind, edit) -> None:
+def test_kept_tokens_keep_their_ngrams_and_undo_gives_back_every_bit(kind, edit, tmp_path) -> None:
     made = WithNgrams(kind)
     ids = torch.tensor([[1, 2, 5, 6, 1, 2, 8], [20, 21, 22, 22, 10, 7, 2]])
     before, vectors, config = state_of(made), made.ngrams(ids), made.ngrams.config
@@ -376,17 +344,15 @@ def test_kept_tokens_keep_their_ngrams_and_undo_gives_back_every_bit(kind, edit)
     receipt = edit_vocabulary(made, **EDITS[edit])
     size = made.model.table.vocab_size
     assert made.hash.vocab_size == made.hash.index_check.size == size
-    assert (
-        made.ngrams.table.vocab_size == made.hash.num_rows == made.ngrams.table.num_rows
-    )  # as many as tokens, or near
+    assert made.ngrams.table.vocab_size == made.hash.num_rows == made.ngrams.table.num_rows
     assert torch.equal(made.ngrams(receipt.remap(ids)), vectors)
     new = made.hash.compressed_ids[[*receipt.added]].tolist()
     assert len({*new}) == len(receipt.added) == EDITS[edit].get("add", 0)
     assert not {*new} & old_ids
     assert max(made.hash.compressed_ids) < made.hash.compressed_size
     made.ngrams(torch.arange(size))
-    again = build(describe(made.ngrams))
-    again.load_state_dict(made.ngrams.state_dict())
+    made.ngrams.save_pretrained(tmp_path)
+    again = NgramEmbedding.from_pretrained(tmp_path)
     assert torch.equal(again(torch.arange(size)), made.ngrams(torch.arange(size)))
     receipt.undo(made)
     assert same(state_of(made), before)
@@ -398,10 +364,98 @@ def test_a_hash_without_room_for_new_tokens_and_one_of_another_vocabulary_are_re
     made = WithNgrams("identity")
     made.ngrams.hash = NgramHash(V, [1, (2**63 - 1) // (V - 1)], [[17]], pad_id=0)
     before = state_of(made)
-    with pytest.raises(el.VocabularyError, match="no room for 1 new tokens. The compressed ID 30 times the multiplier"):
+    with pytest.raises(el.VocabularyError):
         edit_vocabulary(made, add=1)
     assert same(state_of(made), before)
     edit_vocabulary(made, remove=[3])
     made.ngrams.hash = NgramHash.for_rows(V, V, heads=1)
-    with pytest.raises(el.SizeError, match=r"These do not share a vocabulary \(.*ngrams.hash 30"):
+    with pytest.raises(el.SizeError):
         edit_vocabulary(made, add=1)
+
+
+# Modules and what they state
+
+
+def modules_with_a_vocabulary() -> dict[str, torch.nn.Module]:
+    table = el.TokenEmbedding(V, D)
+    two = {"encoder": el.TokenEmbedding(V, D), "decoder": el.TokenEmbedding(V, D)}
+    typed = {"types": el.TokenEmbedding(2, D), "recipe": ["types"]}
+    return {
+        "input": el.TransformerEmbedding(V, D, 16),
+        "of a book": el.lessons.GPTEmbedding(V, D, 16),
+        "tied head": el.OutputHead(table),
+        "untied head": el.OutputHead(vocab_size=V, embed_dim=D, bias=True),
+        "two tables": torch.nn.ModuleDict(two),
+        "layer with types": el.EmbeddingLayer(table=table, head=el.OutputHead(table), **typed),
+    }
+
+
+@pytest.mark.parametrize("kind", modules_with_a_vocabulary())
+def test_each_kind_of_module_is_edited(kind) -> None:
+    made = modules_with_a_vocabulary()[kind]
+    before = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
+    receipt = edit_vocabulary(made, add=2, remove=[3])
+    for name, parameter in made.named_parameters():
+        rows = [row for row in range(V) if row != 3] if len(before[name]) == V else range(len(before[name]))
+        assert torch.equal(parameter[: len(rows)], before[name][[*rows]])
+        assert len(parameter) == len(rows) + 2 * (len(before[name]) == V)
+    receipt.undo(made)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in made.named_parameters())
+
+
+def test_hashed_ngrams_of_other_libraries_are_refused() -> None:
+    made = model()
+    made.engram = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(9, 2)})
+    with pytest.raises(el.VocabularyError, match=r"engram.embedding.weight"):
+        edit_vocabulary(made, add=1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_patched_model_of_transformers_is_edited_with_its_configuration(tied) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = {"bos_token_id": 1, "eos_token_id": [28, 29], "pad_token_id": 0}
+    made = el.patch(LlamaForCausalLM(LlamaConfig(vocab_size=V, tie_word_embeddings=tied, **ids, **sizes)).eval())
+    unread, before, state = made(IDS).logits, made(IDS).logits.detach(), state_of(made)
+    receipt = edit_vocabulary(made, remove=[5], add=3)
+    with pytest.raises(el.StaleRowsError):
+        unread.sum()
+    new_ids = receipt.remap(torch.where(IDS == 5, 6, IDS))
+    kept = receipt.row_map.sources[: V - 1]
+    same_text = (IDS != 5).all(1)
+    close(made(new_ids).logits[same_text][..., : V - 1], before[same_text][..., kept])
+    config = made.config
+    assert (config.vocab_size, config.bos_token_id, config.eos_token_id, config.pad_token_id) == (V + 2, 1, [27, 28], 0)
+    made(new_ids, labels=new_ids).loss.backward()
+    assert (made.lm_head.weight is made.model.embed_tokens.weight) == tied
+    el.unpatch(made)
+    assert made(new_ids).logits.shape[-1] == V + 2
+    el.patch(made)
+    receipt.undo(made)
+    assert same(state_of(made), state)
+    assert made.config.eos_token_id == [28, 29]
+    with pytest.raises(el.VocabularyError, match="names it as eos_token_id"):
+        remove_tokens(made, [28])
+
+
+def sizes_of(model: torch.nn.Module) -> dict[str, object]:
+    names = ("num_embeddings", "padding_idx", "in_features", "out_features", "vocab_size")
+    parts = model.named_modules()
+    return {f"{name}.{key}": getattr(part, key) for name, part in parts for key in names if hasattr(part, key)}
+
+
+@pytest.mark.parametrize(("kind", "model_type"), [("causal", "gpt2"), ("masked", "mobilebert"), ("seq2seq", "bart")])
+def test_an_edit_is_undone_after_unpatch_as_the_error_says(kind: str, model_type: str, unchecked) -> None:
+    from tiny_models import build
+
+    model = build(model_type, kind)[1]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    receipt = el.vocab.edit_vocabulary(el.patch(model), remove=[20], add=2)
+    el.unpatch(model)
+    assert sizes_of(model) == sizes_of(type(model)(model.config))
+    with pytest.raises(el.SizeError):
+        receipt.undo(model)
+    receipt.undo(el.patch(model))
+    assert same(el.unpatch(model).state_dict(), before)
+    assert sizes_of(model) == sizes_of(type(model)(model.config))
