@@ -23,11 +23,11 @@ CEILINGS = {
     "docstring characters": 1542300,
     "comment lines": 1053,
     "lines of tools": 6073,
-    "lines of docs": 2668,
-    "lines of tests": 88573,
+    "lines of docs": 2667,
+    "lines of tests": 88879,
 }
 
-INTERNALS = 759
+INTERNALS = 719
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 
