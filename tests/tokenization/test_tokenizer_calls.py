@@ -175,6 +175,7 @@ def test_rules_that_multiply_text_are_refused_by_size(rule: str, pure, tmp_path:
 def test_rules_of_ordinary_tokenizers_are_read(pure, tmp_path: Path) -> None:
     steps = [replace({"String": " "}, "▁"), replace({"String": "\n"}, "<|newline|>"), {"type": "NFKC"}]
     steps += [replace({"String": letter}, "..") for letter in "…‥⋯"] + [{"type": "Prepend", "prepend": "▁"}]
+    steps += [replace({"String": "<|image|>"}, "<|patch|>" * 16)]
     parts = {"normalizer": {"type": "Sequence", "normalizers": steps}, "post_processor": template([CLS, A, CLS], [0])}
     (tmp_path / "tokenizer.json").write_text(changed(pure, parts))
     assert load_tokenizer(tmp_path).encode("a").ids[1:-1]
