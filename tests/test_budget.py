@@ -16,15 +16,15 @@ CEILINGS = {
     "packages": 30,
     "lambdas": 333,
     "named tuples": 129,
-    "lines of code": 56611,
+    "lines of code": 56603,
     "lines of raise": 3592,
     "lines of errors built elsewhere": 312,
-    "docstring lines": 30411,
-    "docstring characters": 1542300,
+    "docstring lines": 30410,
+    "docstring characters": 1542232,
     "comment lines": 1053,
     "lines of tools": 6073,
     "lines of docs": 2667,
-    "lines of tests": 88879,
+    "lines of tests": 88883,
 }
 
 INTERNALS = 719

@@ -26,7 +26,8 @@ def kept_with(tokenizer: Tokenizer, *names: str) -> set[str]:
 
 
 def lost_with(tokenizer: Tokenizer, name: str) -> set[str]:
-    return {name for i in edit_tokenizer(tokenizer, remove=[name]).dropped if (name := tokenizer.id_to_token(i))}
+    dropped = edit_tokenizer(tokenizer, remove=[name]).dropped
+    return {each for i in dropped if (each := tokenizer.id_to_token(i)) is not None}
 
 
 def test_a_token_keeps_its_letters_and_every_step_between() -> None:

@@ -4,6 +4,7 @@ import argparse
 import inspect
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -164,6 +165,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_half_done(tokenizers) -> Non
 
 def test_an_option_that_no_edit_has_is_refused() -> None:
     table = el.TokenEmbedding(257, 4)
+    misspelt: dict[str, Any] = {"optimiser": None}
     for edit, *arguments in (
         (el.vocab.add_tokens, ["x"]),
         (el.vocab.remove_tokens, [3]),
@@ -171,5 +173,5 @@ def test_an_option_that_no_edit_has_is_refused() -> None:
         (el.vocab.trim_vocabulary, "text"),
     ):
         with pytest.raises(el.SizeError, match="has no option optimiser. Its options: init, "):
-            edit(table, *arguments, optimiser=None)
+            edit(table, *arguments, **misspelt)
     assert table.vocab_size == 257

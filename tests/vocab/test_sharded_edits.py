@@ -331,7 +331,7 @@ def transfers() -> int:
             most.append(max(len(received), len(sent)))
         return original(received, sent, *args, **options)
 
-    dist.all_to_all_single = measured
+    dist.all_to_all_single = measured  # type: ignore[assignment]
     order = [*range(9000, size), *range(8999, -1, -1)]
     for edited in (whole, table):
         edit_vocabulary(edited, order=order, add=3, init=MeanInit())
