@@ -14,7 +14,7 @@ FAULTS = """async ([roots, except, keeps]) => {
     const canvases = () => parts().flatMap((part) => [...part.querySelectorAll("canvas")])
         .map((each) => each.width && each.toDataURL()).join();
     const until = async (isSo) => {
-        for (let i = 0; i < 60 && !isSo(); i++) await new Promise(requestAnimationFrame);
+        for (let i = 0; i < 600 && !isSo(); i++) await new Promise(requestAnimationFrame);
         return isSo();
     };
     const frames = (count) => until(() => count-- <= 0);
@@ -39,6 +39,13 @@ FAULTS = """async ([roots, except, keeps]) => {
     const controls = () => within(
         "select, .segments button[aria-pressed=false], input:is([type=range], [type=checkbox])");
     const found = [];
+    let [picture, equal] = ["", 0];
+    await until(() => { // a chart is drawn when it has its width
+        const now = text() + canvases();
+        equal = now === picture ? equal + 1 : 0;
+        picture = now;
+        return equal > 3;
+    });
     for (let number = 0; number < controls().length; number++) {
         const control = controls()[number];
         const name = nameOf(control);

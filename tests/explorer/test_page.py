@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 import unicodedata
 from functools import partial
 
@@ -640,9 +641,9 @@ def test_one_finger_scrolls_the_page_until_the_map_is_tapped_twice(url, browser)
     across, down = box["x"] + 150, box["y"] + 250
     touches = context.new_cdp_session(page)
 
-    def touch(kind, *points):
+    def touch(kind, *points, **more):
         at = [{"x": x, "y": y} for x, y in points]
-        touches.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": at})
+        touches.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": at, **more})
 
     def drag():
         touch("Start", (across, down))
@@ -656,9 +657,10 @@ def test_one_finger_scrolls_the_page_until_the_map_is_tapped_twice(url, browser)
     assert "at=" not in page.evaluate("location.hash")
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(400)
-    for _ in range(2):
-        touch("Start", (across, down))
-        touch("End")
+    start = time.time() - 0.2  # seconds: a tap lasts 0.05 however busy the machine is
+    for number in range(2):
+        touch("Start", (across, down), timestamp=start + number / 10)
+        touch("End", timestamp=start + number / 10 + 0.05)
     page.locator(".map-over.is-active").wait_for()
     page.evaluate("scrollTo(0, 0)")
     drag()
