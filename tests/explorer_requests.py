@@ -21,11 +21,17 @@ class Refused(Exception):
     """The server has refused a request, with a sentence."""
 
 
+def numbers(content: bytes, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers of an answer in bytes."""
+    values = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    return values.view(*shape or (-1,))
+
+
 def unpacked(content: dict[str, Any]) -> Any:
     """A packed tensor as a tensor; other objects of JSON as they are."""
     if content.keys() != {"shape", "float32"}:
         return content
-    return torch.frombuffer(bytearray(base64.b64decode(content["float32"])), dtype=torch.float32).view(content["shape"])
+    return numbers(base64.b64decode(content["float32"]), *content["shape"])
 
 
 class Server:
@@ -55,11 +61,6 @@ class Server:
             raise Refused(json.loads(content)["error"])
         assert answer.status == 200, (name, params, content)
         return content if answer.headers["Content-Type"] == "application/octet-stream" else content.decode()
-
-
-def numbers(content: bytes, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The numbers of an answer in bytes."""
-    return torch.frombuffer(bytearray(content), dtype=dtype).view(*shape or (-1,))
 
 
 def steps_of(answer: Any) -> dict[str, Any]:

@@ -107,6 +107,23 @@ def ask() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def page_folder() -> Path:
+    """The folder with the page's files."""
+    return PAGE
+
+
+@pytest.fixture
+def small_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exported pages hold vectors of 100 numbers at most, and nothing of each row of more than 100 rows.
+
+    Of 50,000 rows, the numbers take longer than a test has.
+    """
+    monkeypatch.setattr("embedlayer.explorer.tokens.EXPORTED_NUMBERS", 100)
+    for module in ("tokens", "table_map", "token_card"):
+        monkeypatch.setattr(f"embedlayer.explorer.{module}.EXPORTED_ROWS", 100)
+
+
+@pytest.fixture(scope="session")
 def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Export the page of some sources: `export(source, ...)` is its address, of equal sources one."""
 
