@@ -41,12 +41,12 @@ class Server:
         self.host, self.sources = urlsplit(address).netloc, sources
         self.connection = http.client.HTTPConnection(self.host, timeout=60)
 
-    def raw(self, about: OpenedModel | list[OpenedModel], name: str, **params: object) -> Any:
+    def raw(self, about: OpenedModel | list[OpenedModel], name: str, /, **params: object) -> Any:
         """The answer about a source, or about the first of several: bytes, or what JSON holds."""
         content = self._content(about, name, params)
         return content if isinstance(content, bytes) else json.loads(content)
 
-    def __call__(self, about: OpenedModel | list[OpenedModel], name: str, **params: object) -> Any:
+    def __call__(self, about: OpenedModel | list[OpenedModel], name: str, /, **params: object) -> Any:
         """As `raw`, with tensors."""
         content = self._content(about, name, params)
         return content if isinstance(content, bytes) else json.loads(content, object_hook=unpacked)
