@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import torch
 from torch import Tensor
@@ -81,3 +81,9 @@ def stored_answers(page: Path | str) -> dict[str, Any]:
         request: each["json"] if "json" in each else gzip.decompress(base64.b64decode(each["base64"]))
         for request, each in content.items()
     }
+
+
+def request(name: str, **params: str) -> str:
+    """The request under which an exported page holds its answer."""
+    query = urlencode(sorted(params.items()), quote_via=quote, safe="!~*'()")
+    return f"{name}?{query}" if query else name

@@ -3,7 +3,7 @@
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, urlencode
 from urllib.request import urlopen
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from covering import some
 from decoders import small
-from explorer_requests import Refused, ids_of, steps_of, stored_answers
+from explorer_requests import Refused, ids_of, request, steps_of, stored_answers
 from kinds import POSITIONS
 from page_waiting import until
 
@@ -283,11 +283,10 @@ def test_an_exported_page_holds_the_texts_that_are_offered(ask, source, exported
     assert tiny == [*itertools.product(offered["tiny"]["texts"], offered["tiny"]["positions"], "10")]
     for params in held:
         asked = {name: value for name, value in params.items() if name != "source"}
-        stored = content["pipeline?" + urlencode(sorted(params.items()), quote_via=quote, safe="!~*'()")]
+        stored = content[request("pipeline", **params)]
         assert ask.raw(source, "pipeline", **asked) == stored
         ids = ",".join(str(token["id"]) for token in stored["tokens"])
-        asked = {name: value for name, value in asked.items() if name != "text"} | {"ids": ids, "source": "0"}
-        assert "logit-lens?" + urlencode(sorted(asked.items())) in content
+        assert request("logit-lens", source="0", ids=ids, **{k: asked[k] for k in asked if k != "text"}) in content
 
 
 def test_the_rows_near_a_token_are_those_of_the_table(walk):
