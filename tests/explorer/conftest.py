@@ -5,11 +5,15 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from email.message import Message
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from commands import run as run_command
 from explorer_requests import Server
 
 import embedlayer
@@ -110,6 +114,33 @@ def ask() -> Iterator[Server]:
 def page_folder() -> Path:
     """The folder with the page's files."""
     return PAGE
+
+
+@pytest.fixture(scope="session")
+def by_command() -> Callable[..., tuple[int, list[OpenedModel]]]:
+    """Run `embedlayer explore`: its code, and what it would serve."""
+
+    def explore(*arguments: object) -> tuple[int, list[OpenedModel]]:
+        sources: list[OpenedModel] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("embedlayer.explorer.server.serve", lambda opened, **_: sources.extend(opened))
+            return run_command("explore", "--no-browser", *arguments), sources
+
+    return explore
+
+
+@pytest.fixture
+def course_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the metadata of the package have these URLs, or the package none."""
+
+    def describe(*urls: str, installed: bool = True) -> None:
+        message = Message()
+        for url in urls:
+            message["Project-URL"] = url
+        metadata = Mock(return_value=message, side_effect=None if installed else PackageNotFoundError("embedlayer"))
+        monkeypatch.setattr("embedlayer.explorer.routes.metadata", metadata)
+
+    return describe
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What the page can ask for."""
 
-from email.message import Message
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -69,24 +67,11 @@ def test_a_llama_type_model_brings_its_positions_and_its_tokenizer(ask, shared_d
     assert (texts[1], len(texts)) == ("<s>", 512)
 
 
-def test_the_course_is_beside_the_documentation_that_the_package_names(ask, anything, monkeypatch):
-    for urls, address in (
-        (
-            ["Homepage, https://e.org", "Documentation, https://e.org/docs/index.md"],
-            "https://e.org/docs/course/index.md",
-        ),
-        ([], ""),
-        (None, ""),
-    ):
-
-        def metadata(name: str, urls=urls) -> Message:
-            if urls is None:
-                raise PackageNotFoundError(name)
-            message = Message()
-            for url in urls:
-                message["Project-URL"] = url
-            return message
-
-        monkeypatch.setattr("embedlayer.explorer.routes.metadata", metadata)
+def test_the_course_is_beside_the_documentation_that_the_package_names(ask, anything, course_at):
+    pages = ["Homepage, https://e.org", "Documentation, https://e.org/docs/index.md"]
+    for urls, address in ((pages, "https://e.org/docs/course/index.md"), (pages[:1], "")):
+        course_at(*urls)
         assert ask(anything, "manifest")["course"] == address
+    course_at(installed=False)
+    assert ask(anything, "manifest")["course"] == ""
     assert (Path(__file__).parents[2] / "docs/course/index.md").is_file()

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from commands import run
 from explorer_requests import Refused, numbers
 
 from embedlayer.analysis import write_atlas
@@ -12,10 +11,8 @@ TOKENS = ["a", " the", "cat", 'say "hi"', "tab\there", "", "two", "two"]
 
 
 @pytest.fixture
-def read(tmp_path, monkeypatch, capsys):
-    """Open the page with columns, as the command does: its first source, and what it prints."""
-    served = []
-    monkeypatch.setattr("embedlayer.explorer.server.serve", lambda sources, **_: served.extend(sources))
+def read(by_command, tmp_path, capsys):
+    """Open a source with columns, as the command does: the source, and what is printed."""
 
     def open_(content, *, name="columns.csv", source=None):
         if source is None:
@@ -23,10 +20,10 @@ def read(tmp_path, monkeypatch, capsys):
             write_vectors(source, TOKENS, torch.randn(8, 4), format="npy")
         if content is not None:
             (tmp_path / name).write_text(content)
-        code = run("explore", source, "--no-browser", "--columns", tmp_path / name)
+        code, sources = by_command(source, "--columns", tmp_path / name)
         shown = capsys.readouterr()
-        assert (code == 0) == bool(served), shown.err
-        return (served.pop(), shown.out) if served else (None, shown.err)
+        assert (code == 0) == bool(sources), shown.err
+        return (sources[0], shown.out) if sources else (None, shown.err)
 
     return open_
 
