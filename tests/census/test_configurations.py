@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,8 +11,7 @@ from tiny_models import build, quiet
 
 import embedlayer as el
 from embedlayer.census import configurations
-from embedlayer.tokenization.train import train_tokenizer
-from embedlayer.vocab.special_tokens import NewTokenIds
+from embedlayer.tokenization import save_tokenizer
 
 FORMS: dict[str, Any] = {
     "eos_token_id": [2, 7],
@@ -49,12 +49,16 @@ def order(size: int) -> list[int]:
 
 
 @pytest.fixture
-def gpt2() -> Any:
+def plain() -> Any:
     with quiet():
-        _, model = build("gpt2", "causal", {"bos_token_id": 0, "eos_token_id": 2, "n_layer": 1})
+        return build("gpt2", "causal", {"bos_token_id": 0, "eos_token_id": 2, "n_layer": 1})[1]
+
+
+@pytest.fixture
+def gpt2(plain) -> Any:
     for key, value in FORMS.items():
-        setattr(model.generation_config, key, copy.deepcopy(value))
-    return model
+        setattr(plain.generation_config, key, copy.deepcopy(value))
+    return plain
 
 
 def test_every_form_of_an_entry_follows_live_and_in_the_folder_and_comes_back(gpt2, tmp_path, unchecked) -> None:
@@ -82,27 +86,31 @@ def test_a_bias_by_tuples_keeps_its_form(gpt2, unchecked) -> None:
     assert gpt2.generation_config.sequence_bias == {(14,): -1.0, (15, 9): 2.0}
 
 
-@pytest.mark.parametrize("key", ["eos_token_id", "force_words_ids", "forced_decoder_ids"])
-def test_a_token_that_is_needed_cannot_be_removed(key, gpt2, unchecked) -> None:
-    setattr(gpt2.generation_config, key, {"forced_decoder_ids": [[1, 30]], "force_words_ids": [[30]]}.get(key, 30))
+def test_a_token_that_is_needed_cannot_be_removed(gpt2, unchecked) -> None:
     el.patch(gpt2)
-    with pytest.raises(el.VocabularyError, match=f"generation_config names it as {key}"):
-        el.vocab.remove_tokens(gpt2, [30])
+    for key, value in (("eos_token_id", 30), ("force_words_ids", [[30]]), ("forced_decoder_ids", [[1, 30]])):
+        kept = getattr(gpt2.generation_config, key)
+        setattr(gpt2.generation_config, key, value)
+        with pytest.raises(el.VocabularyError, match=f"generation_config names it as {key}"):
+            el.vocab.remove_tokens(gpt2, [30])
+        setattr(gpt2.generation_config, key, kept)
 
 
-@pytest.mark.parametrize("key", ["gmask_id", "stop_ids", "call_tokens", "word_to_id", "end_index"])
-def test_an_unknown_key_that_holds_an_id_is_refused_by_name(key, gpt2, tmp_path, unchecked) -> None:
-    value: Any = {"word_to_id": {"a": 40}, "stop_ids": [40], "call_tokens": [[40]]}.get(key, 40)
-    setattr(gpt2.config, key, value)
+def test_an_unknown_key_that_holds_an_id_is_refused_by_name(gpt2, tmp_path, unchecked) -> None:
     gpt2.save_pretrained(tmp_path / "old")
+    path = tmp_path / "old" / "config.json"
+    content = json.loads(path.read_text())
     el.patch(gpt2)
-    for target, options in ((gpt2, {}), (tmp_path / "old", {"out": tmp_path / "new"})):
-        with pytest.raises(el.VocabularyError, match=f"{key} = .*not known"):
-            el.vocab.add_tokens(target, 1, **options)
-    assert gpt2.transformer.wte.vocab_size == 131
-    delattr(gpt2.config, key)  # what the error says
-    receipt = el.vocab.remove_tokens(gpt2, [20])
-    assert receipt.new_ids[40] == 39
+    values = {"gmask_id": 40, "stop_ids": [40], "call_tokens": [[40]], "word_to_id": {"a": 40}, "end_index": 40}
+    for key, value in values.items():
+        setattr(gpt2.config, key, value)
+        path.write_text(json.dumps(content | {key: value}))
+        for target, options in ((gpt2, {}), (tmp_path / "old", {"out": tmp_path / "new"})):
+            with pytest.raises(el.VocabularyError, match=f"{key} = .*not known"):
+                el.vocab.add_tokens(target, 1, **options)
+        assert gpt2.transformer.wte.vocab_size == 131
+        delattr(gpt2.config, key)  # what the error says
+    assert el.vocab.remove_tokens(gpt2, [20]).new_ids[40] == 39
 
 
 def test_large_numbers_counts_and_truth_values_are_no_ids(gpt2, unchecked) -> None:
@@ -121,19 +129,27 @@ def test_a_placeholder_without_a_row_is_not_given_to_a_new_token(gpt2, unchecked
     el.vocab.add_tokens(gpt2, 1)
 
 
-NESTED = {
+NESTED: dict[str, Any] = {
     "image_token_id": 5,
-    "text_config": {"vocab_size": 20, "eos_token_id": 5},
+    "text_config": {"vocab_size": 131, "eos_token_id": 5},
     "vision_config": {"image_token_id": 5},
-    "audio_config": {"vocab_size": 20, "pad_token_id": 5},
+    "audio_config": {"vocab_size": 131, "pad_token_id": 5},
     "encoder": {"vocab_size": 9, "pad_token_id": 5},
     "id2label": {"0": "a_id"},
 }
 
 
-def test_a_part_with_another_vocabulary_stays() -> None:
-    parts = {part.name: part.of_tokens for part in configurations.parts_of(NESTED, 20)}
-    assert parts == {"": True, "text_config": True, "vision_config": True, "audio_config": False, "encoder": False}
+def test_a_part_with_another_vocabulary_stays(plain, tmp_path, unchecked) -> None:
+    plain.save_pretrained(tmp_path / "old")
+    path = tmp_path / "old" / "config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"text_config": content | NESTED["text_config"]} | {
+        key: value for key, value in NESTED.items() if key != "text_config"}))  # fmt: skip
+    el.vocab.remove_tokens(tmp_path / "old", [3], out=tmp_path / "new")
+    after = json.loads((tmp_path / "new" / "config.json").read_text())
+    moved = (after["image_token_id"], after["text_config"]["eos_token_id"], after["vision_config"]["image_token_id"])
+    assert moved == (4, 4, 4)
+    assert all(after[part] == NESTED[part] for part in ("audio_config", "encoder", "id2label"))
 
 
 def test_whisper_starts_with_the_language_after_an_edit_of_its_folder(tmp_path, unchecked) -> None:
@@ -160,46 +176,38 @@ def test_whisper_starts_with_the_language_after_an_edit_of_its_folder(tmp_path, 
         el.vocab.add_tokens(tmp_path / "old", 1, out=tmp_path / "other")
 
 
-class Reading:
-    """A configuration by its attributes."""
-
-    def __init__(self, **entries: Any) -> None:
-        vars(self).update(entries)
+REMOVED: dict[str, Any] = {"remove": [3]}
+SWAPPED: dict[str, Any] = {"order": [*range(120), 121, 120, *range(122, 131)]}
+ADDED: dict[str, Any] = {"add": 1}
 
 
-SHIFTED = torch.tensor([0, 1, 2, -1, *range(3, 19)])
-SWAPPED = torch.tensor([*range(15), 16, 15, 17, 18, 19])
-SAME = torch.arange(20)
-
-
-@pytest.mark.parametrize(
-    ("entries", "new_ids", "size", "is_taken"),
-    [
-        ({"model_type": "clip_text_model", "eos_token_id": 2}, SHIFTED, 19, True),
-        ({"model_type": "clip_text_model", "eos_token_id": 2}, SWAPPED, 20, False),
-        ({"model_type": "clip_text_model", "eos_token_id": 2}, SAME, 21, False),
-        ({"model_type": "clip_text_model", "eos_token_id": 19}, SWAPPED, 20, True),
-        ({"model_type": "clip_text_model", "eos_token_id": 4}, SHIFTED, 19, True),
-        ({"model_type": "clip_text_model", "eos_token_id": 3}, torch.tensor([0, 1, -1, *range(2, 19)]), 19, False),
-        ({"model_type": "owlvit_text_model", "eos_token_id": 19}, SWAPPED, 20, False),
-        ({"no_timestamps_token_id": 10}, SHIFTED, 19, True),
-        ({"no_timestamps_token_id": 10}, SWAPPED, 20, False),
-        ({"no_timestamps_token_id": 10}, SAME, 21, False),
-        ({"model_type": "blt"}, SHIFTED, 19, False),
-        ({"model_type": "blt"}, SAME, 21, True),
-        ({"vocab_offset": 18}, SWAPPED, 20, True),
-        ({"vocab_offset": 15}, SWAPPED, 20, False),
-        ({"model_type": "roberta", "pad_token_id": 4}, SHIFTED, 19, False),
-        ({"model_type": "lilt", "pad_token_id": 1}, SHIFTED, 19, True),
-    ],
-)
-def test_what_reads_the_order_or_the_size_of_ids_stays_or_is_refused(entries, new_ids, size, is_taken) -> None:
-    for config in (entries, Reading(**entries)):
-        if is_taken:
-            configurations.check_readers([config], new_ids, size)
-        else:
-            with pytest.raises(el.VocabularyError):
-                configurations.check_readers([config], new_ids, size)
+def test_what_reads_the_order_or_the_size_of_ids_stays_or_is_refused(plain, unchecked) -> None:
+    """Of a text, CLIP reads the vector of the largest ID, BLT hashes bytes, RoBERTa counts from its padding token."""
+    for entries, edit, is_taken in (
+        ({"model_type": "clip_text_model", "eos_token_id": 2}, REMOVED, True),
+        ({"model_type": "clip_text_model", "eos_token_id": 2}, SWAPPED, False),
+        ({"model_type": "clip_text_model", "eos_token_id": 2}, ADDED, False),
+        ({"model_type": "clip_text_model", "eos_token_id": 130}, SWAPPED, True),
+        ({"model_type": "clip_text_model", "eos_token_id": 4}, REMOVED, True),
+        ({"model_type": "clip_text_model", "eos_token_id": 3}, {"remove": [2]}, False),
+        ({"model_type": "owlvit_text_model", "eos_token_id": 130}, SWAPPED, False),
+        ({"no_timestamps_token_id": 10}, REMOVED, True),
+        ({"no_timestamps_token_id": 10}, SWAPPED, False),
+        ({"no_timestamps_token_id": 10}, ADDED, False),
+        ({"model_type": "blt"}, REMOVED, False),
+        ({"model_type": "blt"}, ADDED, True),
+        ({"vocab_offset": 129}, SWAPPED, True),
+        ({"vocab_offset": 120}, SWAPPED, False),
+        ({"model_type": "roberta", "pad_token_id": 4}, REMOVED, False),
+        ({"model_type": "lilt", "pad_token_id": 1}, REMOVED, True),
+    ):
+        model = copy.deepcopy(plain)
+        for config in (model.config, model.generation_config):
+            config.eos_token_id = config.bos_token_id = None
+        for name, value in entries.items():
+            setattr(model.config, name, value)
+        with nullcontext() if is_taken else pytest.raises(el.VocabularyError):
+            el.vocab.edit_vocabulary(el.patch(model), **edit)
 
 
 @pytest.mark.long
@@ -223,18 +231,26 @@ def test_every_key_of_transformers_that_ends_as_ids_do_is_in_a_list() -> None:
     assert not configurations.KNOWN_IDS & NO_IDS
 
 
-def test_a_bias_that_transformers_wrote_as_text_is_moved_or_refused_by_name() -> None:
+def test_a_bias_that_transformers_wrote_as_text_is_moved_or_refused_by_name(plain, tmp_path, unchecked) -> None:
     """JSON has no tuples as keys, so `generation_config.json` has their texts."""
-    ids = NewTokenIds([0, 2, 1, -1], {3: "removed"}, size=3)
-    content = {"vocab_size": 4, "sequence_bias": {"(1, 2)": -5.0, "(2,)": 1.0, "(3,)": 2.0}}
-    moved = configurations.edited_configuration(content, ids, "generation_config.json")
-    assert moved["sequence_bias"] == {"(2, 1)": -5.0, "(1,)": 1.0}
+    plain.save_pretrained(tmp_path / "old")
+    path = tmp_path / "old" / "generation_config.json"
+    edit: dict[str, Any] = {"order": [0, 2, 1, *range(4, 131)], "remove": [3]}
+    path.write_text(json.dumps({"sequence_bias": {"a b": 1.0}}))
     with pytest.raises(el.VocabularyError, match="The key 'a b' of a sequence_bias is no tuple"):
-        configurations.edited_configuration(content | {"sequence_bias": {"a b": 1.0}}, ids, "generation_config.json")
+        el.vocab.edit_vocabulary(tmp_path / "old", **edit, out=tmp_path / "new")
+    path.write_text(json.dumps({"sequence_bias": {"(1, 2)": -5.0, "(2,)": 1.0, "(3,)": 2.0}}))
+    el.vocab.edit_vocabulary(tmp_path / "old", **edit, out=tmp_path / "new")
+    moved = json.loads((tmp_path / "new" / "generation_config.json").read_text())
+    assert moved["sequence_bias"] == {"(2, 1)": -5.0, "(1,)": 1.0}
 
 
-def test_a_new_tokenizer_that_does_not_say_what_ends_a_text_is_warned_of() -> None:
-    tokenizer = train_tokenizer(["a b a b"], "word", vocab_size=4)
-    ids = NewTokenIds([0, 1, -1, -1], {}, tokenizer, {}, size=4)
+def test_a_new_tokenizer_that_does_not_say_what_ends_a_text_is_warned_of(plain, tmp_path, unchecked) -> None:
+    plain.generation_config = type(plain.generation_config)(eos_token_id=2)
+    plain.save_pretrained(tmp_path / "old")
+    save_tokenizer(el.train_tokenizer((), "byte", special_tokens=()), tmp_path / "tokenizer.json")
+    names = ["a", "b", *(f"w{number}" for number in range(129))]
+    save_tokenizer(el.train_tokenizer(" ".join(names), "word", vocab_size=131), tmp_path / "old" / "tokenizer.json")
     with pytest.warns(el.EmbedLayerWarning, match="config.json names the token that ends a text as eos_token_id"):
-        assert ids.of("eos_token_id", 2, {"eos_token_id": 2}, "config.json") is None
+        el.vocab.transplant(tmp_path / "old", tmp_path / "tokenizer.json", out=tmp_path / "new")
+    assert json.loads((tmp_path / "new" / "config.json").read_text()).get("eos_token_id") is None

@@ -10,10 +10,9 @@ from tiny_models import VOCAB, build, quiet
 from torch import nn
 
 import embedlayer as el
-from embedlayer.census.tensors import axes_by_architecture, axes_by_build, tensors_in
+from embedlayer.census.tensors import tensors_in
 
 ALWAYS = [("causal", "bart"), ("masked", "bert"), ("masked", "mobilebert"), ("causal", "deepseek_v4")]
-TABLES = ("model.embed_tokens.weight",)
 
 
 def weights_of(model: nn.Module) -> set[int]:
@@ -52,7 +51,6 @@ def llama(**settings: int) -> nn.Module:
 def test_a_width_that_equals_the_number_of_tokens_is_no_evidence(tmp_path) -> None:
     """Neither a live model nor a folder of an unknown family is refused for it, and only the tokens' axis moves."""
     model = llama(vocab_size=24, hidden_size=24, intermediate_size=24)
-    assert axes_by_build(type(model), model.config, TABLES) == {TABLES[0]: (0,), "lm_head.weight": (0,)}
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with quiet():
         model.save_pretrained(tmp_path / "old")
@@ -61,21 +59,9 @@ def test_a_width_that_equals_the_number_of_tokens_is_no_evidence(tmp_path) -> No
     with quiet():
         edited = type(model).from_pretrained(tmp_path / "new").state_dict()
     for name, tensor in model.state_dict().items():
-        rows = 26 if name in (*TABLES, "lm_head.weight") else len(before[name])
+        rows = 26 if name in ("model.embed_tokens.weight", "lm_head.weight") else len(before[name])
         assert tensor.shape == (rows, *before[name].shape[1:])
         assert torch.equal(tensor, edited[name])
-
-
-def test_the_class_in_a_configuration_shows_what_follows_the_vocabulary() -> None:
-    config = llama(vocab_size=24).config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
-    axes = axes_by_architecture(config, TABLES)
-    assert axes is not None
-    assert {name for name, own in axes.items() if own} == {*TABLES, "lm_head.weight"}
-    assert axes["model.norm.weight"] == ()
-    for other in ({"architectures": ["NoSuchModel"]}, {"architectures": None}, {"model_type": "novel"}):
-        assert axes_by_architecture(config | other, TABLES) is None
-    assert axes_by_architecture(config | {"num_attention_heads": "two"}, TABLES) is None
-    assert axes_by_architecture(config, ("another.weight",)) is None
 
 
 def test_a_tensor_that_follows_the_vocabulary_and_has_no_rule_is_named(tmp_path) -> None:

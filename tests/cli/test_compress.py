@@ -165,48 +165,6 @@ def test_a_file_of_vectors_becomes_a_layer_with_its_words(tmp_path) -> None:
     assert torch.allclose(layer.table.rows(0, 3), rows, atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["{run}"], 2, "Give --to with -o to compress, or --compare"),
-        (["{run}", "--to", "int8"], 2, "--to and -o belong together"),
-        (["{run}", "--compare", "-o", "{tmp}/out"], 2, "--to and -o belong together"),
-        (
-            ["{run}", "--to", "int3", "-o", "{tmp}/out"],
-            2,
-            "int8, int4, groups as in int4-g32, GGUF's q8_0 or q4_0, or rank=128; not to 'int3'",
-        ),
-        (["{run}", "--to", "rank=99", "-o", "{tmp}/out"], 2, "rank 99 exceeds embed_dim 16"),
-        (["{run}", "--to", "int4-g5", "-o", "{tmp}/out"], 2, "group_size must be from 1 to embed_dim 16 and even"),
-        (["{run}", "--to", "int8", "-o", "{tmp}/full"], 1, "is not empty"),
-        (["{run}", "--to", "int8", "-o", "{tmp}/full/file"], 1, "is a file, not a folder"),
-        (["{run}", "--to", "int8", "-o", "{tmp}/full/file/out"], 1, "Cannot write"),
-        (["{run}", "--to", "int8", "-o", "{tmp}/out", "--text", "{tmp}/none.txt"], 1, "none.txt"),
-        (["{run}", "--to", "int8", "-o", "{tmp}/out", "--text", "{tmp}/full/file"], 2, "too short to measure on"),
-        (["{tmp}/nowhere", "--compare"], 1, "nowhere does not exist"),
-        (["{tmp}/full", "--compare"], 1, "holds no"),
-        (["{tmp}/damaged", "--to", "int8", "-o", "{tmp}/out"], 2, "damaged"),
-        (["{tmp}/nan.npy", "--to", "int8", "-o", "{tmp}/out"], 2, "NaN"),
-    ],
-)
-def test_bad_input_ends_with_a_sentence_and_leaves_nothing(folder, tmp_path, capsys, arguments, code, message) -> None:
-    import numpy as np
-
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").write_text("x")
-    (tmp_path / "damaged").mkdir()
-    for file in folder.iterdir():
-        (tmp_path / "damaged" / file.name).write_bytes(file.read_bytes()[:-100])
-    np.save(tmp_path / "nan.npy", np.full((3, 4), np.nan, dtype=np.float32))
-    (tmp_path / "nan.tokens.json").write_text('["a", "b", "c"]')
-    before = sorted(tmp_path.rglob("*"))
-    assert run("compress", *(argument.format(run=folder, tmp=tmp_path) for argument in arguments)) == code
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert "Traceback" not in shown.err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_a_full_disk_leaves_nothing_half_written(folder, tmp_path, monkeypatch, capsys) -> None:
     from embedlayer import saving
 

@@ -10,18 +10,9 @@ import torch
 from commands import run
 from processes import Program, run_program
 
-from embedlayer import (
-    RunDirectory,
-    TextError,
-    TokenCorpus,
-    TokenizerError,
-    TrainingOptions,
-    load_tokenizer,
-    train_tokenizer,
-)
-from embedlayer.cli.training_runs import LayerOptions, start_run
+from embedlayer import RunDirectory, TokenCorpus, load_tokenizer, open_model, train_tokenizer
 from embedlayer.data import build_in_shards
-from embedlayer.tokenization.read import save_tokenizer
+from embedlayer.tokenization import save_tokenizer
 from embedlayer.vocab import edit_vocabulary
 
 TEXT = "Dogs love dogs, and cats love naps in the sun. Who would not? " * 400
@@ -41,6 +32,7 @@ def test_a_corpus_is_built_and_told_to_people_and_programs(text, tmp_path, capsy
     built = TokenCorpus.open(tmp_path / "corpus")
     assert f"{len(built):,} tokens of" in shown
     assert "1 document, 3 shards" in shown
+    assert "24.8 of 24.8 kB" in shown
     assert run(*arguments, "--shards", 3, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "directory": str(tmp_path / "corpus"),
@@ -71,60 +63,92 @@ def test_parts_can_be_built_one_by_one(text, tmp_path, capsys):
     assert "Shard 2 of 2 does not exist" in capsys.readouterr().err
 
 
-def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path):
+@pytest.fixture
+def train(tmp_path, capsys):
+    """Train a run of two steps again, or return why it cannot be."""
+    sizes = "--steps 2 --length 32 --batch-size 4 --dim 8 --heads 2 --layers 1 --overwrite --vocab-size 100".split()
+
+    def again(*arguments):
+        code = run("train", *arguments, "-o", tmp_path / "run", *sizes)
+        said = capsys.readouterr().err
+        return "" if code == 0 else said
+
+    return again
+
+
+def batches(directory):
+    sampler = directory.resume()[0].sampler
+    return [sampler.batch(step)[0].tolist() for step in range(30)]
+
+
+def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path, train):
     tokenizer = load_tokenizer(tmp_path / "bpe.json")
     corpus = build_in_shards([text], tokenizer, tmp_path / "corpus", shards=3, workers=1)
     save_tokenizer(train_tokenizer((), "byte"), tmp_path / "byte.json")
     directory = RunDirectory(tmp_path / "run")
-
-    def start(*sources, tokenizer_from=None, weights=None):
-        layer = LayerOptions(tokenizer_from=tokenizer_from, dim=8, heads=2, layers=1)
-        options = TrainingOptions(steps=2, max_length=32, batch_size=4)
-        rest = {"validation_fraction": 0.1, "probes": (), "device": "cpu", "quiet": True, "weights": weights}
-        return start_run(directory, sources, layer, options, **rest)
-
-    def batches(trainer):
-        return [trainer.sampler.batch(step)[0].tolist() for step in range(30)]
-
-    linked, told = start(tmp_path / "corpus")
-    assert told.to_str() == tokenizer.to_str()
+    assert train(tmp_path / "corpus") == ""
+    assert open_model(directory.path).tokenizer.to_str() == tokenizer.to_str()
     assert directory.corpus.is_symlink()
-    assert batches(directory.resume()[0]) == batches(linked)
-
+    linked = batches(directory)
     receipt = edit_vocabulary(directory.path, order=[*reversed(range(corpus.vocab_size))], out=tmp_path / "turned")
     turned = TokenCorpus.open(tmp_path / "turned" / "corpus")
     assert np.array_equal(turned.ids, receipt.remap(np.asarray(corpus.ids, dtype=np.int64)))
     assert (turned.num_bytes, turned.blocks.tolist()) == (corpus.num_bytes, corpus.blocks.tolist())
 
-    start(text, tokenizer_from=tmp_path / "bpe.json")
+    assert train(text, "--tokenizer-from", tmp_path / "bpe.json") == ""
     assert not directory.corpus.is_symlink()
     assert np.array_equal(TokenCorpus.open(directory.corpus).ids, corpus.ids)
-
-    start(tmp_path / "corpus")
+    assert train(tmp_path / "corpus") == ""
     assert directory.corpus.is_symlink()
-    with pytest.raises(TextError, match="a run reads one alone"):
-        start(tmp_path / "corpus", text)
-    with pytest.raises(TokenizerError, match="built with another tokenizer"):
-        start(tmp_path / "corpus", tokenizer_from=tmp_path / "byte.json")
+    assert "a run reads one alone" in train(tmp_path / "corpus", text)
+    assert "built with another tokenizer" in train(tmp_path / "corpus", "--tokenizer-from", tmp_path / "byte.json")
     assert np.array_equal(TokenCorpus.open(tmp_path / "corpus").ids, corpus.ids)
 
     TokenCorpus.build([text], tokenizer, tmp_path / "built")
-    alone, told = start(tmp_path / "built")
-    assert told.to_str() == tokenizer.to_str()
+    assert train(tmp_path / "built") == ""
+    alone = batches(directory)
     (tmp_path / "built" / "tokenizer.json").unlink()
-    for weights in (None, (3, 1)):
-        with pytest.raises(TokenizerError, match=r"built has no tokenizer\.json\. Pass .*: --tokenizer-from FILE"):
-            start(tmp_path / "built", *([text] if weights else []), weights=weights)
-    assert batches(start(tmp_path / "built", tokenizer_from=tmp_path / "bpe.json")[0]) == batches(alone)
+    for more in ([], [text, "--weights", "3,1"]):
+        said = train(tmp_path / "built", *more)
+        assert "built has no tokenizer.json. Pass " in said
+        assert ": --tokenizer-from FILE" in said
+    assert train(tmp_path / "built", "--tokenizer-from", tmp_path / "bpe.json") == ""
+    assert batches(directory) == alone
 
-    mixed, told = start(tmp_path / "corpus", text, weights=(3, 1))
-    assert told.to_str() == tokenizer.to_str()
-    assert batches(directory.resume()[0]) == batches(mixed) != batches(linked)
+    assert train(tmp_path / "corpus", text, "--weights", "3,1") == ""
+    assert open_model(directory.path).tokenizer.to_str() == tokenizer.to_str()
+    mixed = directory.open()[0].sampler.batch(7)[0]
+    assert batches(directory) != linked
     edit_vocabulary(directory.path, order=[*reversed(range(corpus.vocab_size))], out=tmp_path / "turned mixture")
     turned_run = RunDirectory(tmp_path / "turned mixture")
-    assert torch.equal(turned_run.open()[0].sampler.batch(7)[0], receipt.remap(mixed.sampler.batch(7)[0]))
-    start(text, tokenizer_from=tmp_path / "bpe.json")
+    assert torch.equal(turned_run.open()[0].sampler.batch(7)[0], receipt.remap(mixed))
+    assert train(text, "--tokenizer-from", tmp_path / "bpe.json") == ""
     assert not (directory.corpus / "0").exists()
+
+
+def test_a_tokenizer_of_a_mixture_is_trained_on_each_text_in_its_share(tmp_path, train, monkeypatch):
+    texts = {"dogs": "Dogs love dogs, as they say. " * 160, "cats": "Cats nap in warm sunlight. " * 160}
+    for name, content in texts.items():
+        (tmp_path / f"{name}.txt").write_text(content)
+    files = [tmp_path / f"{name}.txt" for name in texts]
+    monkeypatch.setattr("embedlayer.cli.texts.TOKENIZER_BYTES", 2000)
+
+    def vocabulary(*options):
+        assert train(*files, "--tokenizer", "word", *options) == ""
+        return " ".join(open_model(tmp_path / "run").tokenizer.get_vocab())
+
+    assert ["Dogs" in vocabulary(), "Cats" in vocabulary()] == [True, False], "in order: the first fills the bytes"
+    mixed = vocabulary("--weights", "3,1")
+    assert ["Dogs" in mixed, "Cats" in mixed] == [True, True]
+    tokenizer = open_model(tmp_path / "run").tokenizer
+    for number, content in enumerate(texts.values()):
+        ids = TokenCorpus.open(tmp_path / "run" / "corpus" / str(number)).ids
+        assert np.array_equal(ids, TokenCorpus.from_text(content, tokenizer).ids)
+    for name, kind in (("a", "byte"), ("b", "word")):
+        build_in_shards(files, train_tokenizer(texts["dogs"], kind), tmp_path / name, shards=1, workers=1)
+    said = train(tmp_path / "a", tmp_path / "b", "--weights", "1,1")
+    assert f"{tmp_path / 'a'} and {tmp_path / 'b'} were built with different " in said
+    assert f"corpus build FILE --tokenizer {tmp_path / 'a'} -o NEW" in said
 
 
 def test_ctrl_c_stops_it_with_a_word_and_the_same_command_goes_on(text, tmp_path):

@@ -61,23 +61,6 @@ def test_two_models_are_shown_side_by_side(folder, capsys) -> None:
     assert "Tokens that raise the loss of two most" in shown
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["one", "--text", "empty.txt"], "empty.txt is empty: there is nothing to predict."),
-        (["one", "--text", "image.png"], "image.png is not UTF-8 text"),
-        (["one", "--text", "text.txt", "--window", 4000], "fewer than one window of 4,000"),
-        (["table", "--text", "text.txt"], "is a saved TokenEmbedding, which has no transformer blocks."),
-        (["one", "--text", "text.txt", "--window", 32, "--stride", 33], "stride must be from 1 to the window of 32"),
-    ],
-)
-def test_bad_input_is_one_error(folder, capsys, words, message) -> None:
-    assert evaluate(folder, *words) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert not shown.out
-
-
 def test_a_tokenizer_serves_a_model_without_one(folder, tmp_path, capsys) -> None:
     el.open_model(folder / "one").model.save_pretrained(tmp_path / "bare")
     arguments = ["--text", folder / "text.txt", "--window", 32]

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import run
+from commands import leaf_commands, run
 from processes import Program
 
+import embedlayer
 from embedlayer import TokenEmbedding
 from embedlayer.checkpoints import write_vectors
-from embedlayer.cli.explore import VIEWS, explore
-from embedlayer.explorer.page_files import page_files
 
 
 @pytest.fixture
@@ -57,14 +56,16 @@ def test_what_opens_and_where_by_the_sources(table, monkeypatch, capsys, argumen
 def test_make_explore_opens_the_demo_and_the_words_on_learn():
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     (line,) = re.findall(r"@\$\(BIN\)/embedlayer (explore .*)", makefile)
-    context = explore.make_context("explore", line.split()[2:])
+    context = dict(leaf_commands())["explore"].make_context("explore", line.split()[2:])
     assert line.split()[1] == "out/demo"
     assert (context.params["words"], context.params["view"]) == (True, "learn")
 
 
 def test_the_views_are_those_of_the_page():
-    views = {name: text.decode() for name, text in page_files().items() if name.startswith("views/")}
-    assert sorted(re.search(r'^  id: "(\w+)",$', text, flags=re.M)[1] for text in views.values()) == VIEWS
+    folder = Path(embedlayer.__file__).parent / "explorer" / "page" / "views"
+    names = [re.search(r'^  id: "(\w+)",$', file.read_text(), flags=re.M)[1] for file in folder.glob("*.js")]
+    (view,) = [param for param in dict(leaf_commands())["explore"].params if param.name == "view"]
+    assert [*view.type.choices] == sorted(names)
 
 
 def test_export_writes_one_file_and_serves_nothing(table, tmp_path, capsys):
@@ -82,19 +83,3 @@ def test_export_shows_progress_and_ctrl_c_leaves_no_file(tmp_path):
         assert program.wait(60) == 130
         assert program.stderr.read().endswith("Stopped.\n")
     assert [path.name for path in tmp_path.iterdir() if "page" in path.name] == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["--tokenizer", "{tmp}/cats.txt"], 2, "--tokenizer is for a SOURCE"),
-        (["{tmp}/nowhere"], 1, "nowhere"),
-        (["{tmp}/cats.txt", "--tokenizer", "{tmp}/none.json"], 1, "none.json"),
-        (["{tmp}/cats.txt", "--port", "99999", "--no-browser"], 1, "99999"),
-        (["{tmp}/cats.txt", "--view", "lesson"], 2, "'lesson' is not one of"),
-        (["{tmp}/cats.txt", "--view", "learn", "--export", "{tmp}/page.html"], 2, "#learn"),
-    ],
-)
-def test_bad_input_ends_with_a_sentence(table, tmp_path, capsys, arguments, code, message):
-    assert run("explore", *(argument.format(tmp=tmp_path) for argument in arguments)) == code
-    assert message in capsys.readouterr().err

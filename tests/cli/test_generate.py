@@ -160,23 +160,3 @@ def test_stories260k_says_its_story(shared_data, capsys) -> None:
     assert len(result["ids"]) == 65
     assert run("generate", models, "Once upon", "--tokens", 5, "--greedy") == 0
     assert capsys.readouterr().out == "Once upon a time, there was\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["{tmp}", "hello"], 1, "is an empty folder; embedlayer generate takes"),
-        (["{tmp}/nowhere.safetensors", "hello"], 1, "nowhere.safetensors does not exist"),
-        (["{run}", "hello", "--temperature", "-1"], 2, "temperature must be 0 or a positive number"),
-        (["{run}", "hello", "--top-p", "1.5"], 2, "top_p must be above 0 and at most 1, not 1.5"),
-        (["{run}", "hello", "--min-p", "-1"], 2, "min_p must be from 0 to 1, not -1.0"),
-        (["{run}", "hello", "--repetition-penalty", "0"], 2, "repetition_penalty must be a positive number, not 0.0"),
-        (["{run}", "hello", "--greedy", "--min-p", "0.1"], 2, "--greedy samples nothing"),
-        (["{run}", "hello", "--greedy", "--seed", "1"], 2, "--greedy samples nothing"),
-        (["{run}", "hello", "--tokens", "-1"], 2, "max_new_tokens must be at least 0"),
-        (["{run}", "hello", "--tokenizer", "{tmp}/none.json"], 1, "none.json"),
-    ],
-)
-def test_bad_input_ends_with_a_sentence_and_a_code(folder, tmp_path, capsys, arguments, code, message) -> None:
-    assert run("generate", *(argument.format(tmp=tmp_path, run=folder) for argument in arguments)) == code
-    assert message in capsys.readouterr().err

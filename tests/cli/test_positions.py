@@ -10,8 +10,7 @@ from commands import run
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.io.files import write_json
-from embedlayer.tokenization.read import save_tokenizer
+from embedlayer.tokenization import save_tokenizer
 
 TRAINED, LONGER = 16, 64
 CONFIG = {"model_type": "llama", "rope_theta": 1e4, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
@@ -76,9 +75,9 @@ def test_json_has_the_same_numbers(saved, tmp_path, capsys) -> None:
 def test_lengths_in_other_files_follow_and_exported_models_are_left_out(tmp_path, capsys) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
-    write_json(folder / "config.json", CONFIG)
-    write_json(folder / "generation_config.json", {"max_length": TRAINED, "temperature": 0.7})
-    write_json(folder / "tokenizer.json", {"truncation": {"max_length": TRAINED}, "model": {}})
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "generation_config.json").write_text(json.dumps({"max_length": TRAINED, "temperature": 0.7}))
+    (folder / "tokenizer.json").write_text(json.dumps({"truncation": {"max_length": TRAINED}, "model": {}}))
     (folder / "tokenizer_config.json").write_text('{"model_max_length":16,"x":[1,2]}')
     (folder / "model.onnx").write_text("angles as they were")
     assert run("positions", "extend", folder, "--to", LONGER, "-o", tmp_path / "new", "--json") == 0
@@ -125,8 +124,8 @@ def test_the_result_is_named_before_its_loss_is_measured(saved, tmp_path, capsys
 def test_divisors_are_read_from_a_file_and_a_model_that_does_not_run_here_is_not_measured(tmp_path, capsys) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
-    write_json(folder / "config.json", CONFIG)
-    write_json(tmp_path / "factors.json", {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]})
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "factors.json").write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}))
     (tmp_path / "text.txt").write_text("text")
     options = ["--to", LONGER, "--factors", tmp_path / "factors.json", "--text", tmp_path / "text.txt"]
     assert run("positions", "extend", folder, "--method", "longrope", *options, "-o", tmp_path / "new") == 0

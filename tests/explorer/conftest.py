@@ -4,12 +4,19 @@ import functools
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from email.message import Message
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from commands import run as run_command
+from explorer_requests import Server
 
+import embedlayer
 from embedlayer import (
     DecoderLM,
     RotaryEmbedding,
@@ -21,7 +28,6 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.page_files import page_files
 from embedlayer.explorer.server import address, make_server
 from embedlayer.explorer.tokenization import open_word_table
 from embedlayer.opening import OpenedModel, open_model
@@ -71,10 +77,13 @@ Nothing is drawn at a place that is no number or in no colour of the theme, and 
 """
 
 
+PAGE = Path(embedlayer.__file__).parent / "explorer" / "page"
+
+
 @contextmanager
-def served(*sources: OpenedModel) -> Iterator[str]:
-    """The page's address while it is served."""
-    with make_server(list(sources)) as server:
+def served(*sources: OpenedModel, of: list[OpenedModel] | None = None) -> Iterator[str]:
+    """The page's address while it is served, with some sources or those of a list that changes."""
+    with make_server(list(sources) if of is None else of) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -89,6 +98,73 @@ def serve() -> Iterator[Callable[..., str]]:
     """Serve sources until the module's tests end: `serve(source, ...)` is the page's address, of equal sources one."""
     with ExitStack() as stack:
         yield functools.cache(lambda *sources: stack.enter_context(served(*sources)))
+
+
+@pytest.fixture(scope="session")
+def ask() -> Iterator[Server]:
+    """Ask the server as the page does: `ask(source, "pipeline", text="#3")`, `ask([source, other], "tokens")`."""
+    sources: list[OpenedModel] = []
+    with served(of=sources) as url:
+        server = Server(url, sources)
+        with closing(server.connection):
+            yield server
+
+
+@pytest.fixture(scope="session")
+def page_folder() -> Path:
+    """The folder with the page's files."""
+    return PAGE
+
+
+@pytest.fixture(scope="session")
+def by_command() -> Callable[..., tuple[int, list[OpenedModel]]]:
+    """Run `embedlayer explore`: its code, and what it would serve."""
+
+    def explore(*arguments: object) -> tuple[int, list[OpenedModel]]:
+        sources: list[OpenedModel] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("embedlayer.explorer.server.serve", lambda opened, **_: sources.extend(opened))
+            return run_command("explore", "--no-browser", *arguments), sources
+
+    return explore
+
+
+@pytest.fixture
+def course_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the metadata of the package have these URLs, or the package none."""
+
+    def describe(*urls: str, installed: bool = True) -> None:
+        message = Message()
+        for url in urls:
+            message["Project-URL"] = url
+        metadata = Mock(return_value=message, side_effect=None if installed else PackageNotFoundError("embedlayer"))
+        monkeypatch.setattr("embedlayer.explorer.routes.metadata", metadata)
+
+    return describe
+
+
+@pytest.fixture
+def small_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exported pages hold vectors of 100 numbers at most, and nothing of each row of more than 100 rows.
+
+    Of 50,000 rows, the numbers take longer than a test has.
+    """
+    monkeypatch.setattr("embedlayer.explorer.tokens.EXPORTED_NUMBERS", 100)
+    for module in ("tokens", "table_map", "token_card"):
+        monkeypatch.setattr(f"embedlayer.explorer.{module}.EXPORTED_ROWS", 100)
+
+
+@pytest.fixture(scope="session")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Export the page of some sources: `export(source, ...)` is its address, of equal sources one."""
+
+    @functools.cache
+    def write(*sources: OpenedModel) -> str:
+        path = tmp_path_factory.mktemp("exported") / "page.html"
+        write_page(path, list(sources))
+        return path.as_uri()
+
+    return write
 
 
 @pytest.fixture
@@ -216,11 +292,9 @@ def of_run(run: RunDirectory) -> OpenedModel:
 
 
 @pytest.fixture(scope="session")
-def exported_run(of_run: OpenedModel, tmp_path_factory: pytest.TempPathFactory) -> str:
+def exported_run(of_run: OpenedModel, export: Callable[..., str]) -> str:
     """The address of the run's exported page."""
-    path = tmp_path_factory.mktemp("exported") / "page.html"
-    write_page(path, [of_run])
-    return path.as_uri()
+    return export(of_run)
 
 
 @pytest.fixture(scope="session")
@@ -252,11 +326,32 @@ def in_page(browser: Any) -> Iterator[Callable[..., Any]]:
 @pytest.fixture(scope="session")
 def story(in_page: Callable[..., Any]) -> Callable[..., Any]:
     """Evaluate an expression with the modules of the story that it names: `story("trainer.WORDS")`; `m` is math.js."""
-    paths = [path for path in page_files() if path.startswith("learn/")]
-    modules = {path.removeprefix("learn/").removesuffix(".js"): path for path in paths} | {"m": "math.js"}
+    modules = {path.stem: f"learn/{path.name}" for path in (PAGE / "learn").glob("*.js")} | {"m": "math.js"}
 
     def evaluate(expression: str, **values: Any) -> Any:
         names = set(re.findall(r"\b(\w+)\.", expression)) - values.keys()
         return in_page({name: modules[name] for name in names & modules.keys()}, expression, **values)
 
     return evaluate
+
+
+@pytest.fixture(scope="session")
+def anything() -> OpenedModel:
+    """A source of three rows, beside which the page has all that it has beside every source."""
+    return OpenedModel("any", TokenEmbedding(3, 2))
+
+
+@pytest.fixture(scope="session")
+def tiny_choices(ask: Server, anything: OpenedModel) -> Any:
+    """Texts, words and position schemes of the tiny layer."""
+    return ask(anything, "pipeline-choices")["tiny"]
+
+
+@pytest.fixture(scope="session")
+def tiny(ask: Server, anything: OpenedModel, tiny_choices: Any) -> Callable[..., Any]:
+    """The pipeline of a text in a tiny layer, by default the first one of its texts."""
+
+    def walk(position: str = "learned", *, tied: bool = True, text: str = tiny_choices["texts"][0]) -> Any:
+        return ask(anything, "pipeline", layer="tiny", position=position, tied=int(tied), text=text)
+
+    return walk

@@ -1,14 +1,25 @@
 """Two tables laid over one another."""
 
-import numpy as np
 import pytest
 import torch
+from explorer_requests import Refused, numbers
 
 from embedlayer import TokenEmbedding
-from embedlayer.analysis.movement import row_movement
-from embedlayer.core.errors import SizeError
-from embedlayer.explorer import compare
+from embedlayer.analysis import row_movement
 from embedlayer.opening import OpenedModel
+
+
+@pytest.fixture
+def compared(ask):
+    """What is said of two tables, and their places: five rows of float32, and the IDs in both."""
+
+    def both(ours, theirs):
+        content = ask([ours, theirs], "compare-places", other=1)
+        found = ask([ours, theirs], "compare", other=1)
+        cut = 20 * found["shared"]
+        return found, numbers(content[:cut], 5, -1), numbers(content[cut:], 2, -1, dtype=torch.int32).tolist()
+
+    return both
 
 
 def source_of(rows: torch.Tensor, tokens: list[str], title: str = "table") -> OpenedModel:
@@ -19,104 +30,86 @@ def words(count: int) -> list[str]:
     return [f"w{i}" for i in range(count)]
 
 
-def test_a_turned_copy_lies_on_the_table_but_for_the_row_that_moved():
+def test_a_turned_copy_lies_on_the_table_but_for_the_row_that_moved(compared):
     rows = torch.randn(50, 6)
-    turn = torch.linalg.qr(torch.randn(6, 6)).Q
-    moved = rows @ turn
+    moved = rows @ torch.linalg.qr(torch.randn(6, 6)).Q
     moved[17] = -moved[17]
-    found = compare.summary(source_of(rows, words(50)), source_of(moved, words(50)), {})
+    found, _, _ = compared(source_of(rows, words(50)), source_of(moved, words(50)))
     assert found["shared"] == 50
-    assert found["moved_most"][0][:2] == (17, 17)
+    assert found["moved_most"][0][:2] == [17, 17]
     assert found["moved_most"][0][2] < -0.9
     assert all(cosine > 0.95 for _, _, cosine, _ in found["moved_most"][1:])
     assert found["mean_cosine"] > 0.9
     assert 0 < found["residual"] < 0.3
 
 
-def test_places_are_the_first_tables_components():
+def test_places_are_the_first_tables_components(compared):
     rows = torch.randn(30, 5)
-    turn = torch.linalg.qr(torch.randn(5, 5)).Q
-    content = compare.places(source_of(rows, words(30)), source_of(rows @ turn, words(30)), {})
-    columns = np.frombuffer(content, np.float32, 5 * 30).reshape(5, 30)
-    assert columns[:2] == pytest.approx(columns[2:4], abs=1e-4)
-    assert columns[4] == pytest.approx(1.0, abs=1e-5)
-    assert np.frombuffer(content, np.int32, 60, 4 * 5 * 30).tolist() == [*range(30), *range(30)]
+    turned = rows @ torch.linalg.qr(torch.randn(5, 5)).Q
+    _, places, ids = compared(source_of(rows, words(30)), source_of(turned, words(30)))
+    torch.testing.assert_close(places[:2], places[2:4], rtol=0, atol=1e-4)
+    torch.testing.assert_close(places[4], torch.ones(30), rtol=0, atol=1e-5)
+    assert ids == [[*range(30)]] * 2
 
 
-def test_tables_of_other_tokenizers_and_widths_meet_at_the_tokens_they_share():
+def test_tables_of_other_tokenizers_and_widths_meet_at_the_tokens_they_share(compared):
     ours = source_of(torch.randn(5, 4), [" dog", " cat", "dog", "", "naps"])
     theirs = source_of(torch.randn(4, 7), ["cat", "fish", "dog", "naps"])
-    content, found = compare.places(ours, theirs, {}), compare.summary(ours, theirs, {})
+    found, _, ids = compared(ours, theirs)
     assert found["only"] == [
         {"title": "table", "rows": 2, "tokens": [" dog", ""]},
         {"title": "table", "rows": 1, "tokens": ["fish"]},
     ]
     assert found["relation"]["details"].endswith("1 row only in table, 2 rows only in table.")
-    assert found["shared"] == 3
-    ids = np.frombuffer(content, np.int32, 6, 4 * 5 * 3).reshape(2, 3)
-    assert dict(zip(*ids.tolist(), strict=True)) == {
-        1: 0,
-        2: 2,
-        4: 3,
-    }  # "dog" is compared with "dog", so " dog" with none
+    assert dict(zip(*ids, strict=True)) == {1: 0, 2: 2, 4: 3}  # "dog" is compared with "dog", so " dog" with none
 
 
-def test_a_run_is_compared_with_itself_before_training(of_run):
-    before = of_run.before()
-    found = compare.summary(of_run, before, {})
+def test_a_run_is_compared_with_itself_before_training(ask, of_run):
+    before, found = of_run.before(), ask(of_run, "compare", other="before")
     assert found["shared"] <= of_run.table.vocab_size
     assert found["moved_most"][0][2] < found["moved_least"][0][2]
     assert found["residual"] is None
     assert found["relation"]["verdict"] == "changed"
-    moved = row_movement(before.table, of_run.table)
-    occurs = of_run.counts > 0
+    moved, occurs = row_movement(before.table, of_run.table), of_run.counts > 0
     assert 0 < occurs.sum() < len(occurs)
     assert found["moved_never"] is not None
     for cells, among in ((found["moved_most"], occurs), (found["moved_never"], ~occurs)):
         expected = moved.among(among & ~moved.cosines.isnan()).most(1)[0]
-        assert cells[0][:2] == (expected.after, expected.before)
+        assert cells[0][:2] == [expected.after, expected.before]
         ratio = expected.norm_after / expected.norm_before / found["scale"]
         assert cells[0][3] == pytest.approx(ratio, abs=1e-3)
+    near = ask(of_run, "compare-neighbors", other="before", plus=40, topn=3)
+    assert [type(text) for text, _ in near] == [str, str, str]
 
 
-def test_weight_decay_alone_moves_no_row():
+def test_weight_decay_alone_moves_no_row(compared):
     rows = torch.randn(60, 6)
-    ours, theirs = source_of(0.7 * rows, words(60)), source_of(rows, words(60))
-    found = compare.summary(ours, theirs, {})
+    found, places, _ = compared(source_of(0.7 * rows, words(60)), source_of(rows, words(60)))
     assert found["scale"] == pytest.approx(0.7)
     assert found["residual"] is None
     assert found["moved_most"] == []
-    assert found["moved_least"][0][2:] == (pytest.approx(1.0), pytest.approx(1.0))
-    columns = np.frombuffer(compare.places(ours, theirs, {}), np.float32, 5 * 60).reshape(5, 60)
-    assert columns[:2] == pytest.approx(columns[2:4], abs=1e-5)
+    assert found["moved_least"][0][2:] == [pytest.approx(1.0), pytest.approx(1.0)]
+    torch.testing.assert_close(places[:2], places[2:4], rtol=0, atol=1e-5)
 
 
-def test_a_row_that_only_grew_is_listed_as_changed():
+def test_a_row_that_only_grew_is_listed_as_changed(compared):
     rows = torch.randn(60, 6)
     grown = rows.clone()
     grown[7] *= 8
-    found = compare.summary(source_of(grown, words(60)), source_of(rows, words(60)), {})
+    found, _, _ = compared(source_of(grown, words(60)), source_of(rows, words(60)))
     assert found["relation"]["headline"] == "Changed in part: 59 of 60 common rows are equal."
     assert found["relation"]["details"].startswith("1 differs")
-    ((row, other, cosine, ratio),) = found["moved_most"]
-    assert (row, other, cosine, ratio) == (7, 7, pytest.approx(1.0), pytest.approx(8.0))
+    assert found["moved_most"] == [[7, 7, pytest.approx(1.0), pytest.approx(8.0)]]
 
 
-def test_unrelated_tables_have_no_tokens_that_moved_most():
-    found = compare.summary(
-        source_of(torch.randn(600, 64), words(600)), source_of(torch.randn(600, 64), words(600)), {}
-    )
+def test_unrelated_tables_have_no_tokens_that_moved_most(compared):
+    ours, theirs = (source_of(torch.randn(600, 64), words(600)) for _ in range(2))
+    found, _, _ = compared(ours, theirs)
     assert found["relation"]["verdict"] == "unrelated"
     assert found["mean_cosine"] > 0.2  # after a rotation that was fitted on the same rows
     assert found["moved_most"] == found["moved_least"] == []
 
 
-def test_neighbours_in_the_table_before_training_are_texts(of_run):
-    before = of_run.before()
-    near = compare.other_neighbors(of_run, before, {"plus": "40", "topn": "3"})
-    assert [type(text) for text, _ in near] == [str, str, str]
-
-
-def test_nothing_in_common_is_a_sentence():
-    with pytest.raises(SizeError, match="0 tokens in common"):
-        compare.summary(source_of(torch.randn(3, 2), words(3)), source_of(torch.randn(2, 2), ["x", "y"]), {})
+def test_nothing_in_common_is_a_sentence(compared):
+    with pytest.raises(Refused, match="0 tokens in common"):
+        compared(source_of(torch.randn(3, 2), words(3)), source_of(torch.randn(2, 2), ["x", "y"]))

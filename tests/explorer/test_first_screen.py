@@ -8,11 +8,8 @@ import torch
 from covering import LONG, some
 from page_waiting import until
 
-from embedlayer import TokenEmbedding
-from embedlayer.core.errors import SizeError
-from embedlayer.explorer import table_map, tokens
-from embedlayer.explorer.example_tokens import CODE_WORDS, examples
-from embedlayer.explorer.export import write_page
+from embedlayer import SizeError, TokenEmbedding
+from embedlayer.explorer import table_map
 from embedlayer.opening import OpenedModel
 
 pytestmark = pytest.mark.browser
@@ -37,7 +34,7 @@ PAINTED = """() => {
 @pytest.fixture(scope="module")
 def code() -> OpenedModel:
     """A table about code, which is no run and has no tokenizer."""
-    texts = [f" {word}" for word in CODE_WORDS] + [f"part{row}" for row in range(40)]
+    texts = " class| function| list| string| error| number".split("|") + [f"part{row}" for row in range(40)]
     return OpenedModel("code", TokenEmbedding.from_pretrained(torch.randn(len(texts), 8)), tokens=texts)
 
 
@@ -116,20 +113,20 @@ def test_the_start_block_goes_when_something_is_chosen_or_found_and_comes_back(u
 
 
 @pytest.fixture
-def waiting(monkeypatch):
+def waiting(monkeypatch, tmp_path):
     """Let layouts wait until the event is set; afterwards they fail if `waiting.fails` is set."""
     event, compute = threading.Event(), table_map.compute_layout
     event.fails = False
 
     def slow(*arguments, on_progress, **options):
         while not event.wait(0.05):
-            on_progress(table_map.SEARCHING, 0.3)
+            on_progress("searching neighbours", 0.3)
         if event.fails:
             raise SizeError("No layout of this table.")
         return compute(*arguments, on_progress=on_progress, **options)
 
     monkeypatch.setattr(table_map, "compute_layout", slow)
-    monkeypatch.setattr(table_map, "load_layout", lambda path, size: None)
+    monkeypatch.setenv("EMBEDLAYER_CACHE", str(tmp_path))
     yield event
     event.set()
 
@@ -284,11 +281,8 @@ def test_a_table_whose_words_are_unknown_offers_some_of_its_own(addresses, open_
     assert page.get_by_label("Nearest rows of a token").get_attribute("placeholder") == "a token, or #17"
 
 
-def test_a_file_without_a_layout_names_the_components(tmp_path, monkeypatch, open_page):
-    monkeypatch.setattr(table_map, "EXPORTED_ROWS", 10)
-    monkeypatch.setattr(tokens, "EXPORTED_ROWS", 10)
-    write_page(tmp_path / "page.html", [table()])
-    page = open_page((tmp_path / "page.html").as_uri())
+def test_a_file_without_a_layout_names_the_components(export, small_exports, open_page):
+    page = open_page(export(table(rows=101)))
     page.evaluate(PAINTED)
     page.get_by_text("This file has no neighbour layout").wait_for()
     draws_components(page)
@@ -314,9 +308,9 @@ def test_density_is_drawn_in_no_column(addresses, open_page, waiting):
 # Examples
 
 
-def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(url, open_page, word_table):
+def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(ask, url, open_page, word_table):
     page = open_page(f"{url}#map?source=1&{COMPONENTS}", again=True)
-    found, texts = examples(word_table, {}), word_table.token_texts
+    found, texts = ask(word_table, "examples"), word_table.token_texts
     chips = page.locator(".map-examples .chips .token")
     chips.first.wait_for()
     sums = [
@@ -336,11 +330,11 @@ def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(url, o
     assert field.get_attribute("placeholder") == sums[0]
 
 
-def test_a_table_without_everyday_words_offers_its_own_and_leads_to_one_that_has_them(url, open_page, word_table):
+def test_a_table_without_everyday_words_offers_its_own_and_leads_to_one_that_has_them(url, code, open_page):
     page = open_page(f"{url}#map?source=2&{COMPONENTS}", again=True)
     chips = page.locator(".map-examples .chips .token")
     chips.first.wait_for()
-    assert set(chips.all_inner_texts()) <= {f"·{word}" for word in CODE_WORDS}
+    assert {*chips.all_inner_texts()} == {f"·{text[1:]}" for text in code.tokens[:6]}
     assert page.get_by_label("Nearest rows of a token").get_attribute("placeholder") == "·class"
     page.get_by_text("Words of everyday language are in 4,000 words of MiniLM").wait_for()
     page.locator(".map-examples a").click()

@@ -3,22 +3,21 @@
 import json
 import re
 import warnings
-from typing import get_args
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from commands import run
 from covering import some
 from decoders import small
+from explorer_requests import ids_of, steps_of
 from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 
 import embedlayer as el
-from embedlayer.explorer.pipeline import Pipeline, pipeline
-from embedlayer.explorer.tiny_layer import TEXTS, WORDS, TinyPosition, tiny_layer
-from embedlayer.heads.output import OutputHead
-from embedlayer.heads.prediction import ACTIVATIONS, PredictionHead
+from embedlayer.heads import PredictionHead
+from embedlayer.opening import OpenedModel
 
-TEXT = "#3 #17 #0 #49 #3"
 SIGNS = {"· Wᵀ": "@ W.T", "·": "*", "√": "sqrt", "x²": "x * x", "−∞": "-inf", "z[": "z[..., "}
 OPTIONS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -31,14 +30,13 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
-def computed(walked: Pipeline, head: OutputHead | PredictionHead) -> dict[str, torch.Tensor]:
+def computed(steps: dict, head: el.OutputHead | PredictionHead) -> dict[str, torch.Tensor]:
     """Compute every name of the printed formula, such as `z`, by Python."""
-    step = walked.step("head")
-    assert step is not None
+    step = steps["head"]
     output = head.output if isinstance(head, PredictionHead) else head
     names: dict[str, object] = {
-        "x": step.values.get("before_norm", walked.vectors),
-        "w": step.values.get("norm_weight"),
+        "x": step["values"].get("before_norm", steps["dropout"]["values"]["kept"]),
+        "w": step["values"].get("norm_weight"),
         "W": output.weight if output.table is None else output.table.rows(0, output.vocab_size),
         "b": output.bias,
         "temperature": 1,
@@ -49,7 +47,8 @@ def computed(walked: Pipeline, head: OutputHead | PredictionHead) -> dict[str, t
         "LayerNorm": getattr(head, "norm", None),
         "sqrt": torch.sqrt,
         "tanh": torch.tanh,
-        **ACTIVATIONS,
+        "gelu": F.gelu,
+        "gelu_new": partial(F.gelu, approximate="tanh"),
     }
 
     def evaluate(text: str, more: dict[str, object]) -> object:
@@ -57,9 +56,9 @@ def computed(walked: Pipeline, head: OutputHead | PredictionHead) -> dict[str, t
             text = text.replace(sign, python)
         return eval(text, {**names, **more})
 
-    if norm := re.match(r"RMSNorm\(x\) = (.*?);", step.note):
+    if norm := re.match(r"RMSNorm\(x\) = (.*?);", step["note"]):
         names["RMSNorm"] = lambda x: evaluate(norm[1], {"x": x})
-    for part in re.split(r", (?=\w+(?:\[\d+\])? = )", step.formula):
+    for part in re.split(r", (?=\w+(?:\[\d+\])? = )", step["formula"]):
         name, text = part.split(" = ")
         if token := re.fullmatch(r"z\[(\d+)\]", name):
             z = names["z"]
@@ -70,74 +69,53 @@ def computed(walked: Pipeline, head: OutputHead | PredictionHead) -> dict[str, t
     return {name: value.detach() for name, value in names.items() if isinstance(value, torch.Tensor)}
 
 
-def check(walked: Pipeline, head: OutputHead | PredictionHead, logits: torch.Tensor) -> None:
-    """Compare logits and probabilities of the formula and of the step with those of the model."""
-    step, found = walked.step("head"), computed(walked, head)
-    assert step is not None
-    torch.testing.assert_close(found["z"], logits.detach(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(found["p"], logits.detach().softmax(-1), rtol=0, atol=1e-5)
-    for shown, row in zip(step.facts["top_tokens"], logits, strict=True):
-        expected = [row[token["id"]].item() for token in shown]
-        assert [token["logit"] for token in shown] == pytest.approx(expected, abs=1e-5)
-    if "logits" in step.values:
-        torch.testing.assert_close(step.values["logits"], logits[-1:].detach())
-        torch.testing.assert_close(found["h"], step.values["hidden"].detach(), rtol=0, atol=1e-5)
+@pytest.fixture
+def check(ask):
+    """Compare logits and probabilities of the formula and of the step of a model with its own; return the step."""
+
+    def compare(model):
+        answer = ask(OpenedModel("model", model.table, model=model), "pipeline", text="#3 #17 #0 #49 #3")
+        steps, ids = steps_of(answer), ids_of(answer)
+        logits = (model(ids) if isinstance(model, el.DecoderLM) else model.head(model.input(ids))).detach()
+        step, found = steps["head"], computed(steps, model.head)
+        torch.testing.assert_close(found["z"], logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found["p"], logits.softmax(-1), rtol=0, atol=1e-5)
+        for shown, row in zip(step["facts"]["top_tokens"], logits, strict=True):
+            assert [each["logit"] for each in shown] == pytest.approx([float(row[t["id"]]) for t in shown], abs=1e-5)
+        if "logits" in step["values"]:
+            torch.testing.assert_close(step["values"]["logits"], logits[-1:])
+            torch.testing.assert_close(found["h"], step["values"]["hidden"], rtol=0, atol=1e-5)
+        return step
+
+    return compare
 
 
-def decoder(table: el.TokenTable | None = None, head: OutputHead | None = None) -> el.DecoderLM:
+def decoder(table: el.TokenTable | None = None, head: el.OutputHead | None = None) -> el.DecoderLM:
     """A decoder whose final norm has a weight."""
     model = small("learned", table=table, head=head)
     torch.nn.init.normal_(model.norm.weight)
     return model
 
 
-HEADS = {
-    **{f"{name}, {which}": (name, options) for which, options in OPTIONS.items() for name in ("tied", "untied")},
-    **{name: (name, {}) for name in [*TIED_HEADS, *UNTIED_HEADS]},
-}
+def heads():
+    """Decoders of every head, tied and untied with each option, and of every kind."""
+    for options in OPTIONS.values():
+        yield decoder(table := TABLES["dense"](), el.OutputHead(table, **options))
+        yield decoder(head=el.OutputHead(EMBED_DIM, VOCAB_SIZE, padding_idx=0, **options))
+    for kind in TIED_HEADS.values():
+        yield decoder(table := TABLES[kind](), el.OutputHead(table))
+    for make in UNTIED_HEADS.values():
+        yield decoder(head=make())
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_the_printed_formula_of_a_head_gives_its_logits(name, unchecked):
-    torch.manual_seed(0)
-    kind, options = HEADS[name]
-    table = TABLES[TIED_HEADS.get(kind, "dense")]()
-    if kind in UNTIED_HEADS and not options:
-        head = UNTIED_HEADS[kind]()
-    elif kind == "untied":
-        head = OutputHead(EMBED_DIM, VOCAB_SIZE, padding_idx=0, **options)
-    else:
-        head = OutputHead(table, **options)
-    if head.bias is not None:
-        torch.nn.init.normal_(head.bias)
-    model = decoder(table, head)
-    walked = pipeline(model, None, TEXT)
-    check(walked, model.head, model(torch.tensor([token["id"] for token in walked.tokens])))
-
-
-def test_a_transform_of_a_decoders_head_is_in_the_formula(unchecked):
-    torch.manual_seed(0)
-    model = decoder()
-    dense = torch.nn.Linear(EMBED_DIM, EMBED_DIM)
+def test_the_printed_formula_of_a_head_gives_its_logits(check, unchecked):
+    for model in heads():
+        if model.head.bias is not None:
+            torch.nn.init.normal_(model.head.bias)
+        check(model)
+    model, dense = decoder(), torch.nn.Linear(EMBED_DIM, EMBED_DIM)
     model.register_module("head", PredictionHead(model.head, dense=dense, activation="gelu_new"))
-    walked = pipeline(model, None, TEXT)
-    assert "t = gelu_new(dense(h)), z = t · Wᵀ" in walked.step("head").formula
-    check(walked, model.head, model(torch.tensor([token["id"] for token in walked.tokens])))
-
-
-@pytest.mark.parametrize("position", get_args(TinyPosition))
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_tiny_layer_has_all_numbers_of_the_formula(position, tied):
-    model = tiny_layer(position, tied=tied)
-    walked = pipeline(model, WORDS, TEXTS[0])
-    check(walked, model.head, model(torch.tensor([token["id"] for token in walked.tokens])))
-    step = walked.step("head")
-    x, h, rows = (step.values[name][-1:].double() for name in ("before_norm", "hidden", "head_rows"))
-    rows = step.values["head_rows"].double()
-    root_mean_square = x.square().mean(-1, keepdim=True).add(step.facts["norm_eps"]).sqrt()
-    torch.testing.assert_close(h, step.values["norm_weight"] * x / root_mean_square, rtol=0, atol=1e-5)
-    torch.testing.assert_close(step.values["logits"].double(), h @ rows.T, rtol=0, atol=1e-5)
-    assert torch.equal(step.values["head_rows"], model.table.weight if tied else model.head.weight)
+    assert "t = gelu_new(dense(h)), z = t · Wᵀ" in check(model)["formula"]
 
 
 FAMILIES = {
@@ -151,27 +129,22 @@ ALWAYS = [("causal", "llama"), ("causal", "gemma2"), ("causal", "cohere2"), ("ca
 @pytest.mark.parametrize(
     ("kind", "model_type"), some(ALWAYS, [(kind, each) for kind in FAMILIES for each in FAMILIES[kind]])
 )
-def test_the_printed_formula_of_a_family_gives_the_logits_of_its_head(kind, model_type, tmp_path, unchecked):
+def test_the_printed_formula_of_a_family_gives_the_logits_of_its_head(check, kind, model_type, tmp_path, unchecked):
     from tiny_models import build, quiet
 
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         build(model_type, kind, {})[1].save_pretrained(tmp_path)
-    layer = el.load(tmp_path)
-    walked = pipeline(layer, None, TEXT)
-    step = walked.step("head")
-    assert "final norm are left out" in step.to_json()["sentence"]
-    assert "before_norm" not in step.values
-    check(walked, layer.head, layer.head(layer.input(torch.tensor([token["id"] for token in walked.tokens]))))
+    step = check(el.load(tmp_path))
+    assert "final norm are left out" in step["sentence"]
+    assert "before_norm" not in step["values"]
 
 
-def test_a_decoder_of_a_checkpoint_is_read_with_its_final_norm(shared_data):
+def test_a_decoder_of_a_checkpoint_is_read_with_its_final_norm(check, shared_data):
     model = el.load_llama(shared_data / "models" / "stories260K.safetensors")
-    walked = pipeline(model, None, TEXT)
-    logits = model(torch.tensor([token["id"] for token in walked.tokens]))
-    check(walked, model.head, logits)
-    without_norm = walked.step("head").values["before_norm"] @ model.table.weight.T
-    assert (without_norm - logits).abs().max() > 10, "the norm is no detail"
+    step = check(model)
+    without_norm = step["values"]["before_norm"][-1] @ model.table.weight.T
+    assert (without_norm - step["values"]["logits"][0]).abs().max() > 10, "the norm is no detail"
 
 
 def test_embed_prints_logits_and_its_json_has_them(tmp_path, capsys, unchecked):

@@ -9,55 +9,56 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from explorer_requests import numbers
 from page_waiting import until
 
-from embedlayer.analysis import principal_components
-from embedlayer.analysis.chance import chance_geometry
-from embedlayer.analysis.geometry import table_geometry
-from embedlayer.analysis.health import table_health as examine
-from embedlayer.analysis.row_reader import RowReader
-from embedlayer.explorer import health
-from embedlayer.explorer.token_card import card
+from embedlayer import TokenEmbedding
+from embedlayer.analysis import chance_geometry, principal_components, table_geometry, table_health
 from embedlayer.opening import OpenedModel
-from embedlayer.tables.dense import TokenEmbedding
 
 
-def test_findings_are_the_analysis_own_with_the_texts_of_the_page(of_run):
+def test_findings_are_the_analysis_own_with_the_texts_of_the_page(ask, of_run):
     before, loss = of_run.before().table, of_run.run.read_metrics()[-1]["validation_loss"]
-    expected = examine(of_run.table, of_run.tokenizer, before=before, counts=of_run.counts, validation_loss=loss)
-    found = health.report(of_run, {})
+    expected = table_health(of_run.table, of_run.tokenizer, before=before, counts=of_run.counts, validation_loss=loss)
+    found = ask(of_run, "health")
     assert found["summary"] == expected.summary()
     assert found["verdicts"]["never_seen"]["rows"] == int((of_run.counts == 0).sum())
     assert found["verdicts"]["sentence"] == expected.verdicts.sentence()
     assert found["under_trained"]["rows"] == int(expected.verdicts.is_unlearned.sum())
     assert found["never_touched"]["rows"] == len(expected.never_touched)
-    verdicts, noise = np.frombuffer(health.verdicts(of_run, {}), np.uint8), health.noise_shares(of_run, {})
-    assert torch.equal(torch.from_numpy(verdicts.copy()), expected.verdicts.verdicts)
-    assert np.array_equal(np.frombuffer(noise, np.float32), expected.verdicts.random.noise_shares, equal_nan=True)
+    assert numbers(ask(of_run, "verdicts"), dtype=torch.uint8).equal(expected.verdicts.verdicts)
+    noise = numbers(ask(of_run, "noise-shares")).numpy()
+    assert np.array_equal(noise, expected.verdicts.random.noise_shares, equal_nan=True)
     assert found["nearest"]["cosines"] == pytest.approx(expected.nearest.cosines, abs=1e-6)
     for finding in found["under_trained"]["tokens"]:
         assert finding["text"] == of_run.token_texts[finding["id"]]
+    shares, geometry = ask(of_run, "spectrum"), table_geometry(of_run.table)
+    explained = principal_components(of_run.rows, 16).explained_variance_ratio.tolist()
+    assert shares["explained"] == pytest.approx(explained, abs=1e-5)
+    for name in ("effective_rank", "mean_cosine", "isotropy"):
+        assert shares[name] == getattr(geometry, name)
+    assert shares["chance"] == asdict(chance_geometry(geometry))
 
 
-def test_rows_with_other_norms_are_listed_with_their_texts_and_the_card_names_them() -> None:
+def test_rows_with_other_norms_are_listed_with_their_texts_and_the_card_names_them(ask) -> None:
     rows = torch.randn(300, 24)
     rows[40:50] *= 20
     opened = OpenedModel("planted", TokenEmbedding.from_pretrained(rows), tokens=[f"t{row}" for row in range(300)])
-    found = health.report(opened, {})
+    found = ask(opened, "health")
     (group,) = found["norm_outliers"]
     assert (group["rows"], group["ids"]) == (10, list(range(40, 50)))
     assert found["texts"]["41"] == "t41"
     assert "10 rows are longer than all others by a gap" in found["summary"]
-    facts = card(opened, {"id": "41"})
+    facts = ask(opened, "card", id=41)
     assert facts["findings"] == ["not_learned", "norm"]
     fault, of_rows = facts["table_reasons"]  # random numbers
     assert fault.startswith("The rows look untrained")
     assert of_rows.startswith("10 rows are longer")
-    assert card(opened, {"id": "2"})["findings"] == ["not_learned"]
+    assert ask(opened, "card", id=2)["findings"] == ["not_learned"]
 
 
-def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, exported_run, open_page) -> None:
-    assert health.report(of_run, {})["is_sound"] is False
+def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(ask, of_run, exported_run, open_page) -> None:
+    assert ask(of_run, "health")["is_sound"] is False
     page = open_page(f"{exported_run}#health")
     verdict = page.locator("#view-health .verdict")
     assert verdict.text_content().startswith("Faulty. Barely trained: the run recorded a loss on held-out text of ")
@@ -71,7 +72,7 @@ def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, e
 
 def table_of(words: OpenedModel, change: Callable[[torch.Tensor], Any]) -> OpenedModel:
     """Some words of MiniLM, with changed rows."""
-    rows = RowReader(words.table).read(3000, 3400).float().clone()
+    rows = words.table.rows(3000, 3400).detach().float().clone()
     change(rows)
     return OpenedModel("words", TokenEmbedding.from_pretrained(rows), tokens=words.token_texts[3000:3400])
 
@@ -103,9 +104,9 @@ def url(serve, of_run, tables) -> str:
 
 
 def test_the_tile_of_a_fault_is_marked_and_no_card_says_sound_of_a_row_in_such_a_table(
-    open_page, url, tables, pytestconfig
+    ask, open_page, url, tables, pytestconfig
 ) -> None:
-    reports = [health.report(table, {}) for table in tables]
+    reports = [ask(table, "health") for table in tables]
     assert len({report["summary"] for report in reports}) == len(STATES)
     page = open_page(f"{url}#training", again=True)
     for number, (report, (_, summary, tile)) in enumerate(zip(reports, STATES.values(), strict=True), start=3):
@@ -163,8 +164,8 @@ def check_card(page: Any, report: dict[str, Any], summary: str) -> None:
     assert "Sound" not in card_text
 
 
-def test_tokens_that_never_occur_and_the_loss_of_a_run_have_tiles(open_page, url, of_run) -> None:
-    report = health.report(of_run, {})
+def test_tokens_that_never_occur_and_the_loss_of_a_run_have_tiles(ask, open_page, url, of_run) -> None:
+    report = ask(of_run, "health")
     page = open_page(f"{url}#health", again=True)
     page.locator(".figures > summary").click()
     tiles = page.locator(".tiles > div")
@@ -179,18 +180,6 @@ def test_a_norm_apart_from_the_others_is_counted_and_rows_without_a_value_are_li
     page = open_page(f"{url}#health?source=1", again=True)
     assert "1 row with a norm apart from all others" in page.locator(".picture.is-fault").last.inner_text()
     assert "Rows with NaN or infinity: 2" in page.locator(".others").inner_text()
-
-
-def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):
-    found = health.shares(of_run, {})
-    assert found["explained"] == pytest.approx(
-        principal_components(of_run.rows, 16).explained_variance_ratio.tolist(), abs=1e-5
-    )
-    geometry = table_geometry(of_run.table)
-    assert found["effective_rank"] == geometry.effective_rank
-    assert found["mean_cosine"] == geometry.mean_cosine
-    assert found["isotropy"] == geometry.isotropy
-    assert found["chance"] == asdict(chance_geometry(geometry))
 
 
 def test_the_page_lists_rows_with_other_norms_and_a_table_without_tokens_has_no_kinds(open_page, url) -> None:

@@ -1,5 +1,6 @@
 """The story "What is an embedding?": its mathematics against torch and the library, and every task in a browser."""
 
+import itertools
 import json
 import re
 import runpy
@@ -11,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from axe import ALL, AXE, PHONE
 from axe import faults as axe_faults
+from explorer_requests import request, stored_answers
 from page_controls import faults
 from tokenizers import Tokenizer
 from torch import nn
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors
-from embedlayer.explorer import tokenization
-from embedlayer.explorer.export import write_page
+from embedlayer.explorer.tokenization import own_tokenizer
 from embedlayer.opening import OpenedModel
 from embedlayer.positions.sinusoidal import sinusoids
 
@@ -134,25 +135,22 @@ def test_principal_components_are_those_of_the_singular_value_decomposition(stor
     np.testing.assert_allclose(np.abs(coordinates).reshape(10, 2), np.abs(u[:, :2] * s[:2]), atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("text", "ids"),
-    [
+def test_the_tokenizer_of_the_story_knows_ten_words(story):
+    for text, ids in [
         ("the cat sat", [1, 5, 7]),
         ("The CAT, the dog", [1, 5, 2, 1, 9]),
         ("<pad>", [2, 2, 2]),
         ("unk zebra naïve", [2, 2, 2]),
         ("", []),
-    ],
-)
-def test_the_tokenizer_of_the_story_knows_ten_words(story, text, ids):
-    assert [token["id"] for token in story("words.tokenize(text)", text=text)] == ids
+    ]:
+        assert [token["id"] for token in story("words.tokenize(text)", text=text)] == ids
 
 
-@pytest.mark.parametrize("ids", [[3, 7, 1], [5, 5, 5], [0, 9, 9]])
-def test_gradients_of_rows_are_those_of_the_embedding_of_torch(story, ids):
-    embedding = nn.Embedding(10, 4, padding_idx=0)
-    embedding(torch.tensor(ids)).sum().backward()
-    np.testing.assert_array_equal(matrix(story("gradient.rowGradients(ids)", ids=ids)), embedding.weight.grad)
+def test_gradients_of_rows_are_those_of_the_embedding_of_torch(story):
+    for ids in [[3, 7, 1], [5, 5, 5], [0, 9, 9]]:
+        embedding = nn.Embedding(10, 4, padding_idx=0)
+        embedding(torch.tensor(ids)).sum().backward()
+        np.testing.assert_array_equal(matrix(story("gradient.rowGradients(ids)", ids=ids)), embedding.weight.grad)
 
 
 def test_scores_without_positions_are_permuted_with_the_tokens(story):
@@ -171,30 +169,28 @@ def test_scores_without_positions_are_permuted_with_the_tokens(story):
         assert np.abs(scores(order, True) - scores([0, 1, 2], True)[permuted]).max() > 0.1
 
 
-@pytest.mark.parametrize("scheme", ["sinusoidal", "learned"])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_sums_come_out_right_from_the_digits_that_are_shown(story, scheme, scaled):
-    for dim in (16, 64, 256, 1024, 2048, 4096):
-        parts = {"token": 5, "position": 1, "dim": dim, "scheme": scheme, "scaled": scaled}
-        code = "[4, 6].map((step) => sum.formulaOf(step, inputs.inputVector(parts), dim))"
-        for text in story(code, parts=parts, dim=dim):
-            a, sign, b, result = re.search(r"(\S+) ([·+]) (\S+) = (\S+)$", text.replace("−", "-")).groups()
-            first = float(a[1:]) ** 0.5 if a.startswith("√") else float(a)
-            assert f"{first * float(b) if sign == '·' else first + float(b):.4f}" == result, text
+def test_sums_come_out_right_from_the_digits_that_are_shown(story):
+    for scheme, scaled in itertools.product(["sinusoidal", "learned"], [False, True]):
+        for dim in (16, 64, 256, 1024, 2048, 4096):
+            parts = {"token": 5, "position": 1, "dim": dim, "scheme": scheme, "scaled": scaled}
+            code = "[4, 6].map((step) => sum.formulaOf(step, inputs.inputVector(parts), dim))"
+            for text in story(code, parts=parts, dim=dim):
+                a, sign, b, result = re.search(r"(\S+) ([·+]) (\S+) = (\S+)$", text.replace("−", "-")).groups()
+                first = float(a[1:]) ** 0.5 if a.startswith("√") else float(a)
+                assert f"{first * float(b) if sign == '·' else first + float(b):.4f}" == result, text
 
 
-@pytest.mark.parametrize("dim", [8, 64, 512])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_the_same_word_at_two_positions_has_the_cosine_of_the_library(story, dim, scaled):
-    row = torch.tensor(story("inputs.startRow('token', 1, dim)", dim=dim), dtype=torch.float64)
-    assert row.std() == pytest.approx(0.02, rel=0.4 if dim == 8 else 0.2)
-    places = sinusoids(torch.arange(64).double(), dim)
-    sums = row * (dim**0.5 if scaled else 1) + places
-    expected = cosines(sums)
-    for a, b in [(0, 0), (0, 1), (0, 5), (3, 60)]:
-        options = {"a": a, "b": b, "dim": dim, "scaled": scaled, "scheme": "sinusoidal"}
-        found = story("twice.sameWord(options).cosine", options=options)
-        assert found == pytest.approx(expected[a, b].item(), abs=1e-6)
+def test_the_same_word_at_two_positions_has_the_cosine_of_the_library(story):
+    for dim, scaled in itertools.product([8, 64, 512], [False, True]):
+        row = torch.tensor(story("inputs.startRow('token', 1, dim)", dim=dim), dtype=torch.float64)
+        assert row.std() == pytest.approx(0.02, rel=0.4 if dim == 8 else 0.2)
+        places = sinusoids(torch.arange(64).double(), dim)
+        sums = row * (dim**0.5 if scaled else 1) + places
+        expected = cosines(sums)
+        for a, b in [(0, 0), (0, 1), (0, 5), (3, 60)]:
+            options = {"a": a, "b": b, "dim": dim, "scaled": scaled, "scheme": "sinusoidal"}
+            found = story("twice.sameWord(options).cosine", options=options)
+            assert found == pytest.approx(expected[a, b].item(), abs=1e-6)
 
 
 def test_a_rotation_of_the_pairs_shifts_sinusoids(story):
@@ -241,22 +237,21 @@ def test_learned_positions_make_all_pairs_about_equally_similar(story):
     assert max(found) - min(found) < 0.02
 
 
-@pytest.mark.parametrize("std", [0.02, 1.0])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_variance_grows_with_the_width_only_where_rows_are_scaled(story, std, scaled):
-    torch.manual_seed(0)
-    ratios = []
-    for dim in (8, 32, 128, 512):
-        found = story("width.measured(dim, std, scaled)", dim=dim, std=std, scaled=scaled)
-        rows, places = torch.randn(2, 1000, dim) * std
-        of_torch = (rows * (dim**0.5 if scaled else 1) + places).var().item()
-        assert found["variance"] == pytest.approx(of_torch, rel=0.15)
-        assert found["variance"] == pytest.approx(std**2 * ((dim if scaled else 1) + 1), rel=0.15)
-        assert story("width.expected(dim, std, scaled)", dim=dim, std=std, scaled=scaled) == pytest.approx(
-            std**2 * ((dim if scaled else 1) + 1)
-        )
-        ratios.append(found["variance"])
-    assert (ratios[-1] / ratios[0] > 40) if scaled else (0.8 < ratios[-1] / ratios[0] < 1.25)
+def test_variance_grows_with_the_width_only_where_rows_are_scaled(story):
+    for std, scaled in itertools.product([0.02, 1.0], [False, True]):
+        torch.manual_seed(0)
+        ratios = []
+        for dim in (8, 32, 128, 512):
+            found = story("width.measured(dim, std, scaled)", dim=dim, std=std, scaled=scaled)
+            rows, places = torch.randn(2, 1000, dim) * std
+            of_torch = (rows * (dim**0.5 if scaled else 1) + places).var().item()
+            assert found["variance"] == pytest.approx(of_torch, rel=0.15)
+            assert found["variance"] == pytest.approx(std**2 * ((dim if scaled else 1) + 1), rel=0.15)
+            assert story("width.expected(dim, std, scaled)", dim=dim, std=std, scaled=scaled) == pytest.approx(
+                std**2 * ((dim if scaled else 1) + 1)
+            )
+            ratios.append(found["variance"])
+        assert (ratios[-1] / ratios[0] > 40) if scaled else (0.8 < ratios[-1] / ratios[0] < 1.25)
 
 
 def test_the_memory_table_counts_bytes_and_says_which_unit_the_lesson_used(story):
@@ -274,35 +269,33 @@ def test_the_memory_table_counts_bytes_and_says_which_unit_the_lesson_used(story
     assert untied == {"parameters": 512_000, "bytes": 256_000}
 
 
-def test_the_first_merges_of_a_tokenizer_are_a_smaller_one(story):
+def test_the_first_merges_of_a_tokenizer_are_a_smaller_one(ask, anything, exported_run, story):
     text, sizes = story("[memory.TEXT, memory.VOCABULARIES]")
-    asked, source = {"text": text, "tokenizer": "small"}, OpenedModel("any", TokenEmbedding(4, 2))
-    assert asked in tokenization.exported_requests(source)
-    split = tokenization.answer(source, asked)
-    merges = json.loads(tokenization.own_tokenizer("small").to_str())
+    split = ask(anything, "tokenization", text=text, tokenizer="small")
+    assert request("tokenization", source="0", text=text, tokenizer="small") in stored_answers(exported_run)
     for size in sizes:
-        small = json.loads(json.dumps(merges))
+        small = json.loads(own_tokenizer("small").to_str())
         small["model"]["merges"] = small["model"]["merges"][: size - 256]
         expected = len(Tokenizer.from_str(json.dumps(small)).encode(text).ids)
         assert story("memory.tokensAt(split, size)", split=split, size=size) == expected
 
 
-@pytest.mark.parametrize("ids", ["2 3 1", "3 3", "3 7 1 / 5 3 9", "73 786 2934 /"])
-def test_a_look_up_is_that_of_torch_by_every_method(story, ids):
-    read = story("lookup.readIds(ids)", ids=ids)
-    of_torch = torch.tensor([[int(each) for each in row.split()] for row in ids.strip(" /").split("/")])
-    assert read == {
-        "list": of_torch.flatten().tolist(),
-        "problem": "",
-        "shape": [*of_torch.shape][not ids.count("/") :],
-    }
-    size, held = max(read["list"]) + 1, sorted({0, *read["list"]})
-    table = torch.zeros(size, 5, dtype=torch.float64)
-    for index in held:
-        table[index] = torch.tensor(story("lookup.rowOf(index, 5)", index=index), dtype=torch.float64)
-    product = matrix(story("lookup.product(ids, held, 5)", ids=read["list"], held=held))
-    np.testing.assert_array_equal(product, F.one_hot(of_torch.flatten(), size).double() @ table)
-    np.testing.assert_array_equal(product, F.embedding(of_torch.flatten(), table))
+def test_a_look_up_is_that_of_torch_by_every_method(story):
+    for ids in ["2 3 1", "3 3", "3 7 1 / 5 3 9", "73 786 2934 /"]:
+        read = story("lookup.readIds(ids)", ids=ids)
+        of_torch = torch.tensor([[int(each) for each in row.split()] for row in ids.strip(" /").split("/")])
+        assert read == {
+            "list": of_torch.flatten().tolist(),
+            "problem": "",
+            "shape": [*of_torch.shape][not ids.count("/") :],
+        }
+        size, held = max(read["list"]) + 1, sorted({0, *read["list"]})
+        table = torch.zeros(size, 5, dtype=torch.float64)
+        for index in held:
+            table[index] = torch.tensor(story("lookup.rowOf(index, 5)", index=index), dtype=torch.float64)
+        product = matrix(story("lookup.product(ids, held, 5)", ids=read["list"], held=held))
+        np.testing.assert_array_equal(product, F.one_hot(of_torch.flatten(), size).double() @ table)
+        np.testing.assert_array_equal(product, F.embedding(of_torch.flatten(), table))
 
 
 def test_rows_of_a_table_at_its_start_are_normal_and_differ(story):
@@ -1073,10 +1066,9 @@ def test_every_scene_fits_a_phone_and_its_text_is_short(url, open_page):
 
 
 @pytest.mark.long
-def test_the_story_works_in_a_file_and_without_names_of_tokens(tmp_path, of_run, open_page):
+def test_the_story_works_in_a_file_and_without_names_of_tokens(export, of_run, open_page):
     nameless = OpenedModel("nameless", TokenEmbedding.from_pretrained(torch.randn(30, 6)))
-    write_page(tmp_path / "page.html", [of_run, nameless])
-    page = open_page((tmp_path / "page.html").as_uri() + "#learn")
+    page = open_page(export(of_run, nameless) + "#learn")
     page.get_by_text("holds the tokens of these texts only").wait_for()
     texts = page.get_by_role("combobox", name="Text of this page")
     for each in texts.locator("option").all_inner_texts():

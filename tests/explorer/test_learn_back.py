@@ -6,10 +6,9 @@ import re
 import numpy as np
 import pytest
 import torch
+from explorer_requests import steps_of
 
 from embedlayer import TokenEmbedding
-from embedlayer.explorer.pipeline import pipeline
-from embedlayer.explorer.tiny_layer import TEXTS, WORDS, tiny_layer
 from embedlayer.opening import OpenedModel
 
 pytestmark = pytest.mark.browser
@@ -110,12 +109,11 @@ def test_every_number_of_the_scene_can_be_computed_from_those_that_are_shown(url
 
 
 @pytest.mark.parametrize("tied", [pytest.param(True, marks=pytest.mark.long), False])
-def test_the_tiny_layer_shows_the_norm_and_every_product(url, open_page, tied):
+def test_the_tiny_layer_shows_the_norm_and_every_product(tiny, tiny_choices, url, open_page, tied):
     page = open_page(url + f"#pipeline?layer=tiny&step=head&tied={int(tied)}&position=rotary", again=True)
     page.locator(".logit-z").first.wait_for()
-    walked = pipeline(tiny_layer("rotary", tied=tied), WORDS, TEXTS[0])
-    values = walked.step("head").values
-    x, h, z = (values[name][-1].detach() for name in ("before_norm", "hidden", "logits"))
+    values = steps_of(tiny("rotary", tied=tied))["head"]["values"]
+    x, h, z = (values[name][-1] for name in ("before_norm", "hidden", "logits"))
     cells = page.locator(".pipe-picture", has_text="The final norm").locator("td:not(:empty)")
     shown = [number(text) for text in cells.all_inner_texts()]
     np.testing.assert_allclose(shown, [*x, *h], atol=5.01e-5)
@@ -130,7 +128,7 @@ def test_the_tiny_layer_shows_the_norm_and_every_product(url, open_page, tied):
         page.get_by_role("slider", name="Temperature").fill(temperature)
         page.locator(".logit-table .learn-row").nth(row).click()
         check_arithmetic(lines_of(page))
-        logit = page.locator(".next-logits li", has_text=WORDS.names[row]).locator(".pipe-logit").inner_text()
+        logit = page.locator(".next-logits li", has_text=tiny_choices["words"][row]).locator(".pipe-logit").inner_text()
         assert number(logit) == pytest.approx(float(z[row]) / float(temperature), abs=5.01e-3)
         assert f"row={row}" in page.evaluate("location.href")
     page.get_by_role("slider", name="Temperature").fill("0")

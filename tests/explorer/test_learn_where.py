@@ -1,6 +1,7 @@
 """Scenes `inside` and `sizes` of the story: their mathematics against torch and the library."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -8,8 +9,6 @@ from covering import LONG
 from torch import nn
 
 from embedlayer import TokenEmbedding
-from embedlayer.explorer import model_tensors
-from embedlayer.explorer.export import write_page
 from embedlayer.opening import OpenedModel
 
 pytestmark = pytest.mark.browser
@@ -54,12 +53,11 @@ def test_every_choice_of_sizes_returns_or_raises_what_torch_does(story):
             assert reached == lines_of_torch(tok, pos, ids, sizes["D"]), (choice, ids)
 
 
-@pytest.mark.parametrize("tok", [[10, 1], [10, 4]])
-@pytest.mark.parametrize("pos", [[6, 1], [6, 4]])
-def test_a_table_of_one_column_is_added_as_torch_adds_it(story, tok, pos):
-    lines = story("sizes.run({ tok, pos, ids: [[1, 2, 3]], dim: 4 })", tok=tok, pos=pos)
-    reached = [line["error"] or line["shape"] for line in lines if line["error"] or line["shape"]]
-    assert reached == lines_of_torch(tok, pos, [[1, 2, 3]], 4)
+def test_a_table_of_one_column_is_added_as_torch_adds_it(story):
+    for tok, pos in itertools.product([[10, 1], [10, 4]], [[6, 1], [6, 4]]):
+        lines = story("sizes.run({ tok, pos, ids: [[1, 2, 3]], dim: 4 })", tok=tok, pos=pos)
+        reached = [line["error"] or line["shape"] for line in lines if line["error"] or line["shape"]]
+        assert reached == lines_of_torch(tok, pos, [[1, 2, 3]], 4)
 
 
 def test_the_right_sizes_run_on_every_batch_and_some_wrong_ones_break_on_few(story):
@@ -76,16 +74,16 @@ def test_the_right_sizes_run_on_every_batch_and_some_wrong_ones_break_on_few(sto
     assert 0 < exchanged["errors"] < len(batches)
 
 
-@pytest.mark.parametrize("layer", ["tiny", "gpt2"])
-def test_shares_of_parts_are_those_of_all_parameters(story, layer):
-    model = model_tensors.answer(OpenedModel("any", TokenEmbedding(4, 2)), {"layer": layer})
-    found = story("inside.sharesOf(model.tensors)", model=model)
-    sizes = dict(found["parts"])
-    assert found["total"] == sum(sizes.values()) == sum(each["size"] for each in model["tensors"])
-    table = next(each for each in model["tensors"] if each["part"] == "table")
-    assert sizes["table"] == table["shape"][0] * table["shape"][1]
-    way = story("inside.wayOf(model)", model=model)
-    assert way == ["table", "position", "blocks", "norm", "table"]
+def test_shares_of_parts_are_those_of_all_parameters(ask, anything, story):
+    for layer in ["tiny", "gpt2"]:
+        model = ask.raw(anything, "tensors", layer=layer)
+        found = story("inside.sharesOf(model.tensors)", model=model)
+        sizes = dict(found["parts"])
+        assert found["total"] == sum(sizes.values()) == sum(each["size"] for each in model["tensors"])
+        table = next(each for each in model["tensors"] if each["part"] == "table")
+        assert sizes["table"] == table["shape"][0] * table["shape"][1]
+        way = story("inside.wayOf(model)", model=model)
+        assert way == ["table", "position", "blocks", "norm", "table"]
 
 
 def test_copies_and_buffers_are_no_part_of_the_shares_and_an_untied_head_ends_the_way(story):
@@ -111,12 +109,10 @@ def test_copies_and_buffers_are_no_part_of_the_shares_and_an_untied_head_ends_th
 
 @pytest.mark.parametrize("exported", [False, pytest.param(True, marks=LONG)])
 def test_the_list_of_the_source_that_is_open_is_shown_and_in_an_exported_page_too(
-    tmp_path, serve, of_run, open_page, exported
+    export, serve, of_run, open_page, exported
 ):
     table = OpenedModel("nameless", TokenEmbedding.from_pretrained(torch.randn(30, 6)))
-    if exported:
-        write_page(tmp_path / "page.html", [of_run, table])
-    url = (tmp_path / "page.html").as_uri() if exported else serve(of_run, table)
+    url = (export if exported else serve)(of_run, table)
     page = open_page(url + "#learn?s=inside")
     page.get_by_text("the model: small").wait_for()
     assert "read from the file" in page.locator('[data-value="lookup"]').inner_text()

@@ -1,18 +1,14 @@
 """The tensors of a model: their parts, their sizes, and rows of the table read inside the model and outside of it."""
 
-from base64 import b64decode
-
-import numpy as np
 import pytest
 import torch
+from explorer_requests import stored_answers
+from safetensors.torch import load_file, save_file
 from stream_models import stream_model
 from tiny_models import build, quiet
 
 from embedlayer import DecoderLM, DeltaEmbedding, QuantizedEmbedding, RotaryEmbedding, TokenEmbedding
 from embedlayer.checkpoints import write_vectors
-from embedlayer.explorer.model_tensors import answer, exported_requests
-from embedlayer.explorer.tiny_layer import WORDS
-from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.opening import OpenedModel, open_model
 
 BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 99}
@@ -38,10 +34,6 @@ PARTS = {
 }
 
 
-def numbers(packed):
-    return np.frombuffer(b64decode(packed["float32"]), dtype="<f4").reshape(packed["shape"])
-
-
 def saved(name, folder):
     """A small model of transformers, saved in a folder."""
     transformers = pytest.importorskip("transformers")
@@ -62,15 +54,20 @@ def check_rows(found, table):
     assert found["rows"]
     for row in found["rows"]:
         expected = table[row["token"]["id"]].detach().float()
-        np.testing.assert_array_equal(numbers(row["inside"]), expected)
-        np.testing.assert_array_equal(numbers(row["outside"]), expected)
+        assert row["inside"].equal(expected)
+        assert row["outside"].equal(expected)
         assert row["difference"] == 0.0
 
 
+@pytest.fixture
+def answer(ask):
+    return lambda source, **params: ask(source, "tensors", **params)
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_tensors_of_a_checkpoint_are_all_its_parameters_each_counted_once(name, tmp_path):
+def test_tensors_of_a_checkpoint_are_all_its_parameters_each_counted_once(answer, name, tmp_path):
     model = saved(name, tmp_path)
-    found = answer(open_model(tmp_path), {})
+    found = answer(open_model(tmp_path))
     assert found["is_file"]
     assert found["refused"] == ""
     tensors = found["tensors"]
@@ -83,9 +80,9 @@ def test_tensors_of_a_checkpoint_are_all_its_parameters_each_counted_once(name, 
     check_rows(found, model.get_input_embeddings().weight)
 
 
-def test_tensors_of_a_run_and_of_its_model_in_memory_are_the_same_but_for_the_file(of_run):
-    stored = answer(of_run, {})
-    memory = answer(OpenedModel("memory", of_run.table, model=of_run.model), {})
+def test_tensors_of_a_run_and_of_its_model_in_memory_are_the_same_but_for_the_file(answer, of_run):
+    stored = answer(of_run)
+    memory = answer(OpenedModel("memory", of_run.table, model=of_run.model))
     assert [stored["is_file"], memory["is_file"]] == [True, False]
     assert stored["tensors"] == memory["tensors"]
     parameters = sum(each.numel() for each in of_run.model.parameters())
@@ -95,26 +92,26 @@ def test_tensors_of_a_run_and_of_its_model_in_memory_are_the_same_but_for_the_fi
     check_rows(memory, of_run.table.weight)
 
 
-def test_a_model_in_the_layout_of_meta_has_its_parts_by_name(shared_data):
+def test_a_model_in_the_layout_of_meta_has_its_parts_by_name(answer, shared_data):
     source = open_model(shared_data / "models")
-    found = answer(source, {})
+    found = answer(source)
     assert {each["part"] for each in found["tensors"]} == {"table", "blocks", "norm"}
     assert next(each["name"] for each in found["tensors"] if each["part"] == "table") == "tok_embeddings.weight"
     assert sum(each["size"] for each in found["tensors"]) == sum(each.numel() for each in source.model.parameters())
     check_rows(found, source.table.weight)
 
 
-def test_the_final_norm_of_the_language_model_is_found_beside_a_vision_tower(tmp_path):
+def test_the_final_norm_of_the_language_model_is_found_beside_a_vision_tower(answer, tmp_path):
     with quiet():
         build("qwen2_vl", "image-text")[1].save_pretrained(tmp_path)
-    tensors = answer(open_model(tmp_path), {})["tensors"]
+    tensors = answer(open_model(tmp_path))["tensors"]
     assert [each["name"] for each in tensors if each["part"] == "norm"] == ["model.norm.weight"]
 
 
-def test_a_model_of_codes_alone_shows_no_rows(tmp_path):
+def test_a_model_of_codes_alone_shows_no_rows(answer, tmp_path):
     with quiet():
         stream_model("musicgen").save_pretrained(tmp_path)
-    found = answer(open_model(tmp_path), {})
+    found = answer(open_model(tmp_path))
     assert found["tensors"]
     assert found["rows"] == []
 
@@ -129,12 +126,12 @@ BUFFERS = {
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_buffers_of_old_files_and_copies_of_a_tied_table_are_listed_and_not_counted(name, tmp_path):
+def test_buffers_of_old_files_and_copies_of_a_tied_table_are_listed_and_not_counted(answer, name, tmp_path):
     model = saved(name, tmp_path)
-    tensors, metadata = load_tensors(tmp_path / "model.safetensors")
-    copy = {"lm_head.weight": model.lm_head.weight.detach().clone()}
-    save_tensors(tmp_path / "model.safetensors", tensors | BUFFERS[name] | copy, metadata)
-    found = answer(open_model(tmp_path), {})["tensors"]
+    tensors = load_file(tmp_path / "model.safetensors") | BUFFERS[name]
+    tensors["lm_head.weight"] = model.lm_head.weight.detach().clone()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    found = answer(open_model(tmp_path))["tensors"]
     assert [each["name"] for each in found if each["is_copy"]] == ["lm_head.weight"]
     assert [each["name"] for each in found if each["part"] == "buffer"] == [
         each.replace(".0.", ".*.") for each in BUFFERS[name]
@@ -142,11 +139,11 @@ def test_buffers_of_old_files_and_copies_of_a_tied_table_are_listed_and_not_coun
     assert counted(found) == sum(each.numel() for each in model.parameters())
 
 
-def test_packed_rows_are_counted_in_bytes_and_decoded(tmp_path):
+def test_packed_rows_are_counted_in_bytes_and_decoded(answer, tmp_path):
     table = QuantizedEmbedding.from_table(TokenEmbedding(40, 32), bits=8)
     DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=4).save_pretrained(tmp_path)
     source = open_model(tmp_path)
-    found = answer(source, {})
+    found = answer(source)
     assert found["unit"] == "bytes"
     assert sum(each["size"] for each in found["tensors"]) == sum(
         each.nbytes for each in source.model.state_dict().values()
@@ -155,27 +152,27 @@ def test_packed_rows_are_counted_in_bytes_and_decoded(tmp_path):
     assert not found["is_file"], "the file has no rows, but codes"
 
 
-def test_rows_that_are_several_tensors_are_not_read_from_one_of_them(tmp_path):
+def test_rows_that_are_several_tensors_are_not_read_from_one_of_them(answer, tmp_path):
     table = DeltaEmbedding(TokenEmbedding(40, 32), torch.arange(3))
     torch.nn.init.ones_(table.delta)
     DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=4).save_pretrained(tmp_path)
-    found = answer(open_model(tmp_path), {})
+    found = answer(open_model(tmp_path))
     assert not found["is_file"]
     assert [row["difference"] for row in found["rows"]] == [0.0] * len(found["rows"])
 
 
-def test_a_table_by_itself_has_no_list_and_says_why(tmp_path):
+def test_a_table_by_itself_has_no_list_and_says_why(answer, tmp_path):
     write_vectors(tmp_path / "three.txt", ["cat", "dog", "fish"], torch.randn(3, 4), format="word2vec")
-    found = answer(open_model(tmp_path / "three.txt"), {})
+    found = answer(open_model(tmp_path / "three.txt"))
     assert found["tensors"] == found["rows"] == []
     assert found["refused"] == "three.txt is a table by itself: the model that it belongs to is not here."
 
 
-def test_the_list_of_gpt2_is_that_of_transformers():
+def test_the_list_of_gpt2_is_that_of_transformers(answer):
     transformers = pytest.importorskip("transformers")
     with torch.device("meta"):
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
-    found = answer(OpenedModel("any", TokenEmbedding(4, 2)), {"layer": "gpt2"})
+    found = answer(OpenedModel("any", TokenEmbedding(4, 2)), layer="gpt2")
     assert sum(each["size"] for each in found["tensors"]) == 124_439_808 == sum(p.numel() for p in model.parameters())
     expected = {name: list(each.shape) for name, each in model.transformer.named_parameters()}
     listed = {
@@ -188,9 +185,10 @@ def test_the_list_of_gpt2_is_that_of_transformers():
     assert found["rows"] == []
 
 
-def test_the_tiny_layer_is_the_same_beside_every_source(of_run):
-    assert exported_requests(of_run) == [{}, {"layer": "tiny"}, {"layer": "gpt2"}]
-    found = answer(of_run, {"layer": "tiny"})
+def test_the_tiny_layer_is_the_same_beside_every_source(answer, of_run, exported_run, tiny_choices):
+    held = [request for request in stored_answers(exported_run) if request.startswith("tensors?")]
+    assert held == ["tensors?source=0", "tensors?layer=tiny&source=0", "tensors?layer=gpt2&source=0"]
+    found = answer(of_run, layer="tiny")
     assert {each["part"] for each in found["tensors"]} == {"table", "position", "blocks", "norm"}
-    assert [row["token"]["text"] for row in found["rows"]] == list(WORDS.names)
+    assert [row["token"]["text"] for row in found["rows"]] == tiny_choices["words"]
     assert all(row["difference"] == 0 for row in found["rows"])

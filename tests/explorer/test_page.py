@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 from covering import LONG
+from explorer_requests import numbers
 from page_controls import faults
 from page_waiting import until
 from real_tables import minilm
 
 from embedlayer import TokenEmbedding
-from embedlayer.analysis import TokenVectors, layout, nearest
-from embedlayer.explorer import routes, table_map
-from embedlayer.explorer.health import table_report
-from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
+from embedlayer.analysis import NeighborLayout, TokenVectors
+from embedlayer.checkpoints import write_vectors
 from embedlayer.opening import OpenedModel
 from embedlayer.plots.style import usual_range
 
@@ -53,16 +52,17 @@ PYTHON = " def|def|class| class|Class|+|#2|king| king|·def|two words|⏎|\n|kin
 
 
 @pytest.fixture(scope="module")
-def sources(of_run, words, tmp_path_factory) -> dict[str, OpenedModel]:
+def sources(of_run, words, by_command, tmp_path_factory) -> dict[str, OpenedModel]:
     """All that is open in the page of this file, by names."""
     without_place = torch.randn(300, 8)
     without_place[:2] = 0
     without_place[2] = torch.nan
-    own = tmp_path_factory.mktemp("own") / "own.csv"
+    own, table = tmp_path_factory.mktemp("own") / "own.csv", tmp_path_factory.mktemp("own") / "own.npy"
     animals = [f"{row},{'animal' if row in (0, 1, 2, 4) else 'other'},{row}\n" for row in range(len(TOKENS))]
     own.write_text("".join(["id,topic,size\n", *animals]))
-    with_columns = OpenedModel("own", words.table, tokens=TOKENS)
-    add_user_columns(with_columns, read_user_columns(own, with_columns))
+    write_vectors(table, TOKENS, words.table, format="npy")
+    code, (with_columns,) = by_command(table, "--columns", own)
+    assert code == 0
     many = TokenEmbedding.from_pretrained(torch.randn(400, 24))
     return {
         "run": of_run,
@@ -161,7 +161,7 @@ def test_keys_switch_views_and_theme_and_reach_the_search(url, open_page):
     page.locator("#view-map .map-over").wait_for()
 
 
-def test_the_help_explains_each_view_and_leads_to_the_story_and_the_course(of_run, serving, open_page, monkeypatch):
+def test_the_help_explains_each_view_and_leads_to_the_story_and_the_course(of_run, serving, open_page, course_at):
     def links(page):
         page.get_by_role("button", name="Help").click()
         shown = page.get_by_role("dialog", name="Help")
@@ -171,7 +171,7 @@ def test_the_help_explains_each_view_and_leads_to_the_story_and_the_course(of_ru
         return shown
 
     with serving(of_run) as url:
-        monkeypatch.setattr(routes, "course_address", lambda: "")
+        course_at()
         page = open_page(url)
         page.locator(".map-over").wait_for()
         shown = links(page)
@@ -184,10 +184,13 @@ def test_the_help_explains_each_view_and_leads_to_the_story_and_the_course(of_ru
         page.locator("#view-learn .learn-picture").wait_for()
         lesson = page.locator(".learn-lesson-of").inner_text()
         assert lesson == "The same as code: lesson 1, From text to vectors (docs/course/01-text-to-vectors.md)."
-        monkeypatch.setattr(routes, "course_address", lambda: "https://example.org/course")
+        course_at("Documentation, https://example.org/")
         page = open_page(f"{url}#map")
         page.locator(".map-over").wait_for()
-        assert links(page).get_by_role("link", name="The course").get_attribute("href") == "https://example.org/course"
+        assert (
+            links(page).get_by_role("link", name="The course").get_attribute("href")
+            == "https://example.org/course/index.md"
+        )
 
 
 FOUND = {  # each finds another number of tokens than the one before
@@ -307,20 +310,17 @@ def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url, ope
             until(page, f"/plus={ids[0]}(&|$)/.test(location.hash)")
 
 
-@pytest.mark.parametrize(
-    ("typed", "terms"),
-    [
+def test_a_sum_is_parsed_with_the_leading_spaces_of_its_terms(in_page):
+    for typed, terms in [
         ("king - man + woman", ["+king", "-man", "+woman"]),
         (" king −  man ", ["+ king", "- man"]),
         ("− man + king", ["-man", "+king"]),
         ("+ king", ["+king"]),
         ("+", ["++"]),
         (" ", []),
-    ],
-)
-def test_a_sum_is_parsed_with_the_leading_spaces_of_its_terms(in_page, typed, terms):
-    found = in_page({"search": "map/search.js"}, "search.parseExpression(typed)", typed=typed)
-    assert ["+-"[each["sign"] < 0] + each["text"] for each in found] == terms
+    ]:
+        found = in_page({"search": "map/search.js"}, "search.parseExpression(typed)", typed=typed)
+        assert ["+-"[each["sign"] < 0] + each["text"] for each in found] == terms
 
 
 def test_a_message_about_unknown_terms_names_each_and_stands_without_the_earlier_sum(url, open_page):
@@ -455,26 +455,26 @@ def test_the_map_is_drawn_moved_and_chosen_from_by_keyboard_and_pointer(url, ope
     page.locator(".map-legend").get_by_text(re.compile("learned|never seen|cannot tell")).first.wait_for()
 
 
-@pytest.mark.parametrize("count", [10_000, 40_000])
-def test_late_rows_do_not_cover_early_ones_on_the_map(count, in_page):
-    expression = """(() => {
-        const side = 60;
-        const [xs, ys, colours] = [new Float32Array(count), new Float32Array(count), new Uint32Array(count)];
-        for (let i = 0; i < count; i++) {
-            xs[i] = (i * 7919) % side;
-            ys[i] = Math.floor(((i * 104729) % (side * side)) / side);
-            colours[i] = i < count / 2 ? 0xff0000ff : 0xffff0000;
-        }
-        const picture = { pixels: new Uint32Array(side * side), width: side, height: side };
-        const order = s.drawingOrder(count);
-        const viewport = { x: side / 2, y: side / 2, zoom: 1 };
-        s.splat(picture, { xs, ys, only: null, order }, viewport, colours, s.disc(1, 1));
-        const red = picture.pixels.filter((pixel) => (pixel & 0xff) > 128).length;
-        return [new Set(order).size, String(order) === String(s.drawingOrder(count)), red / (side * side)];
-    })()"""
-    distinct, is_same, red = in_page({"s": "map/splat.js"}, expression, count=count)
-    assert (distinct, is_same) == (count, True)
-    assert 0.4 < red < 0.6
+def test_late_rows_do_not_cover_early_ones_on_the_map(in_page):
+    for count in [10_000, 40_000]:
+        expression = """(() => {
+            const side = 60;
+            const [xs, ys, colours] = [new Float32Array(count), new Float32Array(count), new Uint32Array(count)];
+            for (let i = 0; i < count; i++) {
+                xs[i] = (i * 7919) % side;
+                ys[i] = Math.floor(((i * 104729) % (side * side)) / side);
+                colours[i] = i < count / 2 ? 0xff0000ff : 0xffff0000;
+            }
+            const picture = { pixels: new Uint32Array(side * side), width: side, height: side };
+            const order = s.drawingOrder(count);
+            const viewport = { x: side / 2, y: side / 2, zoom: 1 };
+            s.splat(picture, { xs, ys, only: null, order }, viewport, colours, s.disc(1, 1));
+            const red = picture.pixels.filter((pixel) => (pixel & 0xff) > 128).length;
+            return [new Set(order).size, String(order) === String(s.drawingOrder(count)), red / (side * side)];
+        })()"""
+        distinct, is_same, red = in_page({"s": "map/splat.js"}, expression, count=count)
+        assert (distinct, is_same) == (count, True)
+        assert 0.4 < red < 0.6
 
 
 def test_of_points_at_one_place_the_pointer_chooses_the_one_on_top_and_else_the_nearest(in_page):
@@ -488,18 +488,18 @@ def test_of_points_at_one_place_the_pointer_chooses_the_one_on_top_and_else_the_
     assert in_page({"g": "map/grid.js"}, expression, xs_=xs, ys_=ys) == [1, 0, 3, [0, 1, 2]]
 
 
-@pytest.mark.parametrize("outliers", [[], [1000.0], [-1000.0, math.nan], [1000.0] * 30, [1.0] * 200])
-def test_outliers_do_not_squash_the_map_and_are_those_of_the_figures(in_page, outliers):
-    values = [*torch.rand(99, generator=torch.Generator().manual_seed(0)).tolist(), *outliers]
-    finite = [value if value == value else "NaN" for value in values]
-    found = in_page({"v": "map/viewport.js"}, "v.spread(new Float32Array(values.map(Number)), 0)", values=finite)
-    assert found == pytest.approx(usual_range(np.array(values)))
-    code = """(() => {
-        const xs = new Float32Array(values.map(Number));
-        const viewport = v.fitViewport(xs, xs, 400, 400);
-        return v.countOutside(xs, xs, viewport, 400, 400);
-    })()"""
-    assert in_page({"v": "map/viewport.js"}, code, values=finite) == (len(outliers) > 0 and len(outliers) < 3)
+def test_outliers_do_not_squash_the_map_and_are_those_of_the_figures(in_page):
+    for outliers in [[], [1000.0], [-1000.0, math.nan], [1000.0] * 30, [1.0] * 200]:
+        values = [*torch.rand(99, generator=torch.Generator().manual_seed(0)).tolist(), *outliers]
+        finite = [value if value == value else "NaN" for value in values]
+        found = in_page({"v": "map/viewport.js"}, "v.spread(new Float32Array(values.map(Number)), 0)", values=finite)
+        assert found == pytest.approx(usual_range(np.array(values)))
+        code = """(() => {
+            const xs = new Float32Array(values.map(Number));
+            const viewport = v.fitViewport(xs, xs, 400, 400);
+            return v.countOutside(xs, xs, viewport, 400, 400);
+        })()"""
+        assert in_page({"v": "map/viewport.js"}, code, values=finite) == (len(outliers) > 0 and len(outliers) < 3)
 
 
 def test_the_map_says_how_many_rows_have_no_place(url, open_page):
@@ -614,7 +614,9 @@ def test_a_word_that_is_no_token_offers_its_subwords_also_when_typed_at_once(url
     page.locator(".map-subwords").wait_for()
 
 
-def test_own_columns_colour_and_filter_and_a_list_downloaded_as_tsv_is_such_a_file(url, sources, tmp_path, open_page):
+def test_own_columns_colour_and_filter_and_a_list_downloaded_as_tsv_is_such_a_file(
+    ask, by_command, url, sources, tmp_path, open_page
+):
     source = sources["own"]
     page = open_page(f"{url}#map?source=4&c=own:topic&lasso=-99,-99,99,-99,99,99,-99,99&x=1", again=True)
     page.get_by_role("button", name="other", exact=True).click()
@@ -626,10 +628,9 @@ def test_own_columns_colour_and_filter_and_a_list_downloaded_as_tsv_is_such_a_fi
     with page.expect_download() as download:
         page.get_by_role("button", name="TSV").click()
     download.value.save_as(tmp_path / "found.tsv")
-    found = read_user_columns(tmp_path / "found.tsv", source)
-    (norm,) = found.columns
-    assert found.rows == len(TOKENS)
-    torch.testing.assert_close(norm.values, source.rows[list(range(len(TOKENS)))].norm(dim=1))
+    code, (found,) = by_command(source.source, "--columns", tmp_path / "found.tsv")
+    assert (code, ask(found, "columns")) == (0, [{"name": "norm", "groups": None}])
+    torch.testing.assert_close(numbers(ask(found, "column", name="norm")), source.rows.norm(dim=1))
 
 
 def test_one_finger_scrolls_the_page_until_the_map_is_tapped_twice(url, browser):
@@ -671,11 +672,9 @@ def test_one_finger_scrolls_the_page_until_the_map_is_tapped_twice(url, browser)
     context.close()
 
 
-def test_the_map_shows_the_recall_of_an_approximate_layout(monkeypatch, url, sources, open_page):
-    monkeypatch.setattr(layout, "EXACT_ROWS", 100)
-    monkeypatch.setattr(nearest, "CELLS_SEARCHED", 2)
-    monkeypatch.setattr(nearest, "ROWS_TIMES_CELLS", 0)
-    source = sources["many"]
+def test_the_map_shows_the_recall_of_an_approximate_layout(monkeypatch, url, open_page):
+    approximate = NeighborLayout(torch.randn(400, 2), 0.875)
+    monkeypatch.setattr("embedlayer.explorer.table_map.compute_layout", lambda *_, **__: approximate)
     page = open_page(f"{url}#map?source=5&x=1")
     page.locator(".map-over").wait_for()
     page.evaluate("""() => {
@@ -685,11 +684,7 @@ def test_the_map_shows_the_recall_of_an_approximate_layout(monkeypatch, url, sou
     }""")
     page.get_by_label("x axis").select_option("n")
     page.locator(".map-progress").wait_for(state="hidden")
-    table_map.map_job(source).wait()
-    recall = table_map.layout_recall(source, {})["recall"]
-    assert 0 < recall < 0.99
-    note = f"`neighbours are close (${{(100 * {recall}).toFixed(1)}} % recall)`"
-    until(page, f"[...window.painted].some((text) => text.startsWith({note}))")
+    until(page, "[...window.painted].some((text) => text.startsWith('neighbours are close (87.5 % recall)'))")
 
 
 def test_compare_shows_the_neighbours_before_and_after(url, open_page):
@@ -700,9 +695,9 @@ def test_compare_shows_the_neighbours_before_and_after(url, open_page):
     page.locator(".map-card .chips .token").nth(8).wait_for()
 
 
-def test_health_and_compare_open_with_a_sentence(url, open_page, of_run):
+def test_health_and_compare_open_with_a_sentence(ask, url, open_page, of_run):
     page = open_page(f"{url}#health", again=True)
-    assert page.locator(".verdict").text_content().strip() == table_report(of_run).summary()
+    assert page.locator(".verdict").text_content().strip() == ask(of_run, "health")["summary"]
     page.locator("#tab-compare").click()
     sentence = page.locator("#view-compare .verdict")
     sentence.wait_for()

@@ -1,16 +1,17 @@
 """A text's way through a model: the steps against the model itself, and the view that shows them."""
 
-import base64
 import itertools
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import parse_qsl, urlencode
+from urllib.request import urlopen
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from covering import some
 from decoders import small
+from explorer_requests import Refused, ids_of, request, steps_of, stored_answers
 from kinds import POSITIONS
 from page_waiting import until
 
@@ -19,24 +20,12 @@ from embedlayer import (
     FactorizedEmbedding,
     LearnedPositionalEmbedding,
     OutputHead,
-    TextError,
     TokenEmbedding,
-    TokenIdError,
-    TokenizerError,
     TransformerEmbedding,
-    load_llama,
-    load_tokenizer,
+    open_model,
     train_tokenizer,
 )
-from embedlayer.explorer import pipeline_steps as module
-from embedlayer.explorer.example_tokens import TEXTS as EXAMPLES
-from embedlayer.explorer.export import write_page
-from embedlayer.explorer.pipeline import answer, choices, exported_requests, pipeline
-from embedlayer.explorer.pipeline_steps import packed
-from embedlayer.explorer.positions import described
-from embedlayer.explorer.text_ids import NamedRows, shown_tokens
-from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
-from embedlayer.explorer.tiny_layer import WORDS, tiny_layer
+from embedlayer.explorer.pipeline import pipeline
 from embedlayer.inputs.embedding import embed
 from embedlayer.opening import OpenedModel
 
@@ -49,113 +38,109 @@ def words():
     return train_tokenizer(TEXT + " . " * 3, kind="word")
 
 
-@pytest.fixture(params=sorted(POSITIONS))
-def model(request):
-    return small(request.param)
+@pytest.fixture
+def walk(ask, words):
+    """The pipeline of a text in a model, or in a table alone."""
+
+    def ask_for(model, text=TEXT):
+        parts = {} if isinstance(model, TokenEmbedding) else {"model": model}
+        return ask(
+            OpenedModel("model", getattr(model, "table", model), tokenizer=words, **parts), "pipeline", text=text
+        )
+
+    return ask_for
 
 
-def ids_of(walked):
-    return torch.tensor([token["id"] for token in walked.tokens])
+def untied(**options):
+    return OutputHead(vocab_size=50, embed_dim=24, **options)
 
 
-def test_the_last_vectors_are_those_of_the_models_input_embedding(model, words):
-    walked = pipeline(model, words, TEXT)
-    expected = embed(ids_of(walked)[None], model.table, model.position)[0]
-    torch.testing.assert_close(walked.vectors, expected)
-    assert not walked.vectors.requires_grad
-    assert walked.step("look_up").vectors.equal(model.table.weight[ids_of(walked)])
-    names = [step.name for step in walked.steps]
-    assert names[:5] == ["tokenize", "one_hot", "look_up", "scale", "position"]
-    assert names[-2:] == ["head", "gradient"]
+STEPS_OF_HOOK = {"add": {"sum"}, "rotate": {"rotation"}, "bias": {"bias"}, None: set()}
 
 
-def test_a_scheme_has_a_step_where_it_is_applied(words):
-    steps_of_hook = {"add": {"sum"}, "rotate": {"rotation"}, "bias": {"bias"}, None: set()}
-    for name, make in POSITIONS.items():
-        position, steps = make(), {step.name for step in pipeline(small(name), words, TEXT).steps}
-        drawn = steps_of_hook[position.hook] if described(position).get("channels", "no rotation") else set()
-        assert steps & {"sum", "rotation", "bias"} == drawn, name
-
-
-def test_the_chances_are_those_of_the_model(model, words):
-    walked = pipeline(model, words, TEXT)
-    ids = ids_of(walked)
-    chances = model(ids).softmax(-1)
-    head = walked.step("head").facts
-    for shown, row in zip(head["top_tokens"], chances, strict=True):
-        assert [token["chance"] for token in shown] == pytest.approx(row.topk(8).values.tolist(), abs=1e-6)
-    assert head["next"] == pytest.approx(chances[:-1].gather(1, ids[1:, None])[:, 0].tolist(), abs=1e-6)
+def test_every_step_of_every_scheme_is_that_of_the_model(ask, walk):
+    for name in POSITIONS:
+        model = small(name)
+        answer = walk(model)
+        steps, ids = steps_of(answer), ids_of(answer)
+        names = [*steps]
+        assert (names[:5], names[-3:]) == (["tokenize", "one_hot", "look_up", "scale", "position"],
+                                           ["head", "gradient", "lens"])  # fmt: skip
+        scheme = ask(OpenedModel(name, model.table, model=model), "positions")["schemes"][0]
+        drawn = STEPS_OF_HOOK[model.position.hook] if scheme.get("channels", "no rotation") else set()
+        assert steps.keys() & {"sum", "rotation", "bias"} == drawn, name
+        torch.testing.assert_close(steps["dropout"]["values"]["kept"], embed(ids, model.table, model.position))
+        assert steps["look_up"]["values"]["rows"].equal(model.table.weight[ids])
+        chances = model(ids).softmax(-1).detach()
+        head = steps["head"]["facts"]
+        for shown, row in zip(head["top_tokens"], chances, strict=True):
+            assert [token["chance"] for token in shown] == pytest.approx(row.topk(8).values.tolist(), abs=1e-6)
+        assert head["next"] == pytest.approx(chances[:-1].gather(1, ids[1:, None])[:, 0].tolist(), abs=1e-6)
+        assert steps["gradient"]["facts"]["loss"] == pytest.approx(model.loss(ids[:-1], ids[1:]).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("at_once", [7, 8192])
-def test_the_gradient_is_autograds(words, tied, at_once, monkeypatch):
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", at_once)
-    head = None if tied else OutputHead(vocab_size=50, embed_dim=24, softcap=3.0, logit_scale=0.7, bias=True)
-    model = small("learned", head=head)
+def test_the_gradient_is_autograds(walk, tied):
+    """Of a table with more rows than are multiplied at once, whose bins of rows have the largest norm."""
+    head = None if tied else OutputHead(vocab_size=9000, embed_dim=24, softcap=3.0, logit_scale=0.7, bias=True)
+    model = small("learned", table=TokenEmbedding(9000, 24, padding_idx=0), head=head)
     model.head.head_dtype = torch.float32
-    walked = pipeline(model, words, TEXT)
-    ids = ids_of(walked)
+    answer = walk(model)
+    ids, step = ids_of(answer), steps_of(answer)["gradient"]
     model.loss(ids[:-1], ids[1:]).backward()
     expected = model.table.weight.grad.norm(dim=-1)
-    step = walked.step("gradient")
-    torch.testing.assert_close(step.values["norms"][0], expected, rtol=1e-4, atol=1e-6)
-    assert step.facts["touched"] == int(expected.count_nonzero())
-    assert step.facts["used"] == len(set(ids.tolist()))
-    for row in step.facts["rows"]:
+    assert step["facts"]["rows_a_bin"] == 9
+    torch.testing.assert_close(step["values"]["norms"][0], expected.view(1000, 9).amax(1), rtol=1e-4, atol=1e-6)
+    assert step["facts"]["touched"] == int(expected.count_nonzero())
+    assert step["facts"]["used"] == len(set(ids.tolist()))
+    for row in step["facts"]["rows"]:
         assert row["norm"] == pytest.approx(float(expected[row["id"]]), rel=1e-4)
     if not tied:
-        assert step.facts["touched"] == len(set(ids[:-1].tolist()))
-        assert all(row["through_head"] == 0 for row in step.facts["rows"])
+        assert expected.nonzero()[:, 0].tolist() == ids[:-1].unique().tolist()
+        assert all(row["through_head"] == 0 for row in step["facts"]["rows"])
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_scores_of_a_head_in_float32_are_not_rounded(words, tied):
-    head = None if tied else OutputHead(vocab_size=50, embed_dim=24, softcap=3.0, bias=True)
-    model = small("learned", head=head).bfloat16()
+def test_the_scores_of_a_head_in_float32_are_not_rounded(walk, tied):
+    model = small("learned", head=None if tied else untied(softcap=3.0, bias=True)).bfloat16()
     model.head.head_dtype = torch.float32
-    step = pipeline(model, words, TEXT).step("head")
-    assert torch.equal(step.values["logits"], model.head(step.values["hidden"])[-1:])
-    assert not torch.equal(step.values["logits"], step.values["logits"].bfloat16())
+    values = steps_of(walk(model))["head"]["values"]
+    assert torch.equal(values["logits"], model.head(values["hidden"].bfloat16())[-1:])
+    assert not torch.equal(values["logits"], values["logits"].bfloat16())
 
 
-def test_the_loss_is_that_of_the_model(model, words):
-    walked = pipeline(model, words, TEXT)
-    ids = ids_of(walked)
-    assert walked.step("gradient").facts["loss"] == pytest.approx(model.loss(ids[:-1], ids[1:]).item(), rel=1e-5)
-
-
-def test_a_factorised_table_has_rows_and_gradients_too(words):
-    table = FactorizedEmbedding(50, 24, 6, scale="sqrt_dim", init_std=0.5)
-    model = small("learned", table=table)
-    walked = pipeline(model, words, TEXT)
-    torch.testing.assert_close(walked.vectors, embed(ids_of(walked), table, model.position))
-    rows = table.rows(0, 50).detach().requires_grad_()
-    dense = small("learned", table=TokenEmbedding.from_pretrained(rows, scale=table.scale, freeze=False))
+def test_a_factorised_table_has_rows_and_gradients_too(walk):
+    model = small("learned", table=FactorizedEmbedding(50, 24, 6, scale="sqrt_dim", init_std=0.5))
+    answer = walk(model)
+    steps, ids = steps_of(answer), ids_of(answer)
+    torch.testing.assert_close(steps["dropout"]["values"]["kept"], embed(ids, model.table, model.position))
+    rows = model.table.rows(0, 50).detach()
+    dense = small("learned", table=TokenEmbedding.from_pretrained(rows, scale=model.table.scale, freeze=False))
     dense.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("table")}, strict=False)
-    ids = ids_of(walked)
     dense.loss(ids[:-1], ids[1:]).backward()
-    torch.testing.assert_close(
-        walked.step("gradient").values["norms"][0], dense.table.weight.grad.norm(dim=-1), rtol=1e-4, atol=1e-6
-    )
+    norms = dense.table.weight.grad.norm(dim=-1)
+    torch.testing.assert_close(steps["gradient"]["values"]["norms"][0], norms, rtol=1e-4, atol=1e-6)
 
 
-def test_queries_are_turned_as_the_models_attention_turns_them(words):
+def test_queries_are_turned_as_the_models_attention_turns_them(walk):
     model = small("rotary")
-    walked = pipeline(model, words, TEXT)
-    values = walked.step("rotation").values
-    places = torch.arange(len(walked.tokens))
+    steps = steps_of(walk(model))
+    values, places, block = steps["rotation"]["values"], torch.arange(7), model.blocks[0]
     queries, keys = model.position.rotate(values["queries"], values["keys"], places)
     torch.testing.assert_close(values["queries_turned"], queries)
     torch.testing.assert_close(values["keys_turned"], keys)
-    block = model.blocks[0]
-    expected = block.attention.query(block.attention_norm(walked.vectors)).unflatten(-1, (4, 6)).transpose(0, 1)
-    torch.testing.assert_close(values["queries"], expected)
+    normed = block.attention_norm(steps["dropout"]["values"]["kept"])
+    torch.testing.assert_close(values["queries"], block.attention.query(normed).unflatten(-1, (4, 6)).transpose(0, 1))
     angles = torch.outer(places.double(), 10000.0 ** -(torch.arange(3).double() / 3))
     torch.testing.assert_close(values["angles"], torch.atan2(angles.sin(), angles.cos()).float())
 
 
-def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
+def test_a_result_of_which_all_is_read_holds_no_graph_of_autograd(words):
+    """Only memory shows it, so the object itself is looked at."""
+    assert not pipeline(small("none"), words, TEXT).vectors.requires_grad
+
+
+def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(walk):
     layer = EmbeddingLayer(
         TokenEmbedding(50, 8),
         LearnedPositionalEmbedding(20, 12),
@@ -164,160 +149,116 @@ def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
         norm=torch.nn.LayerNorm(12),
         projection=torch.nn.Linear(8, 12),
     )
-    walked = pipeline(layer, words, TEXT, add_special_tokens=True)
-    names = ["tokenize", "one_hot", "look_up", "scale", "project", "types", "position", "sum", "norm", "dropout"]
-    assert [step.name for step in walked.steps] == names
-    torch.testing.assert_close(walked.vectors, layer.input(ids_of(walked)).detach())
+    answer = walk(layer)
+    steps = steps_of(answer)
+    assert " ".join(steps) == "tokenize one_hot look_up scale project types position sum norm dropout"
+    torch.testing.assert_close(steps["dropout"]["values"]["kept"], layer.input(ids_of(answer)).detach())
 
 
-@pytest.mark.parametrize(
-    ("dtype", "parts"), [(torch.float32, None), (torch.float16, "2,048"), (torch.bfloat16, "256")], ids=str
-)
-def test_a_model_of_low_precision_says_how_far_its_numbers_are_rounded(words, dtype, parts):
-    model = small("rotary").to(dtype)
-    walked = pipeline(model, words, TEXT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_model_of_low_precision_says_how_far_its_numbers_are_rounded(walk, dtype):
+    steps, parts = steps_of(walk(small("rotary").to(dtype))), round(2 / torch.finfo(dtype).eps)
+    expected = f"{str(dtype).removeprefix('torch.')}, which rounds by up to 1 part in {parts:,}"
     for name in ("block", "head"):
-        said = walked.step(name).note.partition("; computed in ")[2]
-        expected = f"{str(dtype).removeprefix('torch.')}, which rounds by up to 1 part in {parts}"
-        assert said == ("" if parts is None else expected)
-    if parts is not None:
-        exact = torch.linspace(1, 2, 5000)
-        assert ((exact.to(dtype).float() - exact).abs() / exact).max() <= 1 / int(parts.replace(",", ""))
+        said = steps[name]["note"].partition("; computed in ")[2]
+        assert said == ("" if dtype == torch.float32 else expected)
+    exact = torch.linspace(1, 2, 5000)
+    assert ((exact.to(dtype).float() - exact).abs() / exact).max() <= 1 / parts
 
 
-def test_a_model_with_a_head_and_no_blocks_says_why_they_are_not_read():
+def test_a_model_with_a_head_and_no_blocks_says_why_they_are_not_read(ask):
     table = TokenEmbedding(50, 8)
     layer = EmbeddingLayer(table, head=OutputHead(table))
     why = "model/config.json: sliding_window 4 is not what DecoderLM has (known: False)."
     for source in (OpenedModel("ours", table, model=layer), OpenedModel("read", table, model=layer, no_decoder=why)):
-        head = next(step for step in answer(source, {"text": "#3 #4"})["steps"] if step["name"] == "head")
-        assert ("The blocks are read of embedlayer's own decoders" in head["note"]) == (source.title == "ours")
-        assert head["note"].endswith(f"The blocks are not read: {why}") == (source.title == "read")
+        note = steps_of(ask(source, "pipeline", text="#3 #4"))["head"]["note"]
+        assert ("The blocks are read of embedlayer's own decoders" in note) == (source.title == "ours")
+        assert note.endswith(f"The blocks are not read: {why}") == (source.title == "read")
 
 
-def test_a_table_alone_and_an_input_embedding_alone_have_fewer_steps(words):
-    table = TokenEmbedding(50, 8)
-    assert [step.name for step in pipeline(table, words, TEXT).steps] == [
-        "tokenize",
-        "one_hot",
-        "look_up",
-        "scale",
-        "position",
-        "dropout",
-    ]
+def test_a_table_alone_and_an_input_embedding_alone_have_fewer_steps(walk):
+    assert " ".join(steps_of(walk(TokenEmbedding(50, 8)))) == "tokenize one_hot look_up scale position dropout"
     layer = TransformerEmbedding(50, 8, 16, dropout=0.25).eval()
-    walked = pipeline(layer, words, TEXT)
-    assert walked.step("dropout").facts == {"p": 0.25, "shown_p": 0.25}
-    torch.testing.assert_close(walked.vectors, layer(ids_of(walked)))
+    answer = walk(layer)
+    dropout = steps_of(answer)["dropout"]
+    assert dropout["facts"] == {"p": 0.25, "shown_p": 0.25}
+    torch.testing.assert_close(dropout["values"]["kept"], layer(ids_of(answer)))
 
 
-def test_dropout_is_shown_without_drawing_from_the_programs_generator(words):
+def test_dropout_is_shown_without_drawing_from_the_programs_generator(walk):
     model = small("none", dropout=0.5)
-    torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    values = pipeline(model, words, TEXT).step("dropout").values
-    assert torch.rand(4).equal(expected)
+    state = torch.get_rng_state()
+    values = steps_of(walk(model))["dropout"]["values"]
+    assert torch.get_rng_state().equal(state)
     kept = values["dropped"] != 0
     torch.testing.assert_close(values["dropped"][kept], 2 * values["kept"][kept])
     assert 0.3 < 1 - kept.float().mean() < 0.7
 
 
-def test_one_token_has_no_next_one_and_so_no_gradient(words):
-    assert pipeline(small(), words, "dogs").step("gradient") is None
+def test_long_and_short_texts(walk):
+    assert "gradient" not in steps_of(walk(small(), "dogs")), "one token has no next one"
+    cut = walk(small("learned"), "dogs " * 40)
+    assert (len(cut["tokens"]), cut["left_out"]) == (16, 24)
+    assert len(walk(small("rotary"), "dogs " * 400)["tokens"]) == 64
 
 
-def test_a_long_text_is_cut_and_says_so(words):
-    walked = pipeline(small("learned"), words, "dogs " * 40)
-    assert (len(walked.tokens), walked.left_out) == (16, 24)
-    assert len(pipeline(small("rotary"), words, "dogs " * 400).tokens) == module.MOST_TOKENS
+def test_what_cannot_be_shown_says_why(ask, walk):
+    with pytest.raises(Refused, match="no tokens"):
+        walk(small(), "  ")
+    with pytest.raises(Refused, match="no tokenizer"):
+        ask(OpenedModel("rows", TokenEmbedding(50, 4)), "pipeline", text="dogs")
+    with pytest.raises(Refused, match="is outside this table of 2 rows|no row"):
+        walk(TokenEmbedding(2, 4))
 
 
-def test_what_cannot_be_shown_says_why(words):
-    with pytest.raises(TextError, match="no tokens"):
-        pipeline(small(), words, "  ")
-    with pytest.raises(TokenizerError, match="no tokenizer"):
-        pipeline(small(), None, "dogs")
-    with pytest.raises(TokenIdError):
-        pipeline(TokenEmbedding(2, 4), words, TEXT)
-
-
-def test_tokens_are_readable_and_special_ones_marked():
+def test_tokens_are_readable_and_special_ones_marked(ask):
     tokenizer = train_tokenizer("naïve café", vocab_size=258)
-    ids = tokenizer.encode("a é<|endoftext|>", add_special_tokens=False).ids
-    kinds = [(token["text"], token["kind"]) for token in shown_tokens(tokenizer, ids)]
-    assert kinds[0] == ("a", "text")
+    source = OpenedModel("bytes", TokenEmbedding(258, 4), tokenizer=tokenizer)
+    kinds = [(token["text"], token["kind"]) for token in ask(source, "pipeline", text="a é<|endoftext|>")["tokens"]]
+    assert (kinds[0], kinds[-1]) == (("a", "text"), ("<|endoftext|>", "special"))
     assert ("·", "text") in kinds
-    assert kinds[-1] == ("<|endoftext|>", "special")
     assert any(kind == "byte" for _, kind in kinds)
 
 
-def test_packed_numbers_come_back_bit_for_bit():
-    values = torch.randn(3, 5)
-    content = packed(values)
-    numbers = np.frombuffer(base64.b64decode(content["float32"]), "<f4").reshape(content["shape"])
-    assert torch.from_numpy(numbers.copy()).equal(values)
-
-
-def test_json_has_no_nan_even_where_the_table_has(words):
+def test_a_table_with_nan_has_an_answer(walk, words):
     model = small("none")
     with torch.no_grad():
         model.table.weight[words.token_to_id("dogs")] = float("nan")
-    text = json.dumps(pipeline(model, words, TEXT).to_json(), allow_nan=False)
-    assert json.loads(text)["steps"][-1]["facts"]["loss"] is None
+    assert steps_of(walk(model))["gradient"]["facts"]["loss"] is None
 
 
-def test_walks_at_the_same_time_do_not_meet(words):
+def test_walks_at_the_same_time_do_not_meet(serve, words):
     model = small("rotary")
-    texts = [TEXT, "dogs love me", "me me me"] * 4
-    expected = {text: pipeline(model, words, text).step("head").facts["next"] for text in set(texts)}
-    found: list[tuple[str, list[float]]] = []
-    threads = [
-        threading.Thread(
-            target=lambda text=text: found.append((text, pipeline(model, words, text).step("head").facts["next"]))
-        )
-        for text in texts
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == len(texts)
-    assert all(next_ == expected[text] for text, next_ in found)
+    address = serve(OpenedModel("words", model.table, tokenizer=words, model=model))
+    texts = [TEXT, "dogs love me", "me me me"]
+
+    def next_of(text):
+        with urlopen(f"{address}data/pipeline?{urlencode({'text': text})}") as response:
+            return steps_of(json.load(response))["head"]["facts"]["next"]
+
+    expected = [*map(next_of, texts)]
+    with ThreadPoolExecutor(12) as pool:
+        assert [*pool.map(next_of, 4 * texts)] == 4 * expected
 
 
-def test_what_is_exported_can_be_answered(words):
-    model = small()
-    source = OpenedModel("words", model.table, tokenizer=words, model=model)
-    asked, offered = exported_requests(source), choices(source, {})
-    assert [params["text"] for params in asked if "layer" not in params] == offered["texts"]
-    tiny = [params for params in asked if params.get("layer") == "tiny"]
-    assert {params["text"] for params in tiny} == set(offered["tiny"]["texts"])
-    assert len(tiny) == len(offered["tiny"]["texts"]) * len(offered["tiny"]["positions"]) * 2
-    assert all(answer(source, params)["tokens"] for params in asked)
-
-
-def test_a_real_model_goes_on_as_it_was_trained(shared_data):
-    model = load_llama(shared_data / "models" / "stories260K.safetensors")
-    tokenizer = load_tokenizer(shared_data / "models" / "tok512.bin")
-    walked = pipeline(model, tokenizer, "Once upon a time", add_special_tokens=True)
-    assert [token["kind"] for token in walked.tokens] == ["special", "text", "text", "text", "text"]
-    top_tokens = walked.step("head").facts["top_tokens"]
-    assert [row[0]["decoded"] for row in top_tokens[:-1]] == [" Once", " upon", " a", " time"]
-    assert top_tokens[-1][0]["decoded"] == ","
+def test_a_real_model_goes_on_as_it_was_trained(ask, shared_data):
+    answer = ask(open_model(shared_data / "models"), "pipeline", text="Once upon a time")
+    assert [token["kind"] for token in answer["tokens"]] == ["special", "text", "text", "text", "text"]
+    likely = [row[0]["decoded"] for row in steps_of(answer)["head"]["facts"]["top_tokens"]]
+    assert likely == [" Once", " upon", " a", " time", ","]
 
 
 # What can be chosen
 
 
-@pytest.mark.parametrize("vocabulary", [None, NamedRows(["a", "b", "c"])])
-def test_a_table_without_a_tokenizer_shows_its_rows(vocabulary):
-    walked = pipeline(TokenEmbedding(3, 4), vocabulary, "#2 #0 #2")
-    assert [token["text"] for token in walked.tokens] == (["#2", "#0", "#2"] if vocabulary is None else ["c", "a", "c"])
-    assert [step.name for step in walked.steps if not step.idle] == ["tokenize", "one_hot", "look_up"]
+def test_a_table_without_a_tokenizer_shows_its_rows(ask):
+    for tokens in (None, ["a", "b", "c"]):
+        answer = ask(OpenedModel("three", TokenEmbedding(3, 4), tokens=tokens), "pipeline", text="#2 #0 #2")
+        assert [token["text"] for token in answer["tokens"]] == (["c", "a", "c"] if tokens else ["#2", "#0", "#2"])
+        assert [step["name"] for step in answer["steps"] if not step["idle"]] == ["tokenize", "one_hot", "look_up"]
 
 
-def test_every_source_offers_texts_that_it_can_read(words):
+def test_every_source_offers_texts_that_it_can_read(ask, export, words):
     table = TokenEmbedding(50, 4)
     sources = {
         "tokenizer": OpenedModel("tokenizer", table, tokenizer=words),
@@ -326,74 +267,49 @@ def test_every_source_offers_texts_that_it_can_read(words):
         "names that no text has": OpenedModel("odd", table, tokens=["\ud800", *([""] * 49)]),
     }
     for reads, source in sources.items():
-        offered = choices(source, {})
+        offered = ask(source, "pipeline-choices")
         assert reads.startswith(offered["reads"])
         assert offered["texts"]
-        assert all(answer(source, {"text": text})["tokens"] for text in offered["texts"])
-    source = OpenedModel("part", table, table_only="Its family is unknown.")
-    assert choices(source, {})["refused"].endswith("Its family is unknown.")
-    assert all("layer" in params for params in exported_requests(source))
+        assert all(ask(source, "pipeline", text=text)["tokens"] for text in offered["texts"])
+    part = OpenedModel("part", table, table_only="Its family is unknown.")
+    assert ask(part, "pipeline-choices")["refused"].endswith("Its family is unknown.")
 
 
-# The tiny layer
-
-TINY = list(itertools.product(("learned", "sinusoidal", "rotary", "alibi"), (True, False)))
-
-
-@pytest.mark.parametrize(("position", "tied"), TINY)
-def test_the_tiny_layer_is_computed_by_the_model(position, tied):
-    model = tiny_layer(position, tied=tied)
-    params = {"layer": "tiny", "position": position, "tied": str(int(tied)), "text": TINY_TEXTS[0]}
-    shown = answer(OpenedModel("any", TokenEmbedding(3, 2)), params)
-    walked = pipeline(model, WORDS, TINY_TEXTS[0])
-    assert [token["text"] for token in shown["tokens"]] == TINY_TEXTS[0].split()
-    unknown = answer(OpenedModel("any", TokenEmbedding(3, 2)), {**params, "text": TINY_TEXTS[-1]})
-    assert (unknown["tokens"][-1]["text"], unknown["tokens"][-1]["id"]) == ("<unk>", 0)
-    assert unknown["how"].endswith("“me”.")
-    torch.testing.assert_close(walked.vectors, embed(ids_of(walked)[None], model.table, model.position)[0])
-    assert model.head.tied == tied
-    assert walked.step("look_up").values["near"][0].equal(model.table.weight)
+def test_an_exported_page_holds_the_texts_that_are_offered(ask, source, exported):
+    content, offered = stored_answers(exported), ask(source, "pipeline-choices")
+    held = [dict(parse_qsl(key.partition("?")[2])) for key in content if key.startswith("pipeline?")]
+    assert [params["text"] for params in held if "layer" not in params] == offered["texts"]
+    tiny = [(params["text"], params["position"], params["tied"]) for params in held if "layer" in params]
+    assert tiny == [*itertools.product(offered["tiny"]["texts"], offered["tiny"]["positions"], "10")]
+    for params in held:
+        asked = {name: value for name, value in params.items() if name != "source"}
+        stored = content[request("pipeline", **params)]
+        assert ask.raw(source, "pipeline", **asked) == stored
+        ids = ",".join(str(token["id"]) for token in stored["tokens"])
+        assert request("logit-lens", source="0", ids=ids, **{k: asked[k] for k in asked if k != "text"}) in content
 
 
-@pytest.mark.parametrize(("position", "tied"), TINY)
-def test_the_gradient_of_a_small_table_is_shown_whole_and_by_its_two_ways(position, tied):
-    model = tiny_layer.__wrapped__(position, tied=tied)
-    walked = pipeline(model, WORDS, TINY_TEXTS[1])
-    ids = ids_of(walked)
-    model.loss(ids[:-1], ids[1:]).backward()
-    step = walked.step("gradient")
-    through_rows, through_head = step.values["rows_gradient"], step.values["head_gradient"]
-    assert through_rows.norm(dim=1).nonzero()[:, 0].tolist() == ids[:-1].unique().tolist()
-    assert step.facts["touched_by_look_up"] == len(ids[:-1].unique())
-    assert step.facts["touched_by_head"] == 10
-    torch.testing.assert_close(step.values["through_rows"][0], through_rows.norm(dim=1))
-    torch.testing.assert_close(step.values["through_head"][0], through_head.norm(dim=1))
-    torch.testing.assert_close(model.table.weight.grad, through_rows + through_head if tied else through_rows)
-    if not tied:
-        torch.testing.assert_close(model.head.weight.grad, through_head)
-
-
-def test_the_rows_near_a_token_are_those_of_the_table(words):
+def test_the_rows_near_a_token_are_those_of_the_table(walk):
     model = small("none")
-    walked, weight = pipeline(model, words, TEXT), model.table.weight
-    near, facts = walked.step("look_up").values["near"], walked.step("look_up").facts
-    for token, part in zip(walked.tokens, facts["part_of"], strict=True):
-        first, names = facts["parts"][part]["first"], facts["parts"][part]["names"]
+    answer, weight = walk(model), model.table.weight
+    step = steps_of(answer)["look_up"]
+    for token, part in zip(answer["tokens"], step["facts"]["part_of"], strict=True):
+        first, names = step["facts"]["parts"][part]["first"], step["facts"]["parts"][part]["names"]
         assert first <= token["id"] < first + len(names) == first + 7
-        assert near[part].equal(weight[first : first + 7])
+        assert step["values"]["near"][part].equal(weight[first : first + 7])
         assert names[token["id"] - first] == token["text"]
     wide = TokenEmbedding(50, 200)
-    shown = pipeline(wide, words, "dogs").step("look_up")
-    row = wide.weight[shown.facts["parts"][0]["first"]]
-    padded = F.pad(row, (0, 4)).view(-1, 4)
-    assert shown.values["near"][0, 0].abs().equal(padded.abs().amax(1)[:50])
+    shown = steps_of(walk(wide, "dogs"))["look_up"]
+    row = wide.weight[shown["facts"]["parts"][0]["first"]]
+    assert shown["values"]["near"][0, 0].abs().equal(F.pad(row, (0, 4)).view(-1, 4).abs().amax(1)[:50])
 
 
-def test_steps_that_change_nothing_say_so(words):
-    idle = {name: {s.name for s in pipeline(small(name), words, TEXT).steps if s.idle} for name in ("none", "learned")}
-    assert idle == {"none": {"position", "dropout"}, "learned": {"dropout"}}
-    layer = TransformerEmbedding(50, 8, 16, dropout=0.25, scale=None).eval()
-    assert {s.name for s in pipeline(layer, words, TEXT).steps if s.idle} == {"scale"}
+def test_steps_that_change_nothing_say_so(walk):
+    def idle(model):
+        return {step["name"] for step in walk(model)["steps"] if step["idle"]}
+
+    assert [idle(small(name)) for name in ("none", "learned")] == [{"position", "dropout"}, {"dropout"}]
+    assert idle(TransformerEmbedding(50, 8, 16, dropout=0.25, scale=None).eval()) == {"scale"}
 
 
 # The view
@@ -407,11 +323,9 @@ def source(words):
 
 
 @pytest.fixture(scope="module")
-def exported(source, tmp_path_factory) -> str:
+def exported(source, export) -> str:
     """The address of the exported page of `source`."""
-    path = tmp_path_factory.mktemp("exported") / "page.html"
-    write_page(path, [source])
-    return path.as_uri()
+    return export(source)
 
 
 def wait_for_tokens(page, count):
@@ -484,36 +398,36 @@ def test_the_tokens_are_one_stop_of_the_tab_key_in_which_arrows_move_and_enter_c
 
 
 @pytest.mark.browser
-def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, open_page):
+def test_the_number_under_the_pointer_and_the_keys_is_the_tables(ask, source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?step=look_up&text=" + TEXT.replace(" ", "+"), again=True)
     canvas = page.locator(".heat-canvas").first
     canvas.scroll_into_view_if_needed()
-    walked = pipeline(source.model, source.tokenizer, TEXT)
-    rows = walked.step("look_up").vectors
+    answer = ask(source, "pipeline", text=TEXT)
+    rows = steps_of(answer)["look_up"]["values"]["rows"]
     box = canvas.bounding_box()
     for t, d in itertools.product((0, 3, 6), (0, 11, 23)):
         page.mouse.move(box["x"] + (d + 0.5) / 24 * box["width"], box["y"] + (t + 0.5) / 7 * box["height"])
         number, rest = readout(page).replace("−", "-").split(maxsplit=1)
         assert float(number) == pytest.approx(float(rows[t, d]), abs=6e-5)
-        assert rest == f"{walked.tokens[t]['text']} · dimension {d}"
+        assert rest == f"{answer['tokens'][t]['text']} · dimension {d}"
     page.mouse.move(0, 0)
     canvas.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
     number, rest = readout(page).replace("−", "-").split(maxsplit=1)
     assert float(number) == pytest.approx(float(rows[1, 2]), abs=6e-5)
-    assert rest == f"{walked.tokens[1]['text']} · dimension 2"
+    assert rest == f"{answer['tokens'][1]['text']} · dimension 2"
     assert "step=look_up" in page.evaluate("location.href")  # the arrows moved in the picture, not along the steps
 
 
 @pytest.mark.browser
-def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve, open_page):
+def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(ask, source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?step=head", again=True)
     page.locator(".next-list").wait_for()
     page.get_by_label("Text", exact=True).fill("dogs love me")
     wait_for_tokens(page, 3)
     page.locator(".pipe-chips button").nth(1).click()
-    head = pipeline(source.model, source.tokenizer, "dogs love me").step("head").facts
+    head = steps_of(ask(source, "pipeline", text="dogs love me"))["head"]["facts"]
     shown = page.locator(".next-list .pipe-value").first.inner_text()
     assert shown == f"{head['top_tokens'][-1][0]['chance']:.1%}"
     assert "text=dogs+love+me" in page.evaluate("location.href")
@@ -522,11 +436,12 @@ def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve
 
 
 @pytest.mark.browser
-def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
+def test_no_typed_text_is_lost_when_the_layer_changes(ask, tiny_choices, source, serve, open_page):
     url = serve(source)
     page = open_page(url + "#pipeline", again=True)
     field = page.get_by_label("Text", exact=True)
-    unknown = shown_tokens(source.tokenizer, source.tokenizer.encode("zebra").ids)[0]["decoded"]
+    unknown = ask(source, "pipeline", text="zebra")["tokens"][0]["text"]
+    own, of_tiny = ask(source, "pipeline-choices")["texts"][0], tiny_choices["texts"][0]
 
     def switch(layer: str, text: str, tokens: list[str]) -> None:
         page.locator(f'.pipe-switches [data-key="{layer}"]').click()
@@ -535,8 +450,8 @@ def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
         until(page, f"String({shown}) === {json.dumps(','.join(tokens))}")
         assert field.input_value() == text
 
-    wait_for_tokens(page, len(source.tokenizer.encode(EXAMPLES[0]).ids))
-    switch("tiny", TINY_TEXTS[0], TINY_TEXTS[0].split())  # nothing was typed: each layer has its own example
+    wait_for_tokens(page, len(source.tokenizer.encode(own).ids))
+    switch("tiny", of_tiny, of_tiny.split())  # nothing was typed: each layer has its own example
     field.fill("the zebra sat")
     wait_for_tokens(page, 3)
     page.get_by_text("Replaced by <unk>, row 0, because no row has such a name: “zebra”.").wait_for()
@@ -549,7 +464,7 @@ def test_no_typed_text_is_lost_when_the_layer_changes(source, serve, open_page):
     page.goto("about:blank")
     page.goto(url + "#pipeline?text=me+me")  # the tiny layer knows no word of it, so it shows an example
     wait_for_tokens(page, 2)
-    switch("tiny", TINY_TEXTS[0], TINY_TEXTS[0].split())
+    switch("tiny", of_tiny, of_tiny.split())
     switch("model", "me me", ["me", "me"])
 
 
@@ -567,7 +482,7 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
 @pytest.mark.browser
 @pytest.mark.parametrize(
     ("text", "layer"),
-    some([(LONG_TEXT, "tiny")], itertools.product(["dogs", LONG_TEXT, TINY_TEXTS[-1]], ["model", "tiny"])),
+    some([(LONG_TEXT, "tiny")], itertools.product(["dogs", LONG_TEXT], ["model", "tiny"])),
 )
 def test_on_a_phone_predictions_begin_on_the_first_screen(source, serve, open_page, text, layer):
     state = f"step=head&layer={layer}&token=1&text={text.replace(' ', '+')}"
@@ -597,15 +512,6 @@ def test_on_a_phone_predictions_begin_on_the_first_screen(source, serve, open_pa
     assert row["x"] <= chip["x"] <= chip["x"] + chip["width"] <= row["x"] + row["width"] + 1
 
 
-def test_the_rows_of_the_loss_are_those_that_plain_cross_entropy_touches(words):
-    model = small("none", head=OutputHead(vocab_size=50, embed_dim=24))
-    walked = pipeline(model, words, TEXT)
-    ids = ids_of(walked)
-    F.cross_entropy(model(ids[:-1]), ids[1:]).backward()
-    touched = model.table.weight.grad.norm(dim=-1).nonzero()[:, 0].tolist()
-    assert walked.step("gradient").values["norms"][0].nonzero()[:, 0].tolist() == touched
-
-
 # The machine
 
 
@@ -619,28 +525,31 @@ def wait_for_step(page, title):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", some(["learned"], ["learned", "rotary"]))
-def test_the_machine_shows_the_models_numbers_and_its_sums(source, serve, open_page, scheme):
+def test_the_machine_shows_the_models_numbers_and_its_sums(tiny, source, serve, open_page, scheme):
     page = open_page(serve(source) + f"#pipeline?layer=tiny&step=look_up&token=2&dim=1&position={scheme}", again=True)
     page.locator(".mach-line").first.wait_for()
     for button, tied in (("tied", True), ("untied", False)):
         page.locator(".pipe-switch").get_by_role("button", name=button, exact=True).click()
         page.locator(f".pipe-switch [data-key={button}][aria-pressed=true]").wait_for()
-        walked = pipeline(tiny_layer(scheme, tied=tied), WORDS, TINY_TEXTS[0])
+        answer = tiny(scheme, tied=tied)
+        of = {name: step["values"] for name, step in steps_of(answer).items()}
+        parts = {"look_up": "rows", "scale": "scaled", "position": "positions", "sum": "result"}
+        rows = {name: of[name][part] for name, part in parts.items() if part in of.get(name, {})}
         steps = ["look_up", "scale", *(["position", "sum"] if scheme == "learned" else [])]
         for name in steps:
             shown = numbers_of(page.locator(f".mach-line[data-link={name}] .vec > span").all_inner_texts())
-            assert shown == pytest.approx(walked.step(name).vectors[2].tolist(), abs=5.1e-5)
-        row, scaled = (float(walked.step(name).vectors[2, 1]) for name in ("look_up", "scale"))
+            assert shown == pytest.approx(rows[name][2].tolist(), abs=5.1e-5)
+        row, scaled = (float(rows[name][2, 1]) for name in ("look_up", "scale"))
         sums = page.locator(".mach-sum").inner_text().replace("−", "-")
-        assert f"W[{WORDS.ids('dogs')[0][0]}] = {row:.4f}" in sums
+        assert f"W[{answer['tokens'][2]['id']}] = {row:.4f}" in sums
         shown_row = f"{row:.4f}" if row >= 0 else f"({row:.4f})"
         assert f"2 · {shown_row} = {scaled:.4f}" in sums
         if scheme == "learned":
-            place, total = (float(walked.step(name).vectors[2, 1]) for name in ("position", "sum"))
+            place, total = (float(rows[name][2, 1]) for name in ("position", "sum"))
             shown_place = f"{place:.4f}" if place >= 0 else f"({place:.4f})"
             assert f"{scaled:.4f} + {shown_place} = {total:.4f}" in sums
     whole = numbers_of(page.locator(".mach-w .vec > span").all_inner_texts())
-    assert whole == pytest.approx(tiny_layer(scheme, tied=True).table.weight.flatten().tolist(), abs=1e-6)
+    assert whole == pytest.approx(of["look_up"]["near"].flatten().tolist(), abs=1e-6)
     products = page.locator(".mach-products .vec > span").all_inner_texts()
     assert products.count("0") == 36
     assert "tied=0" in page.evaluate("location.href")
@@ -690,11 +599,11 @@ def test_the_row_moves_out_of_the_table_unless_the_reader_prefers_no_motion(sour
 
 
 @pytest.mark.browser
-def test_all_occurrences_of_a_token_are_compared(source, serve, open_page):
-    text = TINY_TEXTS[2]
+def test_all_occurrences_of_a_token_are_compared(tiny, tiny_choices, source, serve, open_page):
+    text = tiny_choices["texts"][2]
     page = open_page(serve(source) + f"#pipeline?layer=tiny&step=sum&token=0&text={text.replace(' ', '+')}", again=True)
     page.locator(".pipe-cosines").wait_for()
-    sums = pipeline(tiny_layer("learned", tied=True), WORDS, text).step("sum").vectors
+    sums = steps_of(tiny(text=text))["sum"]["values"]["result"]
     places = [t for t, word in enumerate(text.split()) if word == "dogs"]
     assert len(places) == 3
     shown = numbers_of(page.locator(".pipe-cosines tbody td").all_inner_texts())
@@ -731,20 +640,18 @@ def test_a_table_with_names_reads_words_and_ids(serve, open_page):
 
 
 @pytest.mark.browser
-def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(source, exported, open_page):
+def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(ask, source, exported, open_page):
     page = open_page(f"{exported}#pipeline?step=head", again=True)
     page.locator(".next-list").wait_for()
     page.get_by_text("This is an exported page: it contains").wait_for()
     choice = page.locator(".pipe-entry select")
-    texts = choices(source, {})["texts"]
+    texts = ask(source, "pipeline-choices")["texts"]
     assert choice.locator("option").all_inner_texts() == texts
     choice.select_option(texts[1])
-    walked = pipeline(source.model, source.tokenizer, texts[1])
-    wait_for_tokens(page, len(walked.tokens))
-    assert (
-        page.locator(".next-list .pipe-value").first.inner_text()
-        == f"{walked.step('head').facts['top_tokens'][-1][0]['chance']:.1%}"
-    )
+    answer = ask(source, "pipeline", text=texts[1])
+    wait_for_tokens(page, len(answer["tokens"]))
+    chance = steps_of(answer)["head"]["facts"]["top_tokens"][-1][0]["chance"]
+    assert page.locator(".next-list .pipe-value").first.inner_text() == f"{chance:.1%}"
 
 
 @pytest.mark.browser

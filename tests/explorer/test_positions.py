@@ -1,18 +1,16 @@
 """Positions as the page shows them: its mathematics against the library, and the view that draws them."""
 
-import base64
-import json
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from covering import some
 from decoders import small
+from explorer_requests import ids_of
 from kinds import POSITIONS
 from page_controls import faults
-from rotations import DecayingRotation
+from rotations import DecayingRotation, MixingRotation
 
 from embedlayer import (
     AlibiBias,
@@ -24,29 +22,13 @@ from embedlayer import (
     TokenEmbedding,
     train_tokenizer,
 )
-from embedlayer.explorer import positions as module
-from embedlayer.explorer.positions import DISTANCES, answer
 from embedlayer.opening import OpenedModel
 from embedlayer.positions import DynamicNTKScaling, YarnScaling
 from embedlayer.positions.alibi import alibi_slopes
-from embedlayer.positions.rotary.scaling import rotary_frequencies
 from embedlayer.positions.sinusoidal import sinusoids
 
 TEXT = "The cat sat on the mat and the dog sat on the cat ."
 PLACES = [0, 1, 2, 7, 31, 127, 128, 511, 2047, 10_000, 131_072, 1_000_000]
-
-
-def described(*arguments: Any, **options: Any) -> Any:
-    """What the page gets of a scheme, of any kind."""
-    return module.described(*arguments, **options)
-
-
-def positions_data(*arguments: Any) -> Any:
-    return module.positions_data(*arguments)
-
-
-def unpacked(content):
-    return np.frombuffer(base64.b64decode(content["float32"]), "<f4").reshape(content["shape"])
 
 
 @pytest.fixture(scope="module")
@@ -57,76 +39,100 @@ def words():
 # The data
 
 
+@pytest.fixture(scope="module")
+def described(ask):
+    """What the page gets of a scheme, of any kind."""
+
+    def ask_for(position, raw=False):
+        width = getattr(position, "embed_dim", None) or 24
+        layer = EmbeddingLayer(TokenEmbedding(5, width), position)
+        return (ask.raw if raw else ask)(OpenedModel("layer", layer.table, model=layer), "positions")["schemes"][0]
+
+    return ask_for
+
+
 OF_HOOK = {"add": {"learned", "sinusoidal"}, "rotate": {"rotation", "undrawn"}, "bias": {"alibi", "relative"}}
 
 
-@pytest.mark.parametrize("name", POSITIONS)
-def test_each_scheme_is_described_by_the_hook_that_it_overrides(name):
-    position = POSITIONS[name]()
-    content = described(position)
-    assert content["kind"] in OF_HOOK.get(position.hook, {"none"})
-    assert (content["kind"] == "sinusoidal") == isinstance(position, SinusoidalPositionalEmbedding)
-    assert (content["kind"] == "alibi") == isinstance(position, AlibiBias)
-    assert not (content["kind"] == "undrawn" and isinstance(position, RotaryEmbedding))
-    assert json.dumps(content, allow_nan=False)
+def test_each_scheme_is_described_by_the_hook_that_it_overrides(described):
+    for make in POSITIONS.values():
+        position = make()
+        content = described(position)
+        assert content["kind"] in OF_HOOK.get(position.hook, {"none"})
+        assert (content["kind"] == "sinusoidal") == isinstance(position, SinusoidalPositionalEmbedding)
+        assert (content["kind"] == "alibi") == isinstance(position, AlibiBias)
+        assert not (content["kind"] == "undrawn" and isinstance(position, RotaryEmbedding))
 
 
-def test_learned_rows_and_relative_biases_are_sent_as_they_are():
+def test_learned_rows_and_relative_biases_are_sent_as_they_are(described):
     learned = LearnedPositionalEmbedding(16, 8, offset=2)
+    with torch.no_grad():
+        learned.weight[5] = learned.weight[3]
     content = described(learned)
-    assert torch.from_numpy(unpacked(content["rows"]).copy()).equal(learned.weight[2:])
-    assert (content["checked"], content["distinct"], content["trained_length"]) == (16, 16, 16)
+    assert content["rows"].equal(learned.weight[2:])
+    assert (content["checked"], content["distinct"], content["trained_length"]) == (16, 15, 16)
     relative = RelativePositionBias(4, num_buckets=8, max_distance=12, bidirectional=True, init_std=1.0)
-    biases = torch.from_numpy(unpacked(described(relative)["biases"]).copy())
-    places = torch.arange(30)
+    biases, places = described(relative)["biases"], torch.arange(30)
     bias = relative.bias(places, places)[0]
     for i, j in [(0, 0), (3, 9), (29, 0), (0, 29), (20, 11)]:
-        assert biases[:, DISTANCES - 1 + j - i].equal(bias[:, i, j])
+        assert biases[:, (biases.shape[1] - 1) // 2 + j - i].equal(bias[:, i, j])
 
 
-def test_equal_rows_are_counted_as_one():
-    position = LearnedPositionalEmbedding(6, 4)
-    with torch.no_grad():
-        position.weight[3] = position.weight[1]
-    assert described(position)["distinct"] == 5
-
-
-def test_a_rotary_scheme_says_its_rotations_and_where_it_was_trained():
-    yarn = RotaryEmbedding(16, base=500.0, scaling=YarnScaling(factor=4.0, original_max_seq_len=64))
-    content = described(yarn)
+def test_a_rotary_scheme_says_its_rotations_and_where_it_was_trained(ask, described, of_run):
+    schemes = [make() for name, make in POSITIONS.items() if name.startswith("rotary")]
+    schemes += [RotaryEmbedding(16, base=500.0, scaling=YarnScaling(factor=4.0, original_max_seq_len=64))]
+    for position in schemes:
+        content = described(position)
+        assert content["channels"] == position.pair_channels().tolist()
+        assert content["keys"] is None or position.query_scaling is not None
+        turned = content["keys"] if content["keys"] is not None else content["queries"]
+        expected = torch.stack([*position.cos_sin(torch.arange(len(turned)))], -1).flatten(1)
+        torch.testing.assert_close(turned[:, :-1], expected, rtol=1e-5, atol=1e-5)
     assert content["trained_length"] == 64
-    assert yarn.attention_scaling != 1
-    assert content["channels"] == yarn.pair_channels().tolist()
-    cos, sin = yarn.cos_sin(torch.arange(1024))
-    expected = torch.stack([cos, sin], -1).flatten(1)
-    np.testing.assert_allclose(unpacked(content["queries"])[:, :-1], expected.numpy(), atol=1e-6)
-    assert content["keys"] is None
+    assert position.attention_scaling != 1
     dynamic = described(RotaryEmbedding(16, scaling=DynamicNTKScaling(factor=2.0, original_max_seq_len=64)))
     assert "shown for texts of the trained length" in dynamic["note"]
-    assert dynamic["queries"] == described(RotaryEmbedding(16))["queries"]
-    assert described(RotaryEmbedding(16), trained_length=99)["trained_length"] == 99
+    assert dynamic["queries"].equal(described(RotaryEmbedding(16))["queries"])
+    assert ask(of_run, "positions")["schemes"][0]["trained_length"] == 16
 
 
-def test_tokens_come_with_their_vectors_and_their_queries_and_keys(words):
+def test_rotations_of_a_user_are_read_from_their_results(described):
+    content = described(DecayingRotation())
+    assert content["channels"] == [[0, 1], [2, 3], [4, 5]]
+    sizes = 1.01 ** (5 * torch.arange(1.0, 4))
+    for columns, expected in ((content["queries"], sizes), (content["keys"], 1 / sizes)):
+        torch.testing.assert_close(columns[5, 0:6:2].hypot(columns[5, 1:6:2]), expected)
+        assert (columns[:, 6] == 1).all()
+    first = content["queries"][1, :-1]
+    torch.testing.assert_close(torch.atan2(first[1::2], first[::2]), torch.tensor([1.0, 0.3, 0.01]))
+    assert described(MixingRotation())["kind"] == "undrawn", "it mixes more than two channels"
+    scaled = POSITIONS["query-scaled"]()
+    content = described(scaled)
+    assert content["channels"] == []
+    factors = scaled.query_scaling.factors(torch.arange(len(content["queries"])))
+    torch.testing.assert_close(content["queries"][:, 0], factors)
+    assert (content["keys"] == 1).all()
+
+
+def test_tokens_come_with_their_vectors_and_their_queries_and_keys(ask, words):
     model = small("rotary")
-    content = positions_data(model, words)
-    ids = torch.tensor([token["id"] for token in content["tokens"]])
-    vectors = model.table(ids)
-    assert torch.from_numpy(unpacked(content["vectors"]).copy()).equal(vectors)
+    content = ask(OpenedModel("words", model.table, tokenizer=words, model=model), "positions")
+    vectors = model.table(ids_of(content))
+    assert content["vectors"].equal(vectors)
     block = model.blocks[0]
     queries = block.attention.query(block.attention_norm(vectors)).unflatten(-1, (4, 6)).transpose(0, 1)
-    np.testing.assert_allclose(unpacked(content["queries"]), queries.detach().numpy(), rtol=1e-5, atol=1e-6)
-    assert "queries" not in positions_data(small("learned"), words)
+    torch.testing.assert_close(content["queries"], queries.detach(), rtol=1e-5, atol=1e-6)
+    learned = small("learned")
+    assert "queries" not in ask(OpenedModel("words", learned.table, tokenizer=words, model=learned), "positions")
 
 
-def test_a_table_without_a_tokenizer_and_layers_of_several_kinds_are_described():
-    content = positions_data(TokenEmbedding(5, 4), None)
-    assert [token["text"] for token in content["tokens"]] == ["#0", "#1", "#2", "#3", "#4"]
-    named = answer(OpenedModel("vectors", TokenEmbedding(3, 4), tokens=["king", "queen", "man"]), {})
-    assert [token["text"] for token in named["tokens"]] == ["king", "queen", "man"]
-    assert content["schemes"][0]["kind"] == "none"
+def test_a_table_without_a_tokenizer_and_layers_of_several_kinds_are_described(ask):
+    for tokens, texts in ((None, ["#0", "#1", "#2"]), (["king", "queen", "man"],) * 2):
+        content = ask(OpenedModel("vectors", TokenEmbedding(3, 4), tokens=tokens), "positions")
+        assert [token["text"] for token in content["tokens"]] == texts
+        assert content["schemes"][0]["kind"] == "none"
     layer = EmbeddingLayer(TokenEmbedding(5, 4), RotaryEmbedding(4), other_positions={"full": RotaryEmbedding(4, 1e6)})
-    schemes = positions_data(layer, None)["schemes"]
+    schemes = ask(OpenedModel("layer", layer.table, model=layer), "positions")["schemes"]
     assert [(s["layers"], "base=1e+06" in s["name"]) for s in schemes] == [("", False), ("full", True)]
 
 
@@ -162,17 +168,16 @@ def test_sinusoids_of_the_page_are_the_librarys(maths, dim):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("base", [10000.0, 500000.0])
-def test_rotations_of_the_page_are_the_librarys(maths, base):
-    vectors = torch.randn(len(PLACES), 32)
-    assert maths("m.frequencies(24, base)", base=base) == pytest.approx(
-        rotary_frequencies(24, base).tolist(), rel=1e-14
-    )
-    code = "((scheme) => vectors.map((v, t) => scheme.apply(v, places[t])))(s.rotary(32, base))"
-    found = maths(code, vectors=vectors.tolist(), places=PLACES, base=base)
-    x = vectors[None, None]
-    expected = RotaryEmbedding(32, base).rotate(x, x, torch.tensor(PLACES))[0][0, 0]
-    np.testing.assert_allclose(np.array(found), expected.numpy(), atol=2e-6, rtol=0)
+def test_rotations_of_the_page_are_the_librarys(maths):
+    for base in [10000.0, 500000.0]:
+        vectors = torch.randn(len(PLACES), 32)
+        frequencies = [base ** (-2 * i / 24) for i in range(12)]
+        assert maths("m.frequencies(24, base)", base=base) == pytest.approx(frequencies, rel=1e-14)
+        code = "((scheme) => vectors.map((v, t) => scheme.apply(v, places[t])))(s.rotary(32, base))"
+        found = maths(code, vectors=vectors.tolist(), places=PLACES, base=base)
+        x = vectors[None, None]
+        expected = RotaryEmbedding(32, base).rotate(x, x, torch.tensor(PLACES))[0][0, 0]
+        np.testing.assert_allclose(np.array(found), expected.numpy(), atol=2e-6, rtol=0)
 
 
 @pytest.mark.browser
@@ -185,10 +190,13 @@ def test_slopes_and_biases_of_the_page_are_the_librarys(maths):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", sorted({**POSITIONS, "decaying": None}))
-def test_a_described_scheme_acts_in_the_page_as_in_the_library(maths, name):
-    position = DecayingRotation() if name == "decaying" else POSITIONS[name]()
-    content = described(position)
+def test_a_described_scheme_acts_in_the_page_as_in_the_library(described, maths):
+    for name, make in {**POSITIONS, "decaying": DecayingRotation}.items():
+        check_scheme(described, maths, name, make())
+
+
+def check_scheme(described, maths, name, position):
+    content = described(position, raw=True)
     if content["kind"] == "undrawn":
         return
     places, width = torch.arange(16), getattr(position, "head_dim", 6)
@@ -309,14 +317,12 @@ def test_sliders_change_the_similarity_to_what_the_library_says(open_source):
 
 
 @pytest.mark.browser
-def test_the_score_of_the_models_own_query_and_key_depends_on_their_distance_only(sources, words, open_source):
+def test_the_score_of_the_models_own_query_and_key_depends_on_their_distance_only(ask, sources, open_source):
     source = sources["rotary"]
     page = open_source("rotary", "&a=3&b=9&token=1&key=2&head=1&length=64")
     page.locator('[data-value="score"]').wait_for()
-    content = positions_data(source.model, words)
-    query, key = (
-        torch.from_numpy(unpacked(content[name]).copy())[1, token] for name, token in (("queries", 1), ("keys", 2))
-    )
+    content = ask(source, "positions")
+    query, key = content["queries"][1, 1], content["keys"][1, 2]
 
     def score(a, b):
         q, k = (
@@ -349,11 +355,11 @@ def test_each_head_of_alibi_takes_its_slope_times_the_distance(open_source):
 
 
 @pytest.mark.browser
-def test_the_same_token_at_two_positions_has_the_layers_own_vectors(sources, words, open_source):
+def test_the_same_token_at_two_positions_has_the_layers_own_vectors(ask, sources, open_source):
     source = sources["learned"]
     page = open_source("learned", "&a=2&b=11&token=1")
     page.locator('[data-value="token-cosine"]').wait_for()
-    token = positions_data(source.model, words)["tokens"][1]["id"]
+    token = ask(source, "positions")["tokens"][1]["id"]
     x = source.table(torch.tensor([token, token]))
     two = source.model.position.add(x, torch.tensor([2, 11]))
     assert shown(page, "token-cosine") == pytest.approx(torch.cosine_similarity(*two, dim=0).item(), abs=6e-5)

@@ -6,30 +6,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from covering import some
+from explorer_requests import Refused, stored_answers
 from page_waiting import until
 
-from embedlayer import TokenEmbedding
-from embedlayer.core.errors import SizeError, TokenIdError
-from embedlayer.explorer import token_card
-from embedlayer.explorer.export import write_page
-from embedlayer.explorer.health import table_report
-from embedlayer.explorer.pipeline import pipeline
-from embedlayer.explorer.token_card import card, cards, places
+from embedlayer import TokenEmbedding, load_tokenizer, train_tokenizer
+from embedlayer.analysis import table_health
 from embedlayer.opening import OpenedModel
-from embedlayer.tokenization.bytes import token_text
-from embedlayer.tokenization.read import load_tokenizer
-from embedlayer.tokenization.train import train_tokenizer
 
 
-def test_numbers_are_those_of_plain_torch(run, of_run):
+def test_numbers_are_those_of_plain_torch(ask, run, of_run):
     rows, before = of_run.rows.double(), of_run.before().rows.double()
     norms = rows.norm(dim=1)
     text = (run.path / "text.txt").read_text()
     ids = torch.tensor(of_run.tokenizer.encode(text, add_special_tokens=False).ids)
     counts = ids.bincount(minlength=len(rows))
-    scores = table_report(of_run).under_trained.scores
+    scores = table_health(of_run.table, of_run.tokenizer, counts=of_run.counts).under_trained.scores
     for token in (1, 40, int(ids[3]), 280, len(rows) - 1):
-        facts = card(of_run, {"id": str(token)})
+        facts = ask(of_run, "card", id=token)
         assert facts["id"] == token
         assert facts["norm"] == pytest.approx(float(norms[token]), rel=1e-5)
         assert facts["norm_share"] == pytest.approx(float((norms.float() < norms.float()[token]).double().mean()))
@@ -50,14 +43,14 @@ def is_variant(source, token, other):
     return token != other and one == two and bool(one.strip()) and not {token, other} & {*source.special_ids}
 
 
-def test_findings_name_every_fault():
+def test_findings_name_every_fault(ask):
     rows = torch.randn(700, 32)
     rows[:200] = rows[0] + 0.05 * torch.randn(200, 32)
     rows[300] = 0.0
     rows[301, 4] = torch.nan
     rows[302:304] = rows[304]
     source = OpenedModel("faulty", TokenEmbedding.from_pretrained(rows))
-    found = {token: card(source, {"id": str(token)}) for token in (7, 300, 301, 303, 500)}
+    found = {token: ask(source, "card", id=token) for token in (7, 300, 301, 303, 500)}
     assert {token: facts["findings"] for token, facts in found.items()} == {
         7: ["not_learned"],
         300: ["zero"],
@@ -85,8 +78,8 @@ SAYS = {
 
 
 @pytest.mark.browser
-def test_a_card_says_a_sentence_of_its_own_about_each_fault_and_each_of_its_numbers(in_page):
-    facts = card(OpenedModel("table", TokenEmbedding(40, 8)), {"id": "7"}) | {
+def test_a_card_says_a_sentence_of_its_own_about_each_fault_and_each_of_its_numbers(ask, in_page):
+    facts = ask(OpenedModel("table", TokenEmbedding(40, 8)), "card", id=7) | {
         "equal_rows": {"rows": 2000, "ids": [3, 5]},
         "near_rows": {"rows": 1, "ids": [9]},
         "because": "It is so.",
@@ -131,55 +124,49 @@ def test_a_card_says_a_sentence_of_its_own_about_each_fault_and_each_of_its_numb
         )
 
 
-def test_an_exported_page_stores_the_same_facts_of_all_tokens(of_run):
-    stored = json.loads(cards(of_run, {}))
+def test_an_exported_page_stores_the_same_facts_of_all_tokens(ask, of_run, exported_run):
+    stored = json.loads(stored_answers(exported_run)["cards?source=0"])
     for token in range(0, of_run.table.vocab_size, 7):
         facts = {name: column[token] for name, column in stored["numbers"].items()}
         some = {name: column.get(str(token)) for name, column in stored["some"].items()}
         position, text, at = some.pop("position"), some.pop("text"), some.pop("at")
-        assert {"id": token, **facts, **some, **stored["all"]} == card(of_run, {"id": str(token)})
-        shown = places(of_run, {"id": str(token)})
+        assert {"id": token, **facts, **some, **stored["all"]} == ask(of_run, "card", id=token)
+        shown = ask(of_run, "card-places", id=token)
         assert position == shown["position"]
         assert text is None or (text, at) == (shown["text"], shown["at"])
 
 
-@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
-def test_the_text_for_the_pipeline_contains_the_token(kind):
-    tokenizer = train_tokenizer("the Class and the class of classes, love dogs; naïve 日本 " * 40, kind, vocab_size=330)
-    size = max(tokenizer.get_vocab().values()) + 1
-    source = OpenedModel("texts", TokenEmbedding(size, 4), tokenizer=tokenizer)
-    found = {}
-    for token in range(size):
-        place = places(source, {"id": str(token)})
-        text, at = place["text"], place["at"]
-        found[token] = text
-        if text is not None:
-            assert at is not None
-            assert pipeline(source.table, tokenizer, text).tokens[at]["id"] == token
-    missing = [token_text(tokenizer, token) for token, text in found.items() if text is None]
-    assert len(missing) < size / 2 if kind == "bpe" else len(missing) < size / 10, missing
+def test_the_text_for_the_pipeline_contains_the_token(ask):
+    words = "the Class and the class of classes, love dogs; naïve 日本 " * 40
+    for kind, most_missing in (("bpe", 1 / 2), ("wordpiece", 1 / 10), ("unigram", 1 / 10)):
+        tokenizer = train_tokenizer(words, kind, vocab_size=330)
+        size = max(tokenizer.get_vocab().values()) + 1
+        source, missing = OpenedModel("texts", TokenEmbedding(size, 4), tokenizer=tokenizer), []
+        for token in range(size):
+            place = ask(source, "card-places", id=token)
+            if place["text"] is None:
+                missing.append(source.token_texts[token])
+            else:
+                shown = ask(source, "tokenization", text=place["text"])["tokens"]
+                assert shown[place["at"]]["id"] == token
+        assert len(missing) < size * most_missing, missing
 
 
-def test_a_token_of_a_sentencepiece_table_is_found_in_an_example(shared_data):
+def test_a_token_of_a_sentencepiece_table_is_found_in_an_example(ask, shared_data):
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "llama2-tokenizer.model")
     source = OpenedModel("llama", TokenEmbedding(32000, 2), tokenizer=tokenizer)
-    dogs = tokenizer.token_to_id("▁dogs")
-    assert places(source, {"id": str(dogs)}) == {
-        "text": "I love dogs and dogs love me.",
-        "at": 2,
-        "position": None,
-    }
-    cat = tokenizer.token_to_id("▁cat")
-    assert places(source, {"id": str(cat)})["position"] == tokenizer.encode(
-        "The cat", add_special_tokens=False
-    ).ids.index(cat)
+    dogs, cat = (tokenizer.token_to_id(text) for text in ("▁dogs", "▁cat"))
+    found = {"text": "I love dogs and dogs love me.", "at": 2, "position": None}
+    assert ask(source, "card-places", id=dogs) == found
+    ids = tokenizer.encode("The cat", add_special_tokens=False).ids
+    assert ask(source, "card-places", id=cat)["position"] == ids.index(cat)
 
 
-def test_what_is_no_token_is_refused(of_run):
-    for asked, error in (("9999", TokenIdError), ("x", SizeError), ("", SizeError), ("1,2", SizeError)):
-        for answer in (card, places):
-            with pytest.raises(error):
-                answer(of_run, {"id": asked})
+def test_what_is_no_token_is_refused(ask, of_run):
+    for asked in ("9999", "x", "", "1,2"):
+        for name in ("card", "card-places"):
+            with pytest.raises(Refused, match="ID|outside"):
+                ask(of_run, name, id=asked)
 
 
 # In a browser
@@ -225,7 +212,7 @@ def chosen(page, token, source=None):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("view", some(("pipeline",), CHIPS))
-def test_a_chip_of_any_view_chooses_its_token_and_the_card_has_its_facts(view, url, open_page, of_run):
+def test_a_chip_of_any_view_chooses_its_token_and_the_card_has_its_facts(ask, view, url, open_page, of_run):
     state, chips = CHIPS[view]
     page = open_page(f"{url}#{view}?{state}", again=True)
     chip = page.locator(f"#view-{view}").locator(chips).first
@@ -238,7 +225,7 @@ def test_a_chip_of_any_view_chooses_its_token_and_the_card_has_its_facts(view, u
         page.keyboard.press("c")
     body = page.locator("#card .card-body")
     body.get_by_text("See it in").wait_for()
-    facts = card(of_run, {"id": str(token)})
+    facts = ask(of_run, "card", id=token)
     body.get_by_text(f"rank {facts['count_rank']} of").wait_for()
     assert f"{facts['norm']:.3f}, above {100 * facts['norm_share']:.1f} % of the rows" in body.inner_text()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -385,11 +372,13 @@ def test_on_a_phone_the_card_is_one_line_until_it_is_opened_and_a_link_closes_it
 
 
 @pytest.mark.browser
-def test_an_exported_page_has_the_card_or_says_what_it_lacks(of_run, exported_run, tmp_path, open_page, monkeypatch):
-    stored = json.loads(cards(of_run, {}))["some"]
+def test_an_exported_page_has_the_card_or_says_what_it_lacks(
+    ask, of_run, export, exported_run, open_page, small_exports
+):
+    stored = json.loads(stored_answers(exported_run)["cards?source=0"])["some"]
     token = next(int(token) for token in stored["variants"] if token in stored["text"])
     page = open_page(f"{exported_run}#health?id={token}&card=open")
-    facts = card(of_run, {"id": str(token)})
+    facts = ask(of_run, "card", id=token)
     body = page.locator("#card .card-body")
     body.get_by_text(f"rank {facts['count_rank']} of").wait_for()
     assert f"cosine of the row before and after {facts['cosine_before']:.3f}".replace("-", "−") in body.inner_text()
@@ -397,7 +386,5 @@ def test_an_exported_page_has_the_card_or_says_what_it_lacks(of_run, exported_ru
     assert [int(each) for each in shown] == [each for each, _ in facts["variants"]]
     body.get_by_role("link", name="Pipeline").click()
     page.locator(f".pipe-chips [data-token='{token}'][aria-pressed='true']").wait_for()
-    monkeypatch.setattr(token_card, "EXPORTED_ROWS", 100)
-    write_page(tmp_path / "large.html", [OpenedModel("large", TokenEmbedding(101, 4))])
-    page = open_page((tmp_path / "large.html").as_uri() + "#health?id=7&card=open")
-    page.locator("#card").get_by_text("This file does not contain these numbers").wait_for()
+    page = open_page(export(OpenedModel("large", TokenEmbedding(101, 4))) + "#health?id=7&card=open")
+    page.locator("#card").get_by_text("This file does not contain these numbers").first.wait_for()

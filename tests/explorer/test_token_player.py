@@ -4,24 +4,20 @@ import re
 import sys
 import unicodedata
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from urllib.parse import quote
 
 import pytest
 from covering import some
+from explorer_requests import ids_of
 from tokenizer_kinds import tokenizer_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from embedlayer import TokenEmbedding
 from embedlayer.core import visible_text
-from embedlayer.explorer.export import write_page
-from embedlayer.explorer.text_ids import shown_tokens
-from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
-from embedlayer.explorer.tokenization import TEXTS, own_tokenizer
-from embedlayer.explorer.tokenization import answer as tokenization
+from embedlayer.explorer.tokenization import own_tokenizer
 from embedlayer.opening import OpenedModel
-from embedlayer.tokenization.comparison import compare_tokenizers
-from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization import compare_tokenizers, table_size
 
 pytestmark = pytest.mark.browser
 
@@ -109,9 +105,9 @@ def open_text(open_page, serve, sources):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_steps_of_every_model_end_with_the_tokens_of_the_tokenizer(kind, sources, open_text):
-    tokenizer = sources[kind].tokenizer
-    tokens = shown_tokens(tokenizer, tokenizer.encode(TEXT).ids)
+def test_the_steps_of_every_model_end_with_the_tokens_of_the_tokenizer(ask, kind, sources, open_text):
+    tokens = ask(sources[kind], "pipeline", text=TEXT)["tokens"]
+    assert ids_of({"tokens": tokens}).tolist() == sources[kind].tokenizer.encode(TEXT).ids
     expected = [f"ID {token['id']}" if kind == "Unigram" else token["text"] for token in tokens]
     page = open_text(kind, TEXT)
     drawn = []
@@ -159,20 +155,17 @@ def test_bpe_shows_the_rank_of_each_pair_and_says_why_it_stops(open_text):
     assert slider.input_value() == "3", "each pre-token keeps its place"
 
 
-@pytest.mark.parametrize(
-    ("text", "end"),
-    [
+def test_bytes_of_a_character_without_an_entry_are_not_merged_for_their_own_reason(open_text):
+    for text, end in (
         ("🙂", "which are never merged. So it is 5 tokens."),
         ("🙂ky", "ended before the other pair. So it is 7 tokens."),
         ("🙂ky2", "ended before the other pairs. So it is 8 tokens."),
-    ],
-)
-def test_bytes_of_a_character_without_an_entry_are_not_merged_for_their_own_reason(open_text, text, end):
-    page = open_text("byte fallback", text)
-    to_the_end(page)
-    said = page.locator(".tok-said").inner_text()
-    assert "have no merge in the list. A character without an entry is written as its bytes" in said
-    assert said.endswith(end)
+    ):
+        page = open_text("byte fallback", text)
+        to_the_end(page)
+        said = page.locator(".tok-said").inner_text()
+        assert "have no merge in the list. A character without an entry is written as its bytes" in said
+        assert said.endswith(end)
 
 
 def test_a_merge_of_letters_written_from_right_to_left_keeps_its_order(open_text):
@@ -204,11 +197,11 @@ def test_wordpiece_tries_from_the_longest_on_and_unigram_adds_scores(open_text):
         assert sum(scores) == pytest.approx(total)
 
 
-def test_normalised_text_marks_what_changed_and_words_of_the_table_are_looked_up(open_text):
+def test_normalised_text_marks_what_changed_and_words_of_the_table_are_looked_up(open_text, tiny_choices):
     page = open_text("WordPiece", TEXT)
     assert page.locator(".tok-text").inner_text() == "the·cafe·of·lovely·embeddings,·qq"
     assert page.locator(".tok-text mark").all_inner_texts() == ["t", "e"]
-    page = open_text("WordPiece", TINY_TEXTS[0], "&layer=tiny")
+    page = open_text("WordPiece", tiny_choices["texts"][0], "&layer=tiny")
     page.get_by_text("Split by the names of the rows", exact=True).wait_for()
     assert re.fullmatch(r"(\w+) is looked up as a whole: its ID is \d+\.", page.locator(".tok-steps").inner_text())
     page = open_text("rows", quote("#0 #3"))
@@ -239,11 +232,9 @@ def test_a_text_that_no_normaliser_changes_is_not_shown_as_changed(open_text):
     assert page.locator(".tok-text").count() == 0
 
 
-@pytest.mark.parametrize(
-    "text", ["", "abc", "Äpfel ÀÉ ﬁ ½", "  a  B ", "\u0301e\u0301", "ABC" * 200, "e\u0301" * 9], ids=ascii
-)
-def test_the_parts_of_a_normalised_text_are_those_that_both_have_in_order(in_page, text):
-    for normalizer in (normalizers.NFKC(), normalizers.BertNormalizer(), normalizers.Lowercase()):
+def test_the_parts_of_a_normalised_text_are_those_that_both_have_in_order(in_page):
+    texts = ("", "abc", "Äpfel ÀÉ ﬁ ½", "  a  B ", "\u0301e\u0301", "ABC" * 200, "e\u0301" * 9)
+    for text, normalizer in product(texts, (normalizers.NFKC(), normalizers.BertNormalizer(), normalizers.Lowercase())):
         after = normalizer.normalize_str(text)
         parts = in_page({"p": "pipeline/token_player.js"}, "p.changedParts(before, after)", before=text, after=after)
         assert "".join(part for part, _ in parts) == after
@@ -288,27 +279,27 @@ def test_bytes_and_code_points_of_an_emoji_are_those_of_unicode(open_text):
     assert len(drawn["tokens"]) == len(own_tokenizer("small").encode(FAMILY).ids)
 
 
-@pytest.mark.parametrize("most", [4, 9, 30])
-def test_lines_end_where_no_token_is_cut_if_they_can(in_page, most):
+def test_lines_end_where_no_token_is_cut_if_they_can(in_page):
     ends = [[2, 3, 9, 10, 25], [5, 9, 25], [*range(1, 26)]]
     rows = [{"name": "", "boxes": [{"start": a, "stop": b} for a, b in pairwise([0, *row])]} for row in ends]
-    starts = in_page({"s": "pipeline/byte_strips.js"}, "s.lineStarts(rows, 25, most)", rows=rows, most=most)
-    assert starts[0] == 0
-    assert all(0 < after - before <= most for before, after in pairwise([*starts, 25]))
     common = set.intersection(*map(set, ends))
-    for before, after in pairwise(starts):
-        free = [end for end in common if before + 0.6 * most <= end <= before + most]
-        assert after == (max(free) if free else before + most)
+    for most in (4, 9, 30):
+        starts = in_page({"s": "pipeline/byte_strips.js"}, "s.lineStarts(rows, 25, most)", rows=rows, most=most)
+        assert starts[0] == 0
+        assert all(0 < after - before <= most for before, after in pairwise([*starts, 25]))
+        for before, after in pairwise(starts):
+            free = [end for end in common if before + 0.6 * most <= end <= before + most]
+            assert after == (max(free) if free else before + most)
 
 
-def test_what_the_scene_says_about_the_small_tokenizer_is_so(sources, serve, open_page):
+def test_what_the_scene_says_about_the_small_tokenizer_is_so(ask, sources, serve, open_page):
     tokenizer = sources["BPE"].tokenizer
     merges = [token for token in tokenizer.get_vocab() if len(token) > 1]
     assert sum(token.startswith("Ġ") for token in merges) > len(merges) / 2
     page = open_page(serve(*sources.values()) + "#learn?s=pieces&pieces.word=love", again=True)
     said = page.get_by_role("region", name="Task").get_by_role("status")
     said.get_by_text("The link shows a solution.").wait_for()
-    _, pieces = (tokenization(sources["BPE"], {"text": text})["pieces"] for text in ("love", " love"))
+    _, pieces = (ask(sources["BPE"], "tokenization", text=text)["pieces"] for text in ("love", " love"))
     trace = pieces[0]["trace"]
     assert trace is not None
     assert trace["kind"] == "bpe"
@@ -343,24 +334,14 @@ def test_side_by_side_aligns_bytes_and_has_the_numbers_of_the_comparison(serve, 
     assert all(left <= lefts[-1] for left in lefts[:-1]), "each token begins where a byte begins"
 
 
-def test_a_text_of_spaces_has_its_tokens(serve, open_page):
-    alone = opened(own_tokenizer("small"))
-    page = open_page(f"{serve(alone)}#pipeline?text=++")
-    page.locator(".tok-table").wait_for()
-    spaces = tokenization(alone, {"text": "  "})["tokens"]
-    assert page.locator(".pipe-chips button").count() == len(spaces)
-
-
-@pytest.mark.parametrize("text", ["the cafe", "the " * 100, "qq", "ly"])
-@pytest.mark.parametrize("special", [False, True])
-def test_the_tokens_of_a_text_are_counted_without_those_around_it(text, special):
+def test_the_tokens_of_a_text_are_counted_without_those_around_it(ask):
     tokenizer = word_piece()
     tokenizer.post_processor = processors.TemplateProcessing("[UNK] $A [UNK]", special_tokens=[("[UNK]", 0)])
-    source = replace(opened(tokenizer), table_only="of a model of which no more is known" if special else "")
-    assert source.adds_special_tokens == special
-    assert (
-        tokenization(source, {"text": text})["text_tokens"] == compare_tokenizers(tokenizer, love(), text).a.text_tokens
-    )
+    for text, special in product(("the cafe", "the " * 100, "qq", "ly"), (False, True)):
+        source = replace(opened(tokenizer), table_only="of a model of which no more is known" if special else "")
+        assert source.adds_special_tokens == special
+        counted = compare_tokenizers(tokenizer, love(), text).a.text_tokens
+        assert ask(source, "tokenization", text=text)["text_tokens"] == counted
 
 
 # Phone and exported page
@@ -377,9 +358,11 @@ def test_the_step_fits_a_phone(open_text):
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, kind
 
 
-def test_an_exported_page_holds_the_texts_under_all_tokenizers_and_the_words_of_the_scene(tmp_path, open_page):
-    write_page(tmp_path / "page.html", [opened(own_tokenizer("small")), opened(word_piece(), "other")])
-    address = (tmp_path / "page.html").as_uri()
+def test_an_exported_page_holds_the_texts_under_all_tokenizers_and_the_words_of_the_scene(
+    ask, anything, export, open_page
+):
+    address = export(opened(own_tokenizer("small")), opened(word_piece(), "other"))
+    texts = ask(anything, "pipeline-choices")["pieces"]
     page = open_page(address + "#pipeline")
     page.locator(".tok-table").wait_for()
     assert page.locator(".tok-table tbody tr").count() == 4
@@ -388,7 +371,7 @@ def test_an_exported_page_holds_the_texts_under_all_tokenizers_and_the_words_of_
     page.goto(address + "#learn?s=pieces")
     word = page.get_by_role("combobox", name="Word")
     word.wait_for()
-    words = [text for text in TEXTS if f" {text}" in TEXTS]
+    words = [text for text in texts if f" {text}" in texts]
     assert word.locator("option").all_inner_texts() == words
     for each in words:
         word.select_option(each)

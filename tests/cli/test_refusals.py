@@ -1,0 +1,346 @@
+"""What no command takes is refused in one sentence, with a code, and leaves nothing: paths, options, contents."""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+import torch
+from commands import leaf_commands, run
+
+from embedlayer import (
+    DecoderLM,
+    LearnedPositionalEmbedding,
+    RotaryEmbedding,
+    TokenCorpus,
+    TokenEmbedding,
+    train_tokenizer,
+)
+from embedlayer.checkpoints import write_vectors
+from embedlayer.cli.options import InputPath, OutputPath
+from embedlayer.core import FileError
+from embedlayer.opening import PathKind, path_kind
+from embedlayer.tokenization import save_tokenizer
+
+TEXT = "the cat sat on the mat and the dog sat on the cat . " * 40
+
+COMMANDS = {
+    "train": "{files} -o {out} --steps 1 --dim 8 --heads 2 --layers 1 --length 8 --tokenizer byte "
+    "--tokenizer-from {tokenizer_from}",
+    "corpus build": "{files} -o {out} --workers 1 --tokenizer {tokenizer_from}",
+    "corpus export": "{folder} -o {out}.npy",
+    "embed": "{source} cat --tokenizer {tokenizer_from}",
+    "neighbors": "{source} a --tokenizer {tokenizer_from}",
+    "generate": "{source} cat --tokens 2 --tokenizer {tokenizer_from}",
+    "explore": "{sources} --export {out} --tokenizer {tokenizer_from} --columns {columns_from}",
+    "inspect": "{source} --tokenizer {tokenizer_from} --word-pairs {word_pairs} --analogies {analogies} --text {texts}",
+    "inspect OTHER": "{source} {other}",
+    "evaluate": "{model} {other} --text {text} --tokenizer {tokenizer_from}",
+    "export": "{source} -o {out}.vec --tokenizer {tokenizer_from}",
+    "export OTHER": "{source} -o {out}.gguf --into {into}",
+    "report": "{directory}",
+    "plan": "--checkpoint {checkpoint} --text {texts} --tokenizer {tokenizer_from}",
+    "compress": "{source} --to int8 -o {out} --text {text} --tokenizer {tokenizer_from}",
+    "vocab add": "{directory} -o {out} --terms {file} --train-on {train_on} --steps 1"
+    " --auxiliary {auxiliary} --auxiliary-text {auxiliary_text}",
+    "vocab add OTHER": "{directory} otter -o {out} --init omp --donor {donor}",
+    "vocab remove": "{directory} -o {out} --tokens {file}",
+    "vocab trim": "{directory} {files} -o {out}",
+    "vocab transplant": "{directory} {tokenizer} -o {out} --auxiliary {auxiliary} --auxiliary-text {auxiliary_text}",
+    "vocab transplant OTHER": "{directory} {tokenizer} -o {out} --init omp --donor {donor}",
+    "vocab suggest": "{directory} {files} --held-out {held_out} -o {out}",
+    "positions extend": "{directory} --to 64 -o {out} --text {text} --tokenizer {tokenizer_from} --factors {factors}",
+    "vocab compare": "{first} {second} --text {text}",
+}
+"""Each command with every path that it reads, by the parameter's name; one that reads none is not here."""
+
+
+def inputs_of(command: click.Command) -> dict[str, InputPath]:
+    return {param.name: param.type for param in command.params if isinstance(param.type, InputPath)}
+
+
+INPUTS = {name: inputs_of(command) for name, command in leaf_commands()}
+CASES = [
+    (line, name, INPUTS[line.removesuffix(" OTHER")][name])
+    for line, template in COMMANDS.items()
+    for name in INPUTS[line.removesuffix(" OTHER")]
+    if f"{{{name}}}" in template
+]
+
+
+@pytest.fixture(scope="module")
+def there() -> Iterator[dict[str, Path]]:
+    """One path of each kind, below a folder that every user can enter."""
+    root = Path(tempfile.mkdtemp())
+    root.chmod(0o755)
+    tokenizer = train_tokenizer((), "byte")
+    (root / "notes.md").write_text(TEXT)
+    (root / "factors.json").write_text("{}")
+    for folder in ("an-empty-folder", "sealed", "run", "texts"):
+        (root / folder).mkdir()
+    (root / "texts" / "a.txt").write_text(TEXT)
+    (root / "empty.txt").write_text("")
+    (root / "model.gguf").write_bytes(b"GGUF")
+    (root / "sealed.txt").write_text(TEXT)
+    model = DecoderLM(TokenEmbedding(257, 8), RotaryEmbedding(4), num_layers=1, num_heads=2)
+    model.save_pretrained(root / "run", tokenizer=tokenizer)
+    TokenCorpus.build([root / "notes.md"], tokenizer, root / "run" / "corpus")
+    (root / "run" / "corpus" / "tokenizer.json").unlink()
+    assert run("corpus", "build", root / "notes.md", "-o", root / "corpus", "--tokenizer", root / "run") == 0
+    for sealed in ("sealed", "sealed.txt"):
+        (root / sealed).chmod(0)
+    yield {
+        "a missing path": root / "nothere",
+        "a path through a file": root / "notes.md" / "nothere",
+        "a text file": root / "notes.md",
+        "an empty file": root / "empty.txt",
+        "a GGUF file": root / "model.gguf",
+        "an empty folder": root / "an-empty-folder",
+        "an unreadable folder": root / "sealed",
+        "an unreadable file": root / "sealed.txt",
+        "a folder of texts": root / "texts",
+        "a corpus": root / "corpus",
+        "a corpus without its tokenizer": root / "run" / "corpus",
+        "a run": root / "run",
+    }
+    shutil.rmtree(root)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root can read everything: be another user meanwhile."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def command_line(line: str, there: dict[str, Path], out: Path, **paths: Path) -> list[str]:
+    """A line of the table with these paths, and with a run or a text at the other places."""
+    command = line.removesuffix(" OTHER")
+    paths.setdefault("factors", there["a text file"].with_name("factors.json"))
+    for name, kind in INPUTS[command].items():
+        default = "a GGUF file" if PathKind.GGUF in kind.kinds else "a text file"
+        paths.setdefault(name, there["a run" if PathKind.RUN in kind.kinds else default])
+    return f"{command} {COMMANDS[line]}".format(**paths, out=out).split()
+
+
+def test_every_command_that_reads_a_path_says_what_it_takes() -> None:
+    for name, command in leaf_commands():
+        for param in command.params:
+            is_output = param.name in ("output", "export_to")
+            assert not is_output or isinstance(param.type, OutputPath), f"{name} {param.name}: use OutputPath"
+            assert is_output or not isinstance(param.type, click.Path), f"{name} {param.name}: use InputPath"
+            if is_output:
+                with pytest.raises(FileError, match="The name of the file or folder is empty"):
+                    param.type.convert("", None, None)
+    with_inputs = {name for name, inputs in INPUTS.items() if inputs}
+    assert with_inputs == {line.removesuffix(" OTHER") for line in COMMANDS}
+    assert {(line.removesuffix(" OTHER"), name) for line, name, _ in CASES} == {
+        (command, name) for command, inputs in INPUTS.items() for name in inputs
+    }
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_path_that_is_something_else_ends_with_a_sentence_and_a_code(line, there, tmp_path, capsys) -> None:
+    for name, kind in ((name, kind) for own, name, kind in CASES if own == line):
+        for what, path in there.items():
+            is_sealed = "unreadable" in what
+            if path_kind(path) in kind.kinds and not is_sealed:
+                continue  # what the command takes: its own tests
+            with as_nobody() if is_sealed else nullcontext():
+                code = run(*command_line(line, there, tmp_path / "out", **{name: path}))
+            said = capsys.readouterr().err
+            assert code == 1, f"{what}: {said}"
+            assert re.fullmatch(f"FileError: {re.escape(str(path))} .*\\.\n", said), f"{name}, {what}: {said}"
+            wanted = {"missing": "does not exist", "through": "does not exist", "unreadable": "cannot be read"}
+            assert next((sentence for word, sentence in wanted.items() if word in what), "takes") in said
+            assert not (tmp_path / "out").exists()
+        if (
+            PathKind.FOLDER in kind.kinds and PathKind.TEXT not in kind.kinds
+        ):  # what it holds is for the loader to judge
+            texts = there["a folder of texts"]
+            assert run(*command_line(line, there, tmp_path / "out", **{name: texts})) in (1, 2)
+            said = capsys.readouterr().err
+            assert said.partition(":")[0] in ("FileError", "CheckpointError", "TokenizerError", "VocabularyError")
+            assert str(texts) in said
+
+
+def test_what_is_at_a_path_is_found_by_names_and_first_bytes(there, tmp_path) -> None:
+    found = {name: path_kind(path) for name, path in there.items() if "unreadable" not in name}
+    assert found == {
+        "a missing path": PathKind.MISSING,
+        "a path through a file": PathKind.MISSING,
+        "a text file": PathKind.TEXT,
+        "an empty file": PathKind.EMPTY_FILE,
+        "a GGUF file": PathKind.GGUF,
+        "an empty folder": PathKind.EMPTY_FOLDER,
+        "a folder of texts": PathKind.FOLDER,
+        "a corpus": PathKind.CORPUS,
+        "a corpus without its tokenizer": PathKind.CORPUS_ALONE,
+        "a run": PathKind.SAVED,
+    }
+    with as_nobody():
+        for path in (there["an unreadable folder"], there["an unreadable file"]):
+            with pytest.raises(FileError, match=f"{path} cannot be read: Permission denied"):
+                path_kind(path)
+    with pytest.raises(FileError, match="cannot be read"):
+        path_kind(Path("a\0b"))
+    (tmp_path / "cut.md").write_text("é" * 3000 + "x")
+    (tmp_path / "odd.md").write_text("x" + "é" * 3000)
+    (tmp_path / "weights").write_bytes(bytes(range(256)))
+    assert [path_kind(tmp_path / name) for name in ("cut.md", "odd.md", "weights")] == [
+        PathKind.TEXT,
+        PathKind.TEXT,
+        PathKind.BINARY,
+    ]
+
+
+# Options and contents
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with what the refusals name."""
+    place = tmp_path_factory.mktemp("refusals")
+    texts = {"notes.md": "# Notes\n", "empty.txt": "", "bad.txt": "not a table\n", "pairs": "a\tb\t1\n"}
+    texts |= {"short.txt": "a few words, fewer than a window", "full/file": "x", "bad.safetensors": "no tensors at all"}
+    texts |= {"blank.txt": "\n \n", "other.txt": "nothing of that kind stands here " * 200, "empty.json": "{}"}
+    texts |= {"long.txt": TEXT, "nan.tokens.json": '["a", "b", "c"]'}
+    (place / "full").mkdir()
+    (place / "empty").mkdir()
+    for name, text in texts.items():
+        (place / name).write_text(text)
+    (place / "latin1.txt").write_bytes("naïve café".encode("latin-1") * 100)
+    np.save(place / "nan.npy", np.full((3, 4), np.nan, dtype=np.float32))
+    byte = train_tokenizer((), "byte")
+    save_tokenizer(byte, place / "large.json")
+    model = DecoderLM(TokenEmbedding(257, 16), RotaryEmbedding(8), num_layers=1, num_heads=2)
+    model.save_pretrained(place / "run", tokenizer=byte)
+    model.save_pretrained(place / "bare")
+    shutil.copytree(place / "run", place / "damaged")
+    weights = place / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    LearnedPositionalEmbedding(4, 4).save_pretrained(place / "position")
+    for name, rows, tokenizer in (("good", 30, None), ("wide", 31, None), ("mismatch", 30, byte), ("table", 257, byte)):
+        TokenEmbedding(rows, 4).save_pretrained(place / name)
+        if tokenizer is not None:
+            save_tokenizer(tokenizer, place / name / "tokenizer.json")
+    write_vectors(place / "words.vec", [f"w{row}" for row in range(30)], torch.randn(30, 4))
+    return place
+
+
+REFUSALS = """
+2 There is no text to train on: train -o NEW
+2 empty: train empty.txt -o NEW --steps 1
+2 too small for a validation part: train short.txt -o NEW --steps 1 --tokenizer byte
+2 UTF-8: train latin1.txt -o NEW --steps 1
+1 Cannot write into the folder: train short.txt -o short.txt/run --steps 1
+2 steps must be positive: train short.txt -o NEW --steps -1
+2 not divisible by 5 heads: train short.txt -o NEW --heads 5 --length 4
+1 holds no run: train -o full --resume
+2 leave the files out: train short.txt -o full --resume
+1 nowhere does not exist: train -o nowhere --resume
+2 'many' is not a valid integer: train --steps many -o NEW
+2 mixes several FILES, and there is one: train long.txt --weights 3 -o NEW
+2 --weights has 1 numbers for 2 FILES: train long.txt long.txt --weights 3 -o NEW
+2 a weight above 0 for each corpus: train long.txt long.txt --weights 3,inf -o NEW
+2 '3,x' is not a list of numbers: train long.txt long.txt --weights 3,x -o NEW
+2 use it with --untied and without --rank: train long.txt -o NEW --row-sparse --untied --rank 8
+2 use it with --untied and without --rank: train long.txt -o NEW --row-sparse
+2 add --ngram, --value-embedding or --per-layer, or leave --mapped out: train long.txt -o NEW --mapped
+1 A table is trained on it by embedlayer train PLACE/notes.md -o DIR: inspect notes.md
+2 a table is trained on it by embedlayer train PLACE/short.txt -o DIR: inspect short.txt
+1 holds no safetensors file: embed full hello
+2 gpt2: plan gtp2
+2 No such command: trian
+2 --tokenizer is for a SOURCE: explore --tokenizer large.json
+1 99999: explore words.vec --port 99999 --no-browser
+2 'lesson' is not one of: explore words.vec --view lesson
+2 #learn: explore words.vec --view learn --export NEW
+2 bad.safetensors: inspect bad.safetensors
+2 bad.txt: inspect bad.txt
+2 which has no table of tokens: inspect position
+2 IDs up to 256 and the table has 30 rows: inspect good --tokenizer large.json
+2 IDs up to 256 and the table has 30 rows: inspect words.vec --tokenizer large.json
+2 IDs up to 256 and the table has 30 rows: inspect good mismatch
+2 no tokenizer: inspect good --word-pairs pairs
+2 name OTHER too: inspect good --no-align
+2 leave OTHER out: inspect good good --analogies pairs
+2 pass pairs: inspect good wide
+2 -3: inspect good -n -3
+2 tokens: neighbors run the-dogs
+2 no tokenizer: neighbors good dog
+2 Name one with --tokenizer: export good -o NEW.vec
+2 do not belong together: export mismatch -o NEW.vec
+2 does not tell the format: export run -o NEW
+2 Give --to with -o to compress, or --compare: compress run
+2 --to and -o belong together: compress run --to int8
+2 --to and -o belong together: compress run --compare -o NEW
+2 groups as in int4-g32, GGUF's q8_0 or q4_0, or rank=128; not to 'int3': compress run --to int3 -o NEW
+2 rank 99 exceeds embed_dim 16: compress run --to rank=99 -o NEW
+2 group_size must be from 1 to embed_dim 16 and even: compress run --to int4-g5 -o NEW
+1 is not empty: compress run --to int8 -o full
+1 is a file, not a folder: compress run --to int8 -o full/file
+1 Cannot write: compress run --to int8 -o full/file/out
+2 too short to measure on: compress run --to int8 -o NEW --text full/file
+1 holds no: compress full --compare
+2 damaged: compress damaged --to int8 -o NEW
+2 NaN: compress nan.npy --to int8 -o NEW
+2 temperature must be 0 or a positive number: generate run hello --temperature -1
+2 top_p must be above 0 and at most 1, not 1.5: generate run hello --top-p 1.5
+2 min_p must be from 0 to 1, not -1.0: generate run hello --min-p -1
+2 repetition_penalty must be a positive number, not 0.0: generate run hello --repetition-penalty 0
+2 --greedy samples nothing: generate run hello --greedy --min-p 0.1
+2 --greedy samples nothing: generate run hello --greedy --seed 1
+2 max_new_tokens must be at least 0: generate run hello --tokens -1
+2 empty.txt is empty: evaluate run --text empty.txt
+2 latin1.txt is not UTF-8 text: evaluate run --text latin1.txt
+2 fewer than one window of 4,000: evaluate run --text long.txt --window 4000
+2 is a saved TokenEmbedding, which has no transformer blocks: evaluate table --text long.txt
+2 stride must be from 1 to the window of 32: evaluate run --text long.txt --window 32 --stride 33
+2 bare has no tokenizer. Name one with --tokenizer.: evaluate run bare --text long.txt --window 32
+2 leave out models and sizes: plan --checkpoint run gpt2
+2 leave out models and sizes: plan --checkpoint run --dtype bf16
+2 give --checkpoint: plan --text long.txt
+2 give --checkpoint: plan gpt2 --tokenizer large.json
+2 Did you mean gpt2: plan gpt-2
+2 embed_dim missing: plan --vocab 5
+2 'fp8' is not one of: plan gpt2 --dtype fp8
+2 plan it untied: plan gpt2 --row-sparse
+2 bare has no tokenizer. Name one with --tokenizer: plan --checkpoint bare --text long.txt
+2 nothing to add: vocab add run -o NEW
+2 nothing to add: vocab add run --terms blank.txt -o NEW
+2 not UTF-8: vocab add run --terms latin1.txt -o NEW
+2 contains none of the new tokens: vocab add run otterly --train-on other.txt -o NEW
+2 --init omp needs auxiliary vectors: pass --donor: vocab add run otterly --init omp -o NEW
+2 with --auxiliary-text: vocab add run otterly --init focus -o NEW
+2 --donor has no effect: vocab add run otterly --donor run -o NEW
+1 is not empty: vocab add run otterly -o run
+2 no token 'otterly': vocab remove run otterly -o NEW
+2 nothing to remove: vocab remove run -o NEW
+2 : vocab compare empty.json empty.json
+"""
+"""Code, a part of what is said, and the command, with files of `place`."""
+
+
+def test_what_an_option_or_a_file_says_wrong_ends_with_a_sentence_and_leaves_nothing(place, tmp_path, capsys) -> None:
+    before = sorted(place.rglob("*"))
+    for line in REFUSALS.strip().splitlines():
+        said, _, command = line.replace("PLACE", str(place)).rpartition(": ")
+        words = [place / word if (place / word.split("/")[0]).exists() else word for word in command.split()]
+        found = run(*(str(word).replace("NEW", str(tmp_path / "new")) for word in words))
+        shown = capsys.readouterr()
+        assert (found, said[2:] in shown.err, "Traceback" in shown.err) == (int(said[0]), True, False), (line, shown)
+        assert sorted(tmp_path.iterdir()) == [], line
+    assert sorted(place.rglob("*")) == before
