@@ -6,10 +6,10 @@ import pytest
 import torch
 from covering import some
 from safetensors.torch import load_file
+from stored_folders import save_tensors
 from tiny_models import build, quiet
 
 import embedlayer as el
-from embedlayer.io.safetensors_files import save_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no part of this layer")  # DeBERTa, ProphetNet
 
