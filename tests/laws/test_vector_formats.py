@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run
-from covering import some
+from covering import looped, some
 
 import embedlayer as el
 from embedlayer.checkpoints.vector_files import read_vectors, write_vectors
@@ -101,7 +101,7 @@ def broken_tokens(folder: Path, kind: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("kind", ["word2vec", "word2vec-binary", "glove", "fasttext", "projector"])
+@looped("kind", ["word2vec", "word2vec-binary", "glove", "fasttext", "projector"])
 def test_tokens_that_are_not_utf8_are_read_alike_in_python_and_by_commands_with_their_count(
     kind, tmp_path, capsys
 ) -> None:
@@ -142,7 +142,7 @@ def test_inspect_names_the_rows_that_are_not_finite(written, capsys) -> None:
     ],
     ids=lambda command: " ".join(command[::2]),
 )
-@pytest.mark.parametrize("kind", ["word2vec", "npy without names"])
+@looped("kind", ["word2vec", "npy without names"])
 def test_other_commands_work_or_refuse_in_one_line(tmp_path, capsys, kind, command) -> None:
     path = tmp_path / WRITERS[kind][0]
     WRITERS[kind][1](path)
@@ -151,7 +151,7 @@ def test_other_commands_work_or_refuse_in_one_line(tmp_path, capsys, kind, comma
     assert (code, len(said)) in ((0, 0), (1, 1), (2, 1))
 
 
-@pytest.mark.parametrize("dtype", ["<f2", "<f4", ">f4", "<f8"])
+@looped("dtype", ["<f2", "<f4", ">f4", "<f8"])
 def test_an_array_without_names_has_the_numbers_of_its_rows(tmp_path, dtype) -> None:
     rows = np.arange(12).reshape(4, 3).astype(dtype)
     np.save(tmp_path / "v.npy", rows)
@@ -175,7 +175,7 @@ TEXT_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", TEXT_FILES)
+@looped("name", TEXT_FILES)
 def test_text_that_other_programs_write_is_read(name, tmp_path) -> None:
     (tmp_path / name).write_bytes(TEXT_FILES[name])
     tokens, rows = read_vectors(tmp_path / name)
