@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -241,12 +240,6 @@ def test_a_folder_that_cannot_be_read_is_one_line(folder: Path, monkeypatch, cap
     assert code in (1, 2)
     assert "Error: " in said
     assert "Traceback" not in said
-
-
-def test_random_damage_is_the_same_for_a_seed() -> None:
-    content = json.dumps({"a": [1, {"b": "c"}]}).encode()
-    one, other = (fuzz.damaged(Path("x.json"), content, random.Random("seed")) for _ in range(2))
-    assert one == other
 
 
 def test_the_command_line_prints_one_line_for_damage(folder: Path, tmp_path: Path) -> None:

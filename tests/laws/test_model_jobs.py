@@ -51,7 +51,6 @@ EDIT_REFUSED = {
     "qwen4_exp_text": "hashed n-grams",
 }
 """Model types, some by their kind, in which `add_tokens` is refused by name, with the reason."""
-ADD_REFUSED = {key: reason for key, reason in EDIT_REFUSED.items() if reason not in (SHARED, COLUMNS)} | {"fsmt": SIZES}
 NOT_CAUSAL = {"prophetnet": "does not read one hidden state", "xlm": "no causal", "xlnet": "no causal"}
 """Model types whose loss of the next token is refused by name, with the reason: streams, masks, permutations."""
 
@@ -125,30 +124,6 @@ def test_added_rows_are_trained_merged_and_undone(model_type, kind, unchecked) -
     el.unpatch(model)
     assert same(state_of(model), before)
     assert not any(isinstance(part, el.TokenEmbedding | el.OutputHead) for part in model.modules())
-
-
-@pytest.mark.parametrize(
-    ("model_type", "kind"),
-    some(
-        [("bart", "seq2seq"), ("esm", "masked")],
-        [(model_type, kind) for kind, model_type in families() if kind != "image-text"],
-    ),
-)
-def test_old_tokens_keep_their_logits_when_others_are_added_and_removed(model_type, kind, unchecked) -> None:
-    model = built(model_type, kind)
-    before, logits = state_of(model), logits_of(model)
-    if refusal := ADD_REFUSED.get(model_type):
-        with pytest.raises(el.core.errors.EmbedLayerError, match=refusal):
-            el.vocab.add_tokens(model, NEW)
-        assert same(state_of(model), before)
-        return
-    receipt = el.vocab.add_tokens(model, NEW)
-    found = logits_of(model)
-    assert found.shape[-1] == VOCAB + NEW
-    torch.testing.assert_close(found[..., :VOCAB], logits, rtol=1e-4, atol=1e-4)
-    receipt.undo(model)
-    assert same(state_of(model), before)
-    assert torch.equal(logits_of(model), logits)
 
 
 @pytest.mark.parametrize("edit", ["add", "reorder"])

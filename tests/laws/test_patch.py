@@ -15,9 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import embedlayer as el
-from embedlayer import CheckpointError, OutputHead, RowAdamW, ShapeError, SizeError, TokenEmbedding, patch, unpatch
-from embedlayer.vocab.operations import edit_vocabulary
-from embedlayer.vocab.row_training import merge_rows, train_only_rows
+from embedlayer import CheckpointError, OutputHead, RowAdamW, ShapeError, TokenEmbedding, patch, unpatch
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 auto = pytest.importorskip("transformers.models.auto.modeling_auto")
@@ -532,45 +530,3 @@ def test_greedy_decoding_with_a_cache_gives_the_same_tokens(task, kind) -> None:
     ids = IDS.clamp(min=3)
     options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids), "use_cache": True}
     assert torch.equal(patched.generate(ids, **options), plain.generate(ids, **options))
-
-
-def test_the_vocabulary_of_a_patched_sequence_to_sequence_model_is_edited_in_one() -> None:
-    patched = patch(built("sequence to sequence", "t5")).eval()
-    ids = IDS.clamp(max=V - 2)
-    before = patched(input_ids=ids, decoder_input_ids=ids).logits.detach()
-    state = {name: tensor.clone() for name, tensor in patched.state_dict().items()}
-    receipt = edit_vocabulary(patched, add=3)
-    after = patched(input_ids=ids, decoder_input_ids=ids).logits
-    assert after.shape[-1] == patched.config.vocab_size == patched.lm_head.out_features == V + 3
-    torch.testing.assert_close(after[..., :V], before)
-    patched(input_ids=ids + 3, labels=ids + 3).loss.backward()
-    receipt.undo(patched)
-    assert all(torch.equal(tensor, state[name]) for name, tensor in patched.state_dict().items())
-    with pytest.raises(SizeError, match="share one weight"):
-        train_only_rows(patched, [3])
-
-
-def test_only_some_rows_of_a_patched_model_with_a_tied_head_learn() -> None:
-    patched = patch(built("causal", "gpt2")).eval()
-    expected = patched(IDS).logits.detach()
-    train_only_rows(patched, [3, 4])
-    assert [name for name, p in patched.named_parameters() if p.requires_grad] == ["transformer.wte.delta"]
-    torch.testing.assert_close(patched(IDS).logits, expected)
-    with torch.no_grad():
-        patched.transformer.wte.delta.mul_(2)
-    learned = patched(IDS).logits.detach()
-    assert (learned - expected)[..., 3].abs().max() > 1e-2
-    merge_rows(patched)
-    torch.testing.assert_close(patched(IDS).logits, learned)
-
-
-@pytest.mark.parametrize(
-    ("task", "kind"), [("sequence to sequence", "bart"), ("causal", "gemma2"), ("causal", "llama")]
-)
-def test_a_model_is_patched_while_tensors_are_created_on_the_meta_device(task, kind) -> None:
-    reference = built(task, kind)
-    with torch.device("meta"):
-        model = patch(copy.deepcopy(reference).to("meta"))
-    table = model.get_input_embeddings()
-    assert isinstance(table, TokenEmbedding)
-    assert table.scale == patch(reference).get_input_embeddings().scale

@@ -22,7 +22,7 @@ from embedlayer.compress import compress_table, export_onnx
 from embedlayer.core.errors import EmbedLayerError
 from embedlayer.data.sharded_build import build_in_shards
 from embedlayer.explorer import export
-from embedlayer.heads import save_draft_tokens
+from embedlayer.heads import DraftMap, save_draft_tokens
 from embedlayer.io import files
 from embedlayer.tokenization import save_tokenizer
 from embedlayer.training import ParallelContext
@@ -105,6 +105,7 @@ BESIDE = {"export .npy": ".tokens.json", "export .npy.gz": ".tokens.json", "voca
 FILES: dict[str, tuple[str, Write]] = {
     "save_tokenizer": (".json", lambda s, out: save_tokenizer(s.tokenizer, out)),
     "ParallelContext.save": (".safetensors", lambda s, out: ParallelContext().save(out, {"a": torch.ones(3)})),
+    "DraftMap.save": (".safetensors", lambda s, out: DraftMap.between(s.tokenizer, s.tokenizer).save(out)),
     "save_draft_tokens": (".pt", lambda s, out: save_draft_tokens(out, [1, 2], 9)),
     "write_vectors": (".vec", lambda s, out: write_vectors(out, ["a"], torch.ones(1, 2))),
     "write_vectors .npy": (".npy", lambda s, out: write_vectors(out, ["a"], torch.ones(1, 2))),

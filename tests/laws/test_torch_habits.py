@@ -159,14 +159,6 @@ def test_a_negative_padding_index_counts_from_the_last_token_as_in_torch(name) -
         assert not module.logits(torch.randn(3, 4))[:, 7].any()
 
 
-def test_a_table_is_made_of_an_array_in_its_own_memory() -> None:
-    rows = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
-    table = el.TokenEmbedding.from_pretrained(rows)
-    assert np.shares_memory(table.weight.detach().numpy(), rows)
-    rows.setflags(write=False)
-    assert torch.equal(el.TokenEmbedding.from_pretrained(rows).weight, table.weight)
-
-
 @looped(
     "source, error, message",
     [

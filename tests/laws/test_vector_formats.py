@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,17 +179,6 @@ def test_text_that_other_programs_write_is_read(name, tmp_path) -> None:
     (tmp_path / name).write_bytes(TEXT_FILES[name])
     tokens, rows = read_vectors(tmp_path / name)
     assert (tokens, rows.tolist()) == (["cat", "dog"], [[1, 2], [3, 4]])
-
-
-def test_lines_that_end_in_carriage_returns_are_named_with_a_command_that_converts_them(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, content in TEXT_FILES.items():
-        file = Path(name.replace("bin", "vec"))
-        file.write_bytes(content.replace(b"\r", b"").replace(b"\n", b"\r"))
-        with pytest.raises(el.CheckpointError, match="carriage returns alone") as caught:
-            read_vectors(file)
-        subprocess.run(str(caught.value).rpartition("\n")[2], shell=True, check=True)
-        assert read_vectors(f"NEW_FILE{file.suffix}")[0] == ["cat", "dog"]
 
 
 def test_float64_that_float32_changes_is_said(tmp_path) -> None:

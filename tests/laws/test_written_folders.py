@@ -385,22 +385,6 @@ def test_a_function_that_saves_into_a_folder_keeps_the_other_files(name, there, 
     assert before.items() <= contents(tmp_path).items()
 
 
-@looped("name", FILE)
-def test_a_function_that_writes_a_file_keeps_those_beside_it(name, there, tmp_path) -> None:
-    suffix, write = FILE[name]
-    (tmp_path / "notes.txt").write_text("mine")
-    out = tmp_path / f"out.{suffix}"
-    write(there, out)
-    before = contents(tmp_path)
-    if name == "export_token_ids":
-        with pytest.raises(el.FileError, match="exists"):
-            write(there, out)
-    else:
-        write(there, out)
-    assert contents(tmp_path).keys() == before.keys()
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
 # Copies
 
 
