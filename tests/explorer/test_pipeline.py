@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from itertools import product
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import parse_qsl, urlencode
 from urllib.request import urlopen
