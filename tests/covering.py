@@ -85,7 +85,7 @@ def looped(names: str, *axes: Iterable[Any], pairs: Iterable[str] = ()) -> Calla
 
         fixtures = [each for name, each in inspect.signature(law).parameters.items() if name not in order]
         own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("request", "own_state")]
-        every_case.__signature__ = inspect.Signature([*fixtures, *own])
+        vars(every_case)["__signature__"] = inspect.Signature([*fixtures, *own])
         return every_case
 
     return decorate

@@ -7,6 +7,7 @@ A new kind is tested by adding it here. Each entry is a function that builds a f
 import tempfile
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -268,3 +269,31 @@ def with_pending_updates() -> el.TokenEmbedding:
         table(torch.tensor(ids)).square().sum().backward()
         optimizer.step()
     return table
+
+
+SAVED: dict[str, Callable[[], Any]] = {
+    "decoder": lambda: el.DecoderLM(el.TokenEmbedding(20, 8), el.RotaryEmbedding(4), num_layers=2, num_heads=2),
+    "decoder, scaled rotary": lambda: el.DecoderLM(
+        el.QuantizedEmbedding.from_table(torch.randn(20, 8), 4, group_size=4),
+        el.RotaryEmbedding(4, scaling=el.positions.YarnScaling(factor=2.0, original_max_seq_len=8)),
+        el.OutputHead(vocab_size=20, embed_dim=8, bias=True, softcap=3.0),
+        num_layers=1,
+        num_heads=2,
+    ),
+    "factorised": lambda: el.TransformerEmbedding(20, 8, 16, table=el.FactorizedEmbedding(20, 8, 4, padding_idx=0)),
+    "sinusoidal": lambda: el.TransformerEmbedding(20, 8, 16, position=el.SinusoidalPositionalEmbedding(16, 8)),
+    "gpt": lambda: el.lessons.GPTEmbedding(20, 8, 16),
+    "delta": lambda: el.DeltaEmbedding(el.TokenEmbedding(20, 8), [3, 4]),
+    "bag": lambda: el.tables.Bag(el.TokenEmbedding(20, 8)),
+    "streams": lambda: el.tables.StreamTable(el.TokenEmbedding(20, 8), (2, 3, 15)),
+    "layer, learned": lambda: el.EmbeddingLayer(
+        el.TokenEmbedding(20, 8, scale="sqrt_dim"),
+        el.LearnedPositionalEmbedding(16, 8, offset=2),
+        recipe=["types", "position", "norm"],
+        types=el.TokenEmbedding(2, 8),
+        norm=torch.nn.LayerNorm(8),
+        other_positions={"decoder": el.RelativePositionBias(2, num_buckets=8, max_distance=12, bidirectional=False)},
+    ),
+    "layer, alibi": lambda: el.EmbeddingLayer(el.TokenEmbedding(20, 8), el.AlibiBias(2), family="bloom"),
+}
+"""Layers with every part that a saved folder describes."""

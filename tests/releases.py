@@ -75,15 +75,8 @@ LACKING_TYPES = set(
 
 LACKING_KINDS = {
     "base": {
-        "paddleocr_vl",
-        "qwen2_5_omni_thinker",
-        "qwen2_5_vl_vision",
-        "qwen2_audio",
-        "qwen3_5_moe_vision",
-        "qwen3_5_vision",
-        "qwen3_omni_moe_thinker",
-        "qwen3_vl_moe_vision",
-        "qwen3_vl_vision",
+        *("paddleocr_vl", "qwen2_5_omni_thinker", "qwen2_5_vl_vision", "qwen2_audio", "qwen3_5_moe_vision"),
+        *("qwen3_5_vision", "qwen3_omni_moe_thinker", "qwen3_vl_moe_vision", "qwen3_vl_vision"),
     },
     "decision": {"gemma4", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_text"},
 }

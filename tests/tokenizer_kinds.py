@@ -156,60 +156,10 @@ def real_tokenizers(shared_data: Path) -> TokenizersOfFiles:
 
 
 FRAGMENTS = (
-    *("the", " dogs", "Don't", "I", "loved", " beginning", "natürlich", " Straße", "garçon", "naïf", "cafe\u0301"),
-    *(
-        "吾輩は",
-        "猫である",
-        "。",
-        "Привет",
-        " собака",
-        "مرحبا",
-        " بالعالم",
-        "हिन्दी",
-        "தமிழ்",
-        "ไทย",
-        "한국어",
-        "\u1112\u1161\u11ab",
-    ),
-    *(
-        "Ἑλλάς",
-        "עברית",
-        "বাংলা",
-        "ﾊﾟｿ",
-        "ＡＢ１",
-        "½",
-        "™",
-        "ﬁ",
-        "ß",
-        "İ",
-        "🙂",
-        "👩‍💻",
-        "🇩🇪",
-        "\u0301",
-        "\u200b",
-        "\ufeff",
-    ),
-    *(
-        " ",
-        "  ",
-        "   ",
-        "\n",
-        "\r\n",
-        "\t",
-        "\u00a0",
-        "\u2028",
-        "\x00",
-        "\x07",
-        ".",
-        ", ",
-        "(",
-        "!?",
-        "12",
-        "2024",
-        " 7",
-        "_",
-    ),
-)
+    "the· dogs·Don't·I·loved· beginning·natürlich· Straße·garçon·naïf·cafe\u0301·吾輩は·猫である·。·Привет·"
+    " собака·مرحبا· بالعالم·हिन्दी·தமிழ்·ไทย·한국어·\u1112\u1161\u11ab·Ἑλλάς·עברית·বাংলা·ﾊﾟｿ·ＡＢ１·½·™·ﬁ·ß·İ·🙂·👩\u200d💻·"
+    "🇩🇪·\u0301·\u200b·\ufeff· ·  ·   ·\n·\r\n·\t·\xa0·\u2028·\x00·\x07·.·, ·(·!?·12·2024· 7·_"
+).split("·")
 """What random texts are joined of: words of a dozen writing systems, marks, white space and control characters."""
 READ_AS_OTHERS = ("\u2581", "</s>", "<s>", "<unk>", "<|endoftext|>", "[UNK]", "[SEP]", "<0x41>")
 """Texts that some tokenizers read as a space, a special token or a byte."""

@@ -65,8 +65,8 @@ def adapted(kind: str, **options: object) -> nn.Module:
         peft.inject_adapter_in_model(getattr(peft, kind)(target_modules=["table"], **options), module)
     for name, parameter in module.named_parameters():
         parameter.data.div_(9 if "lora" in name else 1)  # so that logits are of the size of those of other heads
-    head: nn.Module = module.head
-    head.module = [module]  # in a list: it is followed, and is no part of the head
+    head: Any = module.head
+    head.followed = [module]  # in a list: it is no part of the head
     return head
 
 

@@ -67,8 +67,8 @@ def test_both_biases_of_an_untied_masked_model_are_moved(model_type, tmp_path, u
     model = build(model_type, "masked", {"tie_word_embeddings": False})[1]
     biases = [each for name, each in model.named_parameters() if name.endswith("bias") and VOCAB in each.shape]
     assert len(biases) == 2
-    for each in biases:
-        nn.init.normal_(each)
+    for bias in biases:
+        nn.init.normal_(bias)
     order, ids = [*range(20), *range(VOCAB - 1, 19, -1)], torch.arange(20, 40)[None]
     with quiet(), torch.no_grad():
         model.save_pretrained(tmp_path / "old")

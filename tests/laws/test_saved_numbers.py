@@ -8,8 +8,18 @@ from typing import Any
 import pytest
 import torch
 from covering import looped, some
-from fuzz import LAYERS as SAVED
-from kinds import BAGS, INJECTIONS, LAYERS, LOOKUP_TABLES, POSITIONS, STREAM_HEADS, STREAM_TABLES, TABLES, UNTIED_HEADS
+from kinds import (
+    BAGS,
+    INJECTIONS,
+    LAYERS,
+    LOOKUP_TABLES,
+    POSITIONS,
+    SAVED,
+    STREAM_HEADS,
+    STREAM_TABLES,
+    TABLES,
+    UNTIED_HEADS,
+)
 
 from embedlayer import EmbedLayerError
 

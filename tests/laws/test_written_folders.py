@@ -218,11 +218,12 @@ def test_a_corpus_in_the_folder_of_a_run_is_not_replaced_by_a_run_on_it(there, t
 
 
 def test_a_demo_replaces_its_own_run_only(there, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("embedlayer.cli.demo.carried_text", lambda: TEXT * 20)
+    monkeypatch.setattr("embedlayer.cli.demo.PROBES", ())
     monkeypatch.chdir(tmp_path)
     assert run("demo", "-o", "own", "--steps", 1) == 0
-    text = (tmp_path / "own" / "python-reference.txt").read_bytes()
     assert run("demo", "-o", "own", "--steps", 1) == 0
-    assert (tmp_path / "own" / "python-reference.txt").read_bytes() == text
+    assert (tmp_path / "own" / "python-reference.txt").read_text() == TEXT * 20
     before = contents(there.root / "run")
     assert run("demo", "-o", there.root / "run", "--steps", 1) == 1
     assert contents(there.root / "run") == before
