@@ -10,6 +10,8 @@ from embedlayer import CheckpointError, OutputHead, TokenEmbedding, TokenIdError
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")  # in peft
+
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 99}
 IDS = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}
 GPT2 = {"vocab_size": 99, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
