@@ -24,10 +24,10 @@ CEILINGS = {
     "comment lines": 1053,
     "lines of tools": 6073,
     "lines of docs": 2667,
-    "lines of tests": 88120,
+    "lines of tests": 88123,
 }
 
-INTERNALS = 664
+INTERNALS = 663
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 

@@ -106,7 +106,7 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
     assert not any(parameter.grad is not None for parameter in model.parameters())
 
 
-OUT_OF_RANGE = [
+OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -1.0}, "temperature must be 0 or a positive number, not -1.0"),
     ({"temperature": math.nan}, "temperature must be"),
     ({"temperature": 1.0, "top_k": 0}, "top_k must be at least 1, not 0"),

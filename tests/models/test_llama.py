@@ -1,6 +1,7 @@
 """LLaMA-type checkpoints beside transformers' LlamaForCausalLM."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -175,7 +176,7 @@ def test_a_tied_head_that_is_stored_too_must_be_the_table(folder) -> None:
     assert load_llama(folder).head.tied
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not what DecoderLM has"),
     ({"attention_bias": True}, "attention_bias True is not"),
     ({"mlp_bias": True}, "mlp_bias True is not"),

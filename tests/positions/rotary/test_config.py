@@ -310,7 +310,7 @@ def test_layers_that_live_models_do_not_turn_are_known(module, name) -> None:
 ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 
 
-WRONG = [
+WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {**ROPE, "attn_factor": 1.0}}, "no key 'attn_factor'.*Did you mean .*attention_factor"),
     ({"rope_parameters": {**ROPE, "mrope_section": [1]}}, "'yarn' have no key 'mrope_section'"),
     ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}, "rope_theta": 1e4}, "'mrope' is not known here"),
