@@ -37,13 +37,15 @@ def test_a_name_on_the_hub_is_found_in_the_cache_offline(tmp_path, monkeypatch) 
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     (repository / "blobs").mkdir()
-    save_file({"wte.weight": torch.ones(3, 2)}, repository / "blobs" / "abc")
+    save_file({"wte.weight": torch.ones(257, 2), "wpe.weight": torch.ones(4, 2)}, repository / "blobs" / "abc")
     (snapshot / "model.safetensors").symlink_to("../../blobs/abc")
-    (snapshot / "config.json").write_text('{"model_type": "none"}')
+    (snapshot / "config.json").write_text('{"model_type": "gpt2"}')
+    el.train_tokenizer((), "byte").save(str(snapshot / "tokenizer.json"))
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert el.load("someone/tiny", table_only=True).table.weight.sum() == 6
+    layer = el.load("someone/tiny")
+    assert (layer.family, layer.table.weight.sum(), layer.report().tokenizer) == ("gpt2", 514, 257)
     for name, revision in (("someone/else", None), ("someone/tiny", "v2")):
         with pytest.raises(el.FileError, match="cache"):
             el.load(name, revision=revision)

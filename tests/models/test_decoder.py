@@ -17,23 +17,20 @@ from embedlayer import (
     SizeError,
     TokenEmbedding,
 )
-from embedlayer.compress.convert import replace_table
-from embedlayer.vocab.operations import edit_vocabulary
+from embedlayer.compress import replace_table
+from embedlayer.vocab import edit_vocabulary
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_no_token_sees_a_later_one(position) -> None:
+def test_a_logit_depends_on_its_own_text_so_far_alone(position) -> None:
     model = small(position)
     ids = torch.randint(1, 50, (2, 10))
-    changed = ids.clone()
+    logits, changed = model(ids), ids.clone()
     changed[:, 6:] = torch.randint(1, 50, (2, 4))
-    assert torch.allclose(model(ids)[:, :6], model(changed)[:, :6], atol=1e-6)
-    assert not torch.allclose(model(ids)[:, 6:], model(changed)[:, 6:], atol=1e-6)
+    assert torch.allclose(logits[:, :6], model(changed)[:, :6], atol=1e-6)
+    assert not torch.allclose(logits[:, 6:], model(changed)[:, 6:], atol=1e-6)
+    assert torch.allclose(model(ids[0]), logits[0], atol=1e-6)
 
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_left_padding_and_packing_change_no_logit(position) -> None:
-    model = small(position)
     first, second = torch.tensor([5, 6, 7]), torch.tensor([8, 9])
     padded = model(torch.tensor([[0, 0, 5, 6, 7]]), attention_mask=torch.tensor([[0, 0, 1, 1, 1]]))
     assert torch.isfinite(padded).all()
@@ -41,12 +38,15 @@ def test_left_padding_and_packing_change_no_logit(position) -> None:
     packed = model(torch.tensor([[5, 6, 7, 8, 9]]), attention_mask=torch.tensor([[1, 1, 1, 2, 2]]))
     assert torch.allclose(packed[0], torch.cat([model(first), model(second)]), atol=1e-5)
 
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_a_single_sequence_needs_no_batch(position) -> None:
-    model = small(position)
-    ids = torch.randint(1, 50, (2, 10))
-    assert torch.allclose(model(ids[0]), model(ids)[0], atol=1e-6)
+    seen: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, inputs, output: seen.extend([inputs[0], output]))
+    states = list(model.hidden_states(ids))  # the inputs and outputs of the blocks
+    assert len(states) == 3
+    assert all(torch.equal(a, b) for a, b in zip([states[0], states[1], *states[1:]], seen, strict=True))
+    assert torch.equal(model.norm(states[-1]), model.hidden(ids))
+    for state, single in zip(states, model.hidden_states(ids[0]), strict=True):
+        torch.testing.assert_close(single, state[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("position", ["rotary", "alibi"])
@@ -54,21 +54,6 @@ def test_relative_schemes_do_not_see_an_offset(position) -> None:
     model = small(position)
     ids = torch.randint(1, 50, (1, 8))
     assert torch.allclose(model(ids), model(ids, positions=torch.arange(100, 108)), atol=1e-5)
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_hidden_states_are_the_inputs_and_outputs_of_the_blocks(position) -> None:
-    model = small(position)
-    ids = torch.randint(1, 50, (2, 10))
-    seen: list[torch.Tensor] = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda block, inputs, output: seen.extend([inputs[0], output]))
-    states = list(model.hidden_states(ids))
-    assert len(states) == 3
-    assert all(torch.equal(a, b) for a, b in zip([states[0], states[1], *states[1:]], seen, strict=True))
-    assert torch.equal(model.norm(states[-1]), model.hidden(ids))
-    for state, single in zip(states, model.hidden_states(ids[0]), strict=True):
-        torch.testing.assert_close(single, state[0], atol=1e-5, rtol=1e-5)
 
 
 def test_without_positions_the_last_token_sees_its_past_as_a_set() -> None:

@@ -7,9 +7,8 @@ from pictures import drawn, image
 
 import embedlayer as el
 from embedlayer import plots
-from embedlayer.analysis.position_pictures import position_values
+from embedlayer.analysis import position_values
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.plots.heatmaps import limit_of
 
 
 def test_the_heat_map_is_white_at_zero_and_reaches_equally_far_both_ways():
@@ -40,15 +39,19 @@ def test_what_is_not_finite_is_grey_and_the_scale_says_so():
     torch.testing.assert_close(values, kept, equal_nan=True)
 
 
+def limit_of(values: torch.Tensor) -> float:
+    """Return the number that the last colour of a heat map stands for."""
+    return plots.position_heatmap(values).axes[0].images[0].get_clim()[1]
+
+
 def test_colours_reach_the_largest_number_but_not_for_a_few_outliers():
-    values = torch.linspace(-1, 1, 1000)
+    values = torch.linspace(-1, 1, 1000).view(40, 25)
     assert limit_of(values) == 1.0
-    values[0] = 1.9
+    values[0, 0] = 1.9
     assert limit_of(values) == pytest.approx(1.9)
-    values[0] = 50.0
+    values[0, 0] = 50.0
     assert limit_of(values) == pytest.approx(0.99, abs=0.01)
-    figure = plots.position_heatmap(values.view(40, 25))
-    assert figure.axes[0].images[0].cmap.colorbar_extend == "both"
+    assert plots.position_heatmap(values).axes[0].images[0].cmap.colorbar_extend == "both"
     assert not plots.position_heatmap(torch.eye(3)).axes[0].images[0].cmap.colorbar_extend
 
 

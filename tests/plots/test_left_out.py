@@ -18,7 +18,6 @@ from torch import Tensor
 
 import embedlayer as el
 from embedlayer import plots
-from embedlayer.plots.style import usual_range
 
 N = 24
 BROKEN = (3, 21)
@@ -174,10 +173,10 @@ def test_one_outlier_does_not_squash_the_others_and_is_named(name):
 
 
 def test_a_part_of_the_rows_is_no_outlier():
-    low, high = usual_range(np.r_[np.linspace(0, 1, 90), np.full(10, 100.0)])
-    assert (low, high) == (0.0, 100.0)
-    assert usual_range(np.array([1.0, 1.0, 1.0, 1.0, 5.0])) == (1.0, 5.0)
-    assert usual_range(np.array([math.nan])) == (0.0, 0.0)
+    for values in (torch.cat([torch.linspace(0, 1, 90), torch.full((10,), 100.0)]), torch.tensor([1.0, 1, 1, 1, 5])):
+        figure = plots.table_map(torch.rand(len(values), 2), values=values)
+        assert figure.axes[0].collections[0].get_clim() == (values.min(), values.max())
+    drawn(plots.table_map(torch.rand(1, 2), values=torch.tensor([torch.nan])))
 
 
 def test_no_half_of_the_ids_covers_the_other():

@@ -36,6 +36,10 @@ def test_the_map_shows_every_row_and_labels_that_cover_nothing():
     assert 20 <= len(boxes) <= 30
     assert disjoint(boxes)
     assert all(text.startswith("·word") for text in texts(figure))
+    named = [int(text.removeprefix("·word")) for text in texts(figure)]
+    marks = axes.collections[-1].get_offsets()
+    np.testing.assert_array_equal(marks, coordinates[named].numpy())
+    assert not any(box.contains(*dot) for box in boxes for dot in axes.transData.transform(marks))
     area = axes.get_window_extent(renderer)
     assert all(area.x0 <= box.x0 and box.x1 <= area.x1 and area.y0 <= box.y0 and box.y1 <= area.y1 for box in boxes)
 
@@ -46,6 +50,8 @@ def test_the_first_labels_are_placed_first():
         "wanted",
         "late",
     ]
+    outside = torch.tensor([[0.0, 0.0], [1.0, 1.0], [torch.nan, 0.0], [torch.inf, 1.0]])
+    assert texts(plots.table_map(outside, labels=dict(enumerate("abcd")))) == ["a", "b"]
 
 
 def test_labels_that_no_font_can_write_are_left_out():
@@ -114,6 +120,22 @@ def test_a_tokenizer_names_whole_words_and_the_hub_first():
     assert set(texts(figure)) <= {"cat", "dog", "fish", "bird"}
     assert texts(figure)[0] == "cat"
     assert texts(plots.table_map(table, tokenizer, labels={cat: "mine"})) == ["mine"]
+
+
+def test_words_are_named_in_the_order_in_which_they_are_nearest_neighbours():
+    tokenizer = el.train_tokenizer([" ".join(f"word{chr(97 + i)}" for i in range(26))], kind="word")
+    table = el.TokenEmbedding(tokenizer.get_vocab_size(), 8)
+    ids = [index for index in range(len(table.weight)) if tokenizer.decode([index]).startswith("word")]
+    counts = dict.fromkeys(ids, 0)
+    unit = torch.nn.functional.normalize(table.weight[ids].detach().double(), dim=1)
+    for i in range(26):
+        cosines = unit @ unit[i]
+        cosines[i] = -2
+        for place in cosines.topk(10).indices.tolist():
+            counts[ids[place]] += 1
+    named = [counts[tokenizer.token_to_id(name)] for name in texts(plots.table_map(table, tokenizer))]
+    assert len(named) > 5
+    assert named == sorted(named, reverse=True)
 
 
 def test_pieces_of_words_are_not_named_where_words_begin_with_a_space():

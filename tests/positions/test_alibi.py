@@ -54,9 +54,11 @@ def test_queries_may_be_fewer_than_keys() -> None:
     assert torch.equal(AlibiBias(4).bias(torch.tensor([4]), torch.arange(5)), full[:, :, 4:])
 
 
-def test_no_heads_are_refused() -> None:
+def test_no_heads_and_no_bias_are_refused() -> None:
     with pytest.raises(SizeError, match="num_heads must be at least 1"):
         AlibiBias(0)
+    with pytest.raises(SizeError, match="max_bias must be positive"):
+        AlibiBias(4, max_bias=0.0)
 
 
 HEADS = [1, 2, 3, 6, 8, 12, 20, 71]
@@ -86,17 +88,3 @@ def test_biases_equal_those_of_bloom_mpt_and_falcon(num_heads) -> None:
     torch.testing.assert_close(ours, theirs - theirs[..., :1], atol=1e-5, rtol=5e-6)
     theirs = falcon.build_alibi_tensor(everything, num_heads, torch.float32) / 64**0.5  # products rounded to bfloat16
     torch.testing.assert_close(of_keys(AlibiBias(num_heads, scale=64**-0.5), 40), theirs, atol=0, rtol=2**-7)
-
-
-def test_what_was_saved_is_built_again(tmp_path) -> None:
-    position = AlibiBias(6, max_bias=16.0, scale=0.5)
-    position.save_pretrained(tmp_path)
-    again = AlibiBias.from_pretrained(tmp_path)
-    assert again.config == position.config
-    assert torch.equal(again.slopes, position.slopes)
-    assert AlibiBias.from_config({"num_heads": 6}).max_bias == 8.0
-
-
-def test_a_largest_bias_that_cannot_be_is_refused() -> None:
-    with pytest.raises(SizeError, match="max_bias must be positive"):
-        AlibiBias(4, max_bias=0.0)

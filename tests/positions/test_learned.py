@@ -42,17 +42,6 @@ def test_beyond_the_learned_length_the_error_names_length_limit_and_remedy() -> 
         position.vectors(torch.tensor([[0, 1], [-1, 0]]))
 
 
-def test_sizes_that_cannot_be_are_refused() -> None:
-    with pytest.raises(SizeError, match="not 0 and 4"):
-        LearnedPositionalEmbedding(0, 4)
-
-
-def test_what_was_saved_is_read_back_bit_for_bit(tmp_path) -> None:
-    position = LearnedPositionalEmbedding(7, 4)
-    position.save_pretrained(tmp_path)
-    assert torch.equal(LearnedPositionalEmbedding.from_pretrained(tmp_path).weight, position.weight)
-
-
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
 
 
@@ -113,40 +102,26 @@ def test_extending_keeps_old_rows_bit_for_bit(offset, dtype) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 2])
-@pytest.mark.parametrize("new_len", [3, 6, 15])
-def test_repeating_copies_the_old_rows_in_turn(offset, new_len) -> None:
-    position = LearnedPositionalEmbedding(6, 4, offset=offset)
-    resized = position.resize(new_len, "repeat")
-    assert torch.equal(resized.weight[:offset], position.weight[:offset])
-    for row in range(new_len):
-        assert torch.equal(resized.weight[offset + row], position.weight[offset + row % 6])
-
-
-@pytest.mark.parametrize("offset", [0, 2])
-@pytest.mark.parametrize("new_len", [1, 3, 6, 11, 16])
-def test_interpolating_reads_between_rows_and_keeps_the_ends(offset, new_len) -> None:
+def test_resizing_repeats_the_rows_in_turn_or_reads_between_them_and_keeps_the_ends(offset) -> None:
     position = LearnedPositionalEmbedding(6, 4, offset=offset, dtype=torch.float64)
-    resized = position.resize(new_len)
     rows = position.weight[offset:].detach().numpy()
-    places = np.linspace(0, 5, new_len)
-    expected = np.stack([np.interp(places, np.arange(6), rows[:, channel]) for channel in range(4)], axis=1)
-    np.testing.assert_allclose(resized.weight[offset:].detach().numpy(), expected, atol=1e-7)
-    assert torch.equal(resized.weight[:offset], position.weight[:offset])
-    assert resized.weight.requires_grad
+    for new_len in (1, 3, 6, 11, 16):
+        repeated, resized = position.resize(new_len, "repeat"), position.resize(new_len)
+        assert torch.equal(repeated.weight[offset:], position.weight[offset:][torch.arange(new_len) % 6])
+        places = np.linspace(0, 5, new_len)
+        expected = np.stack([np.interp(places, np.arange(6), rows[:, channel]) for channel in range(4)], axis=1)
+        np.testing.assert_allclose(resized.weight[offset:].detach().numpy(), expected, atol=1e-7)
+        for each in (repeated, resized):
+            assert torch.equal(each.weight[:offset], position.weight[:offset])
+            assert each.weight.requires_grad
 
 
 def test_resizing_and_offsets_that_cannot_be_are_refused(unchecked: None) -> None:
     with pytest.raises(SizeError, match="not 'wrap'"):
         LearnedPositionalEmbedding(6, 4).resize(8, "wrap")
     with pytest.raises(SizeError, match="not 0 and 4"):
+        LearnedPositionalEmbedding(0, 4)
+    with pytest.raises(SizeError, match="not 0 and 4"):
         LearnedPositionalEmbedding(6, 4).resize(0)
     with pytest.raises(SizeError, match="offset must be at least 0, not -1"):
         LearnedPositionalEmbedding(6, 4, offset=-1)
-
-
-def test_a_table_with_an_offset_is_read_back(tmp_path) -> None:
-    position = LearnedPositionalEmbedding(7, 4, offset=2)
-    position.save_pretrained(tmp_path)
-    again = LearnedPositionalEmbedding.from_pretrained(tmp_path)
-    assert (again.offset, again.max_seq_len) == (2, 7)
-    assert torch.equal(again.weight, position.weight)

@@ -8,9 +8,10 @@ import torch
 from covering import cases
 from kinds import POSITIONS
 
+import embedlayer as el
 from embedlayer import DecoderLM, Position, ShapeError, TokenEmbedding, plots, positions_of
 from embedlayer.explorer.positions import described
-from embedlayer.positions.position import AdditivePosition
+from embedlayer.positions import AdditivePosition
 
 
 def test_without_a_mask_positions_count_from_the_offset() -> None:
@@ -19,9 +20,9 @@ def test_without_a_mask_positions_count_from_the_offset() -> None:
     assert positions_of(ids, offset=5).tolist() == [5, 6, 7, 8]
 
 
-@pytest.mark.parametrize(
-    ("mask", "expected"),
-    [
+def test_padding_shifts_nothing_and_packed_documents_count_from_zero() -> None:
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    for mask, expected in (
         ([1, 1, 1, 1], [0, 1, 2, 3]),
         ([0, 0, 1, 1], [0, 0, 0, 1]),
         ([1, 1, 0, 0], [0, 1, 0, 0]),
@@ -31,13 +32,10 @@ def test_without_a_mask_positions_count_from_the_offset() -> None:
         ([1, 0, 2, 2], [0, 0, 0, 1]),
         ([1, 2, 3, 0], [0, 0, 0, 0]),
         ([0, 0, 0, 0], [0, 0, 0, 0]),
-    ],
-)
-def test_padding_shifts_nothing_and_packed_documents_count_from_zero(mask, expected) -> None:
-    ids = torch.zeros(1, 4, dtype=torch.long)
-    assert positions_of(ids, torch.tensor([mask])).tolist() == [expected]
-    if max(mask) == 1:
-        assert positions_of(ids, torch.tensor([mask]).bool()).tolist() == [expected]
+    ):
+        assert positions_of(ids, torch.tensor([mask])).tolist() == [expected]
+        if max(mask) == 1:
+            assert positions_of(ids, torch.tensor([mask]).bool()).tolist() == [expected]
 
 
 def test_a_mask_of_another_shape_is_refused(unchecked: None) -> None:
@@ -86,6 +84,30 @@ class Window(Position):
 
 
 STRANGE = {"add": lambda: Ramp(16), "bias": lambda: Window(2, 3)}
+
+
+SAVED = [
+    el.LearnedPositionalEmbedding(40, 8, offset=2),
+    el.SinusoidalPositionalEmbedding(40, 8, base=100.0),
+    el.SinusoidalPositionalEmbedding(40, 8, layout="concatenated", endpoint=True, offset=2, padding_idx=1),
+    el.RotaryEmbedding(8, 500000.0, interleaved=True, rotary_dim=4),
+    el.AlibiBias(2, max_bias=16.0, scale=0.5),
+    el.RelativePositionBias(2, num_buckets=8, max_distance=20, bidirectional=False),
+    el.positions.AxialPositionalEmbedding((4, 10), (2, 6)),
+]
+"""Schemes with other options than those that they have by default."""
+
+
+@pytest.mark.parametrize("position", SAVED, ids=lambda position: type(position).__name__)
+def test_every_option_is_saved(position, tmp_path) -> None:
+    position.save_pretrained(tmp_path)
+    again = type(position).from_pretrained(tmp_path)
+    q, places = torch.randn(1, 2, 30, 8), torch.arange(30)
+    assert again.config == position.config
+    assert again.state_dict().keys() == position.state_dict().keys()
+    assert torch.equal(again.add(q[0, 0], places), position.add(q[0, 0], places))
+    assert torch.equal(again.rotate(q, q, places)[0], position.rotate(q, q, places)[0])
+    assert position.hook != "bias" or torch.equal(again.bias(places, places), position.bias(places, places))
 
 
 @pytest.mark.parametrize("hook", STRANGE)

@@ -85,12 +85,6 @@ def test_past_the_rows_made_the_error_says_so() -> None:
         SinusoidalPositionalEmbedding(10, 6)(torch.arange(11))
 
 
-def test_what_was_saved_is_built_again(tmp_path) -> None:
-    position = SinusoidalPositionalEmbedding(10, 6, base=100.0)
-    position.save_pretrained(tmp_path)
-    assert torch.equal(SinusoidalPositionalEmbedding.from_pretrained(tmp_path).waves, position.waves)
-
-
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
 
 
@@ -133,23 +127,12 @@ def test_the_longest_wave_is_the_base_where_the_endpoint_is_counted() -> None:
     assert sinusoids(position, 8, 100.0)[0, 7].item() != pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_that_cannot_be_are_refused(unchecked: None) -> None:
+    for options, message in (
         ({"layout": "mixed"}, "layout must be"),
         ({"endpoint": True}, "at least 4, not 3"),
         ({"offset": -1}, "offset must be at least 0"),
         ({"padding_idx": 10}, "one of the 10 rows, not 0 and 10"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options, message, unchecked: None) -> None:
-    with pytest.raises(SizeError, match=message):
-        SinusoidalPositionalEmbedding(10, 3, **options)
-
-
-def test_every_option_is_saved(tmp_path) -> None:
-    position = SinusoidalPositionalEmbedding(10, 6, layout="concatenated", endpoint=True, offset=2, padding_idx=1)
-    position.save_pretrained(tmp_path)
-    again = SinusoidalPositionalEmbedding.from_pretrained(tmp_path)
-    assert again.config == position.config
-    assert torch.equal(again.waves, position.waves)
+    ):
+        with pytest.raises(SizeError, match=message):
+            SinusoidalPositionalEmbedding(10, 3, **options)

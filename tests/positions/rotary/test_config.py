@@ -310,40 +310,40 @@ def test_layers_that_live_models_do_not_turn_are_known(module, name) -> None:
 ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"rope_parameters": {**ROPE, "attn_factor": 1.0}}, "no key 'attn_factor'.*Did you mean .*attention_factor"),
-        ({"rope_parameters": {**ROPE, "mrope_section": [1]}}, "'yarn' have no key 'mrope_section'"),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}, "rope_theta": 1e4}, "'mrope' is not known here"),
-        ({"rope_parameters": {**ROPE, "rope_type": "yarm"}}, "'yarm' is not known here. Did you mean yarn"),
-        ({"rope_parameters": {**ROPE, "type": "linear"}}, "contradicts itself"),
-        ({"rope_parameters": {**ROPE, "factor": "4"}}, "factor must be a number, not '4'"),
-        ({"rope_parameters": {**ROPE, "truncate": 1}}, "truncate must be true or false"),
-        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'linear' lack a number for 'factor'"),
-        (
-            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": None}},
-            "'linear' lack a number for 'factor'",
-        ),
-        (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
-            r"max_position_embeddings \(128\)",
-        ),
-        ({"rope_parameters": {"rope_type": "default"}}, "names no base.*10000 for most"),
-        ({"rope_parameters": [1]}, "must be a dictionary"),
-        ({"rope_parameters": {"full_attention": 3, "sliding_attention": {}}}, "sliding_attention: pass layer_type"),
-        ({}, "names no base"),
-        ({"rope_theta": 1e4, "rope_parameters": ROPE | {"rope_theta": 2e4}}, "contradicts itself"),
-        ({"rope_thetta": 1e4}, "'rope_thetta' is not known here. Did you mean rope_theta"),
-        ({"rope_theta": True}, "rope_theta must be a number"),
-        ({"rope_theta": 1e4, "model_type": "gpt_neox"}, "transformers would take 0.25"),
-        ({"alibi": True}, "AlibiBias"),
-        ({"rope_theta": 1e4, "head_dim": 0.5}, "head_dim must be a whole number"),
-    ],
-)
-def test_unknown_missing_and_contradicting_keys_are_refused_with_a_hint(config, message) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        RotaryEmbedding.from_config({**SMALL, **config})
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"rope_parameters": {**ROPE, "attn_factor": 1.0}}, "no key 'attn_factor'.*Did you mean .*attention_factor"),
+    ({"rope_parameters": {**ROPE, "mrope_section": [1]}}, "'yarn' have no key 'mrope_section'"),
+    ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}, "rope_theta": 1e4}, "'mrope' is not known here"),
+    ({"rope_parameters": {**ROPE, "rope_type": "yarm"}}, "'yarm' is not known here. Did you mean yarn"),
+    ({"rope_parameters": {**ROPE, "type": "linear"}}, "contradicts itself"),
+    ({"rope_parameters": {**ROPE, "factor": "4"}}, "factor must be a number, not '4'"),
+    ({"rope_parameters": {**ROPE, "truncate": 1}}, "truncate must be true or false"),
+    ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'linear' lack a number for 'factor'"),
+    (
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": None}},
+        "'linear' lack a number for 'factor'",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+        r"max_position_embeddings \(128\)",
+    ),
+    ({"rope_parameters": {"rope_type": "default"}}, "names no base.*10000 for most"),
+    ({"rope_parameters": [1]}, "must be a dictionary"),
+    ({"rope_parameters": {"full_attention": 3, "sliding_attention": {}}}, "sliding_attention: pass layer_type"),
+    ({}, "names no base"),
+    ({"rope_theta": 1e4, "rope_parameters": ROPE | {"rope_theta": 2e4}}, "contradicts itself"),
+    ({"rope_thetta": 1e4}, "'rope_thetta' is not known here. Did you mean rope_theta"),
+    ({"rope_theta": True}, "rope_theta must be a number"),
+    ({"rope_theta": 1e4, "model_type": "gpt_neox"}, "transformers would take 0.25"),
+    ({"alibi": True}, "AlibiBias"),
+    ({"rope_theta": 1e4, "head_dim": 0.5}, "head_dim must be a whole number"),
+]
+
+
+def test_unknown_missing_and_contradicting_keys_are_refused_with_a_hint() -> None:
+    for config, message in WRONG:
+        with pytest.raises(CheckpointError, match=message):
+            RotaryEmbedding.from_config({**SMALL, **config})
 
 
 @pytest.mark.parametrize(
