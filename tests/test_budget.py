@@ -24,10 +24,10 @@ CEILINGS = {
     "comment lines": 1053,
     "lines of tools": 6073,
     "lines of docs": 2667,
-    "lines of tests": 88719,
+    "lines of tests": 88626,
 }
 
-INTERNALS = 673
+INTERNALS = 647
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 
