@@ -24,10 +24,10 @@ CEILINGS = {
     "comment lines": 1053,
     "lines of tools": 6073,
     "lines of docs": 2667,
-    "lines of tests": 88566,
+    "lines of tests": 88498,
 }
 
-INTERNALS = 633
+INTERNALS = 614
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 
