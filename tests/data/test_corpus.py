@@ -3,7 +3,9 @@
 import gzip
 import json
 import os
+import shutil
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,8 +18,6 @@ from tokenizers import Tokenizer
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.text_files import find_text_files
-from embedlayer.tokenization.bpe_files import END_OF_TEXT
-from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.tokenization.train import train_tokenizer
 
 BYTES = train_tokenizer((), "byte")
@@ -92,7 +92,7 @@ def test_a_built_corpus_holds_documents_apart_and_opens_the_same(folder, tmp_pat
     assert corpus.num_bytes == sum(map(len, texts))
     assert len(corpus) == corpus.num_tokens == corpus.num_bytes + 3
     assert isinstance(corpus.ids, np.memmap)
-    assert corpus.tokenizer_fingerprint == fingerprint(BYTES)
+    assert corpus.tokenizer_fingerprint == TokenCorpus.from_text("a", BYTES).tokenizer_fingerprint
     assert seen[-1] == (seen[-1][1],) * 2
     again = TokenCorpus.open(tmp_path / "new" / "corpus")
     assert np.array_equal(again.ids, corpus.ids)
@@ -207,35 +207,33 @@ def restate(**facts: object):
     return change
 
 
-@pytest.mark.parametrize(
-    ("file", "damage"),
-    [
-        ("ids.bin", truncate),
-        ("ids.bin", Path.unlink),
-        ("documents.npy", truncate),
-        ("documents.npy", lambda path: np.save(path, np.array([0, 10**9]))),
-        ("documents.npy", lambda path: np.save(path, np.array([0, {}], dtype=object), allow_pickle=True)),
-        ("blocks.npy", Path.unlink),
-        ("blocks.npy", lambda path: np.save(path, np.array([[5, 5]]))),
-        ("blocks.npy", lambda path: np.save(path, np.array([5]))),
-        ("index.json", truncate),
-        ("index.json", restate(dtype="float32")),
-        ("index.json", restate(dtype="uint32")),
-        ("index.json", restate(num_tokens=3)),
-        ("index.json", restate(num_bytes=3)),
-        ("index.json", restate(num_tokens=None)),
-        ("index.json", restate(format_version=2)),
-    ],
-)
-def test_a_damaged_corpus_is_refused(tmp_path, file, damage):
+DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
+    ("ids.bin", truncate),
+    ("ids.bin", Path.unlink),
+    ("documents.npy", truncate),
+    ("documents.npy", lambda path: np.save(path, np.array([0, 10**9]))),
+    ("documents.npy", lambda path: np.save(path, np.array([0, {}], dtype=object), allow_pickle=True)),
+    ("blocks.npy", Path.unlink),
+    ("blocks.npy", lambda path: np.save(path, np.array([[5, 5]]))),
+    ("blocks.npy", lambda path: np.save(path, np.array([5]))),
+    ("index.json", truncate),
+    ("index.json", restate(dtype="float32")),
+    ("index.json", restate(dtype="uint32")),
+    ("index.json", restate(num_tokens=3)),
+    ("index.json", restate(num_bytes=3)),
+    ("index.json", restate(num_tokens=None)),
+    ("index.json", restate(format_version=2)),
+]
+
+
+def test_a_damaged_corpus_is_refused(tmp_path) -> None:
     (tmp_path / "t.txt").write_bytes(SENTENCES.encode())
-    TokenCorpus.build([tmp_path / "t.txt"], BYTES, tmp_path / "corpus")
-    damage(tmp_path / "corpus" / file)
-    with pytest.raises(CheckpointError, match="corpus"):
-        TokenCorpus.open(tmp_path / "corpus")
-
-
-def test_a_corpus_that_is_not_there_is_a_file_error(tmp_path):
+    TokenCorpus.build([tmp_path / "t.txt"], BYTES, tmp_path / "whole")
+    for number, (file, damage) in enumerate(DAMAGES):
+        corpus = shutil.copytree(tmp_path / "whole", tmp_path / str(number))
+        damage(corpus / file)
+        with pytest.raises(CheckpointError, match="corpus"):
+            TokenCorpus.open(corpus)
     with pytest.raises(FileError, match="No such file"):
         TokenCorpus.open(tmp_path / "none")
 
@@ -290,4 +288,4 @@ def test_a_split_with_an_empty_part_is_refused(text, fraction, error, words):
 
 
 def test_an_end_of_text_mark_in_the_text_is_read_as_one():
-    assert 256 in np.asarray(TokenCorpus.from_text(f"one{END_OF_TEXT}two", BYTES).ids)
+    assert 256 in np.asarray(TokenCorpus.from_text("one<|endoftext|>two", BYTES).ids)

@@ -8,7 +8,6 @@ import pytest
 
 from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.data.corpus import TokenCorpus
-from embedlayer.data.corpus_files import concatenate_shards, read_shards
 from embedlayer.data.sharded_build import build_in_shards
 from embedlayer.tokenization.train import train_tokenizer
 
@@ -28,25 +27,12 @@ def corpus(texts, tmp_path):
     return tmp_path / "corpus"
 
 
-def test_a_corpus_in_one_part_is_a_part_like_any_other(texts, tmp_path):
-    built = TokenCorpus.build(texts, BYTES, tmp_path / "whole")
-    (part,) = read_shards(tmp_path / "whole")
-    ids, documents, blocks, weights = concatenate_shards([part])
-    assert weights is None
-    assert isinstance(ids, np.memmap)
-    assert np.array_equal(ids, built.ids)
-    assert np.array_equal(documents, built.documents)
-    assert np.array_equal(blocks, built.blocks)
-    assert part.metadata["separators"] == 0
-
-
 def test_each_part_begins_with_a_mark_that_its_reader_keeps_or_leaves_out(corpus, texts):
-    parts = read_shards(corpus)
-    assert [int(part.ids[0]) for part in parts] == [256] * 4
-    ids, documents, _, _ = concatenate_shards(parts)
+    assert [int(np.fromfile(ids, "<u2")[0]) for ids in sorted(corpus.glob("*/ids.bin"))] == [256] * 4
+    read = TokenCorpus.open(corpus)
     expected = b"\0".join(text.read_bytes() for text in texts)
-    assert bytes(0 if token == 256 else int(token) for token in np.asarray(ids)) == expected
-    assert [int(ids[start - 1]) for start in documents[1:]] == [256, 256]
+    assert bytes(token % 256 for token in read.ids.tolist()) == expected
+    assert [int(read.ids[start - 1]) for start in read.documents[1:]] == [256, 256]
 
 
 def test_missing_parts_are_numbered(corpus):

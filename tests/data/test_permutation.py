@@ -14,9 +14,9 @@ def order(count: int, seed: int = 0) -> RandomPermutation:
     return RandomPermutation(count, torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("count", [*range(1, 40), 1000, 99_856, 99_857])
-def test_each_thing_stands_at_one_place(count) -> None:
-    assert sorted(order(count, seed=count)(np.arange(count))) == list(range(count))
+def test_each_thing_stands_at_one_place() -> None:
+    for count in (*range(1, 40), 1000, 99_856, 99_857):
+        assert np.array_equal(np.sort(order(count, seed=count)(np.arange(count))), np.arange(count)), count
 
 
 def test_a_place_is_computed_by_itself_and_follows_from_the_generator() -> None:

@@ -3,18 +3,18 @@
 The first argument is a free port, at which the workers meet.
 """
 
+import runpy
 import signal
 import sys
 
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from embedlayer.cli.main import main
-
 
 def worker(*arguments: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a new interpreter, not as in torchrun
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    main([*arguments])
+    sys.argv = ["embedlayer", *arguments]
+    runpy.run_module("embedlayer", run_name="__main__")
 
 
 port, *command = sys.argv[1:]

@@ -7,18 +7,13 @@ from processes import on_ranks
 from torch import nn
 
 from embedlayer import SizeError
-from embedlayer.distributed.data_parallel import (
-    DATA_PARALLEL,
-    VOCAB_PARALLEL,
-    average_over_replicas,
-    data_parallel_mesh,
-)
+from embedlayer.distributed.data_parallel import average_over_replicas, data_parallel_mesh
 
 
 def gradients() -> list[torch.Tensor]:
     rank = dist.get_rank()
     mesh = data_parallel_mesh("cpu", 4, 2)
-    found = [torch.tensor([mesh[DATA_PARALLEL].get_local_rank(), mesh[VOCAB_PARALLEL].get_local_rank()])]
+    found = [torch.tensor([mesh["data_parallel"].get_local_rank(), mesh["vocab_parallel"].get_local_rank()])]
     parameter = nn.Parameter(torch.zeros(3, 2))
     average_over_replicas(parameter, mesh)
     assert parameter.grad is None

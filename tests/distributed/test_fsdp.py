@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from embedlayer import DecoderLM, DeltaEmbedding, EmbeddingLayer, OutputHead, TokenEmbedding, TransformerEmbedding
 from embedlayer.distributed.fsdp import register_fsdp_methods
 from embedlayer.heads.prediction import PredictionHead
-from embedlayer.inputs.embedding import as_position
 
 V, D, T = 23, 8, 6
 
@@ -40,7 +39,7 @@ def losses(model: nn.Module, ids: torch.Tensor, targets: torch.Tensor) -> torch.
 
 
 def position_named(name: str) -> nn.Module:
-    return as_position(name, max_seq_len=T, embed_dim=D, num_heads=2)
+    return input_embedding(name).position
 
 
 def decoder(position: str, tied: bool = True) -> DecoderLM:

@@ -13,7 +13,7 @@ from launches import free_port
 from processes import on_ranks
 
 from embedlayer import PeerError, SizeError
-from embedlayer.distributed.launch import attempt_store, device_of_process, launched_processes, launcher_id
+from embedlayer.distributed.launch import attempt_store, launched_processes
 
 
 def meet(port: int) -> None:
@@ -46,38 +46,26 @@ def test_processes_that_are_started_again_use_a_store_of_their_own() -> None:
 
 def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert device_of_process("cuda") == torch.device("cuda", 1)
-    assert device_of_process("cpu") == torch.device("cpu")
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(
-        SizeError, match="Process 2 of this machine, counted from 0, has no GPU of its own: there are 2"
-    ):
-        device_of_process("cuda")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    words = "Process 2 of this machine, counted from 0, has no GPU of its own: there are 2"
+    with pytest.raises(SizeError, match=words), launched_processes("cuda", 1.0):
+        pass
 
 
-def test_a_launch_is_named_by_the_process_that_starts_again(monkeypatch) -> None:
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    assert launcher_id() != launcher_id()
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    first = launcher_id()
-    assert first == launcher_id()
-    assert f":{os.getppid()}:" in first
-    monkeypatch.setattr(os, "getppid", os.getpid)
-    assert first != launcher_id()
-
-
-def all_launchers(port: int) -> str:
+def all_launchers(port: int) -> tuple[str, int]:
     meet(port)
     os.environ["TORCHELASTIC_RUN_ID"] = "ab"[dist.is_initialized() or int(os.environ["RANK"]) % 2]
     with launched_processes("cpu", 15.0) as launch:
-        return launch.launch_id
+        return launch.launch_id, os.getppid()
 
 
 def test_each_rank_knows_the_launchers_of_all() -> None:
     first, second, third = on_ranks(3, all_launchers, free_port())
-    assert first == second == third
-    assert [name.split(":")[2] for name in first.split()] == ["a", "b"]
+    assert first == second == third  # one process has started all
+    names, parent = first
+    assert [name.split(":")[1:3] for name in names.split()] == [[str(parent), "a"], [str(parent), "b"]]
 
 
 def one_sleeps(port: int, folder: Path) -> str:

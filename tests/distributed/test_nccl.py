@@ -1,6 +1,7 @@
 """Sharded tables and wrapped models on GPUs, with NCCL."""
 
 import json
+from pydoc_data.topics import topics
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, TokenIdError, clip_grad_norm_
-from embedlayer.cli.demo import carried_text
 from embedlayer.core.collectives import Collectives
 from embedlayer.distributed import shard_table
 from embedlayer.distributed.launch import Launch
@@ -104,7 +104,7 @@ def test_notes_and_files_go_by_the_cpu(ranks, tmp_path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_on_gpus_is_that_of_one_process_and_goes_on_after_an_accident(ranks, tmp_path) -> None:
-    (tmp_path / "text.txt").write_text(carried_text()[:30_000])
+    (tmp_path / "text.txt").write_text("\n\n".join(topics[name] for name in sorted(topics))[:30_000])
     arguments = [tmp_path / "text.txt", *SIZES, "--steps", 8, "--device", DEVICE, "--precision", "float32"]
     with started(*TRAIN, *arguments, "-o", tmp_path / "alone") as process:
         assert process.wait(SECONDS) == 0, process.stderr.read()

@@ -34,14 +34,12 @@ from embedlayer import (
     TransformerEmbedding,
     clip_grad_norm_,
 )
-from embedlayer.core.collectives import RowPartition
 from embedlayer.distributed.data_parallel import (
-    VOCAB_PARALLEL,
     average_over_replicas,
     data_parallel_mesh,
     distributed_data_parallel,
 )
-from embedlayer.distributed.sharded import DistinctIds, ShardedTable, shard_table
+from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.inputs.embedding import embed
 from embedlayer.losses import chunk_size
 from embedlayer.planner.embedding_plan import EmbeddingPlan
@@ -190,18 +188,6 @@ def unlike_batches(sizes: tuple[int, ...], dtype: torch.dtype):
     table.loss(fixed, torch.arange(sizes[rank]), label_smoothing=0.1, softcap=2.0).backward()
     assert fixed.grad is None if rank == 2 else torch.allclose(fixed.grad * (rank + 1), grad)
     return loss.detach(), grad, again
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("shape", [(0,), (), (1, 1), (4, 9), (200,)])
-def test_distinct_ids_are_those_of_torch_and_counted_by_the_ranks_of_their_rows(shape, ranks, dtype) -> None:
-    partition = RowPartition(V, size=ranks)
-    ids = torch.randint(0, V, shape, dtype=dtype)
-    found, (unique, inverse) = DistinctIds(ids, partition), torch.unique(ids, return_inverse=True)
-    assert torch.equal(found.counts, torch.bincount(partition.rank_of(unique), minlength=ranks))
-    assert torch.equal(found.ids[: len(unique)], unique.long())
-    assert torch.equal(found.inverse, inverse)
 
 
 class Small(nn.Module):
@@ -530,7 +516,7 @@ class Ends(nn.Module):
 def bytes_sent_in_a_step(num_replicas: int) -> tuple[float, float]:
     """Return the bytes that this rank sends for replicated gradients, by `DistributedDataParallel`, and in all."""
     mesh, sent, replicated = data_parallel_mesh("cpu", 2 * num_replicas, 2), counted(), []
-    model = Ends(shard_table(FactorizedEmbedding(V, D, 3), mesh[VOCAB_PARALLEL]))
+    model = Ends(shard_table(FactorizedEmbedding(V, D, 3), mesh["vocab_parallel"]))
     parallel = distributed_data_parallel(model)
 
     def counted_hook(group, bucket):
@@ -556,8 +542,8 @@ def test_what_crosses_the_network_for_replicas_is_what_is_planned(row_sparse) ->
 
 def bytes_sent_for_replicas(row_sparse: bool) -> int:
     mesh = data_parallel_mesh("cpu", 4, 2)
-    table = shard_table(TokenEmbedding(400, D, row_sparse=row_sparse), mesh[VOCAB_PARALLEL])
-    rows = shard_table(TokenEmbedding(400, D), mesh[VOCAB_PARALLEL])
+    table = shard_table(TokenEmbedding(400, D, row_sparse=row_sparse), mesh["vocab_parallel"])
+    rows = shard_table(TokenEmbedding(400, D), mesh["vocab_parallel"])
     ids = torch.arange(64) * 6 + dist.get_rank()
     rows.loss(table(ids), ids).backward()
     sent = counted()

@@ -33,7 +33,6 @@ from embedlayer.distributed import (
     shard_table,
     tie_stages,
 )
-from embedlayer.distributed.sharded import unsharded_parameters
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab import RandomInit
 from embedlayer.vocab.operations import edit_vocabulary
@@ -185,11 +184,8 @@ class Pipelined:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The parameters of this rank by name, whole."""
-        tensors = {}
-        for name, parameter, table in [each for part in self.parts for each in unsharded_parameters(part)]:
-            value: Any = parameter if table is None else table.as_dtensor(parameter.detach())
-            tensors[name] = full(value)
-        return tensors
+        states = [distributed_state(part, self.optimizer)["model"] for part in self.parts]
+        return {name: full(value).clone() for state in states for name, value in state.items()}
 
 
 def trained(ways: tuple[Way, ...], ranks: int = 2) -> list[tuple[list[float], dict[str, torch.Tensor]]]:

@@ -5,16 +5,8 @@ import json
 import pytest
 
 from embedlayer.core.errors import TokenizerError
-from embedlayer.tokenization.bpe_files import byte_level_alphabet
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
-
-
-def test_each_byte_has_a_letter_of_its_own() -> None:
-    letters = byte_level_alphabet()
-    assert sorted(letters.values()) == list(range(256))
-    assert letters["a"] == ord("a")
-    assert letters["Ġ"] == ord(" ")
 
 
 def test_a_whisper_tokenizer_puts_its_tokens_around_a_text(tmp_path) -> None:

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from embedlayer import FileError, TokenizerError, load_tokenizer
-from embedlayer.tokenization.bytes import token_text
-from embedlayer.tokenization.ids import end_of_text_id
-from embedlayer.tokenization.read import save_tokenizer
-from embedlayer.tokenization.sentencepiece_files import BYTES
+from embedlayer import FileError, TokenCorpus, TokenEmbedding, TokenizerError, load_tokenizer
+from embedlayer.opening import OpenedModel
+from embedlayer.tokenization import save_tokenizer, table_size
 
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 HEAD = [(0.0, b"<unk>"), (0.0, b"\n<s>\n"), (0.0, b"\n</s>\n"), *((0.0, byte.encode()) for byte in BYTES)]
 WORDS = [b" t", b"he", b" the", b"th", b" h", b"ab", b"bab", b" a", b"abab", b"\xc3\xa9", b"\xc3\xa9\xc3\xa9"]
 LETTERS = [letter.encode() for letter in "theab \n"]
@@ -71,9 +70,12 @@ def test_it_is_found_in_a_folder_and_saved_as_json(small, tmp_path) -> None:
     again = load_tokenizer(tmp_path)
     assert isinstance(again, Tokenizer)
     assert again.encode("the heb  é").ids == tokenizer.encode("the heb  é").ids
-    assert end_of_text_id(tokenizer) == 2
-    assert token_text(tokenizer, 259) == " t"
-    assert token_text(tokenizer, 3 + 0xE2) == "<0xE2>"
+    texts = OpenedModel("table", TokenEmbedding(table_size(tokenizer), 1), tokenizer=tokenizer).token_texts
+    assert (texts[259], texts[3 + 0xE2]) == (" t", "<0xE2>")
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("the")
+    corpus = TokenCorpus.build([tmp_path / "a.txt", tmp_path / "b.txt"], tokenizer, tmp_path / "corpus")
+    assert corpus.ids[corpus.documents[1] - 1] == 2
 
 
 def test_the_file_of_stories260k_follows_the_rule_too(shared_data) -> None:
@@ -85,23 +87,23 @@ def test_the_file_of_stories260k_follows_the_rule_too(shared_data) -> None:
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x07\x00\x00",
-        b"PK\x03\x04 a pickle",
-        struct.pack("<ifi", 7, 0.0, -1),
-        struct.pack("<ifi", 2**31 - 1, 0.0, 2**31 - 1) + b"short",
-        struct.pack("<ifi", 7, float("nan"), 1) + b"a",
-        struct.pack("<ifi", 7, 0.0, 1) + b"\xff",
-        struct.pack("<ifi", 7, 0.0, 5) + b"<unk>",
-    ],
-)
-def test_other_and_damaged_files_are_refused(tmp_path, content) -> None:
-    (tmp_path / "tokenizer.bin").write_bytes(content)
-    with pytest.raises(TokenizerError, match=r"not a (whole )?tokenizer of llama2.c"):
-        load_tokenizer(tmp_path / "tokenizer.bin")
+DAMAGED = [
+    b"",
+    b"\x07\x00\x00",
+    b"PK\x03\x04 a pickle",
+    struct.pack("<ifi", 7, 0.0, -1),
+    struct.pack("<ifi", 2**31 - 1, 0.0, 2**31 - 1) + b"short",
+    struct.pack("<ifi", 7, float("nan"), 1) + b"a",
+    struct.pack("<ifi", 7, 0.0, 1) + b"\xff",
+    struct.pack("<ifi", 7, 0.0, 5) + b"<unk>",
+]
+
+
+def test_other_and_damaged_files_are_refused(tmp_path) -> None:
+    for content in DAMAGED:
+        (tmp_path / "tokenizer.bin").write_bytes(content)
+        with pytest.raises(TokenizerError, match=r"not a (whole )?tokenizer of llama2.c"):
+            load_tokenizer(tmp_path / "tokenizer.bin")
 
 
 def test_a_piece_twice_and_a_missing_file_are_refused(tmp_path) -> None:

@@ -14,24 +14,13 @@ from tokenizer_kinds import BUILDERS, REAL, SOME_REAL, random_texts, real_tokeni
 from tokenizers import Tokenizer, models
 
 from embedlayer.core.errors import TokenizerError
-from embedlayer.tokenization.model_steps import (
-    UNKNOWN_PENALTY,
-    BpeModel,
-    BpeTrace,
-    ModelTrace,
-    UnigramModel,
-    UnigramTrace,
-    WholeTrace,
-    WordPieceTrace,
-    traced_model,
-)
 from embedlayer.tokenization.steps import TokenTracer, trace_tokens
 from embedlayer.tokenization.train import train_tokenizer
 
 TEXTS = (*random_texts(20), "👩‍💻", "a" * 120, "")
 
 
-def replay(trace: BpeTrace, model: BpeModel) -> list[str]:
+def replay(trace: Any, model: Any) -> list[str]:
     """Apply the merges of a trace to its symbols, and check at each moment that it is the merge of lowest rank."""
     symbols = list(trace.symbols)
     seen: set[tuple[str, str]] = set()
@@ -48,23 +37,21 @@ def replay(trace: BpeTrace, model: BpeModel) -> list[str]:
     return symbols
 
 
-def check_steps(trace: ModelTrace, piece: str, model: Any) -> None:
+def check_steps(trace: Any, piece: str, model: Any) -> None:
     """The steps of a piece lead to its tokens."""
-    if isinstance(trace, BpeTrace):
+    if hasattr(trace, "merges"):
         assert [model.vocabulary[symbol] for symbol in replay(trace, model)] == [*trace.ids]
-    elif isinstance(trace, WordPieceTrace):
+    elif hasattr(trace, "tries"):
         fits = [each for each in trace.tries if each.id is not None]
         is_split = fits != [] and fits[-1].stop == len(piece)
         assert [*trace.ids] == ([each.id for each in fits] if is_split or not piece else [*model.unknown])
         assert all(each.start == before.stop for before, each in pairwise(fits))
-    elif isinstance(trace, UnigramTrace):
+    elif hasattr(trace, "paths"):
         assert [*trace.ids] == [i for path in trace.paths[:1] for part in path.parts for i in part.ids]
         assert all("".join(part.text for part in path.parts) == piece for path in trace.paths)
         assert all(a.score >= b.score and a.parts != b.parts for a, b in pairwise(trace.paths))
         for path in trace.paths:
             assert path.score == pytest.approx(sum(part.score for part in path.parts), rel=1e-12)
-    else:
-        assert isinstance(trace, WholeTrace)
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
@@ -147,7 +134,7 @@ PIECES = st.lists(st.sampled_from([*LETTERS, "x", "<unk>", "##"]), max_size=9).m
 @settings(max_examples=250)
 @given(model=bpe_models() | wordpiece_models() | unigram_models(), piece=PIECES)
 def test_a_model_with_any_options_splits_as_the_library_does(model, piece) -> None:
-    own = traced_model(Tokenizer(model))
+    own = TokenTracer(Tokenizer(model)).model
     trace = own.trace(piece)
     assert [*trace.ids] == [token.id for token in model.tokenize(piece)]
     check_steps(trace, piece, own)
@@ -164,10 +151,9 @@ def segmentations(piece: str) -> Iterator[list[str]]:
 @settings(max_examples=200)
 @given(model=unigram_models(), piece=st.text(LETTERS + "x", min_size=1, max_size=8))
 def test_the_second_path_of_unigram_is_the_best_of_all_others(model, piece) -> None:
-    own = traced_model(Tokenizer(model))
-    assert isinstance(own, UnigramModel)
+    own = TokenTracer(Tokenizer(model)).model
     lowest = min(score for _, score in json.loads(model.__getstate__())["vocab"])
-    scores = {**dict.fromkeys(piece, lowest - UNKNOWN_PENALTY), **own.scores}
+    scores = {**dict.fromkeys(piece, lowest - 10.0), **own.scores}
     sums = (sum(scores[part] for part in parts) for parts in segmentations(piece) if scores.keys() >= {*parts})
     best = sorted(sums, reverse=True)[:2]
     assert [path.score for path in own.trace(piece).paths] == pytest.approx(best, rel=1e-12)
@@ -195,9 +181,7 @@ def test_segmentations_that_are_drawn_by_chance_are_refused_and_the_advice_works
 def test_the_steps_of_a_word_and_of_an_emoji() -> None:
     """The pairs that could merge, and the bytes of a character, which no merge joins."""
     tokenizer = train_tokenizer("love love", vocab_size=260)
-    love, family = (trace_tokens(tokenizer, text).pre_tokens[0].trace for text in ("love", "👩‍💻"))
-    assert isinstance(love, BpeTrace)
-    assert isinstance(family, BpeTrace)
+    love, family = tuple[Any, Any](trace_tokens(tokenizer, text).pre_tokens[0].trace for text in ("love", "👩‍💻"))
     assert [merge.result for merge in love.merges] == ["lo", "ve", "love"]
     assert love.pairs == {("l", "o"): 0, ("v", "e"): 1, ("lo", "ve"): 2}
     assert len(family.symbols) == len(family.ids) == len("👩‍💻".encode()) == 11
@@ -208,4 +192,4 @@ def test_a_merge_without_an_entry_is_refused() -> None:
     """Of two names of one ID, the library writes one alone, so its merge is of other names."""
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 0, "ab": 1}, [("a", "b")]))
     with pytest.raises(TokenizerError, match="The merge of '.' and '.' has no entry"):
-        traced_model(tokenizer)
+        trace_tokens(tokenizer, "ab")

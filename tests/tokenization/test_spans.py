@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 
 from embedlayer.core.errors import ShapeError, SizeError, TokenIdError, TokenizerError
 from embedlayer.tokenization.bytes import TokenBytes
-from embedlayer.tokenization.spans import NO_CUT, TokenSpans, token_spans
-from embedlayer.tokenization.tokenizer_calls import encode
+from embedlayer.tokenization.spans import TokenSpans, token_spans
 
 TEXTS = random_texts(100)
+NO_CUT = -1
 
 
 def tokens_of(spans: TokenSpans) -> list[tuple[str, bool]]:
@@ -30,7 +30,7 @@ def check(tokenizer: Tokenizer, texts: list[str]) -> None:
     tokens = bytes_of(tokenizer)
     spans = token_spans(tokens, texts)
     for row, text in enumerate(texts):
-        content, encoding = text.encode(), encode(tokenizer, text)
+        content, encoding = text.encode(), tokens.tokenizer.encode(text, add_special_tokens=False)
         size = len(encoding.ids)
         assert spans.ids[row, :size].tolist() == encoding.ids
         assert spans.in_text[row].tolist() == [True] * size + [False] * (spans.ids.shape[1] - size)
@@ -165,7 +165,7 @@ def test_special_tokens_and_padding_have_no_bytes_and_truncation_keeps_the_first
 def test_ids_around_texts_of_a_batch_have_no_bytes() -> None:
     tokens = TokenBytes(tokenizer_of("SentencePiece BPE with byte fallback"))
     start, end, padding = (tokens.vocabulary[name] for name in ("<s>", "</s>", "<unk>"))
-    small, dogs = (encode(tokens.tokenizer, text).ids for text in ("small", "two dogs"))
+    small, dogs = (tokens.tokenizer.encode(text, add_special_tokens=False).ids for text in ("small", "two dogs"))
     packed = [start, *small, end, start, *dogs, end]
     spans = token_spans(
         tokens,
@@ -182,7 +182,7 @@ def test_ids_around_texts_of_a_batch_have_no_bytes() -> None:
 @pytest.mark.parametrize("kind", sorted({*BUILDERS} - {*LOSSLESS, "Unigram", "character BPE"}))
 def test_ids_whose_bytes_are_not_known_are_refused_by_name(kind) -> None:
     tokens = TokenBytes(tokenizer_of(kind))
-    ids = encode(tokens.tokenizer, "small dogs").ids
+    ids = tokens.tokenizer.encode("small dogs", add_special_tokens=False).ids
     with pytest.raises(
         TokenizerError, match=r"are not known from token IDs alone: this \w+ \(.*\) tokenizer drops.*Pass the text"
     ):

@@ -15,7 +15,6 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
 from embedlayer.core.errors import TokenizerError
 from embedlayer.tokenization.spans import token_spans
 from embedlayer.tokenization.steps import TokenTrace, TokenTracer, trace_tokens
-from embedlayer.tokenization.tokenizer_calls import encode
 
 EMOJI = ("👩‍💻", "🏳️‍🌈", "👨‍👩‍👧‍👦", "🇩🇪", "👍🏽", "e\u0301\u0323", "한", "\u1112\u1161\u11ab")
 LONG_TEXTS = ("a" * 300, " " * 40, "ab" * 90 + "</s>" + "the " * 60, "")
@@ -45,7 +44,7 @@ def check(tracer: TokenTracer, text: str, *, special: bool) -> TokenTrace:
     """All laws of one text."""
     tokenizer = tracer.tokens.tokenizer
     trace = trace_tokens(tracer, text, add_special_tokens=special)
-    assert [*trace.ids] == encode(tokenizer, text, add_special_tokens=special).ids
+    assert [*trace.ids] == tokenizer.encode(text, add_special_tokens=special).ids
     spans = token_spans(tracer.tokens, text, add_special_tokens=special)
     assert ([*trace.starts], [*trace.ends]) == (spans.starts.tolist(), spans.ends.tolist())
     covered = [token for piece in trace.pre_tokens for token in range(piece.first, piece.behind)]

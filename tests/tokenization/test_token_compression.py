@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 import embedlayer as el
 from embedlayer.tokenization import compressed_tokens
 from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 TEXT = """The THE the  café Café cafe CAFÉ naïve ﬁsh fish ½ １２ Ⅷ straße STRASSE İstanbul
 \tAn otter, an Otter;\r\n\r\n the river's 17 otters 多 Ⓐ a A å Å 中文"""
@@ -33,7 +33,7 @@ def in_plain_python(tokenizer: Tokenizer) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word", "byte"])
-def test_tokens_of_one_normal_form_have_one_id(kind: TokenizerKind) -> None:
+def test_tokens_of_one_normal_form_have_one_id(kind) -> None:
     tokenizer = train_tokenizer(TEXT * 3, kind, vocab_size=400 if kind == "bpe" else 90)
     found = compressed_tokens(tokenizer)
     assert found.dtype == torch.int64

@@ -1,7 +1,7 @@
 """Which entries of two tokenizers are the same."""
 
 import json
-from typing import get_args
+from itertools import product
 
 import pytest
 from covering import LONG
@@ -10,13 +10,14 @@ from tokenizers import Tokenizer
 
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.tokenizer_match import common_tokens, match_tokenizers
-from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
-from embedlayer.vocab.init.row_init import spell_new_tokens
+from embedlayer.tokenization.tokenizer_match import match_tokenizers
+from embedlayer.tokenization.train import train_tokenizer
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 
 TEXT = "I love small dogs, I love cats.\nDogs love naps; naïve cats don't: they love small things. " * 10
-TRAINED = {kind: train_tokenizer(TEXT, kind, vocab_size=400) for kind in get_args(TokenizerKind)}
+TRAINED = {
+    kind: train_tokenizer(TEXT, kind, vocab_size=400) for kind in ("bpe", "wordpiece", "unigram", "word", "byte")
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,6 @@ def test_a_special_token_matches_an_ordinary_entry_of_its_name(kind) -> None:
     assert ordinary.get_vocab() == special.get_vocab()
     for old, new in ((ordinary, special), (special, ordinary)):
         assert match_tokenizers(old, new) == tuple(range(new_id + 1))
-        assert (new_id, new_id) in common_tokens(old, new)
 
 
 def test_a_special_token_matches_by_name_across_conventions() -> None:
@@ -65,13 +65,12 @@ def test_a_special_token_matches_by_name_across_conventions() -> None:
     assert pairs(new, old)["<start_of_turn>"] == "<start_of_turn>"
 
 
-@pytest.mark.parametrize("old", TRAINED)
-@pytest.mark.parametrize("new", TRAINED)
-def test_what_matches_stands_for_the_same_bytes(old, new) -> None:
-    theirs, ours = TokenBytes(TRAINED[old]), TokenBytes(TRAINED[new])
-    for token_id, source in enumerate(match_tokenizers(TRAINED[old], TRAINED[new])):
-        if source is not None and token_id not in ours.special:
-            assert {*ours.readings(token_id)} & {*theirs.readings(source)}
+def test_what_matches_stands_for_the_same_bytes() -> None:
+    tokens = {kind: TokenBytes(tokenizer) for kind, tokenizer in TRAINED.items()}
+    for old, new in product(TRAINED, TRAINED):
+        for token_id, source in enumerate(match_tokenizers(TRAINED[old], TRAINED[new])):
+            if source is not None and token_id not in tokens[new].special:
+                assert {*tokens[new].readings(token_id)} & {*tokens[old].readings(source)}, (old, new)
 
 
 KINDS = [*BUILDERS, "WordPiece with fewer continuations"]
@@ -98,15 +97,15 @@ def word_place(tokenizer: Tokenizer, entry: str) -> str | None:
     return "start" if spaced else "inside"
 
 
-@pytest.mark.parametrize("old", KINDS)
-@pytest.mark.parametrize("new", KINDS)
-def test_a_continuation_is_no_start_of_a_word(old, new) -> None:
-    theirs, ours = of_kind(old), of_kind(new)
-    for token_id, source in enumerate(match_tokenizers(theirs, ours)):
-        if source is not None and token_id not in ours.get_added_tokens_decoder():
-            tokens = theirs.id_to_token(source) or "", ours.id_to_token(token_id) or ""
-            places = {word_place(theirs, tokens[0]), word_place(ours, tokens[1])}
-            assert len(places - {None}) <= 1, tokens
+def test_a_continuation_is_no_start_of_a_word() -> None:
+    tokenizers = [of_kind(kind) for kind in KINDS]
+    for theirs, ours in product(tokenizers, tokenizers):
+        added = ours.get_added_tokens_decoder()
+        for token_id, source in enumerate(match_tokenizers(theirs, ours)):
+            if source is not None and token_id not in added:
+                tokens = theirs.id_to_token(source) or "", ours.id_to_token(token_id) or ""
+                places = {word_place(theirs, tokens[0]), word_place(ours, tokens[1])}
+                assert len(places - {None}) <= 1, tokens
 
 
 @pytest.mark.long
@@ -136,8 +135,6 @@ def test_phi_3_has_the_entries_of_llama_2_and_eleven_more(shared_data, real) -> 
     sources = match_tokenizers(llama, real["phi-3"])
     assert sources == (*range(32000), *[None] * 11)
     assert match_tokenizers(real["phi-3"], llama) == tuple(range(32000))
-    special = spell_new_tokens(llama, real["phi-3"], range(32000, 32011))
-    assert {token.old_ids for token in special} == {()}
 
 
 @pytest.mark.parametrize(
@@ -167,18 +164,3 @@ def test_a_role_is_taken_by_a_token_without_a_namesake_only(real) -> None:
     assert "<bos>" not in pairs(real["tok512"], both)
     renamed = edit_tokenizer(TRAINED["word"], remove=["<|endoftext|>"], special=["</s>"]).tokenizer
     assert pairs(TRAINED["word"], renamed)["</s>"] == "<|endoftext|>"
-
-
-def test_what_matches_nothing_is_spelled_by_the_old_tokenizer(real) -> None:
-    old, new = real["gpt2"], real["t5"]
-    unmatched = [i for i, source in enumerate(match_tokenizers(old, new)) if source is None][::10]
-    tokens = spell_new_tokens(old, new, unmatched)
-    assert [new.token_to_id(token.text) for token in tokens] == unmatched
-    for token in tokens:
-        if token.old_ids:
-            assert old.decode(list(token.old_ids)) == token.text.replace("▁", " ")
-    assert {token.text for token in tokens if not token.old_ids} <= {
-        "<pad>",
-        *(f"<extra_id_{i}>" for i in range(100)),
-        "<unk>",
-    }

@@ -5,22 +5,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
 
 from embedlayer.core.errors import SizeError, TextError, TokenizerError
-from embedlayer.tokenization import train
-from embedlayer.tokenization.bpe_files import END_OF_TEXT
-from embedlayer.tokenization.bytes import token_text
-from embedlayer.tokenization.ids import end_of_text_id, table_size
-from embedlayer.tokenization.tokenizer_calls import LONGEST_TRAINED, as_tokenizer, cut_pre_tokens
-from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
+from embedlayer.tokenization import table_size, train_tokenizer
 
-KINDS = get_args(TokenizerKind)
+KINDS = ("bpe", "wordpiece", "unigram", "word", "byte")
+END_OF_TEXT = "<|endoftext|>"
+LONGEST = 10_000
+"""Longest pre-token in training, in characters."""
 TEXT = (
     "In the beginning there was a small dog. The small dog loved other small dogs, and they loved it back!\n"
     "Don't ask why (nobody knows): dogs love, lovingly, and naïve beginners begin again; 12 dogs in 2024.\n"
@@ -93,8 +89,7 @@ def test_words_are_whole_and_unknown_ones_are_told_apart():
 def test_special_tokens_are_kept_whole(kind):
     tokenizer = train_tokenizer(TEXT, kind, vocab_size=400, special_tokens=["<|a|>", END_OF_TEXT])
     assert tokenizer.token_to_id("<|a|>") in tokenizer.encode("dogs<|a|>dogs").ids
-    assert end_of_text_id(tokenizer) == tokenizer.token_to_id(END_OF_TEXT)
-    assert token_text(tokenizer, tokenizer.get_vocab()["<|a|>"]) == "<|a|>"
+    assert END_OF_TEXT in tokenizer.get_vocab()
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word"])
@@ -112,7 +107,6 @@ def test_a_vocabulary_has_at_most_the_size_asked_for_and_no_gaps(kind):
         (lambda: train_tokenizer([], "word"), TextError, "no text to train"),
         (lambda: train_tokenizer(TEXT, vocab_size=256), SizeError, "256 is too small .* needs 257"),
         (lambda: train_tokenizer(TEXT, "unigram", min_frequency=2), TokenizerError, "no min_frequency"),
-        (lambda: as_tokenizer("gpt2"), TokenizerError, "A str is not a tokenizer"),
     ],
 )
 def test_what_cannot_be_trained_says_why(call: Callable[[], object], error, words):
@@ -126,7 +120,7 @@ def test_an_unknown_kind_is_named_with_the_known_ones():
         train_tokenizer(TEXT, "bpee")
 
 
-@pytest.mark.parametrize("kind", get_args(TokenizerKind))
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_path_where_text_belongs_is_refused(kind, tmp_path, unchecked) -> None:
     (tmp_path / "no suffix").write_text("dogs love")
     paths = ("/not/there/at/all", "./here", "~/texts", "data/notes.txt", "notes.md", f"/{'a' * 4095}")
@@ -149,28 +143,9 @@ def test_text_that_holds_a_slash_is_text(text) -> None:
 def test_text_without_spaces_is_cut_in_training_only(kind):
     letters = random.Random(0)
     dna = "".join(letters.choices("ACGT", k=25_000))
-    parts = [dna[start : start + LONGEST_TRAINED] for start in range(0, len(dna), LONGEST_TRAINED)]
+    parts = [dna[start : start + LONGEST] for start in range(0, len(dna), LONGEST)]
     whole, cut = (train_tokenizer(texts, kind, vocab_size=290) for texts in (f"a {dna} b", ["a ", *parts, " b"]))
     assert whole.to_str() == cut.to_str()
     if kind == "bpe":
         assert whole.encode(dna).ids != [i for part in parts for i in whole.encode(part).ids]
         assert whole.decode(whole.encode(dna).ids) == dna
-
-
-@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
-def test_a_tokenizer_of_ordinary_text_is_trained_as_without_the_cut(kind, monkeypatch):
-    letters = random.Random(0)
-    word, spaces = "".join(letters.choices("ACGT", k=LONGEST_TRAINED - 1)), " " * (LONGEST_TRAINED - 1)
-    texts = ["I love dogs, and dogs love me. " * 700, f"x {word} {spaces}y é" + "ü " * 9000]
-    trained = train_tokenizer(texts, kind, vocab_size=300).to_str()
-    monkeypatch.setattr(train, "cut_pre_tokens", lambda texts, _: texts)
-    assert train_tokenizer(texts, kind, vocab_size=300).to_str() == trained
-
-
-@pytest.mark.parametrize("text", ["é" * 30_000 + " x", "a" * 25_000 + " " * 25_000 + "b", "ab" * 12_000 + "cd " * 9000])
-def test_pre_tokens_are_cut_every_10000_characters(text):
-    steps = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    parts = list(cut_pre_tokens([text], steps))
-    assert "".join(parts) == text
-    spans = [stop - start for part in parts for _, (start, stop) in steps.pre_tokenize_str(part)]
-    assert max(spans) == LONGEST_TRAINED

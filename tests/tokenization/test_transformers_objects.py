@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import embedlayer as el
-from embedlayer.tokenization.tokenizer_calls import as_tokenizer
+from embedlayer.tokenization import TokenBytes
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
@@ -53,7 +53,7 @@ def digits(tmp_path: Path) -> Tokenizer:
 )
 def test_other_steps_than_those_of_the_file_are_an_error(tmp_path: Path, digits: Tokenizer, steps: Any) -> None:
     with pytest.raises(el.TokenizerError, match=r"does not split text as .*tokenizer\.json says.*load_tokenizer"):
-        as_tokenizer(opened(digits, tmp_path, **steps))
+        TokenBytes(opened(digits, tmp_path, **steps))
     with pytest.raises(el.TokenizerError, match="does not split text"):
         el.create_dataloader("some text", opened(digits, tmp_path, **steps), max_length=2, stride=2)
 
@@ -66,34 +66,34 @@ def test_equal_ids_and_settings_of_the_caller_are_accepted(tmp_path: Path, digit
         ),
     ):
         one = opened(digits, tmp_path, pre_tokenizer=step)
-        assert as_tokenizer(one) is one.backend_tokenizer
+        assert TokenBytes(one).tokenizer.to_str() == one.backend_tokenizer.to_str()
 
 
 def test_a_file_with_another_vocabulary_says_nothing(tmp_path: Path, digits: Tokenizer) -> None:
     other = byte_level()
     other.train_from_iterator(["quite another text"], trainers.BpeTrainer(vocab_size=300))
-    assert isinstance(as_tokenizer(opened(other, tmp_path)), Tokenizer)
+    assert TokenBytes(opened(other, tmp_path)).vocabulary
     digits.save(str(tmp_path / "tokenizer.json"))
 
 
 @pytest.mark.parametrize("name", ["", "owner/repository", "no such folder"])
 def test_without_a_file_the_pre_tokenizer_must_fit_the_vocabulary(name: str, digits: Tokenizer) -> None:
-    assert isinstance(as_tokenizer(opened(digits, name)), Tokenizer)
+    assert TokenBytes(opened(digits, name)).vocabulary
     with pytest.raises(el.TokenizerError, match="does not fit its vocabulary, which is that of byte-level BPE"):
-        as_tokenizer(opened(digits, name, pre_tokenizer=pre_tokenizers.Metaspace()))
+        TokenBytes(opened(digits, name, pre_tokenizer=pre_tokenizers.Metaspace()))
     marked = Tokenizer(models.BPE())
     marked.pre_tokenizer = pre_tokenizers.Metaspace()
     marked.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=200))
-    assert isinstance(as_tokenizer(opened(marked, name)), Tokenizer)
+    assert TokenBytes(opened(marked, name)).vocabulary
     with pytest.raises(el.TokenizerError, match="does not fit its vocabulary, which is that of SentencePiece"):
-        as_tokenizer(opened(marked, name, pre_tokenizer=pre_tokenizers.ByteLevel()))
+        TokenBytes(opened(marked, name, pre_tokenizer=pre_tokenizers.ByteLevel()))
 
 
 def test_the_file_in_the_cache_of_the_hub_is_read(tmp_path: Path, digits: Tokenizer, monkeypatch: Any) -> None:
     cache = SimpleNamespace(try_to_load_from_cache=lambda name, file: str(tmp_path / file) if name == "o/r" else None)
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", cache)
     with pytest.raises(el.TokenizerError, match="does not split text as"):
-        as_tokenizer(opened(digits, "o/r", pre_tokenizer=pre_tokenizers.ByteLevel()))
+        TokenBytes(opened(digits, "o/r", pre_tokenizer=pre_tokenizers.ByteLevel()))
 
 
 @pytest.mark.parametrize("model_type", ["granite", "olmo2", "deepseek_v3"])
@@ -105,7 +105,7 @@ def test_what_auto_tokenizer_opens_has_the_ids_of_the_file_or_is_an_error(
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     text = "12345 and two"
     if theirs(text, add_special_tokens=False).input_ids == digits.encode(text).ids:
-        assert isinstance(as_tokenizer(theirs), Tokenizer)
+        assert TokenBytes(theirs).vocabulary
     else:
         with pytest.raises(el.TokenizerError, match="does not split text as"):
-            as_tokenizer(theirs)
+            TokenBytes(theirs)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, trainers
 
 from embedlayer.core.errors import MissingExtraError
-from embedlayer.tokenization.bpe_files import END_OF_TEXT
 from embedlayer.tokenization.train import train_tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
 
 
 def test_unigram_spends_fewer_tokens_on_its_text_than_the_trainer_of_the_tokenizers_library():

@@ -14,7 +14,6 @@ import embedlayer as el
 from embedlayer import RunDirectory, TokenCorpus, Trainer, TrainingOptions
 from embedlayer.core.errors import FileError, TextError, TokenizerError
 from embedlayer.data import MixedSampler, TokenMixture, TokenWindows, WindowSampler, build_in_shards, create_dataloader
-from embedlayer.data.readers.chats import ChatTemplate
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
@@ -110,10 +109,9 @@ def test_texts_beside_chats_count_fully_in_any_number_of_shards(shards, tokenize
 def test_a_saved_tokenizer_renders_as_itself_and_the_corpus_keeps_its_template(tokenizer, chats, tmp_path) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     backend = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
-    for source in (tmp_path / "tokenizer", tmp_path / "tokenizer" / "tokenizer.json"):
-        assert ChatTemplate.of(source) == ChatTemplate.of(tokenizer)
+    build_in_shards([chats], tokenizer, tmp_path / "shards", shards=2, workers=1)
+    for source in (tmp_path / "tokenizer", tmp_path / "tokenizer" / "tokenizer.json", tmp_path / "shards"):
         build_in_shards([chats], backend, tmp_path / "shards", shards=2, workers=1, chat_template=source)
-    assert ChatTemplate.of(tmp_path / "shards") == ChatTemplate.of(tokenizer)
     with pytest.raises(FileError, match="it has chat template .*, not"):
         other = tokenizer_with(TEMPLATE.replace("\n", " "))
         build_in_shards([chats], other, tmp_path / "shards", shards=2, workers=1)
@@ -128,7 +126,10 @@ def test_a_tokenizer_of_vocab_and_merges_renders_as_its_tokenizer_json(named, to
     (tmp_path / "tk" / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "GPT2Tokenizer"}))
     (tmp_path / "tk" / "vocab.json").write_text(json.dumps(content["vocab"]))
     (tmp_path / "tk" / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, content["merges"])))
-    assert ChatTemplate.of(tmp_path / "tk" / named) == ChatTemplate.of(tokenizer)
+    build_in_shards([chats], tokenizer, tmp_path / "shards", shards=2, workers=1)
+    template = tmp_path / "tk" / named
+    backend = tokenizer.backend_tokenizer
+    build_in_shards([chats], backend, tmp_path / "shards", shards=2, workers=1, chat_template=template)
 
 
 def test_windows_carry_the_weights_of_their_targets_and_so_do_the_parts_of_a_split(tokenizer, chats, tmp_path) -> None:
@@ -285,13 +286,15 @@ def test_a_template_may_read_contents_that_are_lists_and_columns_of_tools_are_re
     pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
     from pyarrow.parquet import write_table
 
-    template = ChatTemplate(
+    template = (
         "{% for message in messages %}{% generation %}{% for part in message.content %}{{ part.text }}{% endfor %}"
-        "{% endgeneration %}{% endfor %}",
-        {},
+        "{% endgeneration %}{% endfor %}"
     )
     chat = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}]
-    assert template.render(chat) == ("Hiyou", [(0, 5)])
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
+    corpus = TokenCorpus.build([tmp_path / "chats.jsonl"], tokenizer_with(template), tmp_path / "parts")
+    assert corpus.ids.tolist() == tokenizer.backend_tokenizer.encode("Hiyou").ids
+    assert corpus.token_weights.tolist() == [1] * len(corpus)
     chat = [{"role": "user", "content": "Hi"}]
     write_table(pyarrow.table({"messages": [chat], "tools": [[{"name": "f"}]]}), tmp_path / "t.parquet")
     with pytest.raises(TextError, match=r"t\.parquet has a column 'tools': chats are rendered without tools"):

@@ -25,9 +25,6 @@ import embedlayer as el
 from embedlayer import TokenCorpus
 from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError, TextError
 from embedlayer.data import build_in_shards, build_shard
-from embedlayer.data.readers.documents import RowOptions
-from embedlayer.data.readers.json_lines import JsonLines
-from embedlayer.data.readers.sources import find_sources
 
 PROSE = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes»! 犬は犬が好き。\r\n"
 TEXTS = [PROSE[: 7 * number % 90] + f" {number}" for number in range(30)]
@@ -118,17 +115,9 @@ def test_the_named_field_is_read(name, tmp_path, monkeypatch) -> None:
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
-@pytest.mark.parametrize("place", [0, 1, 40, 10_000])
-@given(st.lists(st.text(st.sampled_from('a"\\é犬'), max_size=9), min_size=1, max_size=9))
-@settings(max_examples=20, deadline=None)
-def test_a_cut_is_at_the_start_of_the_next_line(tmp_path_factory, place, texts) -> None:
-    path = tmp_path_factory.mktemp("cut") / "t.jsonl"
-    write_lines(path, texts)
-    raw = path.read_bytes()
-    place = min(place, len(raw))
-    starts = [0, *(at + 1 for at, byte in enumerate(raw) if byte == 10)]
-    found = JsonLines(path, RowOptions()).cut(place, len(raw), TOKENIZERS["byte"])
-    assert found == next((start for start in starts if start >= place), len(raw))
+def built(*sources: Path, **options: str) -> TokenCorpus:
+    """The corpus of some sources."""
+    return TokenCorpus.build(sources, TOKENIZERS["byte"], sources[0].parent / "built", **options)
 
 
 # What is refused
@@ -227,10 +216,10 @@ def test_columns_without_texts_are_refused_by_their_type(tmp_path) -> None:
 
     write_table(pyarrow.table({"text": [1, 2], "body": ["a", "b"]}), tmp_path / "t.parquet")
     with pytest.raises(TextError, match="column 'text' of type int64, and not of texts"):
-        find_sources([tmp_path / "t.parquet"], RowOptions())
+        built(tmp_path / "t.parquet")
     with pytest.raises(TextError, match=r"has no field 'name' \(it has text, body\)"):
-        find_sources([tmp_path / "t.parquet"], RowOptions("name"))
-    assert [d.text for d in find_sources([tmp_path / "t.parquet"], RowOptions("body"))[0].documents()] == ["a", "b"]
+        built(tmp_path / "t.parquet", text_field="name")
+    assert_is(built(tmp_path / "t.parquet", text_field="body"), ["a", "b"], TOKENIZERS["byte"])
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path) -> None:
@@ -239,7 +228,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path) -> None:
 
     write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "t.parquet")
     with pytest.raises(TextError, match=r"t\.parquet has 2 columns 'text': write it with one"):
-        find_sources([tmp_path / "t.parquet"], RowOptions())
+        built(tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize(
@@ -254,9 +243,9 @@ def test_two_columns_of_one_name_are_refused(tmp_path) -> None:
 def test_what_is_named_as_json_lines_and_is_none_is_refused_by_its_kind(raw, words, tmp_path) -> None:
     (tmp_path / "T.JSONL").write_bytes(raw)
     with pytest.raises(TextError, match=rf"(?s)T\.JSONL {words}"):
-        find_sources([tmp_path / "T.JSONL"], RowOptions())
+        built(tmp_path / "T.JSONL")
     (tmp_path / "T.JSONL").write_text('{"text": "one line"}\n')
-    assert [row.text for row in find_sources([tmp_path / "T.JSONL"], RowOptions())[0].documents()] == ["one line"]
+    assert_is(built(tmp_path / "T.JSONL"), ["one line"], TOKENIZERS["byte"])
 
 
 def test_a_damaged_line_is_an_error_also_without_the_name_of_json_lines(tmp_path) -> None:
@@ -301,17 +290,17 @@ def test_a_data_set_with_several_splits_or_missing_files_is_refused(tmp_path) ->
     write_datasets(tmp_path / "sets", TEXTS)
     write_dataset(tmp_path / "sets" / "test", TEXTS)
     with pytest.raises(TextError, match=r"several splits \(test, train\): pass the folder of one"):
-        find_sources([tmp_path / "sets"], RowOptions())
+        built(tmp_path / "sets")
     (tmp_path / "sets" / "test" / "data-00001-of-00002.arrow").unlink()
     with pytest.raises(FileError, match="not a whole data set: .*data-00001-of-00002.arrow is missing"):
-        find_sources([tmp_path / "sets" / "test"], RowOptions())
+        built(tmp_path / "sets" / "test")
     (tmp_path / "state").mkdir()
     shutil.copy(tmp_path / "sets" / "test" / "state.json", tmp_path / "state")
     with pytest.raises(FileError, match="not a whole data set: .*data-00000-of-00002.arrow is missing"):
-        find_sources([tmp_path / "state"], RowOptions())
+        built(tmp_path / "state")
     with pytest.raises(TextError, match=r"test in .* is a data set .*: pass this folder by itself"):
         (tmp_path / "sets" / "dataset_dict.json").unlink()
-        find_sources([tmp_path / "sets"], RowOptions())
+        built(tmp_path / "sets")
 
 
 def test_rows_without_text_are_counted_in_one_warning(tmp_path) -> None:
@@ -322,12 +311,11 @@ def test_rows_without_text_are_counted_in_one_warning(tmp_path) -> None:
 
 
 def test_a_folder_with_rows_and_texts_is_read_by_the_kind_with_more_bytes(tmp_path) -> None:
-    write_lines(tmp_path / "train.jsonl", TEXTS)
-    (tmp_path / "README.md").write_text("A data set.")
+    (tmp_path / "texts").mkdir()
+    write_lines(tmp_path / "texts" / "train.jsonl", TEXTS)
+    (tmp_path / "texts" / "README.md").write_text("A data set.")
     with pytest.warns(EmbedLayerWarning, match=r"1 of the files in .* are left out, among them .*README\.md"):
-        (reader,) = find_sources([tmp_path], RowOptions())
-    assert reader.source == tmp_path / "train.jsonl"
-    (tmp_path / "README.md").write_text("A data set. " * 900)
+        assert_is(built(tmp_path / "texts"), TEXTS, TOKENIZERS["byte"])
+    (tmp_path / "texts" / "README.md").write_text("A data set. " * 900)
     with pytest.warns(EmbedLayerWarning, match=r"among them .*train\.jsonl"):
-        (reader,) = find_sources([tmp_path], RowOptions())
-    assert reader.source == tmp_path / "README.md"
+        assert_is(built(tmp_path / "texts"), ["A data set. " * 900], TOKENIZERS["byte"])

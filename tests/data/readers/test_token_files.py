@@ -5,7 +5,6 @@ import struct
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -27,15 +26,14 @@ from corpus_inputs import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer import RunDirectory, TokenCorpus
 from embedlayer.core.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
 from embedlayer.data import TokenWindows, export_token_ids, map_token_files
-from embedlayer.data.corpus_files import IdType
-from embedlayer.data.memmap import MemmapSlice
-from embedlayer.data.readers.token_files import find_token_files
 
+ID_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 WORDS = el.train_tokenizer("a b c d e f g h i j k l m", "word", vocab_size=30)
 
 
@@ -59,10 +57,9 @@ def test_ids_are_mapped_from_the_file_with_documents_and_bytes(name, tmp_path) -
     make, dtype, kind = FILES[name]
     file = make(tmp_path)
     corpus = map_token_files([file], BYTES, tmp_path / "corpus", dtype=dtype)
-    mapped = MemmapSlice.of(corpus.ids)
-    assert mapped is not None
-    assert Path(mapped.filename).resolve() == file.resolve()
-    assert mapped.offset == file.stat().st_size - len(IDS) * corpus.ids.dtype.itemsize
+    assert isinstance(corpus.ids, np.memmap)
+    assert Path(corpus.ids.filename).resolve() == file.resolve()
+    assert corpus.ids.offset == file.stat().st_size - len(IDS) * corpus.ids.dtype.itemsize
     assert corpus.ids.dtype == kind
     assert np.array_equal(corpus.ids, IDS)
     assert corpus.documents.tolist() == STARTS
@@ -126,7 +123,7 @@ def test_a_corpus_of_texts_is_written_for_numpy_and_for_megatron(rows, tmp_path)
     if rows > 257:
         content = json.loads(BYTES.to_str())
         content["added_tokens"].append({**content["added_tokens"][0], "id": rows - 1, "content": "<|last|>"})
-        tokenizer = el.tokenization.tokenizer_calls.build_tokenizer(content)
+        tokenizer = Tokenizer.from_str(json.dumps(content))
     for number, text in enumerate(TEXTS):
         (tmp_path / f"{number:02}.txt").write_text(text)
     files = sorted(tmp_path.glob("*.txt"))
@@ -212,7 +209,7 @@ def test_a_truncated_file_is_refused(name, tmp_path) -> None:
     file = make(tmp_path)
     cut(file)
     with pytest.raises(CheckpointError, match="bytes"):
-        find_token_files([file], dtype)
+        map_token_files([file], BYTES, tmp_path / "corpus", dtype=dtype)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -328,12 +325,12 @@ def test_what_is_no_file_of_token_ids_says_why(make, dtype, error, words, tmp_pa
     assert not (tmp_path / "corpus").exists()
 
 
-@pytest.mark.parametrize("written", get_args(IdType))
+@pytest.mark.parametrize("written", ID_TYPES)
 @pytest.mark.parametrize("tokenizer", [BYTES, WORDS], ids=["257 IDs", "few IDs"])
 def test_numbers_without_a_header_are_the_ids_that_were_written_or_refused(tokenizer, written, tmp_path) -> None:
     ids = np.arange(4000) % 11
     ids.astype(written).tofile(tmp_path / "ids.bin")
-    for requested in get_args(IdType):
+    for requested in ID_TYPES:
         try:
             corpus = map_token_files([tmp_path / "ids.bin"], tokenizer, tmp_path / requested, dtype=requested)
         except (CheckpointError, SizeError, TokenIdError):
@@ -348,7 +345,7 @@ def test_token_files_and_texts_are_not_mixed(tmp_path) -> None:
     np.save(tmp_path / "32.npy", IDS.astype(np.int32))
     file = numpy_file(tmp_path)
     with pytest.raises(TextError, match="is a file of token IDs, and .* is none"):
-        find_token_files([file, tmp_path / "t.txt"])
+        map_token_files([file, tmp_path / "t.txt"], BYTES, tmp_path / "c")
     with pytest.raises(SizeError, match="IDs of several types"):
         map_token_files([file, tmp_path / "32.npy"], BYTES, tmp_path / "c")
     with pytest.raises(TokenizerError, match="not a tokenizer"):
