@@ -3,7 +3,6 @@
 import atexit
 import functools
 import gc
-import importlib
 import logging
 import math
 import os
@@ -126,6 +125,7 @@ SLOWEST_FILES = ("vocab/test_mesh_edits.py", "explorer/test_learn.py", "distribu
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of `make test-all`."""
     parser.addoption("--all", action="store_true", help="Also run what is left out for time: `make test-all`.")
+    parser.addoption("--case", default="", help="Of laws over many cases in one test, run those with this text.")
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -134,9 +134,7 @@ def pytest_xdist_auto_num_workers() -> int:
     One more would use the tenth of the time in which tests wait for programs, ranks and a browser, but to import and
     to collect all tests once more takes longer.
     """
-    from embedlayer.data.process_pool import usable_cores
-
-    return usable_cores()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -195,13 +193,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True, scope="session")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A folder for computed layouts in place of the user's cache, and what makes small tests slow or too easy."""
-    from embedlayer.core.block_sizes import FEW_LOGITS, FEW_SCORES
+    from small_blocks import small_blocks
 
-    with pytest.MonkeyPatch.context() as patch:
+    # On CUDA, small tests are computed as large inputs: what is few there is more than any test has.
+    with pytest.MonkeyPatch.context() as patch, small_blocks(device="cuda", few_logits=1 << 16, few_scores=0):
         patch.setenv("EMBEDLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        # On CUDA, small tests are computed as large inputs: what is few there is more than any test has.
-        patch.setitem(FEW_LOGITS, "cuda", FEW_LOGITS["cpu"])
-        patch.setitem(FEW_SCORES, "cuda", 0)
         # torch's measurement of a graph's guards, for a log, flushes the caches of the cores.
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)
         yield
@@ -251,15 +247,19 @@ class LogsIfRead:
 
 
 @pytest.fixture(autouse=True)
-def own_state() -> Iterator[None]:
+def own_state() -> Iterator[Callable[[], None]]:
     """One thread, as the test processes share the cores, a fixed seed and a new count of calls for each test.
 
     accelerate keeps the first precision for the whole process: it forgets it after each test.
     """
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    calls.clear()
-    yield
+
+    def renew() -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        calls.clear()
+
+    renew()
+    yield renew
     if "accelerate.state" in sys.modules:
         sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
 
@@ -282,7 +282,9 @@ def kernels() -> Iterator[None]:
     """For tests of compiled kernels: skip without numba, and fail if one could not be compiled."""
     pytest.importorskip("numba")
     yield
-    assert importlib.import_module("embedlayer.kernels.kernel")._failure.reason is None
+    from kernel_paths import compilation_failure
+
+    assert compilation_failure() is None
 
 
 @pytest.fixture(params=["kernels", "torch operators"])

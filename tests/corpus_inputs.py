@@ -14,7 +14,6 @@ import pytest
 
 import embedlayer as el
 from embedlayer import TokenCorpus
-from embedlayer.tokenization.ids import end_of_text_id
 
 
 def arrow() -> Any:
@@ -108,7 +107,7 @@ def expected(texts: Sequence[str], tokenizer) -> tuple[list[int], list[int], int
     """IDs, starts of documents and bytes: each text is encoded alone, by `tokenizers` itself."""
     ids: list[int] = []
     documents: list[int] = []
-    separator = end_of_text_id(tokenizer)
+    separator = tokenizer.token_to_id("<|endoftext|>")
     for text in texts:
         encoded = tokenizer.encode(text, add_special_tokens=False).ids
         if encoded:

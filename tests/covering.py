@@ -2,10 +2,13 @@
 
 `@cases("head, kind, reduction", HEADS, KINDS, ("mean", "none"))` runs a law over the product of its axes. Always run is
 a part of the product in which each value of each axis occurs. Axes that meet in the code are named in `pairs`: each
-pair of their values occurs as well.
+pair of their values occurs as well. `@looped("path", PATHS)` runs a law over cases in one test.
 """
 
-from collections.abc import Collection, Hashable, Iterable
+import functools
+import inspect
+from collections.abc import Callable, Collection, Hashable, Iterable
+from contextlib import ExitStack
 from heapq import heapify, heapreplace
 from itertools import combinations, product
 from typing import Any
@@ -37,6 +40,55 @@ def cases(names: str, *axes: Iterable[Any], pairs: Iterable[str] = ()) -> pytest
         marks = [mark for part in parts for mark in part.marks] + ([] if case in always else [LONG])
         params.append(pytest.param(*(value for part in parts for value in part.values), marks=marks))
     return pytest.mark.parametrize(names, params)
+
+
+def looped(names: str, *axes: Iterable[Any], pairs: Iterable[str] = ()) -> Callable[..., Callable[..., None]]:
+    """Run a law over `cases` in one test, for cases of a few milliseconds; a failure names all cases that failed.
+
+    Each case has the state of a new test, an empty `tmp_path` and a `monkeypatch` that is undone; it shares other
+    fixtures. `--case TEXT` runs the cases with this text among their values.
+    """
+    if len(axes) == 1 and "," in names:
+        axes = ([value if isinstance(value, ParameterSet) else pytest.param(*value) for value in axes[0]],)
+    params, order = cases(names, *axes, pairs=pairs).args[1], [name.strip() for name in names.split(",")]
+    assert all(mark.name == "long" for param in params for mark in param.marks), "a case has another mark than `long`"
+
+    def decorate(law: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(law)
+        def every_case(*, request: pytest.FixtureRequest, own_state: Callable[[], None], **fixtures: Any) -> None:
+            config, errors, skipped = request.config, list[BaseException](), pytest.skip.Exception("no case")
+            is_run = False
+            for number, param in enumerate(params):
+                values = dict(zip(order, param.values, strict=True))
+                said = f"case {number}: {', '.join(str(getattr(x, '__name__', x)) for x in values.values())}"
+                if (param.marks and not config.getoption("--all")) or config.getoption("--case") not in said:
+                    continue
+                own_state()
+                try:
+                    with ExitStack() as stack:
+                        if "monkeypatch" in fixtures:
+                            values["monkeypatch"] = stack.enter_context(pytest.MonkeyPatch.context())
+                        if "tmp_path" in fixtures:
+                            values["tmp_path"] = fixtures["tmp_path"] / str(number)
+                            values["tmp_path"].mkdir()
+                        law(**{**fixtures, **values})
+                        is_run = True
+                except pytest.skip.Exception as reason:
+                    skipped = reason
+                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001  raised below
+                    error.add_note(said)
+                    errors.append(error)
+            if errors:
+                raise errors[0] if len(errors) == 1 else BaseExceptionGroup(f"{len(errors)} cases failed", errors)
+            if not is_run:
+                raise skipped
+
+        fixtures = [each for name, each in inspect.signature(law).parameters.items() if name not in order]
+        own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("request", "own_state")]
+        every_case.__signature__ = inspect.Signature([*fixtures, *own])
+        return every_case
+
+    return decorate
 
 
 def some(always: Collection[Hashable], values: Iterable[Hashable]) -> list[Any]:

@@ -1,50 +1,34 @@
-"""Damage to the files of this library, for tests: every reader works or raises our error, whatever a file holds.
+"""Damage to the files of this library, for tests: every reader works or raises our error, whatever a file holds."""
 
-`python tests/fuzz.py 500 --seed 1` tries 500 damages of each file, in a process of limited memory, and prints the
-faults; `tests/laws/test_damage.py` tries a few of them in every run of the suite.
-"""
-
-import argparse
-import collections
 import contextlib
 import io
 import json
 import random
-import resource
 import shutil
-import signal
 import struct
-import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from commands import cli, leave_out_answers
+from safetensors.torch import save_file
 
 import embedlayer as el
 from embedlayer.analysis.health import table_health
-from embedlayer.cli.main import cli
-from embedlayer.core.class_identifiers import KINDS, class_of
 from embedlayer.core.errors import EmbedLayerError
 from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.explorer.routes import page_facts
-from embedlayer.explorer.training import metrics
-from embedlayer.io.files import read_json
-from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.opening import open_model
-from embedlayer.saving import Pretrained
-from embedlayer.tokenization import save_tokenizer
-from embedlayer.tokenization.tokenizer_calls import decode, encode, fingerprint
+from embedlayer.tokenization import TokenTracer, save_tokenizer
 from embedlayer.vocab import merge_adapter
 from embedlayer.vocab.receipt import last_receipt
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
 TRAIN = "--dim 8 --heads 2 --layers 1 --length 8 --batch-size 2 --vocab-size 300 --steps 2 --log-every 1 --json".split()
-MIB = 1 << 20
 SOUND: dict[str, Path] = {}
 ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 2, 2**31, 2**63, -(2**63), 10**400, 1.5, -0.0, 1e308, 1e-320),
@@ -192,8 +176,9 @@ def resume_run(path: Path) -> None:
 
 
 def read_page(path: Path) -> None:
-    source = open_model(path)
-    json.dumps([page_facts(source), metrics(source, {}) if source.run is not None else None])
+    with pytest.MonkeyPatch.context() as patch:
+        leave_out_answers(patch)
+        out_of("explore", "SOURCE", "--export", "OUT")(path)
 
 
 def read_receipt(path: Path) -> None:
@@ -241,11 +226,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
 
 
 def read_layer(path: Path) -> None:
-    kind = read_json(path / "config.json").get("kind")
-    expected = class_of(kind) if isinstance(kind, str) and kind in KINDS else None
-    if not (isinstance(expected, type) and issubclass(expected, Pretrained)):
-        expected = el.DecoderLM
-    use(expected.from_pretrained(path))
+    use(type(LAYERS[path.name]()).from_pretrained(path))
 
 
 def read_adapter(path: Path) -> None:
@@ -265,10 +246,8 @@ def merge_peft(path: Path) -> None:
 def encode_text(path: Path) -> None:
     tokenizer = el.load_tokenizer(path)
     for text in (TEXT[:200], "", "é\u3042 <x>"):
-        ids = encode(tokenizer, text, add_special_tokens=True).ids
-        assert len(ids) < 100_000
-        decode(tokenizer, ids)
-    fingerprint(tokenizer)
+        assert len(TokenTracer(tokenizer).trace(text).ids) < 100_000
+        assert len(el.TokenCorpus.from_text(text, tokenizer).ids) < 100_000
 
 
 def read_checkpoint(path: Path) -> None:
@@ -365,7 +344,7 @@ def build_foreign(folder: Path) -> None:
     (folder / "peft").mkdir()
     (folder / "peft" / "adapter_config.json").write_text(json.dumps(config))
     rows = {f"{name}.token_adapter.trainable_tokens_delta": torch.randn(2, 8)}
-    save_tensors(folder / "peft" / "adapter_model.safetensors", factors | rows)
+    save_file(factors | rows, folder / "peft" / "adapter_model.safetensors")
 
     content = json.loads(el.train_tokenizer(TEXT, vocab_size=280).to_str())
     replace = {"type": "Replace", "pattern": {"String": "é"}, "content": "e"}
@@ -391,7 +370,7 @@ def build_foreign(folder: Path) -> None:
     (folder / "checkpoint").mkdir()
     (folder / "checkpoint" / "config.json").write_text(json.dumps(llama | {"tie_word_embeddings": True}))
     tensors = {"model.embed_tokens.weight": torch.randn(20, 8), "model.norm.weight": torch.ones(8)}
-    save_tensors(folder / "checkpoint" / "model.safetensors", tensors)
+    save_file(tensors, folder / "checkpoint" / "model.safetensors")
 
 
 def build_model(folder: Path) -> None:
@@ -478,46 +457,3 @@ def trials(folder: Path, count: int, seed: int, only: str = "") -> Iterator[tupl
                 name = list(readers)[number % len(readers)]
                 rng = random.Random(f"{seed} {file.relative_to(folder)} {number}")
                 yield format, name, file, damaged(file, sound, rng)
-
-
-def main() -> None:
-    """Try many damages and print the faults, each kind once."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("count", type=int, help="damages of each file")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="formats that begin like this")
-    parser.add_argument("--seconds", type=int, default=20, help="longest time for one")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    faults: collections.Counter[str] = collections.Counter()
-    done: collections.Counter[str] = collections.Counter()
-    examples: dict[str, str] = {}
-
-    def too_long(*_: object) -> None:
-        raise TimeoutError(f"more than {options.seconds} seconds")
-
-    signal.signal(signal.SIGALRM, too_long)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        build_sources(folder)
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + 1024 * MIB
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        clock = time.time()
-        for format, reader, file, content in trials(folder, options.count, options.seed, options.only):
-            signal.alarm(options.seconds)
-            fault = attempt(READERS[format][reader], folder, format, file, content)
-            signal.alarm(0)
-            done[format] += 1
-            if fault:
-                kind = f"{format} {file.name} [{reader}] {fault}"
-                faults[kind] += 1
-                examples.setdefault(kind, ascii(content[:300]))
-    for kind, times in faults.most_common():
-        print(f"{times:5d}  {kind}\n       {examples[kind]}")
-    print(f"{sum(done.values())} damages in {time.time() - clock:.0f} s, {sum(faults.values())} faults: {dict(done)}")
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    main()

@@ -12,7 +12,6 @@ from tokenizer_kinds import ENGLISH, sentencepiece_bpe
 from tokenizers import Tokenizer, normalizers
 
 from embedlayer.families import GGUF_TENSORS
-from embedlayer.io.gguf_files import quantise, row_bytes
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tokenization.train import train_tokenizer
 
@@ -53,10 +52,10 @@ TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
 def blocks(dtype: str, rows: int, width: int = WIDTH, seed: int = 0) -> np.ndarray:
     """Return rows in a type of GGUF files: random numbers, or random blocks where gguf cannot quantise."""
     numbers = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
-    found = quantise(numbers, dtype)
-    if found is not None:
-        return found.numpy()
-    return np.random.default_rng(seed).integers(0, 60, (rows, row_bytes(dtype, width)), dtype=np.uint8)
+    if dtype in ("F32", *QUANTISED):
+        return gguf.quants.quantize(numbers.numpy(), TYPES[dtype]).view(np.uint8)
+    size, num_bytes = gguf.GGML_QUANT_SIZES[TYPES[dtype]]
+    return np.random.default_rng(seed).integers(0, 60, (rows, width // size * num_bytes), dtype=np.uint8)
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, kind: str, tokenizer: Tokenizer, pre: str = "gpt-2") -> int:

@@ -16,7 +16,6 @@ from embedlayer.core.index_checks import target_record
 from embedlayer.kernels import kernel, kernels_disabled
 from embedlayer.kernels.gpu import availability
 from embedlayer.losses import counted_tokens, products
-from embedlayer.losses.counted_tokens import previous_losses
 
 GPU_BACKENDS = ["triton", pytest.param("cuda", marks=pytest.mark.gpu)]
 """What runs Triton kernels, for `running_on`: the interpreter, and a GPU where there is one."""
@@ -55,6 +54,11 @@ def _filled_memory() -> Iterator[None]:
             yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def compilation_failure() -> str | None:
+    """Return why a kernel could not be compiled in this process, or `None`."""
+    return kernel._failure.reason
 
 
 @contextmanager
@@ -114,7 +118,7 @@ def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[Run | None]:
 
 def no_previous_loss() -> AbstractContextManager[Any]:
     """Begin without a previous loss on any device."""
-    return patch.dict(previous_losses, clear=True)
+    return patch.dict(counted_tokens.previous_losses, clear=True)
 
 
 BRANCHES = ("cpu", "cuda", "triton")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from embedlayer import EmbeddingLayer, TokenEmbedding, load
-from embedlayer.io.safetensors_files import load_tensors
 
 
 def minilm() -> EmbeddingLayer:
@@ -28,7 +28,7 @@ def stories(shared_data: Path) -> tuple[TokenEmbedding, Tensor]:
     dead = torch.zeros(512, dtype=torch.bool)
     dead[[0, 2, *range(3, 259)]] = True
     dead[13] = False
-    tensors, _ = load_tensors(shared_data / "models" / "stories260K.safetensors")
+    tensors = load_file(shared_data / "models" / "stories260K.safetensors")
     return TokenEmbedding.from_pretrained(tensors["tok_embeddings.weight"]), dead
 
 

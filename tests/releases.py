@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import transformers
+from packaging.version import Version
 from torch import Tensor
-
-from embedlayer.core.errors import release
 
 LACKING: dict[str, str] = {
     "compressed_tensors": "torch 2.9",  # 0.20 requires torch 2.10
@@ -133,7 +132,7 @@ def skip_without_type(model_type: str) -> None:
 
 def skip_before(what: str) -> None:
     """Skip the test if the installed transformers is older than `SINCE` says for `what`."""
-    if release(transformers.__version__) < release(SINCE[what]):
+    if Version(transformers.__version__) < Version(SINCE[what]):
         pytest.skip(f"{what} is compared since transformers {SINCE[what]}")
 
 

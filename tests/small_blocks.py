@@ -4,32 +4,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-from embedlayer.core.block_sizes import FEW_LOGITS, TABLE_ROWS
-from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK
+from embedlayer.core import block_sizes
+from embedlayer.losses import chunk_size
+
+NAMES = {"tokens": "MAX_CHUNK_TOKENS", "rows": "ROWS_OF_A_BLOCK"}
 
 
 @contextmanager
-def small_blocks(
-    *,
-    tokens: int | None = None,
-    rows: int | None = None,
-    table_rows: int | None = None,
-    few_logits: int | None = None,
-    device: str = "cpu",
-) -> Iterator[None]:
-    """Change sizes of blocks on a device.
+def small_blocks(*, device: str = "cpu", **sizes: int | None) -> Iterator[None]:
+    """Change sizes of blocks on a device, such as `table_rows`, by the names of `core.block_sizes` and `chunk_size`.
 
-    Args:
-        tokens: Most tokens of a chunk of a loss.
-        rows: Rows whose logits are computed at once.
-        table_rows: Rows that are read at once.
-        few_logits: Number of logits up to which a loss computes all of them at once; 0 for always in chunks.
-        device: Type of the device.
+    `tokens` are the most of a chunk of a loss, and `rows` those whose logits are computed at once.
     """
-    sizes = {"tokens": tokens, "rows": rows, "table_rows": table_rows, "few_logits": few_logits}
-    tables = {"tokens": MAX_CHUNK_TOKENS, "rows": ROWS_OF_A_BLOCK, "table_rows": TABLE_ROWS, "few_logits": FEW_LOGITS}
     with ExitStack() as stack:
-        for name, size in sizes.items():
+        for key, size in sizes.items():
+            name = NAMES.get(key, key.upper())
             if size is not None:
-                stack.enter_context(patch.dict(tables[name], {device: size}))
+                module = block_sizes if hasattr(block_sizes, name) else chunk_size
+                stack.enter_context(patch.dict(getattr(module, name), {device: size}))
         yield

@@ -16,7 +16,6 @@ from tiny_models import FURTHER_KINDS, KINDS, SAMPLE, model_types
 
 from embedlayer.checkpoints.reading import head as head_reading
 from embedlayer.checkpoints.reading import model as model_reading
-from embedlayer.core.errors import release
 from embedlayer.families import MULTIMODAL, TRANSFORMERS_VERSION, family_of
 
 NEW_CASES = [
@@ -110,7 +109,7 @@ def test_the_page_has_every_type_of_the_installed_release_and_nothing_is_wrong()
     absent, new = {*rows} - installed, installed - {*rows}
     assert [case for case in absent if not is_listed(*case)] == []
     assert not any(family_of(model_type) or model_type in MULTIMODAL for _, model_type in new)
-    if release(transformers.__version__) == release(TRANSFORMERS_VERSION):
+    if transformers.__version__.startswith(TRANSFORMERS_VERSION):
         assert absent | new == set()
     assert {row["result"] for row in rows.values()} <= {"equal", "refused", "not built", "no vocabulary"}
     assert all(kind in FURTHER_KINDS for (kind, _), row in rows.items() if row["result"] == "no vocabulary")

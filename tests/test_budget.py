@@ -16,7 +16,7 @@ CEILINGS = {
     "packages": 30,
     "lambdas": 333,
     "named tuples": 129,
-    "lines of code": 56601,
+    "lines of code": 56600,
     "lines of raise": 3592,
     "lines of errors built elsewhere": 312,
     "docstring lines": 30409,
@@ -24,10 +24,10 @@ CEILINGS = {
     "comment lines": 1053,
     "lines of tools": 6073,
     "lines of docs": 2667,
-    "lines of tests": 88018,
+    "lines of tests": 86690,
 }
 
-INTERNALS = 588
+INTERNALS = 433
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 

@@ -1,9 +1,10 @@
 """What runs of a product always: each value of each axis, and each pair of values of axes that meet."""
 
+import os
 from itertools import product
 
 import pytest
-from covering import cases, covering, some
+from covering import LONG, cases, covering, looped, some
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,3 +34,29 @@ def test_values_that_do_not_exist_are_no_part_of_an_axis() -> None:
     assert [getattr(value, "values", value) for value in some(["b"], "ab")] == [("a",), "b"]
     with pytest.raises(AssertionError, match="not among the values: {'c'}"):
         some(["c"], "ab")
+
+
+def test_a_law_over_all_cases_runs_each_afresh_and_names_those_that_fail(request, tmp_path, monkeypatch) -> None:
+    seen: list[tuple[str, int]] = []
+
+    @looped("letter, number", "ab", (1, 2, pytest.param(3, marks=LONG)), pairs=["letter, number"])
+    def law(letter, number, tmp_path, monkeypatch) -> None:
+        (tmp_path / "file").touch(exist_ok=False)
+        monkeypatch.setenv("LETTER", letter)
+        seen.append((letter, number))
+        if letter == "b":
+            raise ValueError
+
+    fixtures = {"request": request, "own_state": seen.clear, "tmp_path": tmp_path, "monkeypatch": monkeypatch}
+    with pytest.raises(BaseExceptionGroup) as error:
+        law(**fixtures)
+    assert [each.__notes__ for each in error.value.exceptions] == [["case 3: b, 1"], ["case 4: b, 2"]]
+    assert seen == [("b", 2)]
+    assert "LETTER" not in os.environ
+
+    @looped("value", (1, 2))
+    def skipped(value) -> None:
+        pytest.skip(f"value {value}")
+
+    with pytest.raises(pytest.skip.Exception, match="value 2"):
+        skipped(request=request, own_state=seen.clear)

@@ -1,6 +1,7 @@
 """Every family compared with transformers: the first block's input, positions, logits. The records themselves."""
 
 import ast
+import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -13,6 +14,7 @@ import transformers
 from all_families import examine
 from covering import cases, some
 from releases import LACKING_TYPES, per_layer_rows, skip_before
+from safetensors.torch import save_file
 from test_all_families import CASES
 from tiny_models import VARIANTS, VOCAB, build, model_types, quiet
 from transformers_probe import ends
@@ -20,12 +22,8 @@ from transformers_probe import ends
 import embedlayer as el
 from embedlayer import families
 from embedlayer.census.configurations import KNOWN_IDS, entries_of
-from embedlayer.families import FAMILIES, REFUSED, TRANSFORMERS_VERSION, family_of, rotary_facts
+from embedlayer.families import FAMILIES, REFUSED, ROTARY, TRANSFORMERS_VERSION, family_of, rotary_facts
 from embedlayer.families.default_ids import DEFAULT_IDS
-from embedlayer.families.records import NormSpec
-from embedlayer.families.rotary_settings import ROTARY, RotaryPositions
-from embedlayer.io.files import read_json, write_json
-from embedlayer.io.safetensors_files import save_tensors
 
 READERS = ("checkpoints", "layers", "models", "positions", "vocab")
 
@@ -158,7 +156,7 @@ def test_the_ids_in_the_list_are_the_defaults_of_transformers() -> None:
 def assumptions(family):
     """Keys of a configuration and the value that the record of a family assumes if they are missing."""
     stated, head = dict(family.defaults), family.head
-    norms = [norm for norm in (family.norm, head and head.norm) if isinstance(norm, NormSpec) and norm.eps_key]
+    norms = [norm for norm in (family.norm, head and head.norm) if getattr(norm, "eps_key", None)]
     yield from ((norm.eps_key, stated.get(norm.eps_key, norm.eps)) for norm in norms)
     for factor in filter(None, (family.scale, head and head.logit_scale)):
         yield from ((key, stated.get(key, factor.otherwise)) for key in factor.only_if[:1])
@@ -171,12 +169,16 @@ SMALL = {"vocab_size": 90, "hidden_size": 16, "num_attention_heads": 2, "num_hid
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
+def write(path, content) -> None:
+    path.write_text(json.dumps(content))
+
+
 def saved(folder, config, **tensors):
     """A checkpoint with this configuration, a table, and other tensors with dots in place of double underscores."""
     table = {"model.embed_tokens.weight": torch.randn(90, 16)}
     folder.mkdir(exist_ok=True)
-    save_tensors(folder / "model.safetensors", table | {name.replace("__", "."): t for name, t in tensors.items()})
-    write_json(folder / "config.json", SMALL | config)
+    save_file(table | {name.replace("__", "."): t for name, t in tensors.items()}, folder / "model.safetensors")
+    write(folder / "config.json", SMALL | config)
     return folder
 
 
@@ -205,8 +207,8 @@ def test_a_layer_that_an_earlier_version_saved_is_read(tmp_path) -> None:
     layer = el.load(saved(tmp_path / "model", {"model_type": "llama", "rope_parameters": ROPE}))
     layer.save_pretrained(tmp_path / "layer")
     new = {"block_positions", "encoder_block_positions", "token_dropout", "streams", "decoder", "per_layer"}
-    config = read_json(tmp_path / "layer" / "config.json")
-    write_json(tmp_path / "layer" / "config.json", {key: value for key, value in config.items() if key not in new})
+    config = json.loads((tmp_path / "layer" / "config.json").read_text())
+    write(tmp_path / "layer" / "config.json", {key: value for key, value in config.items() if key not in new})
     again = el.load(tmp_path / "layer")
     assert again.config == layer.config
     assert torch.equal(again.input(torch.tensor([3, 5])), layer.input(torch.tensor([3, 5])))
@@ -244,7 +246,7 @@ def test_a_head_with_fewer_rows_than_the_table_gives_the_logits_of_these_rows(tm
     hidden = torch.randn(2, 3, layer.table.embed_dim)
     assert (layer.table.vocab_size, layer.head(hidden).shape) == (VOCAB, (2, 3, 100))
     assert torch.equal(layer.head(hidden), model.lm_head(hidden))
-    write_json(tmp_path / "config.json", read_json(tmp_path / "config.json") | {"output_vocab_size": 101})
+    write(tmp_path / "config.json", json.loads((tmp_path / "config.json").read_text()) | {"output_vocab_size": 101})
     with pytest.raises(el.CheckpointError, match=r"lm_head.weight has shape \[100, 64\]"):
         el.load(tmp_path)
 
@@ -275,9 +277,9 @@ def test_per_layer_inputs_equal_those_of_transformers(model_type, rows, wrapper,
     if wrapper:  # the whole model has its language model under a prefix, and one of its files is the index
         tensors = {f"model.language_model.{key}": tensor for key, tensor in model.model.state_dict().items()}
         (tmp_path / "whole").mkdir()
-        save_tensors(tmp_path / "whole" / "model.safetensors", tensors)
+        save_file(tensors, tmp_path / "whole" / "model.safetensors")
         outer = {"model_type": model_type.removesuffix("_text"), "text_config": config.to_dict()}
-        write_json(tmp_path / "whole" / "config.json", outer)
+        write(tmp_path / "whole" / "config.json", outer)
     layer = el.load(tmp_path / ("whole" if wrapper else "model"))
     ids = torch.arange(VOCAB).view(1, -1)
     x = model.model.embed_tokens(ids)
@@ -304,11 +306,11 @@ def test_per_layer_inputs_that_are_absent_or_not_requested_are_none(tmp_path) ->
     (sentence,) = layer.report().other_tables
     assert "embed_tokens_per_layer.weight, 131 x 24, is not read" in sentence
     assert el.load(tmp_path, table_only=True).per_layer is None
-    config = read_json(tmp_path / "config.json")
-    write_json(tmp_path / "config.json", {**config, "hidden_size_per_layer_input": 4})
+    config = json.loads((tmp_path / "config.json").read_text())
+    write(tmp_path / "config.json", {**config, "hidden_size_per_layer_input": 4})
     with pytest.raises(el.CheckpointError, match=r"shape \[131, 24\] where \[any, 12\] belongs"):
         el.load(tmp_path)
-    write_json(tmp_path / "config.json", {**config, "vocab_size_per_layer_input": 99})
+    write(tmp_path / "config.json", {**config, "vocab_size_per_layer_input": 99})
     with pytest.raises(el.CheckpointError, match="131 rows and .* says vocab_size_per_layer_input 99"):
         el.load(tmp_path)
 
@@ -334,11 +336,11 @@ def test_a_known_type_that_is_not_read_is_refused_with_the_reason(model_type, tm
 
 
 def test_a_type_without_a_vocabulary_is_refused_as_such(tmp_path) -> None:
-    save_tensors(tmp_path / "model.safetensors", {"encoder.weight": torch.randn(20, 16)})
-    write_json(tmp_path / "config.json", {"model_type": "vit", "hidden_size": 16})
+    save_file({"encoder.weight": torch.randn(20, 16)}, tmp_path / "model.safetensors")
+    write(tmp_path / "config.json", {"model_type": "vit", "hidden_size": 16})
     with pytest.raises(el.CheckpointError, match="'vit' has no vocabulary: the configuration states no vocab_size"):
         el.load(tmp_path)
-    write_json(tmp_path / "config.json", {"model_type": "vit", "hidden_size": 16, "text_config": {"vocab_size": 20}})
+    write(tmp_path / "config.json", {"model_type": "vit", "hidden_size": 16, "text_config": {"vocab_size": 20}})
     with pytest.raises(el.CheckpointError, match="'vit' is not known"):
         el.load(tmp_path)
 
@@ -348,10 +350,8 @@ def test_a_type_without_a_vocabulary_is_refused_as_such(tmp_path) -> None:
     [(["GPT2Model"], False), (["GPT2LMHeadModel"], True), (["GPT2DoubleHeadsModel"], True), ([], True)],
 )
 def test_a_base_model_has_no_head(classes, tied, tmp_path) -> None:
-    save_tensors(tmp_path / "model.safetensors", {"wte.weight": torch.randn(90, 16), "wpe.weight": torch.randn(8, 16)})
-    write_json(
-        tmp_path / "config.json", {"model_type": "gpt2", "vocab_size": 90, "n_embd": 16, "architectures": classes}
-    )
+    save_file({"wte.weight": torch.randn(90, 16), "wpe.weight": torch.randn(8, 16)}, tmp_path / "model.safetensors")
+    write(tmp_path / "config.json", {"model_type": "gpt2", "vocab_size": 90, "n_embd": 16, "architectures": classes})
     assert (el.load(tmp_path).head is not None) == tied
 
 
@@ -429,7 +429,7 @@ def test_families_depends_on_no_other_module_of_the_package() -> None:
 
 
 def test_an_unknown_family_has_no_rotary_facts() -> None:
-    assert rotary_facts("llama") == RotaryPositions()
+    assert rotary_facts("llama") == type(rotary_facts("llama"))()
     assert rotary_facts("novel") is rotary_facts("gpt2") is rotary_facts(None) is None
     assert rotary_facts("gptj").interleaved
     assert rotary_facts("glm4").default_share == 0.5

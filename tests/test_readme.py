@@ -11,7 +11,6 @@ from launches import free_port
 from torch.distributed.run import get_args_parser
 
 from embedlayer.cli.demo import carried_text
-from embedlayer.io.files import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -99,7 +98,7 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd, u
     Path("rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in text.split(". ")))
     Path("llama").mkdir()
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "max_position_embeddings": 64}
-    write_json("llama/config.json", {"model_type": "llama", "rope_theta": 1e4, **sizes})
+    Path("llama/config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 1e4, **sizes}))
     number = 0
     for command in printed_commands(PAGE):
         # the lines below are about this run

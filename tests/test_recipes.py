@@ -3,7 +3,7 @@
 import copy
 import runpy
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,10 +13,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from patched_loss import LargeOperations
+from small_blocks import small_blocks
 from torch import Tensor, nn
 
 import embedlayer as el
-from embedlayer.losses import chunk_size
 
 PAGES = sorted((Path(__file__).resolve().parents[1] / "examples" / "recipes").glob("*.py"))
 TOKENS = 4 * 18
@@ -27,9 +27,10 @@ DEPRECATED = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 
 
 @pytest.fixture
-def small_chunks(monkeypatch) -> None:
+def small_chunks() -> Iterator[None]:
     """Divide the tokens of a recipe into several chunks."""
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 16)
+    with small_blocks(tokens=16):
+        yield
 
 
 def gradients(model: nn.Module, step: Callable[[], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

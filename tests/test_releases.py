@@ -11,10 +11,11 @@ import pytest
 import torch
 import transformers
 from packaging.requirements import Requirement
+from packaging.version import Version
 from releases import LACKING, LACKING_KINDS, LACKING_TYPES, has
 from tiny_models import FURTHER_KINDS, KINDS, OTHER_KINDS, model_types
 
-from embedlayer.core.errors import TESTED, release
+from embedlayer.core.errors import TESTED
 from embedlayer.families import TRANSFORMERS_VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +27,9 @@ def installed_types() -> set[tuple[str, str]]:
 
 
 def test_nothing_is_skipped_with_the_pinned_releases() -> None:
-    if release(torch.__version__) < (2, 13) or release(transformers.__version__) < release(TRANSFORMERS_VERSION):
+    if Version(torch.__version__) < Version("2.13") or Version(transformers.__version__) < Version(
+        TRANSFORMERS_VERSION
+    ):
         pytest.skip("older than the pinned releases")
     assert [name for name in LACKING if not has(name)] == []
     assert {*transformers.CONFIG_MAPPING} >= LACKING_TYPES
@@ -64,7 +67,7 @@ def test_the_page_of_versions_names_the_tested_releases() -> None:
     assert {name: row[0] for name, row in table.items()} == {key: oldest[key] for key in oldest if key != "mlx_lm"}
     assert {name: row[2] for name, row in table.items()} == {key: pinned[key] for key in table}
     for name, tested in TESTED.items():
-        assert [release(each) for each in tested] == [release(each) for each in table[name][:2]]
+        assert [Version(each).release[:2] for each in tested] == [Version(each).release[:2] for each in table[name][:2]]
 
 
 def test_the_oldest_releases_are_the_lower_bounds_of_the_project_file() -> None:

@@ -14,8 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from launches import SECONDS, started, torchrun
-
-from embedlayer.io.safetensors_files import load_tensors
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "examples" / "recipes"
@@ -98,7 +97,7 @@ def trained(version: str, name: str, folder: Path) -> tuple[list[float], dict[st
     """Run a script; return its losses, and the tensors that it saved last, or else the state of its model."""
     names = runpy.run_path(str(RECIPES / version / f"{name}.py"), run_name="__main__")
     saved = [file for file in sorted(folder.glob("out/*/model.safetensors")) if file.parent.name != "bert"]
-    return names["losses"], load_tensors(saved[-1])[0] if saved else names["model"].state_dict()
+    return names["losses"], load_file(saved[-1]) if saved else names["model"].state_dict()
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,6 @@ def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
         CheckpointError: The file is not a log, has another size, or is damaged before its end.
     """
     path = Path(path)
-    require_file(path)
     with file_errors(f"read {path}"), path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size
         if size is not None and length != size:

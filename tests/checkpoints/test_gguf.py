@@ -1,5 +1,6 @@
 """GGUF files as checkpoints: table, head, positions and decoder, beside the same facts in transformers' layout."""
 
+import json
 import re
 from typing import Any
 
@@ -8,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 from gguf_models import TYPES, WIDTH, blocks, finish, write_decoder, write_file
+from stored_folders import save_tensors
 
 import embedlayer as el
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import GGUF_ARCHITECTURES, META_LLAMA
-from embedlayer.io.files import write_json
-from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.tables.gguf_rows import GGUFEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 
@@ -51,7 +51,7 @@ def test_an_architecture_has_the_input_and_head_of_its_family(tmp_path, arch) ->
     rows = torch.from_numpy(blocks("F32", 12).copy()).view(torch.float32)
     folder = tmp_path / "folder"
     folder.mkdir()
-    write_json(folder / "config.json", config)
+    (folder / "config.json").write_text(json.dumps(config))
     names = {OWN[arch][name]: tensor for name, tensor in tensors.items()}
     save_tensors(folder / "model.safetensors", {TABLES.get(arch, "model.embed_tokens.weight"): rows, **names})
     ours, theirs = el.load(path), el.load(folder)

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer import OutputHead, ShapeError, SizeError, patch, unpatch
-from embedlayer.heads.logit_source import LogitsReport
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 
@@ -90,9 +89,8 @@ def test_copies_and_peft_take_them_without_logits_and_unpatch_restores_all() -> 
     expected = patched(IDS, labels=IDS, token_weights=WEIGHTS).loss
     copies = copy.deepcopy(patched), pickle.loads(pickle.dumps(patched)), adapted(patch(copy.deepcopy(plain)))
     for model in copies:
-        report = LogitsReport("")
-        for head in (module for module in model.modules() if isinstance(module, OutputHead)):
-            head.logits_report = report
+        report, *_ = (module.logits_report for module in model.modules() if isinstance(module, OutputHead))
+        report.is_done = False
         model.train().gradient_checkpointing_enable()
         loss = model(input_ids=IDS, labels=IDS, token_weights=WEIGHTS).loss
         loss.backward()

@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from covering import LONG, cases, some
+from deferred_heads import is_unread
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from embedlayer import CheckpointError, OutputHead, SizeError, StaleRowsError, patch, token_log_probs, unpatch
-from embedlayer.heads.deferred import DeferredLogits
-from embedlayer.heads.logit_source import LogitsReport
 from embedlayer.vocab.operations import edit_vocabulary
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
@@ -59,11 +58,10 @@ def batch(**more: Any) -> dict[str, Any]:
     return {"input_ids": ids, "labels": labels, **more}
 
 
-def reports(model: nn.Module) -> LogitsReport:
+def reports(model: nn.Module) -> Any:
     """The report of all heads of a model, from now on."""
-    report = LogitsReport("")
-    for head in (module for module in model.modules() if isinstance(module, OutputHead)):
-        head.logits_report = report
+    report, *_ = (module.logits_report for module in model.modules() if isinstance(module, OutputHead))
+    report.is_done = False
     return report
 
 
@@ -147,7 +145,7 @@ def test_the_output_looks_as_before(kind) -> None:
     report = reports(patched)
     theirs, ours = plain(**batch()), patched(**batch())
     assert not report.is_done
-    assert isinstance(ours.logits, DeferredLogits)
+    assert is_unread(ours.logits)
     assert list(ours) == list(theirs)
     assert ours.logits.shape == theirs.logits.shape
     assert torch.equal(ours.logits, theirs.logits)
@@ -302,7 +300,7 @@ def test_a_tied_head_trains_the_lora_of_its_table_without_logits() -> None:
     head = patched.get_output_embeddings()
     report, lora = reports(patched), patched.get_input_embeddings()
     hidden, targets = torch.randn(B, T, 16, dtype=torch.float64, requires_grad=True), batch()["input_ids"]
-    assert isinstance(head(hidden), DeferredLogits)
+    assert is_unread(head(hidden))
     ours = adapted_gradients(head, lora, hidden, targets)
     assert not report.is_done
 
@@ -466,7 +464,7 @@ def test_with_head_dtype_loss_and_logits_are_those_of_an_untied_float32_head(kin
         for parts in ([found[1][name] - each for name, each in found[0].items()], found[0].values())
     )
     assert errors <= 1e-2 * norms  # hidden gradients are rounded to the dtype of the hidden states, as in the copy
-    assert isinstance(outputs.logits, DeferredLogits)
+    assert is_unread(outputs.logits)
     assert not report.is_done
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
         logits, tokens = exact(**batch()).logits, batch()["input_ids"]
@@ -600,7 +598,7 @@ def test_results_of_a_batch_invariant_head_are_those_of_any_part_of_the_batch(ki
     hidden = torch.randn(B, T, 16).bfloat16()
     with torch.no_grad():
         logits = head(hidden)
-        assert isinstance(logits, DeferredLogits)
+        assert is_unread(logits)
         log_probs = token_log_probs(logits, tokens)
         assert logits.is_unread
         for part in (slice(0, 1), slice(1, 3)):

@@ -9,28 +9,24 @@ from commands import run
 from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.opening import open_model
 
 
-@pytest.mark.parametrize("wanted", [".", "rows.safetensors", "model.safetensors.index.json"])
-def test_a_folder_a_file_and_an_index_are_the_same_checkpoint(tmp_path, wanted) -> None:
-    save_file({"wte.weight": torch.ones(3, 2)}, tmp_path / "rows.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"wte.weight": "rows.safetensors"}}')
+def test_a_folder_a_file_and_an_index_are_the_same_checkpoint(tmp_path) -> None:
+    save_file({"wte.weight": torch.ones(3, 2), "wpe.weight": torch.ones(4, 2)}, tmp_path / "rows.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"wte.weight": "rows.safetensors", "wpe.weight": "rows.safetensors"}}'
+    )
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    checkpoint = Checkpoint.open(tmp_path / wanted)
-    assert checkpoint.config == {"model_type": "gpt2"}
-    assert checkpoint.names == ("wte.weight",)
-    assert checkpoint.read("wte.weight").sum() == 6
-    assert checkpoint.file("config.json") == tmp_path / "config.json"
-    assert checkpoint.file("tokenizer.json") is None
+    for wanted in (".", "rows.safetensors", "model.safetensors.index.json"):
+        layer = el.load(tmp_path / wanted)
+        assert (layer.family, layer.table.weight.sum(), layer.tokenizer) == ("gpt2", 6, None)
 
 
-@pytest.mark.parametrize("source", ["no/such/folder", "nothing here", "a" * 5000, "a\0b"])
-def test_what_is_not_there_is_a_file_error(tmp_path, monkeypatch, source) -> None:
+def test_what_is_not_there_is_a_file_error(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(el.FileError):
-        Checkpoint.open(source)
+    for source in ("no/such/folder", "nothing here", "a" * 5000, "a\0b"):
+        with pytest.raises(el.FileError):
+            el.load(source)
 
 
 def test_a_name_on_the_hub_is_found_in_the_cache_offline(tmp_path, monkeypatch) -> None:
@@ -47,17 +43,16 @@ def test_a_name_on_the_hub_is_found_in_the_cache_offline(tmp_path, monkeypatch) 
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    checkpoint = Checkpoint.open("someone/tiny")
-    assert (checkpoint.config["model_type"], checkpoint.read("wte.weight").sum()) == ("none", 6)
+    assert el.load("someone/tiny", table_only=True).table.weight.sum() == 6
     for name, revision in (("someone/else", None), ("someone/tiny", "v2")):
         with pytest.raises(el.FileError, match="cache"):
-            Checkpoint.open(name, revision=revision)
+            el.load(name, revision=revision)
 
 
 def test_without_the_extra_a_mistyped_path_is_still_said_not_to_be_there(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(el.MissingExtraError, match=r"no folder or file 'some/where' here(.|\n)*pip install"):
-        Checkpoint.open("some/where")
+        el.load("some/where")
 
 
 MISTYPED = [
@@ -67,11 +62,7 @@ MISTYPED = [
 ]
 
 
-@pytest.mark.parametrize("source", MISTYPED)
-@pytest.mark.parametrize("opens", [Checkpoint.open, el.load, open_model, run])
-def test_a_mistyped_path_is_an_error_at_once_and_never_looked_for_on_the_hub(
-    tmp_path, monkeypatch, capsys, source, opens
-) -> None:
+def test_a_mistyped_path_is_an_error_at_once_and_never_looked_for_on_the_hub(tmp_path, monkeypatch, capsys) -> None:
     def connect(*arguments: object, **options: object) -> None:
         raise AssertionError("somebody asked the network")
 
@@ -79,12 +70,12 @@ def test_a_mistyped_path_is_an_error_at_once_and_never_looked_for_on_the_hub(
     monkeypatch.chdir(tmp_path)
     for name in ("create_connection", "getaddrinfo"):
         monkeypatch.setattr(socket, name, connect)
-    if opens is run:
+    for source in MISTYPED:
+        for opens in (el.load, el.open_model):
+            with pytest.raises(el.FileError, match="There is no folder or file|Cannot read"):
+                opens(source)
         assert run("inspect", source) == 1
         assert capsys.readouterr().err.startswith("FileError: ")
-        return
-    with pytest.raises(el.FileError, match="There is no folder or file|Cannot read"):
-        opens(source)
 
 
 def test_a_hub_that_cannot_be_reached_is_an_error_at_once(tmp_path, monkeypatch) -> None:
@@ -105,8 +96,8 @@ def test_a_hub_that_cannot_be_reached_is_an_error_at_once(tmp_path, monkeypatch)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.example")
     with pytest.raises(el.FileError, match=r"'some/where' is not in the hub's cache .*Network is unreachable"):
-        Checkpoint.open("some/where")
+        el.load("some/where")
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
     with pytest.raises(el.FileError):
-        Checkpoint.open("some/where")
+        el.load("some/where")
     assert [address for address, _ in asked] == [("hub.example", 443), ("proxy.example", 3128)]

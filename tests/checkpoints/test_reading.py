@@ -12,10 +12,10 @@ from covering import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from stored_folders import save_tensors
 from tiny_models import VARIANTS, quiet
 
 import embedlayer as el
-from embedlayer.io.safetensors_files import save_tensors
 
 V, D = 20, 8
 GPT2 = {"model_type": "gpt2", "vocab_size": V, "n_embd": D, "n_positions": 16, "n_head": 2}

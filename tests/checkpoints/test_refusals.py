@@ -9,10 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.checkpoints.refusals import quantised_parts
 from embedlayer.families import nearest_model_types
-from embedlayer.tables.stored_embedding import StoredEmbedding
+from embedlayer.tables import StoredEmbedding
 
 V, D = 24, 16
 CONFIG = {
@@ -189,48 +187,43 @@ def write(folder: Path, layout, place: str, **config) -> Path:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_full_precision_ends_of_a_quantised_model_are_read(tmp_path, layout) -> None:
-    layer = el.load(write(tmp_path, layout, BLOCK))
+def test_a_quantised_end_is_read_in_its_format_or_refused_by_name(tmp_path, layout) -> None:
+    """`tests/checkpoints/test_stored_formats.py` compares what is read with the library of the format."""
+    layer = el.load(write(tmp_path / "blocks", layout, BLOCK))
     assert torch.equal(layer.table.weight, FULL[TABLE])
     assert torch.equal(layer.head.weight, FULL[HEAD])
+    for stated in (LAYOUTS[layout], None):
+        is_read = layout in READ or (layout in READ_IF_NOT_STATED and stated is None)
+        for place, end in ((TABLE, "table"), (HEAD, "head")):
+            folder = write(tmp_path / end, layout, place, quantization_config=stated)
+            if is_read:
+                layer = el.load(folder)
+                assert isinstance(layer.table if end == "table" else layer.head.own_rows, StoredEmbedding)
+                continue
+            module = place.removesuffix(".weight").replace(".", r"\.")
+            remedy = "(Load|Dequantise|Copy)" + (r".*table_only=True\)\.$" if end == "head" else "")
+            for dtype in (None, torch.float32):
+                with pytest.raises(el.CheckpointError, match=rf"(?s){module}\..*{remedy}"):
+                    el.load(folder, dtype=dtype)
+        assert torch.equal(el.load(tmp_path / "head", table_only=True).table.weight, FULL[TABLE])
+        if not is_read:
+            with pytest.raises(el.CheckpointError, match=r"model\.embed_tokens\."):
+                el.load(tmp_path / "table", table_only=True)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-@pytest.mark.parametrize("states_it", [True, False], ids=["stated", "not stated"])
-def test_a_quantised_end_is_read_in_its_format_or_refused_by_name(tmp_path, layout, states_it) -> None:
-    """`tests/checkpoints/test_stored_formats.py` compares what is read with the library of the format."""
-    stated = LAYOUTS[layout] if states_it else None
-    is_read = layout in READ or (layout in READ_IF_NOT_STATED and not states_it)
-    for place, end in ((TABLE, "table"), (HEAD, "head")):
-        folder = write(tmp_path / end, layout, place, quantization_config=stated)
-        if is_read:
-            layer = el.load(folder)
-            assert isinstance(layer.table if end == "table" else layer.head.own_rows, StoredEmbedding)
-            continue
-        module = place.removesuffix(".weight").replace(".", r"\.")
-        remedy = "(Load|Dequantise|Copy)" + (r".*table_only=True\)\.$" if end == "head" else "")
-        for dtype in (None, torch.float32):
-            with pytest.raises(el.CheckpointError, match=rf"(?s){module}\..*{remedy}"):
-                el.load(folder, dtype=dtype)
-    assert torch.equal(el.load(tmp_path / "head", table_only=True).table.weight, FULL[TABLE])
-    if not is_read:
-        with pytest.raises(el.CheckpointError, match=r"model\.embed_tokens\."):
-            el.load(tmp_path / "table", table_only=True)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_a_quantised_step_of_the_head_is_refused(tmp_path, layout) -> None:
+def test_a_quantised_step_of_the_head_is_refused(tmp_path) -> None:
     """BERT's head has a projection, which quantisers convert as every other linear layer."""
     names = {f"bert.embeddings.{part}_embeddings.weight": (V, D) for part in ("word", "position", "token_type")}
     norms = ("bert.embeddings.LayerNorm", "cls.predictions.transform.LayerNorm")
     tensors = {name: torch.randn(shape) for name, shape in names.items()}
     tensors |= {f"{norm}.{part}": torch.ones(D) for norm in norms for part in ("weight", "bias")}
     tensors |= {"cls.predictions.transform.dense.bias": torch.ones(D), "cls.predictions.bias": torch.ones(V)}
-    save_file(tensors | layout("cls.predictions.transform.dense.weight"), tmp_path / "model.safetensors")
-    config = {"model_type": "bert", "vocab_size": V, "hidden_size": D, "quantization_config": LAYOUTS[layout]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(el.CheckpointError, match=r"model\.safetensors: .*predictions\.transform\.dense"):
-        el.load(tmp_path)
+    for layout, stated in LAYOUTS.items():
+        save_file(tensors | layout("cls.predictions.transform.dense.weight"), tmp_path / "model.safetensors")
+        config = {"model_type": "bert", "vocab_size": V, "hidden_size": D, "quantization_config": stated}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(el.CheckpointError, match=r"model\.safetensors: .*predictions\.transform\.dense"):
+            el.load(tmp_path)
 
 
 def test_integers_without_scales_are_read_only_on_request(tmp_path) -> None:
@@ -245,18 +238,10 @@ def test_integers_without_scales_are_read_only_on_request(tmp_path) -> None:
 
 
 def test_scales_of_one_module_are_not_those_of_another(tmp_path) -> None:
-    tensors = {
-        "decoder.embed_tokens.weight": torch.ones(1),
-        "decoder.embed_tokens_per_layer.scales": torch.ones(1),
-        "decoder.embed_tokens.norm.scale": torch.ones(1),
-        "lm_head.weight": torch.ones(1),
-        "lm_head.bias": torch.ones(1),
-        "norm.scale": torch.ones(1),
-    }
-    save_file(tensors, tmp_path / "model.safetensors")
-    checkpoint = Checkpoint.open(tmp_path)
-    assert quantised_parts(checkpoint, ("embed_tokens.weight", "lm_head.weight", "embeddings")) == []
-    assert quantised_parts(checkpoint, ("norm.weight",)) == ["decoder.embed_tokens.norm.scale", "norm.scale"]
+    names = ("model.embed_tokens_per_layer.scales", "model.embed_tokens.norm.scale", "lm_head.bias", "norm.scale")
+    save_file(FULL | {name: torch.ones(V) for name in names}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert torch.equal(el.load(tmp_path).table.weight, FULL[TABLE])
 
 
 def test_the_nearest_model_types_are_spelt_alike() -> None:

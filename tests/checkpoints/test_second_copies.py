@@ -11,10 +11,9 @@ import pytest
 import torch
 from commands import run
 from safetensors.torch import load_file
+from stored_folders import save_tensors
 
 import embedlayer as el
-from embedlayer.io.files import read_json, write_json
-from embedlayer.io.safetensors_files import save_tensors
 
 V, D = 20, 4
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -32,8 +31,8 @@ def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     save_tensors(old / "model.safetensors", {TABLE: torch.randn(V, D), HEAD: torch.randn(V, D)})
     sizes = {"hidden_size": D, "num_attention_heads": 2}
-    write_json(old / "config.json", {"model_type": "llama", "vocab_size": V, **sizes})
-    write_json(old / "params.json", {"vocab_size": V, "dim": D})
+    (old / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": V, **sizes}))
+    (old / "params.json").write_text(json.dumps({"vocab_size": V, "dim": D}))
     return old
 
 
@@ -49,7 +48,7 @@ def test_a_second_copy_has_the_rows_of_the_checkpoint(file: str, folder: Path, t
     assert torch.equal(copied["norm.weight"], copy["norm.weight"])
     for name, key in COPIES[file].items():
         assert torch.equal(copied[name], new[key].half()), name
-    assert read_json(tmp_path / "new" / "params.json")["vocab_size"] == V + 1
+    assert json.loads((tmp_path / "new" / "params.json").read_text())["vocab_size"] == V + 1
 
 
 def test_the_printed_bytes_of_an_edit_count_each_weight_once(folder: Path, tmp_path: Path, capsys) -> None:
@@ -127,7 +126,7 @@ def test_write_into_with_another_vocabulary_writes_copies_and_leaves_out_what_ho
         copied = load_file(tmp_path / "new" / file)
         for name, key in names.items():
             assert torch.equal(copied[name], layer.state_dict()["table.weight" if key == TABLE else "head.weight"])
-    assert read_json(tmp_path / "new" / "params.json")["vocab_size"] == rows
+    assert json.loads((tmp_path / "new" / "params.json").read_text())["vocab_size"] == rows
     save_tensors(folder / "extra.safetensors", {"unknown.weight": torch.zeros(V, 2)})
     with pytest.raises(el.CheckpointError, match="extra.safetensors has a tensor unknown.weight of 20 x 2"):
         layer.write_into(folder, tmp_path / "other")

@@ -16,14 +16,13 @@ from commands import run
 from covering import cases, some
 from safetensors.torch import load_file
 from stored_cases import StoredCase, built, built_head, mlx_case
-from stored_folders import one_of_each, words, write_folder
+from stored_folders import one_of_each, save_tensors, words, write_folder
 from tiny_models import build
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import embedlayer as el
-from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.tables.stored_embedding import StoredEmbedding
 
 MLX = "MLX 4 bits, groups of 64, bfloat16"

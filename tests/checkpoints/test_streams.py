@@ -1,6 +1,7 @@
 """Checkpoints of models with K streams of codes: their layers equal the models, and are written back."""
 
 import copy
+import json
 import re
 import warnings
 from pathlib import Path
@@ -14,7 +15,6 @@ from tiny_models import quiet
 from torch import Tensor
 
 import embedlayer as el
-from embedlayer.io.files import read_json, write_json
 
 IDS = torch.tensor([[7, 52, 58, 9, 54, 59, 5], [58, 3, 52, 11, 13, 54, 2]])
 """Text tokens, among them placeholders of CSM and Higgs."""
@@ -235,7 +235,7 @@ def test_codes_are_refused_where_a_model_has_none(tmp_path) -> None:
 def test_a_configuration_that_does_not_fit_the_streams_is_refused(tmp_path, change, message) -> None:
     with quiet():
         stream_model("musicgen").save_pretrained(tmp_path)
-    write_json(tmp_path / "config.json", {**read_json(tmp_path / "config.json"), **change})
+    (tmp_path / "config.json").write_text(json.dumps({**json.loads((tmp_path / "config.json").read_text()), **change}))
     with pytest.raises(el.CheckpointError, match=message):
         el.load(tmp_path)
 
@@ -244,7 +244,9 @@ def test_a_configuration_that_does_not_fit_the_streams_is_refused(tmp_path, chan
 def test_delays_that_do_not_fit_the_streams_are_refused(tmp_path, delays) -> None:
     with quiet():
         stream_model("dia").save_pretrained(tmp_path)
-    write_json(tmp_path / "config.json", {**read_json(tmp_path / "config.json"), "delay_pattern": delays})
+    (tmp_path / "config.json").write_text(
+        json.dumps({**json.loads((tmp_path / "config.json").read_text()), "delay_pattern": delays})
+    )
     with pytest.raises(el.CheckpointError, match="delay_pattern must be 3 whole numbers from 0"):
         el.load(tmp_path)
 

@@ -204,48 +204,49 @@ def test_a_byte_order_mark_is_no_part_of_labels_or_numbers(tmp_path) -> None:
     assert torch.equal(rows, torch.eye(2))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", b"2 3\na 1 2 3\nb 1 2\n", "line 3: found 2 numbers where there should be 3"),
-        ("a.txt", b"2 3\na 1 2 3\nb 1 2 3 4\n", "line 3: found 4 numbers where there should be 3"),
-        ("a.txt", b"a 1 2\nb 3\n", "line 2: found 1 numbers where there should be 2"),
-        ("a.txt", b"3 2\na 1 2\nb 3 4\n", "the header states 3 rows, and the file ends after 2"),
-        ("a.txt", b"1 2\na 1 2\nb 3 4\n", "line 3: the header states 1 rows, and here is one more"),
-        ("a.txt", b"2 2\na 1 2\nb 3 nan\n", r"1 of 2 rows hold NaN, .*: line 3 \('b'\)"),
-        ("a.txt", b"a 1 2\nb -inf 1e60\n", r"1 of 2 rows hold NaN, infinity or .*: line 2 \('b'\)"),
-        ("a.txt", b"2 2\na 1 2\nb 3 4_0\n", "line 3: b'4_0' is not a number"),
-        ("a.txt", b"2 2\na 1 2\nb x 4\n", "line 3: b'x' is not a number"),
-        ("a.txt", b"2 2\na 1 2\n\nb 3 4\n", "line 3: it is empty"),
-        ("a.txt", b"2 2\n 1 2\nb 3 4\n", "line 2: it has no token"),
-        ("a.txt", b"", "holds no vectors"),
-        ("a.txt", b"0 5\n", "holds no vectors"),
-        ("a.txt", b"word\n", "line 1: b'word' is not a token and its numbers"),
-        ("a.vec", b"a 1 2\n", "line 1: b'a 1 2.*' is not the header"),
-        ("a.txt", b"1 99999999\na 1\n", "line 1: the header states 99999999 columns"),
-        ("a.bin", b"\x80\x02}q\x00.", "is a pickle, which can run any code"),
-        ("a.bin", b"2 2\na " + bytes(8) + b"b " + bytes(7), "row 2: the file ends within it"),
-        ("a.bin", b"2 2", "the header states 2 rows, and the file ends after 0"),
-        ("a.bin", b"2 2\na " + bytes(8), "the header states 2 rows, and the file ends after 1"),
-        ("a.bin", b"1 2\na " + bytes(8) + b"rest", "1 rows of 2 numbers, and the file goes on"),
-        ("a.bin", b"1 1\n" + bytes(70_000), "row 1: its token does not end"),
-        ("a.bin", b"1 1\n " + bytes(4), "row 1: it has no token"),
-        (
-            "a.bin",
-            b"2 2\na b " + b"\0\0\xc0?\0\0\x11\xdf" + b"c " + bytes(8),
-            "row 2: the token .* has bytes of numbers",
-        ),
-        ("a.bin", b"1 1\na \x00\x00\xc0\x7f", r"1 of 1 rows hold NaN, .*: row 1 \('a'\)"),
-        ("a.txt.gz", gzip.compress(b"1 1\na 1\n", mtime=0)[:-9], "is not a whole gzip file"),
-        ("a.txt.gz", b"1 1\na 1\n", "is not a whole gzip file"),
-        ("a.npy", b"\x93NUMPY\x02\x00", "is not an array"),
-    ],
-)
-def test_what_is_wrong_is_named_by_its_line(tmp_path, name, content, message) -> None:
-    (tmp_path / name).write_bytes(content)
+WRONG = [
+    ("a.txt", b"2 3\na 1 2 3\nb 1 2\n", "line 3: found 2 numbers where there should be 3"),
+    ("a.txt", b"2 3\na 1 2 3\nb 1 2 3 4\n", "line 3: found 4 numbers where there should be 3"),
+    ("a.txt", b"a 1 2\nb 3\n", "line 2: found 1 numbers where there should be 2"),
+    ("a.txt", b"3 2\na 1 2\nb 3 4\n", "the header states 3 rows, and the file ends after 2"),
+    ("a.txt", b"1 2\na 1 2\nb 3 4\n", "line 3: the header states 1 rows, and here is one more"),
+    ("a.txt", b"2 2\na 1 2\nb 3 nan\n", r"1 of 2 rows hold NaN, .*: line 3 \('b'\)"),
+    ("a.txt", b"a 1 2\nb -inf 1e60\n", r"1 of 2 rows hold NaN, infinity or .*: line 2 \('b'\)"),
+    ("a.txt", b"2 2\na 1 2\nb 3 4_0\n", "line 3: b'4_0' is not a number"),
+    ("a.txt", b"2 2\na 1 2\nb x 4\n", "line 3: b'x' is not a number"),
+    ("a.txt", b"2 2\na 1 2\n\nb 3 4\n", "line 3: it is empty"),
+    ("a.txt", b"2 2\n 1 2\nb 3 4\n", "line 2: it has no token"),
+    ("a.txt", b"", "holds no vectors"),
+    ("a.txt", b"0 5\n", "holds no vectors"),
+    ("a.txt", b"word\n", "line 1: b'word' is not a token and its numbers"),
+    ("a.vec", b"a 1 2\n", "line 1: b'a 1 2.*' is not the header"),
+    ("a.txt", b"1 99999999\na 1\n", "line 1: the header states 99999999 columns"),
+    ("a.bin", b"\x80\x02}q\x00.", "is a pickle, which can run any code"),
+    ("a.bin", b"2 2\na " + bytes(8) + b"b " + bytes(7), "row 2: the file ends within it"),
+    ("a.bin", b"2 2", "the header states 2 rows, and the file ends after 0"),
+    ("a.bin", b"2 2\na " + bytes(8), "the header states 2 rows, and the file ends after 1"),
+    ("a.bin", b"1 2\na " + bytes(8) + b"rest", "1 rows of 2 numbers, and the file goes on"),
+    ("a.bin", b"1 1\n" + bytes(70_000), "row 1: its token does not end"),
+    ("a.bin", b"1 1\n " + bytes(4), "row 1: it has no token"),
+    (
+        "a.bin",
+        b"2 2\na b " + b"\0\0\xc0?\0\0\x11\xdf" + b"c " + bytes(8),
+        "row 2: the token .* has bytes of numbers",
+    ),
+    ("a.bin", b"1 1\na \x00\x00\xc0\x7f", r"1 of 1 rows hold NaN, .*: row 1 \('a'\)"),
+    ("a.txt.gz", gzip.compress(b"1 1\na 1\n", mtime=0)[:-9], "is not a whole gzip file"),
+    ("a.txt.gz", b"1 1\na 1\n", "is not a whole gzip file"),
+    ("a.npy", b"\x93NUMPY\x02\x00", "is not an array"),
+]
+"""Name of a file, its content, and what the error says."""
+
+
+def test_what_is_wrong_is_named_by_its_line(tmp_path) -> None:
     (tmp_path / "a.tokens.json").write_text('["a"]')
-    with pytest.raises(CheckpointError, match=message):
-        read_vectors(tmp_path / name)
+    for name, content, message in WRONG:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match=message):
+            read_vectors(tmp_path / name)
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", ">f4", "<f2"])

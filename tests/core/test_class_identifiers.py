@@ -2,52 +2,28 @@
 
 import inspect
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from kinds import BAGS, LAYERS, LOOKUP_TABLES, POSITIONS, STREAM_HEADS, TABLES, UNTIED_HEADS
 from package_modules import package_modules
 
-import embedlayer
+import embedlayer as el
 from embedlayer import CheckpointError, DecoderLM, LookupTable, Position, TokenEmbedding
-from embedlayer.core.class_identifiers import KINDS, class_of, kind_of
-from embedlayer.heads.peft import AdaptedRows
-from embedlayer.saving import Described, Pretrained, build, describe
+from embedlayer.core.class_identifiers import KINDS
 
-NEVER_SAVED = {
-    AdaptedRows,
-    embedlayer.distributed.ShardedTable,
-}  # views of another table, which is saved in their place
-ABSTRACT = {"Described", "Pretrained", "AdditivePosition", "RotaryScaling"}
+NEVER_SAVED = {"AdaptedRows", "ShardedTable"}  # views of another table, which is saved in their place
+ABSTRACT = {"AdditivePosition"}
+TESTED_ELSEWHERE = {"GGUFEmbedding"}  # blocks of 32 numbers or more: tests/checkpoints/test_gguf.py
+OURS = {**TABLES, **BAGS, **POSITIONS, **UNTIED_HEADS, **STREAM_HEADS, **LAYERS}
 
 
-TESTED_ELSEWHERE = {embedlayer.tables.GGUFEmbedding}  # blocks of 32 numbers or more: tests/checkpoints/test_gguf.py
-
-
-def savable_classes() -> set[type]:
-    modules = {module.__name__ for module in package_modules()}  # classes are known once they are imported
-    waiting: list[type] = [Described]
-    found: set[type] = set()
-    while waiting:
-        cls = waiting.pop()
-        waiting += cls.__subclasses__()
-        if cls.__module__ in modules and not inspect.isabstract(cls) and cls.__name__ not in ABSTRACT:
-            found.add(cls)
-    return found - NEVER_SAVED
-
-
-def public_classes() -> set[type]:
-    packages = [embedlayer, *(getattr(embedlayer, name) for name in embedlayer.__all__)]
-    values = [getattr(each, name) for each in packages for name in getattr(each, "__all__", ())]
-    return {value for value in values if isinstance(value, type)}
-
-
-def test_every_public_savable_class_has_one_identifier() -> None:
-    classes = {class_of(kind) for kind in KINDS}
-    assert classes <= savable_classes()
-    assert savable_classes() & public_classes() <= classes
-    assert len(set(KINDS.values())) == len(KINDS)
-    assert all(kind_of(class_of(kind)) == kind for kind in KINDS)
+def subclasses(base: type) -> Iterator[type]:
+    for each in base.__subclasses__():
+        yield each
+        yield from subclasses(each)
 
 
 @pytest.mark.parametrize(
@@ -55,19 +31,19 @@ def test_every_public_savable_class_has_one_identifier() -> None:
     [(Position, "positions", POSITIONS, "POSITIONS"), (LookupTable, "tables", LOOKUP_TABLES, "TABLES")],
 )
 def test_every_scheme_and_table_is_in_the_three_lists(base, package, kinds, place) -> None:
-    tested, missing = {*TESTED_ELSEWHERE, *(type(build()) for build in kinds.values())}, []
-    for cls in savable_classes():
-        if issubclass(cls, base):
-            path, name = cls.__module__.removeprefix(f"embedlayer.{package}."), cls.__name__
-            module = path.rpartition(".")[2]
-            if cls not in public_classes():
-                missing.append(f"from .{path} import {name} as {name}  # embedlayer/{package}/__init__.pyi")
-            if f"{cls.__module__}:{name}" not in KINDS.values():
-                missing.append(
-                    f'"{module}": "{cls.__module__}:{name}",  # KINDS in embedlayer/core/class_identifiers.py'
-                )
-            if cls not in tested:
-                missing.append(f'"{module}": lambda: el.{package}.{name}(...),  # {place} in tests/kinds.py')
+    modules = {module.__name__ for module in package_modules()}  # classes are known once they are imported
+    tested, missing = {type(build()) for build in kinds.values()}, []
+    for cls in {base, *subclasses(base)}:
+        path, name = cls.__module__.removeprefix(f"embedlayer.{package}."), cls.__name__
+        if cls.__module__ not in modules or inspect.isabstract(cls) or name in NEVER_SAVED | ABSTRACT:
+            continue
+        module = path.rpartition(".")[2]
+        if getattr(getattr(el, package), name, None) is not cls:
+            missing.append(f"from .{path} import {name} as {name}  # embedlayer/{package}/__init__.pyi")
+        if f"{cls.__module__}:{name}" not in KINDS.values():
+            missing.append(f'"{module}": "{cls.__module__}:{name}",  # KINDS in embedlayer/core/class_identifiers.py')
+        if cls not in tested and name not in TESTED_ELSEWHERE:
+            missing.append(f'"{module}": lambda: el.{package}.{name}(...),  # {place} in tests/kinds.py')
     assert not missing, "\n".join(["add these lines:", *missing])
 
 
@@ -80,15 +56,18 @@ def all_kinds(value: object) -> list[str]:
     return own + [kind for each in value.values() for kind in all_kinds(each)]
 
 
-OURS = {**TABLES, **BAGS, **POSITIONS, **UNTIED_HEADS, **STREAM_HEADS, **LAYERS}
-
-
-@pytest.mark.parametrize("name", [name for name in OURS if not name.endswith("of a user")])
-def test_a_written_configuration_names_kind_identifiers_only(name, tmp_path) -> None:
-    OURS[name]().save_pretrained(tmp_path)
-    kinds = all_kinds(json.loads((tmp_path / "config.json").read_text()))
-    assert kinds
-    assert set(kinds) <= KINDS.keys()
+def test_written_configurations_name_kind_identifiers_one_for_each_class(tmp_path) -> None:
+    classes: dict[str, str] = {}
+    for name in OURS:
+        if not name.endswith("of a user"):
+            (layer := OURS[name]()).save_pretrained(tmp_path / name)
+            description = json.loads((tmp_path / name / "config.json").read_text())
+            written, cls = all_kinds(description), type(layer)
+            assert written, name
+            assert set(written) <= KINDS.keys(), name
+            assert classes.setdefault(description["kind"], cls.__qualname__) == cls.__qualname__
+            assert KINDS[description["kind"]] == f"{cls.__module__}:{cls.__qualname__}"
+    assert len(set(KINDS.values())) == len(KINDS)
 
 
 class Waves(Position):
@@ -103,17 +82,26 @@ class Waves(Position):
         return {"period": self.period}
 
 
-def test_a_class_of_the_user_is_saved_and_read_back(tmp_path) -> None:
-    DecoderLM(TokenEmbedding(20, 8), Waves(7), num_layers=1, num_heads=2).save_pretrained(tmp_path)
-    position = DecoderLM.from_pretrained(tmp_path).position
+class Narrow(TokenEmbedding):
+    """A subclass at the top level of a module."""
+
+
+def test_a_class_of_the_user_is_saved_and_read_back_as_that_class(tmp_path) -> None:
+    DecoderLM(TokenEmbedding(20, 8), Waves(7), num_layers=1, num_heads=2).save_pretrained(tmp_path / "model")
+    position = DecoderLM.from_pretrained(tmp_path / "model").position
     assert type(position) is Waves
     assert position.period == 7
-    assert describe(position)["kind"] == f"{__name__}:Waves"
+    Waves(3).save_pretrained(tmp_path / "waves")
+    assert kind_in(tmp_path / "waves") == f"{__name__}:Waves"
+    Narrow(10, 4).save_pretrained(tmp_path / "narrow")
+    read = TokenEmbedding.from_pretrained(tmp_path / "narrow")
+    assert type(read) is Narrow
+    assert torch.equal(read.weight, Narrow.from_pretrained(tmp_path / "narrow").weight)
 
 
-def test_a_module_that_a_file_names_is_never_imported(tmp_path) -> None:
-    with pytest.raises(CheckpointError, match="Import antigravity first if you trust it"):
-        build({"kind": "antigravity:Position"})
+def kind_in(folder: Path) -> str:
+    kind: str = json.loads((folder / "config.json").read_text())["kind"]
+    return kind
 
 
 def test_a_class_inside_a_function_cannot_be_saved(tmp_path) -> None:
@@ -125,23 +113,15 @@ def test_a_class_inside_a_function_cannot_be_saved(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["torch.nn.modules.linear:Linear", "pathlib:Path"])
-def test_only_classes_that_can_be_saved_are_built(kind) -> None:
-    with pytest.raises(CheckpointError, match="not a class that can be saved"):
-        build({"kind": kind})
-
-
-@pytest.mark.parametrize("kind", ["os:system", "os:", ":", "os", "torch:nn.", "embedlayer.tables.dense:Missing"])
-def test_what_is_no_class_is_unknown(kind) -> None:
-    with pytest.raises(CheckpointError, match="is not known|not imported"):
-        build({"kind": kind})
-
-
-def test_a_subclass_of_a_layer_is_read_back_as_that_subclass(tmp_path) -> None:
-    Narrow(10, 4).save_pretrained(tmp_path)
-    assert type(Pretrained.from_pretrained(tmp_path)) is Narrow
-    assert torch.equal(TokenEmbedding.from_pretrained(tmp_path).weight, Narrow.from_pretrained(tmp_path).weight)
-
-
-class Narrow(TokenEmbedding):
-    """A subclass at the top level of a module."""
+def test_only_known_classes_that_can_be_saved_are_built_and_no_module_is_imported_for_a_file(tmp_path) -> None:
+    Waves(3).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    for kind, message in {
+        "antigravity:Position": "Import antigravity first if you trust it",
+        **dict.fromkeys(["torch.nn.modules.linear:Linear", "pathlib:Path"], "not a class that can be saved"),
+        **dict.fromkeys(["os:system", "os:", "torch:nn.", "embedlayer.tables.dense:Missing"], "is not known"),
+        **dict.fromkeys([":", "os"], "is not known|not imported"),
+    }.items():
+        (tmp_path / "config.json").write_text(json.dumps(written | {"kind": kind}))
+        with pytest.raises(CheckpointError, match=message):
+            Position.from_pretrained(tmp_path)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from processes import on_ranks
 
 from embedlayer import PeerError, SizeError
-from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition, differences
+from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
 
 COUNTS = [2, 0, 3]
 
@@ -119,7 +119,8 @@ def test_one_process_gets_back_what_it_passes_in() -> None:
 
 
 def disagreements() -> list[str]:
-    group, last = Collectives(), dist.get_rank() == 2
+    group, rank = Collectives(), dist.get_rank()
+    last = rank == 2
     group.require_equal({"word": "like"})
     found = []
 
@@ -132,7 +133,7 @@ def disagreements() -> list[str]:
         with group.all_or_none() as facts:
             facts["edit"] = "other" if last else "one"
 
-    for check in (lambda: group.require_equal({"dim": 32 if last else 24}), fails, differs):
+    for check in (lambda: group.require_equal({"dim": 8 * rank}), fails, differs):
         try:
             check()
         except (PeerError, ValueError) as error:
@@ -142,58 +143,45 @@ def disagreements() -> list[str]:
 
 def test_a_rank_that_differs_or_fails_stops_all_ranks_and_is_named() -> None:
     for rank, (other_facts, failed, other_edit) in enumerate(on_ranks(3, disagreements)):
-        assert other_facts == "PeerError: Rank 2 differs from rank 0 in dim: 32 there, 24 on rank 0. Give all the same."
+        each = "".join(f"Rank {r} differs from rank 0 in dim: {8 * r} there, 0 on rank 0. " for r in (1, 2))
+        assert other_facts == f"PeerError: {each}Give all the same."
         refused = "PeerError: Rank 2 refused, so nothing was changed on any: no such token"
         assert failed == ("ValueError: no such token" if rank == 2 else refused)
         assert other_edit.startswith("PeerError: Rank 2 differs from rank 0 in edit: other there, one on rank 0.")
         assert other_edit.endswith("Nothing was changed.")
 
 
-def test_each_rank_that_differs_is_named() -> None:
-    assert differences({0: {"a": 1}, 1: {"a": 1}}) == ""
-    found = differences({2: {"a": 1}, 3: {"a": 2}, 4: {}, 5: {"a": 1}})
-    assert found.startswith("Rank 3 differs from rank 2 in a: 2 there, 1 on rank 2. Rank 4 differs from rank 2 in a: ")
+WHOLE = [(1, 1), (23, 1), (23, 3), (24, 4), (7, 4)]
+LEVELS = [((4, 1),), ((2, 1), (2, 2)), ((2, 2), (2, 1)), ((2, 2),), ((1, 1),)]
 
 
-@pytest.mark.parametrize(("num_rows", "size"), [(1, 1), (23, 1), (23, 3), (24, 4), (7, 4)])
-def test_the_partitions_of_all_ranks_cover_each_row_once(num_rows, size) -> None:
-    parts = [RowPartition(num_rows, rank, size) for rank in range(size)]
+@pytest.mark.parametrize(
+    ("num_rows", "size", "levels"),
+    [*((rows, size, ((size, 1),)) for rows, size in WHOLE), *((rows, 4, each) for rows in (7, 29) for each in LEVELS)],
+)
+def test_each_row_is_of_one_rank_or_of_all_that_differ_in_no_split(num_rows, size, levels) -> None:
+    parts = [RowPartition(num_rows, rank, size, levels) for rank in range(size)]
     rows = torch.arange(num_rows)
-    assert torch.equal(torch.cat([rows[part.slice_of(part.rank)] for part in parts]), rows)
-    for part in parts:
-        local, is_local = part.local(rows)
-        assert local[is_local].tolist() == list(range(len(part)))
-        assert torch.equal(is_local, part.rank_of(rows) == part.rank)
-        assert [part.local_or_none(row) for row in range(num_rows) if is_local[row]] == list(range(len(part)))
-        assert part.local_or_none(None) is None
-        low, high = part.overlap(2, 9)
-        assert rows[part.slice_of(part.rank)][low:high].tolist() == [
-            row for row in range(2, 9) if row in rows[is_local]
-        ]
-
-
-def test_a_rank_without_a_row_is_refused() -> None:
-    with pytest.raises(SizeError, match="5 rows in blocks of 2 leave no row for the last of 4 ranks"):
-        RowPartition(5, 0, 4)
-
-
-@pytest.mark.parametrize("levels", [((4, 1),), ((2, 1), (2, 2)), ((2, 2), (2, 1)), ((2, 2),), ((1, 1),)])
-@pytest.mark.parametrize("num_rows", [7, 8, 29])
-def test_splits_of_splits_give_each_row_to_one_rank_or_to_all_that_differ_in_no_split(num_rows, levels) -> None:
-    parts = [RowPartition(num_rows, rank, 4, levels) for rank in range(4)]
-    rows = torch.arange(num_rows)
-    copies = 4 // math.prod(count for count, _ in levels)
-    stored = torch.stack([parts[0].slice_of(rank).stop > rows for rank in range(4)])
-    stored &= torch.stack([parts[0].slice_of(rank).start <= rows for rank in range(4)])
+    copies = size // math.prod(count for count, _ in levels)
+    stored = torch.stack([part.local(rows)[1] for part in parts])
     assert stored.sum(0).tolist() == [copies] * num_rows
     assert max(map(len, parts)) == parts[0].rows_per_rank
     assert all(stored[rank, row] for row, rank in enumerate(parts[0].rank_of(rows).tolist()))
     for rank, part in enumerate(parts):
-        assert part.local(rows)[1].tolist() == stored[rank].tolist()
-        assert rows[part.start : part.stop].tolist() == rows[stored[rank]].tolist()
+        local, is_local = part.local(rows)
+        assert local[is_local].tolist() == list(range(len(part)))
+        assert (
+            rows[part.start : part.stop].tolist() == rows[parts[0].slice_of(rank)].tolist() == rows[is_local].tolist()
+        )
+        assert [part.local_or_none(row) for row in range(num_rows) if is_local[row]] == list(range(len(part)))
+        assert part.local_or_none(None) is None
+        low, high = part.overlap(2, 9)
+        assert rows[part.start : part.stop][low:high].tolist() == [row for row in range(2, 9) if row in rows[is_local]]
 
 
-def test_a_split_of_a_split_that_leaves_a_rank_without_a_row_is_refused() -> None:
+def test_a_partition_that_leaves_a_rank_without_a_row_is_refused() -> None:
     assert len(RowPartition(5, 3, 4, ((2, 1), (2, 2)))) == 1
+    with pytest.raises(SizeError, match="5 rows in blocks of 2 leave no row for the last of 4 ranks"):
+        RowPartition(5, 0, 4)
     with pytest.raises(SizeError, match="3 rows in blocks of 1 leave no row for one of 4 ranks"):
         RowPartition(3, 0, 4, ((2, 1), (2, 2)))

@@ -1,6 +1,7 @@
 """Packed documents: the forms of their mask, and targets, which are those of each document alone."""
 
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
@@ -27,12 +28,12 @@ def alone(depth: int, ignore_index: int) -> list[list[int]]:
     return rows
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 6, 7, 9])
-def test_a_target_in_another_document_is_ignored_at_every_depth(depth) -> None:
-    found = shifted_targets(LABELS, PACKED, depth=depth, ignore_index=-1)
-    assert found.tolist() == (alone(depth, -1) if depth < 7 else [[], []])
-    assert torch.equal(shifted_targets(LABELS, depth=depth), LABELS[:, depth + 1 :])
-    assert torch.equal(shifted_targets(LABELS[0], PACKED[0] == 1, depth=depth).ne(-100), LABELS[0, depth + 1 :] < 3)
+def test_a_target_in_another_document_is_ignored_at_every_depth() -> None:
+    for depth in (0, 1, 2, 6, 7, 9):
+        found = shifted_targets(LABELS, PACKED, depth=depth, ignore_index=-1)
+        assert found.tolist() == (alone(depth, -1) if depth < 7 else [[], []])
+        assert torch.equal(shifted_targets(LABELS, depth=depth), LABELS[:, depth + 1 :])
+        assert torch.equal(shifted_targets(LABELS[0], PACKED[0] == 1, depth=depth).ne(-100), LABELS[0, depth + 1 :] < 3)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -130,30 +131,30 @@ def test_positions_that_transformers_computes_are_read_with_the_first_position_o
 LONGS = torch.tensor([[0, 1, 2]])
 
 
-@pytest.mark.parametrize(
-    ("form", "message"),
-    [
-        ({}, "takes one of cu_seqlens, position_ids, separators, not 0 of them"),
-        ({"cu_seqlens": LONGS[0], "position_ids": LONGS}, "not 2 of them"),
-        ({"cu_seqlens": [0, 3]}, "cu_seqlens must be a tensor of integers of shape .N . 1,.; found list"),
-        ({"cu_seqlens": LONGS}, r"found int64 values of shape \(1, 3\)"),
-        ({"cu_seqlens": torch.tensor([0.0, 3.0])}, "found float32 values"),
-        ({"cu_seqlens": torch.tensor([], dtype=torch.long)}, r"summed up from 0, such as \[0, 3, 5\]; found \[\]"),
-        ({"cu_seqlens": torch.tensor([3, 5])}, r"found \[3, 5\]"),
-        ({"cu_seqlens": torch.tensor([0, 5, 3])}, r"found \[0, 5, 3\]"),
-        ({"cu_seqlens": torch.tensor([0, 5]), "length": 4}, "lengths of at most 4"),
-        ({"position_ids": LONGS.bool()}, "position_ids must be integers"),
-        ({"position_ids": torch.tensor(0)}, "found int64 values of shape"),
-        ({"position_ids": torch.tensor([0, 1, 3])}, "3 at token 2 is neither 0, where a document begins, nor one more"),
-        ({"position_ids": torch.tensor([[0, 1], [1, 0]])}, r"1 at token 0 of row \[1\]"),
-        ({"position_ids": torch.tensor([3, 4]), "first": 2}, "3 at token 0 is neither 2"),
-        ({"separators": LONGS}, "separators must be booleans of shape .*, ids == end_of_text; found int64"),
-        ({"separators": torch.tensor(True)}, "found bool values"),
-    ],
-)
-def test_what_is_no_form_of_documents_is_refused(form, message, unchecked) -> None:
-    with pytest.raises((el.ShapeError, el.SizeError), match=message):
-        document_mask(**form)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, "takes one of cu_seqlens, position_ids, separators, not 0 of them"),
+    ({"cu_seqlens": LONGS[0], "position_ids": LONGS}, "not 2 of them"),
+    ({"cu_seqlens": [0, 3]}, "cu_seqlens must be a tensor of integers of shape .N . 1,.; found list"),
+    ({"cu_seqlens": LONGS}, r"found int64 values of shape \(1, 3\)"),
+    ({"cu_seqlens": torch.tensor([0.0, 3.0])}, "found float32 values"),
+    ({"cu_seqlens": torch.tensor([], dtype=torch.long)}, r"summed up from 0, such as \[0, 3, 5\]; found \[\]"),
+    ({"cu_seqlens": torch.tensor([3, 5])}, r"found \[3, 5\]"),
+    ({"cu_seqlens": torch.tensor([0, 5, 3])}, r"found \[0, 5, 3\]"),
+    ({"cu_seqlens": torch.tensor([0, 5]), "length": 4}, "lengths of at most 4"),
+    ({"position_ids": LONGS.bool()}, "position_ids must be integers"),
+    ({"position_ids": torch.tensor(0)}, "found int64 values of shape"),
+    ({"position_ids": torch.tensor([0, 1, 3])}, "3 at token 2 is neither 0, where a document begins, nor one more"),
+    ({"position_ids": torch.tensor([[0, 1], [1, 0]])}, r"1 at token 0 of row \[1\]"),
+    ({"position_ids": torch.tensor([3, 4]), "first": 2}, "3 at token 0 is neither 2"),
+    ({"separators": LONGS}, "separators must be booleans of shape .*, ids == end_of_text; found int64"),
+    ({"separators": torch.tensor(True)}, "found bool values"),
+]
+
+
+def test_what_is_no_form_of_documents_is_refused(unchecked) -> None:
+    for form, message in REFUSED:
+        with pytest.raises((el.ShapeError, el.SizeError), match=message):
+            document_mask(**form)
 
 
 def test_padding_between_documents_has_no_cumulative_lengths() -> None:

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator
+import warnings
 from typing import Any
 
 import pytest
@@ -14,45 +14,20 @@ from embedlayer.core import errors
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
-    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.EmbedLayerError)]
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, el.EmbedLayerError)]
     for cls in classes:
-        if cls is not errors.EmbedLayerError:
+        if cls is not el.EmbedLayerError:
             *ours, builtin = cls.__bases__
-            assert all(issubclass(base, errors.EmbedLayerError) for base in ours)
+            assert all(issubclass(base, el.EmbedLayerError) for base in ours)
             row = next(line for line in errors.__doc__.splitlines() if f" {cls.__name__} " in line)
-            assert all(base.__name__ in row for base in (*ours, builtin) if base is not errors.EmbedLayerError)
+            assert all(base.__name__ in row for base in (*ours, builtin) if base is not el.EmbedLayerError)
 
 
-def test_a_missing_extra_names_its_install_line() -> None:
-    with pytest.raises(errors.MissingExtraError, match=r"pip install 'embedlayer\[plots\]'"):
-        errors.require("no_such_module_anywhere", extra="plots")
-    assert errors.require("json", extra="plots").__name__ == "json"
-
-
-@pytest.fixture
-def unwarned() -> Iterator[None]:
-    """A process in which no release was warned of."""
-    errors.warn_if_untested.cache_clear()
-    yield
-    errors.warn_if_untested.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [("torch", "2.8.1"), ("torch", "3.0.0a1"), ("transformers", "5.5.9"), ("transformers", "6.0.0.dev0")],
-)
-def test_a_release_outside_of_the_tested_range_is_warned_of_once(name, version, unwarned) -> None:
-    oldest, newest = errors.TESTED[name]
-    message = rf"{name} {re.escape(version)} is installed; .* tested with {name} {oldest} to {newest}\."
-    with pytest.warns(el.EmbedLayerWarning, match=message):
-        errors.warn_if_untested(name, version)
-    errors.warn_if_untested(name, version)  # pytest makes an error of a second warning
-
-
-@pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize("name", errors.TESTED)
-def test_the_ends_of_the_tested_range_are_not_warned_of(name, place, unwarned) -> None:
-    errors.warn_if_untested(name, f"{errors.TESTED[name][place]}.7+cpu")
+def test_a_missing_extra_names_its_install_line(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    table = el.TokenEmbedding(9, 4)
+    with pytest.raises(el.core.MissingExtraError, match=r"matplotlib is needed.*\n.*pip install 'embedlayer\[plots\]'"):
+        el.plots.norm_histogram(table)
 
 
 @pytest.mark.parametrize("version", ["2.8.0", "2.99.0"])
@@ -77,16 +52,34 @@ print(*[each.message for each in caught if "is installed" in str(each.message)],
     assert out.startswith(f"torch {version} is installed; embedlayer is tested with torch ")
 
 
-def test_a_model_of_an_untested_transformers_is_patched_after_one_warning(monkeypatch, unwarned) -> None:
+def test_models_of_an_untested_transformers_are_patched_after_one_warning(monkeypatch) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1)
-    model = transformers.GPT2LMHeadModel(config)
+
+    def patched(version: str) -> list[str]:
+        """Patch a model with this release, and return the warnings."""
+        model = transformers.GPT2LMHeadModel(config)
+        monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            el.patch(model)
+        assert type(model.lm_head) is not nn.Linear
+        return [str(each.message) for each in caught]
+
+    tested = set()
+    for version in ("5.5.9", "6.0.0.dev0"):
+        (warning,) = patched(version)
+        found = re.fullmatch(
+            rf"transformers {version} is installed; .* with transformers ([\d.]+) to ([\d.]+)\.", warning
+        )
+        assert found is not None, warning
+        assert patched(version) == []
+        tested |= {*found.groups()}
+    assert len(tested) == 2
+    assert [patched(f"{end}.7+cpu") for end in tested] == [[], []]
+
     own: Any = nn.Module()
     own.table = nn.Embedding(9, 4)
     own.get_input_embeddings = lambda: own.table
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.5.0")
-    assert type(el.patch(own).table) is el.TokenEmbedding  # no class of transformers
-    with pytest.warns(el.EmbedLayerWarning, match=r"transformers 5\.5\.0 is installed"):
-        el.patch(model)
-    assert type(model.lm_head) is not nn.Linear
-    errors.require("transformers", extra="hf")
+    assert type(el.patch(own).table) is el.TokenEmbedding  # no class of transformers, and no warning

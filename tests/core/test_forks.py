@@ -1,11 +1,13 @@
 """What has a lock or a thread works in a forked process, also if the lock was locked or the thread busy at the fork."""
 
 import ast
+import fcntl
 import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,22 +15,19 @@ from pathlib import Path
 import pytest
 import torch
 from processes import in_a_fork
+from safetensors.torch import save_file
 from test_dependencies import PACKAGE
 from thread_order import wait_for_any, watch_locks
 
 import embedlayer as el
 from embedlayer.cli import interrupts
-from embedlayer.core import forks
 from embedlayer.core.errors import FileError
-from embedlayer.core.forks import BackgroundThread, HeldLocks, call_in_forked_processes, lock_held_at_forks
-from embedlayer.data import text_chunks
+from embedlayer.core.forks import BackgroundThread, HeldLocks, lock_held_at_forks
+from embedlayer.data import encode_chunks
 from embedlayer.explorer import table_map
-from embedlayer.io import locks
-from embedlayer.io.locks import FileLock
-from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.kernels import kernel
 from embedlayer.opening import OpenedModel
-from embedlayer.tables.stored.mapped import MappedEmbedding
+from embedlayer.tables import MappedEmbedding
 
 IDS = torch.tensor([3, 1, 4])
 
@@ -54,7 +53,7 @@ def other_thread(locked: Callable[[Callable[[], object]], object]) -> Iterator[N
 
 def a_read_only_table(folder: Path, patch: pytest.MonkeyPatch) -> None:
     rows = torch.randn(10, 4)
-    save_tensors(folder / "rows.safetensors", {"rows": rows})
+    save_file({"rows": rows}, folder / "rows.safetensors")
     with MappedEmbedding.open(folder / "rows.safetensors") as table:
         table.prefetch(IDS)
 
@@ -87,14 +86,11 @@ def a_row_sparse_table(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def a_text_that_is_encoded(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(text_chunks, "_FEWEST_CHUNKS", 1)
-    patch.setattr(text_chunks, "_CHUNKS_PER_CORE", 1)
-    patch.setattr(text_chunks, "usable_cores", lambda: 1)
     patch.setenv("TOKENIZERS_PARALLELISM", "false")
-    chunks = [f"chunk {number} of a text\n" for number in range(9)]
-    tokenizer = el.train_tokenizer("\n".join(chunks), vocab_size=300)
-    wanted = [ids.tolist() for _, ids in text_chunks.encode_chunks(chunks, tokenizer)]
-    encoded = text_chunks.encode_chunks(chunks, tokenizer)
+    chunks = [f"chunk {number} of a text\n" for number in range(200 * (os.cpu_count() or 1))]
+    tokenizer = el.train_tokenizer("\n".join(chunks[:9]), vocab_size=300)
+    wanted = [tokenizer.encode(chunk).ids for chunk in chunks]
+    encoded = encode_chunks(chunks, tokenizer)
     first = next(encoded)[1].tolist()
 
     def use() -> None:
@@ -138,29 +134,43 @@ def a_map_that_is_computed(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def a_lock_file(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    with other_thread(lambda wait: _inside(locks._guard, wait)):
-        in_a_fork(lambda: FileLock(folder / "lock", "It").acquire())
+    here, flock, waits = os.getpid(), fcntl.flock, list[Callable[[], object]]()
+
+    def slow(descriptor: int, how: int) -> None:
+        if os.getpid() == here and waits:
+            waits.pop()()
+        flock(descriptor, how)
+
+    def create(name: str) -> None:
+        MappedEmbedding.create(folder / name, 10, 4).close()
+
+    patch.setattr(fcntl, "flock", slow)
+    with other_thread(lambda wait: (waits.append(wait), create("one"))):
+        in_a_fork(lambda: create("other"))
 
 
 def a_command(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    ended: list[bool] = []
     patch.setattr(interrupts, "SECONDS", 0.01)
-    patch.setattr(interrupts, "_end_at_once", lambda: ended.append(True))
-    with interrupts.ending_on_interrupt():
-        assert signal.getsignal(signal.SIGINT) is interrupts.raise_interrupt
 
-        def use() -> None:
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
+    def use() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
-        in_a_fork(use)
-        time.sleep(0.1)
-    assert not ended, "the signal of a forked process ended the process from which it was forked"
+    def command() -> None:
+        with interrupts.ending_on_interrupt():
+            in_a_fork(use)
+            time.sleep(0.1)  # the signal of a forked process does not end the process from which it was forked
+
+    in_a_fork(command)
 
 
-def kernels(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    waits = [each for each in forks._locks if each is kernel._compiling]
-    assert waits, "a fork waits until no thread compiles kernels, with numba's own lock"
+def kernels_that_are_compiled(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    inside, forked = threading.Event(), threading.Event()
+    compiles = threading.Thread(target=lambda: _inside(kernel._compiling, lambda: inside.set() or forked.wait(0.2)))
+    compiles.start()
+    inside.wait()
+    in_a_fork(lambda: _inside(kernel._compiling, lambda: None), forked)
+    compiles.join()
 
 
 def _inside(lock, wait: Callable[[], object]) -> None:
@@ -176,7 +186,7 @@ HOLDERS = {
     "opening/opened_model.py": an_opened_model,
     "explorer/table_map.py": a_map_that_is_computed,
     "io/locks.py": a_lock_file,
-    "kernels/kernel.py": kernels,
+    "kernels/kernel.py": kernels_that_are_compiled,
     "cli/interrupts.py": a_command,
 }
 NAMES = {
@@ -249,21 +259,14 @@ def test_threads_that_acquire_several_locks_do_not_block_each_other() -> None:
     assert len(total) == 100
 
 
-def test_a_lock_and_a_callback_end_with_their_owner() -> None:
-    class Owner:
-        def __init__(self) -> None:
-            self.lock = lock_held_at_forks()
-            call_in_forked_processes(self.called)
-
-        def called(self) -> None: ...
-
+def test_what_waits_for_forks_ends_with_its_owner(tmp_path) -> None:
+    table = MappedEmbedding.create(tmp_path / "rows", 10, 4)
+    table.close()
+    opened = OpenedModel("table", el.TokenEmbedding(10, 4, row_sparse=True))
+    owners = [weakref.ref(each) for each in (table, opened, opened._lock)]
+    del table, opened
     gc.collect()
-    before = len(forks._locks), len(forks._callbacks)
-    owner = Owner()
-    assert (len(forks._locks), len(forks._callbacks)) == (before[0] + 1, before[1] + 1)
-    del owner
-    gc.collect()
-    assert (len(forks._locks), len(forks._callbacks)) == before
+    assert [owner() for owner in owners] == [None] * 3
 
 
 def test_an_error_of_a_job_is_that_of_its_result_and_later_jobs_are_done() -> None:

@@ -2,13 +2,20 @@
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from embedlayer import FactorizedEmbedding, PositionError, ShapeError, TokenEmbedding, TokenIdError
-from embedlayer.kernels.index_check import IndexCheck
+from embedlayer import (
+    FactorizedEmbedding,
+    LearnedPositionalEmbedding,
+    PositionError,
+    ShapeError,
+    TokenEmbedding,
+    TokenIdError,
+)
 
 
 def test_a_bad_id_is_named_with_its_place_and_the_size(unchecked: None) -> None:
@@ -21,29 +28,30 @@ def test_a_bad_id_is_named_with_its_place_and_the_size(unchecked: None) -> None:
     assert isinstance(error.value, IndexError)
 
 
-@pytest.mark.parametrize(
-    ("ids", "kind", "message"),
-    [
-        (torch.tensor([[1, -1]]), TokenIdError, "token id -1 at row 0, column 1"),
-        (torch.tensor([[1.0, 2.0]]), ShapeError, "must be int64 or int32, not float32"),
-        (torch.tensor([[True]]), ShapeError, "not bool"),
-        (torch.tensor([3], dtype=torch.uint8), ShapeError, r"not uint8.*for instance ids.long\(\)"),
-        ([1.0, 2.0], ShapeError, "not float64"),
-        ([True], ShapeError, "not bool"),
-        (np.array([1.0], dtype=np.float32), ShapeError, "not float32.*ids.astype"),
-        ("a text", ShapeError, r"not text.*tokenizer.encode\(text\).ids"),
-        (["a", "text"], ShapeError, "not text"),
-        (None, ShapeError, "not NoneType"),
-        ([[1, 2], [3]], ShapeError, "must have one length to form a batch.*pad them"),
-        ({"input_ids": [[1]], "attention_mask": [[1]]}, ShapeError, "keys input_ids, attention_mask.*pass its 'inp"),
-        (torch.tensor(10), TokenIdError, "token id 10 at row 0, column 0"),
-        ([[3, 4], [5, 10]], TokenIdError, "token id 10 at row 1, column 1"),
-    ],
-)
-def test_what_cannot_be_looked_up_is_refused(unchecked: None, ids, kind, message) -> None:
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    (torch.tensor([[1, -1]]), TokenIdError, "token id -1 at row 0, column 1"),
+    (torch.tensor([[1.0, 2.0]]), ShapeError, "must be int64 or int32, not float32"),
+    (torch.tensor([[True]]), ShapeError, "not bool"),
+    (torch.tensor([3], dtype=torch.uint8), ShapeError, r"not uint8.*for instance ids.long\(\)"),
+    ([1.0, 2.0], ShapeError, "not float64"),
+    ([True], ShapeError, "not bool"),
+    (np.array([1.0], dtype=np.float32), ShapeError, "not float32.*ids.astype"),
+    ("a text", ShapeError, r"not text.*tokenizer.encode\(text\).ids"),
+    (["a", "text"], ShapeError, "not text"),
+    (None, ShapeError, "not NoneType"),
+    ([[1, 2], [3]], ShapeError, "must have one length to form a batch.*pad them"),
+    ({"input_ids": [[1]], "attention_mask": [[1]]}, ShapeError, "keys input_ids, attention_mask.*pass its 'inp"),
+    (torch.tensor(10), TokenIdError, "token id 10 at row 0, column 0"),
+    ([[3, 4], [5, 10]], TokenIdError, "token id 10 at row 1, column 1"),
+    (torch.tensor([[3, 9], [10, 3]]), TokenIdError, r"token id 10 at row 1, column 0(.|\n)*table_size"),
+]
+
+
+def test_what_cannot_be_looked_up_is_refused(unchecked: None) -> None:
     for table in (TokenEmbedding(10, 4), FactorizedEmbedding(10, 4, 2)):
-        with pytest.raises(kind, match=message):
-            table(ids)
+        for ids, kind, message in REFUSED:
+            with pytest.raises(kind, match=message):
+                table(ids)
 
 
 def test_int32_and_any_number_of_dimensions_are_looked_up() -> None:
@@ -54,16 +62,23 @@ def test_int32_and_any_number_of_dimensions_are_looked_up() -> None:
     assert torch.equal(table(ids[0, 0]), table(ids)[0, 0])
 
 
-@pytest.mark.parametrize("kind", ["token id", "position"])
+CHECKED = {
+    "token id": (lambda: TokenEmbedding(10, 4), TokenIdError),
+    "position": (lambda: LearnedPositionalEmbedding(10, 4), PositionError),
+}
+
+
+@pytest.mark.parametrize("kind", CHECKED)
 def test_without_waiting_the_first_bad_index_is_remembered(kind) -> None:
-    """What runs on an accelerator, run here: `clamped` reads no value back."""
-    bounds = IndexCheck(10, kind)
+    """What runs on an accelerator, run here: `clamp_and_record` reads no value back."""
+    build, error = CHECKED[kind]
+    bounds = build().index_check
     safe, outside = bounds.clamp_and_record(torch.tensor([[1, 2, 3], [4, 12, -5]]))
     assert safe.tolist() == [[1, 2, 3], [4, 9, 0]]
     assert outside.tolist() == [[False] * 3, [False, True, True]]
     bounds.clamp_and_record(torch.tensor([[99]]))
     assert [found.shape for found in bounds.clamp_and_record(torch.empty(0, 3, dtype=torch.int64))] == [(0, 3)] * 2
-    with pytest.raises(TokenIdError if kind == "token id" else PositionError, match=f"{kind} 12 at row 1, column 1"):
+    with pytest.raises(error, match=f"{kind} 12 at row 1, column 1"):
         bounds.check()
     bounds.check()
 
@@ -77,28 +92,26 @@ def test_a_clamped_id_gives_zeros_and_gets_no_gradient(monkeypatch: pytest.Monke
     assert table.weight.grad.abs().sum(1).nonzero().flatten().tolist() == [3]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+@pytest.mark.parametrize("kind", CHECKED)
+def test_a_recorded_index_outlives_every_cast_and_move_until_it_is_raised(kind) -> None:
+    for change in (
         lambda module: module.half(),
         lambda module: module.to(torch.bfloat16).float(),
         lambda module: module.to("cpu"),
         lambda module: module.to_empty(device="cpu"),
         copy.deepcopy,
         lambda module: pickle.loads(pickle.dumps(module)),
-    ],
-)
-@pytest.mark.parametrize("kind", ["token id", "position"])
-def test_a_recorded_index_outlives_every_cast_and_move_until_it_is_raised(change, kind) -> None:
-    """The record of an accelerator, made here: `clamped` is what runs there."""
-    module = torch.nn.Sequential(IndexCheck(10, kind))
-    module[0].clamp_and_record(torch.tensor([[1, 2, 3], [4, 12, -5]]))
-    bounds = change(module)[0]
-    assert bounds.first_bad_index.dtype == torch.int64
-    assert not module.state_dict()
-    with pytest.raises(TokenIdError if kind == "token id" else PositionError, match=f"{kind} 12 at row 1, column 1"):
+    ):
+        build, error = CHECKED[kind]
+        module = torch.nn.Sequential(build())
+        saved = [*module.state_dict()]
+        module[0].index_check.clamp_and_record(torch.tensor([[1, 2, 3], [4, 12, -5]]))
+        bounds = change(module)[0].index_check
+        assert bounds.first_bad_index.dtype == torch.int64
+        assert [*module.state_dict()] == saved == ["0.weight"]
+        with pytest.raises(error, match=f"{kind} 12 at row 1, column 1"):
+            bounds.check()
         bounds.check()
-    bounds.check()
 
 
 def test_a_table_made_on_the_meta_device_has_recorded_nothing() -> None:
@@ -127,7 +140,7 @@ def test_on_the_gpu_the_error_comes_when_somebody_waits() -> None:
 
 
 def test_rows_in_front_of_row_0_are_reached_and_errors_name_the_index_itself() -> None:
-    bounds = IndexCheck(10, "position", offset=2)
+    bounds = LearnedPositionalEmbedding(10, 4, offset=2).index_check
     assert bounds(torch.tensor([-2, 0, 9]))[0].tolist() == [0, 2, 11]
     safe, outside = bounds.clamp_and_record(torch.tensor([[-2, 9], [10, -3]]) + 2)
     assert safe.tolist() == [[0, 11], [11, 0]]

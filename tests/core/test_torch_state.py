@@ -1,89 +1,128 @@
-"""When a faster computation may take the place of the calls that it stands for."""
+"""A faster computation takes the place of the calls that it stands for only where nothing can see the difference."""
 
 import ast
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-import embedlayer
-from embedlayer.core.torch_state import has_hooks, is_current, is_unchanged
+import embedlayer as el
+
+Register = Callable[[nn.Module, Callable[..., None]], Any]
+HOOKS: dict[str, Register] = {
+    "forward pre-hook": lambda module, seen: module.register_forward_pre_hook(seen),
+    "forward hook": lambda module, seen: module.register_forward_hook(seen),
+    "hook of any call": lambda module, seen: module.register_forward_hook(seen, with_kwargs=True, always_call=True),
+    "backward pre-hook": lambda module, seen: module.register_full_backward_pre_hook(seen),
+    "backward hook": lambda module, seen: module.register_full_backward_hook(seen),
+    "global pre-hook": lambda module, seen: torch_module.register_module_forward_pre_hook(seen),
+    "global hook": lambda module, seen: torch_module.register_module_forward_hook(seen, always_call=True),
+    "global backward pre-hook": lambda module, seen: torch_module.register_module_full_backward_pre_hook(seen),
+    "global backward hook": lambda module, seen: torch_module.register_module_full_backward_hook(seen),
+}
+PARTS: dict[str, Callable[[Any], nn.Module]] = {
+    "table": lambda layer: layer.table,
+    "position": lambda layer: layer.position,
+    "dropout": lambda layer: layer.dropout,
+}
 
 
-class Doubling(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fast(x)
-
-    def plain(self, x: torch.Tensor) -> torch.Tensor:
-        return x + x
-
-    def fast(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * x
+def layer_of(kind: type[el.TokenEmbedding] = el.TokenEmbedding) -> Any:
+    """An input embedding, all parts of which are one computation."""
+    torch.manual_seed(0)
+    return el.TransformerEmbedding(10, 4, 5, table=kind(10, 4), dropout=1e-9)
 
 
-def nothing(*_: object) -> None:
-    return None
+@pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:For backward hooks")
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_with_a_hook_is_called_until_the_hook_is_removed(part) -> None:
+    for name, register in HOOKS.items():
+        layer, calls = layer_of(), list[nn.Module]()
+        observed = PARTS[part](layer)
+        handle = register(observed, lambda module, *_, calls=calls: calls.append(module))
+        try:
+            layer(torch.tensor([1, 2])).sum().backward()
+            assert observed in calls, name
+        finally:
+            handle.remove()
+        calls.clear()
+        layer(torch.tensor([1, 2])).sum().backward()
+        assert not calls, name
 
 
-@pytest.mark.parametrize(
-    "register",
-    [
-        lambda module: module.register_forward_pre_hook(nothing),
-        lambda module: module.register_forward_hook(nothing),
-        lambda module: module.register_forward_hook(nothing, with_kwargs=True, always_call=True),
-        lambda module: module.register_full_backward_pre_hook(nothing),
-        lambda module: module.register_full_backward_hook(nothing),
-        lambda _: torch_module.register_module_forward_pre_hook(nothing),
-        lambda _: torch_module.register_module_forward_hook(nothing, always_call=True),
-        lambda _: torch_module.register_module_full_backward_pre_hook(nothing),
-        lambda _: torch_module.register_module_full_backward_hook(nothing),
-    ],
-)
-def test_every_hook_is_seen_until_it_is_removed(register) -> None:
-    module = Doubling()
-    assert not has_hooks(module)
-    handle = register(module)
-    try:
-        assert has_hooks(module)
-    finally:
-        handle.remove()
-    assert not has_hooks(module)
+def test_a_part_that_was_compiled_in_place_is_called(monkeypatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda call, **_: lambda *given: calls.append(part) or call(*given))
+    for part in PARTS:
+        layer = layer_of()
+        PARTS[part](layer).compile()
+        layer(torch.tensor([1, 2]))
+    assert calls == [*PARTS]
 
 
-def test_a_module_that_was_compiled_in_place_is_called() -> None:
-    module = Doubling()
-    module.compile(backend="eager")
-    assert has_hooks(module)
+def test_a_part_whose_forward_another_one_replaced_is_called(monkeypatch) -> None:
+    """Replaced in a subclass, in the object and in the class."""
+    ids, Table = torch.tensor([1, 2]), el.TokenEmbedding
+    plain, before = layer_of()(ids), Table.forward
+    replaced = lambda self, ids: before(self, ids) * 0  # noqa: E731
+    assert torch.equal(layer_of(type("Named", (Table,), {}))(ids), plain)
+    for name in ("forward", "__call__"):
+        changed = layer_of(type("Changed", (Table,), {name: replaced}))
+        assert torch.equal(changed(ids), changed.position(torch.arange(2))), name
+    layer = layer_of()
+    layer.table.forward = lambda ids: before(layer.table, ids) * 0
+    assert torch.equal(layer(ids), layer.position(torch.arange(2)))
+    del layer.table.forward
+    assert torch.equal(layer(ids), plain)
+    monkeypatch.setattr(Table, "forward", replaced)
+    assert torch.equal(layer(ids), layer.position(torch.arange(2)))
 
 
-def test_a_method_is_unchanged_until_a_subclass_an_instance_or_the_class_has_another(monkeypatch) -> None:
-    methods = {"forward": Doubling.forward, "__call__": nn.Module.__call__}
-    module = Doubling()
-    assert is_unchanged(module, **methods)
-    assert is_unchanged(type("Named", (Doubling,), {})(), **methods)
-    assert not is_unchanged(type("Changed", (Doubling,), {"forward": lambda self, x: x})(), **methods)
-    assert not is_unchanged(type("Called", (Doubling,), {"__call__": lambda self, x: x})(), **methods)
-    assert not is_unchanged(nn.Linear(2, 2), **methods)
-    assert not is_unchanged(module, missing=nothing)
-    module.forward = module.plain
-    assert not is_unchanged(module, **methods)
-    del module.forward
-    assert is_unchanged(module, **methods)
-    monkeypatch.setattr(Doubling, "forward", Doubling.plain)
-    assert not is_unchanged(module, **methods)
+class Base(el.Position):
+    def __init__(self, period: int) -> None:
+        super().__init__()
+        self.period = period
+
+    @property
+    def config(self) -> dict[str, object]:
+        return {"period": self.period}
 
 
-def test_a_shortcut_is_current_where_no_subclass_overrides_the_definition_alone() -> None:
-    tripled = {"plain": lambda self, x: 3 * x}
-    both = {**tripled, "fast": lambda self, x: 3 * x}
-    assert is_current(Doubling, "fast", "plain")
-    assert not is_current(type("Left", (Doubling,), tripled), "fast", "plain")
-    assert is_current(type("Both", (Doubling,), both), "fast", "plain")
-    assert is_current(type("Faster", (Doubling,), {"fast": Doubling.fast}), "fast", "plain")
-    assert not is_current(type("Again", (type("Both", (Doubling,), both),), tripled), "fast", "plain")
+class Left(Base):
+    def __init__(self, period: int, phase: int = 1) -> None:
+        super().__init__(period)
+        self.phase = phase
+
+
+class Both(Left):
+    def __init__(self, period: int, phase: int = 1, shift: int = 2) -> None:
+        super().__init__(period, phase)
+        self.shift = shift
+
+    config = Base.config
+
+
+class Faster(Left):
+    config = Base.config
+
+
+class Again(Both):
+    def __init__(self, period: int, phase: int = 1, shift: int = 2, tilt: int = 3) -> None:
+        super().__init__(period, phase, shift)
+        self.tilt = tilt
+
+
+def test_arguments_that_a_config_does_not_know_are_those_of_a_constructor_that_was_overridden_alone(tmp_path) -> None:
+    for cls, own in ((Base, set()), (Left, {"phase"}), (Both, set()), (Faster, set()), (Again, {"tilt"})):
+        cls(7).save_pretrained(tmp_path)
+        written = json.loads((tmp_path / "config.json").read_text())
+        assert written.keys() - {"kind", "format_version"} == {"period"} | own, cls
 
 
 def private_names(tree: ast.Module) -> set[str]:
@@ -99,7 +138,7 @@ def private_names(tree: ast.Module) -> set[str]:
 
 
 def test_private_names_of_torch_are_in_one_file() -> None:
-    package = Path(embedlayer.__file__).parent
+    package = Path(el.__file__).parent
     texts = {str(file.relative_to(package)): file.read_text() for file in package.rglob("*.py")}
     # where `private_names` can find any: to parse all takes 2 s
     may_have = re.compile(r"(?<!self)\._[A-Za-z]|from torch\S* import (\([^)]*|.*)\b_[A-Za-z]")

@@ -275,4 +275,5 @@ def test_an_exported_page_has_temperature_and_lens_and_says_that_appending_needs
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.goto(export(source) + "#pipeline?step=block")
     page.locator(".block-lengths li").nth(1).wait_for()
+    page.get_by_text("Block 2 does the same with weights of its own").wait_for()
     page.locator(".block-line canvas").first.wait_for()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import parse_qsl, urlencode
 from urllib.request import urlopen
@@ -578,6 +579,12 @@ def test_a_dimension_lights_in_every_vector_and_is_kept_in_the_address(source, s
     assert "step=sum" in page.evaluate("location.href")
     page.locator(".mach-chain").press("Escape")
     assert "dim=" not in page.evaluate("location.href")
+    page.get_by_role("button", name="Sinusoidal").click()
+    for token, dimension in itertools.product(range(2), range(4)):  # position 0 has the numbers 0 and 1
+        page.locator(".pipe-chips button").nth(token).click()
+        page.locator(".mach-line .vec > span").nth(dimension).hover()
+        sums = page.locator(".mach-sum").inner_text().split("\n")[2:]
+        assert all(re.fullmatch(r"\S+ [·+] (\(−[\d.]+\)|[\d.]+) = \S+", each) for each in sums), sums
 
 
 @pytest.mark.browser

@@ -1,17 +1,10 @@
-"""What the configuration adds to the tensors of MLX.
-
-That rows are those of the library is a law of `test_stored_formats.py`.
-"""
+"""What the configuration adds to the tensors of MLX. Laws of all: `test_stored_formats.py`."""
 
 import re
-from typing import Any
 
 import pytest
-from stored_cases import CASES, NAME, StoredCase, mlx_case, weights
-
-from embedlayer.core.errors import CheckpointError
-from embedlayer.formats.mlx import MLXAffineRows, MLXFloatRows
-from embedlayer.formats.recognition import recognise
+import torch
+from stored_cases import CASES, NAME, StoredCase, load, mlx_case, refused, weights
 
 
 @pytest.fixture
@@ -19,23 +12,16 @@ def case() -> StoredCase:
     return mlx_case(weights(256), bits=4, group_size=64)
 
 
-def stating(case: StoredCase, settings: dict[str, Any]) -> StoredCase:
-    return case._replace(settings=settings)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_the_configuration_tells_bits_and_group_size_where_the_shapes_do_not(case) -> None:
+    for settings in (
         {"bits": 4, "group_size": 64},
         {"bits": 4},
         {"group_size": 64},
         {"bits": 8, "group_size": 32, NAME: {"bits": 4, "group_size": 64}},
         {"bits": 4, "group_size": 64, NAME: False},  # the tensors are quantised
         {"bits": 4, "group_size": 64, "lm_head": {"bits": 8, "group_size": 32}},
-    ],
-)
-def test_the_configuration_tells_bits_and_group_size_where_the_shapes_do_not(case, settings):
-    assert recognise(stating(case, settings).module) == (MLXAffineRows(256, 4, 64, "F32"), len(case.rows))
+    ):
+        assert torch.equal(load(case._replace(settings=settings)).rows(0, 99), case.rows), settings
 
 
 @pytest.mark.parametrize(
@@ -49,22 +35,19 @@ def test_the_configuration_tells_bits_and_group_size_where_the_shapes_do_not(cas
         ({"bits": 4, "group_size": 64, "mode": "mxfp4"}, "{'mode': 'mxfp4', 'bits': 4, 'group_size': 64}"),
     ],
 )
-def test_a_configuration_that_the_shapes_contradict_is_refused(case, settings, stated):
+def test_a_configuration_that_the_shapes_contradict_is_refused(case, settings, stated) -> None:
     fitting = "2 bits in groups of 128 or 4 bits in groups of 64 or 8 bits in groups of 32"
-    with pytest.raises(CheckpointError, match=rf"{NAME}\.weight .*{fitting}, and the .* states {re.escape(stated)}"):
-        recognise(stating(case, settings).module)
+    refused(case._replace(settings=settings), f"weight .*{fitting}, and the .* states {re.escape(stated)}")
 
 
-def test_a_single_layout_needs_no_configuration():
-    case = mlx_case(weights(128), bits=5, group_size=128)
-    assert recognise(stating(case, {}).module) == (MLXAffineRows(128, 5, 128, "F32"), len(case.rows))
+def test_a_single_layout_needs_no_configuration() -> None:
+    for case in (mlx_case(weights(128), bits=5, group_size=128), CASES["MLX nvfp4"]()):
+        assert torch.equal(load(case._replace(settings={})).rows(0, 99), case.rows)
 
 
-def test_modes_of_floats_are_told_by_the_shapes_and_not_contradicted():
+def test_modes_of_floats_are_told_by_the_shapes_and_not_contradicted() -> None:
     case = CASES["MLX nvfp4"]()
-    assert recognise(stating(case, {}).module) == (MLXFloatRows(384, "nvfp4"), len(case.rows))
     for settings in ({"mode": "mxfp4"}, {"mode": "nvfp4", "bits": 8}, {"bits": 4, "group_size": 64}):
-        with pytest.raises(CheckpointError, match=rf"{NAME}\.weight .* which is nvfp4, .* states .*{settings}"):
-            recognise(stating(case, settings).module)
-    with pytest.raises(CheckpointError, match=f"{NAME}.weight has 24 words and 2 scales a row, which is none of mxfp4"):
-        recognise(case.changed(scales=case.tensors["scales"][:, :2], weight=case.tensors["weight"][:, :24]).module)
+        refused(case._replace(settings=settings), f"weight .* which is nvfp4, .* states .*{settings}")
+    cut = case.changed(scales=case.tensors["scales"][:, :2], weight=case.tensors["weight"][:, :24])
+    refused(cut, "weight has 24 words and 2 scales a row, which is none of mxfp4")

@@ -180,6 +180,7 @@ READERS = {
     "log_softmax": lambda z: z.log_softmax(-1),
     "one token": lambda z: z[..., 3:5],
     "last dimension moved": lambda z: z.transpose(1, 2),
+    "loss over flat logits": lambda z: F.cross_entropy(z.flatten(1).view(-1, V), targets_for(B * T)),
     "itself": lambda z: z * z,
     "other logits": lambda z: torch.cat([z, z], 1),
     "written": written,

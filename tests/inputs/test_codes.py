@@ -6,8 +6,6 @@ import torch
 import embedlayer as el
 from embedlayer.heads import OutputHead, StreamHead
 from embedlayer.inputs import CodeStreams
-from embedlayer.inputs.codes import StreamLookup
-from embedlayer.saving import build, describe
 from embedlayer.tables import StreamTable
 
 IDS = torch.tensor([[5, 3, 5]])
@@ -31,12 +29,12 @@ def test_codes_stand_in_the_place_of_placeholders_alone() -> None:
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_a_description_gives_equal_streams_with_their_heads(is_tied) -> None:
+def test_saved_streams_have_equal_heads(tmp_path, is_tied) -> None:
     rows = table()
     output = OutputHead(rows.rows) if is_tied else OutputHead(8, 20)
     streams = CodeStreams(rows, head=StreamHead(output, (8, 12)), placeholders=[5], delays=[0, 1], text_stream=1)
-    again = build(describe(streams))
-    assert isinstance(again, CodeStreams)
+    streams.save_pretrained(tmp_path)
+    again = CodeStreams.from_pretrained(tmp_path)
     assert again.config == streams.config
     assert again.head is not None
     assert again.head.tied == is_tied
@@ -63,4 +61,9 @@ def test_bad_codes_are_refused(unchecked) -> None:
     with pytest.raises(el.TokenIdError, match="stream 0"):
         streams(x, IDS, CODES + 1)
     with pytest.raises(el.ShapeError, match="the streams last; found"):
-        StreamLookup(table(), IDS[0])
+        el.EmbeddingLayer(None, codes=CodeStreams(table())).input(IDS[0])
+
+
+def test_a_step_needs_its_module() -> None:
+    with pytest.raises(el.SizeError, match="one without its module"):
+        el.EmbeddingLayer(el.TokenEmbedding(10, 8), recipe=["norm"])

@@ -1,4 +1,7 @@
-"""Scale, positions and dropout in one pass, against the operations one by one."""
+"""An input embedding in one pass, against the operations one by one, in any number of dimensions and of blocks.
+
+`tests/kernels/cpu/test_input.py` has the laws of the masks.
+"""
 
 import math
 
@@ -8,115 +11,104 @@ from torch import Tensor
 
 from embedlayer import (
     DecoderLM,
+    FactorizedEmbedding,
     LearnedPositionalEmbedding,
+    LookupTable,
+    Position,
     RotaryEmbedding,
     RowAdamW,
+    SinusoidalPositionalEmbedding,
     TokenEmbedding,
     TokenIdError,
     TransformerEmbedding,
 )
-from embedlayer.inputs import fused
-from embedlayer.inputs.fused import gather_scale_add_drop, plain_scale_add_drop, scale_add_drop
-from embedlayer.kernels.input import StoredRows
-
-
-@pytest.fixture(params=[1 << 17, 50], ids=["one block", "small blocks"])
-def block_size(request, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "BLOCK_NUMEL", request.param)
-    monkeypatch.setattr(fused, "CLAIMED_NUMEL", request.param)
-
+from embedlayer.inputs import embed
 
 pytestmark = pytest.mark.usefixtures("both_paths")
 
-
-SHAPES = [((3, 5, 8), (5, 8)), ((3, 5, 8), (1, 5, 8)), ((3, 5, 8), (3, 5, 8)), ((5, 7), (5, 7)), ((2, 4, 6, 8), (6, 8))]
-
-
-@pytest.mark.usefixtures("block_size")
-@pytest.mark.parametrize(("shape", "addend_shape"), SHAPES)
-@pytest.mark.parametrize("scale", [None, 3.0])
-@pytest.mark.parametrize("with_addend", [True, False])
-def test_without_dropout_values_and_gradients_are_those_of_the_definition(
-    shape, addend_shape, scale, with_addend
-) -> None:
-    results = []
-    for way in (scale_add_drop, plain_scale_add_drop):
-        torch.manual_seed(1)
-        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        addend = torch.randn(addend_shape, dtype=torch.float64, requires_grad=True) if with_addend else None
-        y = way(x * 1.0, scale, addend, 0.0)
-        y.backward(torch.randn_like(y))
-        results.append([y.detach(), x.grad, addend.grad if addend is not None else x.grad])
-    for ours, plain in zip(*results, strict=True):
-        assert torch.allclose(ours, plain, rtol=1e-14, atol=1e-14)
+TABLES = {
+    "dense": lambda width, scale: TokenEmbedding(11, width, scale=scale),
+    "row-sparse": lambda width, scale: TokenEmbedding(11, width, scale=scale, row_sparse=True),
+    "factorised": lambda width, scale: FactorizedEmbedding(11, width, 4, scale=scale),
+}
+POSITIONS = [
+    lambda width: Position(),
+    lambda width: LearnedPositionalEmbedding(700, width),
+    lambda width: SinusoidalPositionalEmbedding(700, width),
+]
+MANY = (2, 700, 1024)
+"""Numbers of more elements than one block has."""
 
 
-@pytest.mark.usefixtures("block_size")
+def vectors_and_gradients(vectors: Tensor, table: LookupTable, position: Position) -> list[Tensor]:
+    """Return vectors and the gradients of all parameters, which are removed."""
+    torch.manual_seed(1)
+    vectors.backward(torch.randn_like(vectors))
+    parameters = [*table.parameters(), *position.parameters()]
+    gradients = [each.grad.to_dense() for each in parameters if each.grad is not None]
+    for each in parameters:
+        each.grad = None
+    return [vectors.detach(), *gradients]
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("sizes", [(3, 5, 8), (1, 5, 8), (5, 7), (2, 4, 6, 8), MANY])
+def test_without_dropout_vectors_and_gradients_are_those_of_the_definition(kind, sizes) -> None:
+    *shape, width = sizes
+    ids = torch.randint(0, 11, shape)
+    for make_position in POSITIONS if sizes != MANY else POSITIONS[1:2]:
+        for scale in (None, 3.0) if sizes != MANY else (3.0,):
+            table, position = TABLES[kind](width, scale).double(), make_position(width).double()
+            for positions in (None, torch.randint(0, 700, shape)):
+                found = vectors_and_gradients(embed(ids, table, position, positions), table, position)
+                used = torch.arange(shape[-1]) if positions is None else positions
+                x = table.look_up(ids) * (scale or 1.0)
+                plain = x + position(used) if position.hook == "add" else x
+                expected = vectors_and_gradients(plain, table, position)
+                with torch.no_grad():
+                    expected.append(plain)
+                    found.append(embed(ids, table, position, positions))
+                for ours, theirs in zip(found, expected, strict=True):
+                    assert torch.allclose(ours, theirs, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 1.0])
-def test_dropout_keeps_its_share_and_the_mean_and_sends_gradients_where_it_let_values_through(dropout) -> None:
-    x = torch.ones(20, 60, 50, requires_grad=True)
-    addend = torch.ones(60, 50, requires_grad=True)
-    y = scale_add_drop(x * 1.0, 2.0, addend, dropout)
-    share = y.eq(0).double().mean().item()
-    assert share == pytest.approx(dropout, abs=5 * math.sqrt(dropout * (1 - dropout) / y.numel()) + 1e-5)
-    for value in y.detach().unique().tolist():
-        assert value == 0 or value == pytest.approx(3 / (1 - dropout), rel=1e-4)
-    y.sum().backward()
-    kept = y.detach() / 3
-    assert torch.allclose(x.grad, 2 * kept)
-    assert torch.allclose(addend.grad, kept.sum(0))
-
-
-def test_which_numbers_are_dropped_looks_random_along_every_direction() -> None:
-    """Neighbours at any of the first distances are dropped together as often as chance has it."""
-    torch.manual_seed(3)
-    y = scale_add_drop(torch.ones(1, 4000, 128), None, None, 0.25).eq(0).double().flatten()
-    expected, spread = 0.0625, 5 * math.sqrt(0.0625 * 0.9375 / len(y))
-    for distance in (1, 2, 3, 4, 8, 64, 128, 256):
-        together = (y[distance:] * y[:-distance]).mean().item()
-        assert together == pytest.approx(expected, abs=spread)
-    by_place = scale_add_drop(torch.ones(1, 4000, 128), None, None, 0.25).eq(0).double()[0]
-    assert (by_place.mean(0) - 0.25).abs().max() < 5 * math.sqrt(0.25 * 0.75 / 4000)
+def test_dropout_keeps_its_share_and_sends_gradients_where_it_let_values_through(kind, dropout) -> None:
+    layer = TransformerEmbedding(11, 64, 60, dropout, table=TABLES[kind](64, 2.0))
+    ids = torch.randint(0, 11, (20, 60))
+    y = layer(ids)
+    share, spread = y.eq(0).double().mean().item(), 5 * math.sqrt(dropout * (1 - dropout) / y.numel())
+    assert share == pytest.approx(dropout, abs=spread + 1e-5)
+    mask = y.detach().ne(0) / max(1 - dropout, 1e-9)
+    whole = layer.eval()(ids)
+    torch.testing.assert_close(y, mask * whole, rtol=1e-4, atol=1e-6)
+    upstream = torch.randn_like(y)
+    gradients = [torch.autograd.grad(each, [*layer.parameters()], upstream) for each in (y, mask * whole)]
+    for ours, plain in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours.to_dense(), plain.to_dense(), rtol=1e-3, atol=1e-4)
 
 
 def test_the_seed_decides_and_is_used_up() -> None:
-    def drawn() -> Tensor:
-        return scale_add_drop(torch.ones(2, 30, 40), None, None, 0.5)
-
+    layer, ids = TransformerEmbedding(11, 40, 30, 0.5, table=TABLES["factorised"](40, None)), torch.arange(11)
     torch.manual_seed(5)
-    first, second = drawn(), drawn()
+    first, second = layer(ids), layer(ids)
     torch.manual_seed(5)
-    assert torch.equal(drawn(), first)
+    assert torch.equal(layer(ids), first)
     assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_first_and_second_derivatives_are_right(dropout, monkeypatch) -> None:
-    monkeypatch.setattr(fused, "BLOCK_NUMEL", 3)
-    monkeypatch.setattr(fused, "CLAIMED_NUMEL", 3)
-    x = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
-    addend = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+def test_first_and_second_derivatives_are_right(dropout) -> None:
+    layer = TransformerEmbedding(4, 3, 2, dropout, table=FactorizedEmbedding(4, 3, 2, scale=1.5)).double()
+    names, values = zip(*layer.named_parameters(), strict=True)
 
-    def seeded(x: Tensor, addend: Tensor) -> Tensor:
+    def seeded(*values: Tensor) -> Tensor:
         torch.manual_seed(7)
-        return scale_add_drop(x * 1.0, 1.5, addend, dropout)
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (torch.tensor([[0, 3]]),))
 
-    assert torch.autograd.gradcheck(seeded, (x, addend))
-    assert torch.autograd.gradgradcheck(seeded, (x, addend))
-
-
-@pytest.mark.parametrize("row_sparse", [False, True])
-def test_a_layer_in_training_drops_the_share_it_was_given(row_sparse) -> None:
-    table = TokenEmbedding(50, 64, scale="sqrt_dim", row_sparse=row_sparse)
-    layer = TransformerEmbedding(50, 64, 16, 0.25, table=table)
-    ids = torch.randint(0, 50, (40, 16))
-    y = layer(ids)
-    assert y.eq(0).double().mean().item() == pytest.approx(0.25, abs=0.02)
-    kept = y != 0
-    assert torch.allclose(y[kept], (layer.eval()(ids) / 0.75)[kept], rtol=1e-4)
-    y.sum().backward()
-    grads = table.weight.grad.to_dense()
-    assert grads.ne(0).any()
+    assert torch.autograd.gradcheck(seeded, values)
+    assert torch.autograd.gradgradcheck(seeded, values)
 
 
 def test_a_rotary_model_drops_too_and_a_table_is_never_written_to() -> None:
@@ -135,21 +127,6 @@ def test_compiled_it_is_the_definition(unchecked: None) -> None:
     ids = torch.randint(0, 50, (2, 7))
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(ids), layer(ids))
-
-
-@pytest.mark.usefixtures("block_size")
-@pytest.mark.parametrize("shape", [(3, 5), (1, 5), (5,), (2, 3, 5)])
-@pytest.mark.parametrize("scale", [None, 3.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_gradients_rows_are_gathered_scaled_and_moved_at_once(shape, scale, dtype) -> None:
-    ids, rows = torch.randint(0, 11, shape), torch.randn(11, 8, dtype=dtype)
-    for addend in (torch.randn(5, 8), torch.randn(*shape, 8)):
-        with torch.no_grad():
-            ours = gather_scale_add_drop(StoredRows(ids, rows), scale, addend, 0.0)
-            plain = plain_scale_add_drop(rows[ids], scale, addend, 0.0)
-        assert ours.dtype == dtype
-        slack = 2e-2 if dtype == torch.bfloat16 else 1e-6
-        assert torch.allclose(ours, plain, rtol=slack, atol=slack)
 
 
 def test_a_bad_id_is_named_in_evaluation_and_rows_that_are_behind_are_caught_up() -> None:

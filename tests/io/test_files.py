@@ -1,6 +1,7 @@
 """Nothing half-written is ever seen."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,20 +11,24 @@ from covering import some
 from hidden_calls import SYSTEMS
 from processes import run_program
 
+import embedlayer as el
 from embedlayer.core.errors import CheckpointError, FileError
-from embedlayer.io import files
+from embedlayer.io import files, system_calls
 
 pytestmark = pytest.mark.usefixtures("system")
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
-    files.write_text(file, "old")
+    file.write_text("old")
     with pytest.raises(RuntimeError), files.replace_file(file) as partial:
         partial.write_text("new")
         raise RuntimeError
     assert file.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+REPLACING = {"replace_file": files.replace_file, "replace_folder": files.replace_folder, "new_file": files.new_file}
 
 
 @pytest.mark.parametrize("replace", ["replace_file", "replace_folder"])
@@ -42,17 +47,17 @@ with files.{replace}({str(tmp_path / "a[1]")!r}):
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     assert len(os.listdir(tmp_path)) == 5
-    with getattr(files, replace)(tmp_path / "a[1]"):  # the next write
+    with REPLACING[replace](tmp_path / "a[1]"):  # the next write
         assert len(os.listdir(tmp_path)) == 5
     assert set(os.listdir(tmp_path)) == others
 
 
-@pytest.mark.parametrize("replace", ["replace_file", "replace_folder", "new_file", "new_folder"])
+@pytest.mark.parametrize("replace", REPLACING)
 def test_a_write_leaves_those_alone_that_are_not_finished(tmp_path: Path, replace: str) -> None:
     path = tmp_path / "out"
-    with getattr(files, replace)(path) as one:
+    with REPLACING[replace](path) as one:
         files.remove_partials(path)
-        with pytest.raises(RuntimeError), getattr(files, replace)(path) as other:
+        with pytest.raises(RuntimeError), REPLACING[replace](path) as other:
             assert one != other
             raise RuntimeError
         assert one.exists()
@@ -60,42 +65,74 @@ def test_a_write_leaves_those_alone_that_are_not_finished(tmp_path: Path, replac
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_of_several_new_files_all_appear_or_none(tmp_path: Path) -> None:
-    with files.new_files(tmp_path / "a", tmp_path / "b") as (one, other):
-        one.write_text("1")
-        other.write_text("2")
-    assert [(tmp_path / name).read_text() for name in "ab"] == ["1", "2"]
-    with (
-        pytest.raises(FileError, match="d appeared while this was computed"),
-        files.new_files(tmp_path / "c", tmp_path / "d"),
-    ):
-        (tmp_path / "d").write_text("mine")
-    assert (tmp_path / "d").read_text() == "mine"
-    assert sorted(os.listdir(tmp_path)) == ["a", "b", "d"]
+@pytest.mark.parametrize("links", ["links", "no links"])
+def test_a_new_file_gets_a_name_that_nothing_has(tmp_path: Path, monkeypatch, links: str) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    if links == "no links":
+        monkeypatch.setattr(os, "link", fail)
+    with files.new_file(tmp_path / "new") as partial:
+        partial.write_text("new")
+    assert (tmp_path / "new").read_text() == "new"
+    takes = {"file": Path.touch, "folder": Path.mkdir, "link": lambda path: path.symlink_to("nothing")}
+    for name, take in takes.items():
+        with pytest.raises(FileError, match=f"{name} appeared while this was computed"):  # noqa: SIM117
+            with files.new_file(tmp_path / name):
+                take(tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "link", "new"]
+
+
+def test_hidden_names_are_short_and_of_one_target(tmp_path: Path) -> None:
+    names = ["a", "a" * 250, "a" * 249 + "b", "ä" * 120, "ä" * 119 + "a", "\udcff" * 240, "lock", "Lock", ".lock"]
+    left = {}
+    for name in names:
+        with files.replace_file(tmp_path / name) as partial:
+            folder = partial.parent
+            assert len(os.fsencode(folder.name)) <= 130
+            # many file systems of macOS ignore the case
+            assert [each.lower() for each in os.listdir(folder)].count(name.lower()) == 1
+            shutil.copytree(folder, tmp_path / "kept")
+            left[name] = folder
+        (tmp_path / name).unlink()
+        (tmp_path / "kept").rename(folder)  # as a killed process leaves it
+    while left:
+        name, folder = left.popitem()
+        files.remove_partials(tmp_path / name)
+        assert sorted(tmp_path.iterdir()) == sorted(left.values())
+
+
+def test_where_there_are_no_locks_nothing_is_removed_but_what_is_empty(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(system_calls, "fcntl", None)
+    (tmp_path / ".a.00000000.partial").mkdir()
+    (tmp_path / ".a.00000001.partial").mkdir()
+    (tmp_path / ".a.00000001.partial" / "lock").touch()
+    with files.replace_file(tmp_path / "a") as partial:
+        files.remove_partials(tmp_path / "a")
+        assert sorted(tmp_path.iterdir()) == sorted([tmp_path / ".a.00000001.partial", partial.parent])
+    assert sorted(os.listdir(tmp_path)) == [".a.00000001.partial", "a"]
 
 
 def test_new_files_and_folders_have_the_permissions_of_any_other(tmp_path: Path) -> None:
     code = f"""
-import os, pathlib, torch
-from embedlayer.io import files
-from embedlayer.io.safetensors_files import save_tensors
+import os, pathlib
+import embedlayer as el
 os.umask(0o027)
 def umask(mask):
     raise AssertionError("the umask is that of all threads")
 os.umask = umask
 path = pathlib.Path({str(tmp_path)!r})
-(path / "plain").touch()
+(path / "plain").write_text("text")
 (path / "plain folder").mkdir()
-files.write_text(path / "text", "x")
-save_tensors(path / "tensors", {{"weight": torch.ones(4)}})
+el.TokenEmbedding(4, 2).save_pretrained(path / "plain folder")
 for _ in range(2):
-    with files.replace_folder(path / "folder") as partial:
-        (partial / "file").touch()
+    el.TokenCorpus.build([path / "plain"], el.train_tokenizer((), "byte"), path / "folder")
 """
     exit_code, _, errors = run_program("-c", code)
     assert exit_code == 0, errors
     modes = {str(file.relative_to(tmp_path)): file.stat().st_mode for file in tmp_path.rglob("*")}
-    assert {modes[name] for name in ("text", "tensors", "folder/file")} == {modes["plain"]}
+    written = ("plain folder/config.json", "plain folder/model.safetensors", "folder/ids.bin", "folder/index.json")
+    assert {modes[name] for name in written} == {modes["plain"]}
     assert modes["folder"] == modes["plain folder"]
 
 
@@ -199,22 +236,18 @@ def test_an_old_folder_that_cannot_be_put_back_is_named(tmp_path: Path, monkeypa
     assert os.listdir(tmp_path / ".a.b.12345678.old") == []
 
 
-def test_what_is_missing_or_no_json_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="Cannot read"):
-        files.read_json(tmp_path / "none.json")
-    (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(CheckpointError, match="not JSON"):
-        files.read_json(tmp_path / "bad.json")
-    (tmp_path / "list.json").write_text("[1]")
-    with pytest.raises(CheckpointError, match="list where an object is expected"):
-        files.read_json(tmp_path / "list.json")
-
-
-def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+def test_what_is_missing_or_no_json_or_no_folder_is_named(tmp_path: Path) -> None:
+    for content, error, message in (
+        (None, FileError, "Cannot read"),
+        ("{", CheckpointError, "not JSON"),
+        ("[1]", CheckpointError, "list where an object is expected"),
+    ):
+        if content is not None:
+            (tmp_path / "config.json").write_text(content)
+        with pytest.raises(error, match=message):
+            el.TokenEmbedding.from_pretrained(tmp_path)
     with pytest.raises(FileError, match="Cannot write into the folder"):
-        files.create_folder(tmp_path / "file" / "inner")
-    assert files.create_folder(tmp_path / "a" / "b").is_dir()
+        el.TokenEmbedding(2, 2).save_pretrained(tmp_path / "config.json" / "inner")
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -1,55 +1,47 @@
 """Rows of files in memory maps are those of the file, however little memory they may take."""
 
-import numpy as np
 import pytest
 import torch
+from hidden_calls import hide
+from safetensors.torch import save_file
 
 from embedlayer.core.errors import CheckpointError, FileError
-from embedlayer.io import mapped_rows
-from embedlayer.io.mapped_rows import RESIDENT_BYTES, MappedRows, ResidentLimit, default_resident_bytes
+from embedlayer.tables import MappedEmbedding
 
 pytestmark = pytest.mark.usefixtures("system")
 
 
-@pytest.fixture(params=[None, 0, 1 << 27], ids=["no limit", "no memory", "a limit"])
-def limit(request) -> ResidentLimit:
-    return ResidentLimit(request.param)
-
-
-@pytest.mark.parametrize(("start", "row_bytes"), [(8, 16), (4096, 8192), (13, 12), (0, 3)])
-def test_rows_are_those_of_the_file(tmp_path, monkeypatch, limit, start, row_bytes) -> None:
-    whole = torch.randint(256, (start + 500 * row_bytes,), dtype=torch.uint8)
-    whole.numpy().tofile(tmp_path / "rows")
-    expected = whole[start:].view(500, row_bytes)
-    ids = torch.randint(500, (700,))
+@pytest.mark.parametrize("limit", [None, 0, 1 << 27], ids=["no limit", "no memory", "a limit"])
+def test_rows_are_those_of_the_file(tmp_path, monkeypatch, limit) -> None:
+    tensors = {width: torch.randn(500, width).to(dtype) for width, dtype in SHAPES.items()}
     for _ in range(2):
-        rows = MappedRows(tmp_path / "rows", start, 500, row_bytes, limit=limit)
-        assert torch.equal(rows.read(ids), expected[ids])
-        assert torch.equal(rows.read_slice(7, 450), expected[7:450])
-        assert rows.read(ids[:0]).shape == rows.read_slice(9, 9).shape == (0, row_bytes)
-        monkeypatch.setattr(mapped_rows, "_resident_file_bytes", lambda: None)  # as without /proc
+        for width, expected in tensors.items():
+            save_file({"rows": expected}, tmp_path / f"{width}.safetensors")
+            ids = torch.randint(500, (700,))
+            with MappedEmbedding.open(tmp_path / f"{width}.safetensors", max_resident_bytes=limit) as table:
+                assert torch.equal(table(ids), expected[ids])
+                assert torch.equal(table.rows(7, 450), expected[7:450])
+                assert table(ids[:0]).shape == table.rows(9, 9).shape == (0, width)
+        hide("POSIX", monkeypatch)  # without /proc, which tells the mapped pages
+
+
+SHAPES = {4: torch.float32, 2048: torch.float32, 3: torch.bfloat16, 1: torch.float16}
 
 
 def test_what_is_written_reaches_the_file_also_after_its_pages_were_released(tmp_path) -> None:
-    (tmp_path / "rows").write_bytes(bytes(8 + 64))
-    rows = MappedRows(tmp_path / "rows", 8, 4, 16, writable=True)
-    rows.view(torch.float64, 4, 2)[2] = torch.tensor([1.5, 2.5])
-    rows.limit.release()
-    rows.flush()
-    assert np.fromfile(tmp_path / "rows", np.float64)[5:7].tolist() == [1.5, 2.5]
+    with MappedEmbedding.create(tmp_path / "rows", 9, 2, max_resident_bytes=0) as table:
+        with torch.no_grad():
+            table.weight[2] = torch.tensor([1.5, 2.5])
+        table.rows(0, 9)
+    with MappedEmbedding.resume(tmp_path / "rows") as table:
+        assert table.weight[2].tolist() == [1.5, 2.5]
 
 
 def test_files_that_cannot_be_mapped_are_refused(tmp_path) -> None:
-    (tmp_path / "rows").write_bytes(bytes(63))
-    with pytest.raises(CheckpointError, match="63 bytes where its rows need 64"):
-        MappedRows(tmp_path / "rows", 0, 4, 16)
-    with pytest.raises(FileError, match="Cannot read .*none"):
-        MappedRows(tmp_path / "none", 0, 4, 16)
-    with pytest.raises(CheckpointError, match="not aligned for torch.float32"):
-        MappedRows(tmp_path / "rows", 1, 1, 16).view(torch.float32, 1, 4)
-    assert MappedRows(tmp_path / "rows", 8, 0, 16).read(torch.tensor([], dtype=torch.long)).shape == (0, 16)
-
-
-def test_only_files_that_are_large_for_the_machine_have_a_limit() -> None:
-    assert default_resident_bytes(1 << 20) is None
-    assert default_resident_bytes(1 << 44) == RESIDENT_BYTES
+    save_file({"rows": torch.randn(9, 4)}, tmp_path / "rows.safetensors")
+    raw = (tmp_path / "rows.safetensors").read_bytes()
+    (tmp_path / "rows.safetensors").write_bytes(raw[:-1])
+    with pytest.raises(CheckpointError, match="cut short"):
+        MappedEmbedding.open(tmp_path / "rows.safetensors")
+    with pytest.raises(FileError, match="none"):
+        MappedEmbedding.open(tmp_path / "none.safetensors")

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 
 import embedlayer as el
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.io.safetensors_files import load_tensors, read_header, save_tensors
 
 
 @pytest.fixture
@@ -158,23 +157,11 @@ def test_a_tensor_that_its_shard_does_not_hold_is_named(tmp_path) -> None:
         Checkpoint.open(tmp_path).info("b")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../one.safetensors",
-        "/etc/one.safetensors",
-        "/etc/passwd",
-        "sub/one.safetensors",
-        "..",
-        "a\\b.safetensors",
-        "",
-        "\0",
-    ],
-)
-def test_a_shard_outside_the_folder_is_refused(tmp_path, name) -> None:
-    shards(tmp_path, a=name)
-    with pytest.raises(el.CheckpointError, match="refused"):
-        Checkpoint.open(tmp_path)
+def test_a_shard_outside_the_folder_is_refused(tmp_path) -> None:
+    for name in ("../one.safetensors", "/etc/passwd", "sub/one.safetensors", "..", "a\\b.safetensors", "", "\0"):
+        shards(tmp_path, a=name)
+        with pytest.raises(el.CheckpointError, match="refused"):
+            Checkpoint.open(tmp_path)
 
 
 def test_an_index_of_pickles_is_refused(tmp_path) -> None:
@@ -183,11 +170,11 @@ def test_an_index_of_pickles_is_refused(tmp_path) -> None:
         Checkpoint.open(tmp_path / "pytorch_model.bin.index.json")
 
 
-@pytest.mark.parametrize("text", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000, "\xff"])
-def test_an_index_that_is_none_is_refused(tmp_path, text) -> None:
-    (tmp_path / "model.safetensors.index.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(el.CheckpointError):
-        Checkpoint.open(tmp_path)
+def test_an_index_that_is_none_is_refused(tmp_path) -> None:
+    for text in ("{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000, "\xff"):
+        (tmp_path / "model.safetensors.index.json").write_bytes(text.encode("latin-1"))
+        with pytest.raises(el.CheckpointError):
+            Checkpoint.open(tmp_path)
 
 
 def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path) -> None:
@@ -200,7 +187,7 @@ def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path) -> None:
         Checkpoint.open(tmp_path / "pytorch_model.bin")
     (tmp_path / "renamed.safetensors").write_bytes((tmp_path / "pytorch_model.bin").read_bytes())
     with pytest.raises(el.CheckpointError, match="is a pickle"):
-        read_header(tmp_path / "renamed.safetensors")
+        Checkpoint.open(tmp_path / "renamed.safetensors").names  # noqa: B018
     (tmp_path / "renamed.safetensors").unlink()
 
     line = str(caught.value).splitlines()[-1]
@@ -220,7 +207,7 @@ def test_a_header_whose_length_looks_like_a_pickle_is_a_header(tmp_path, length)
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(whole[:-1])
     with pytest.raises(el.CheckpointError, match="cut short"):
-        read_header(tmp_path / "cut.safetensors")
+        Checkpoint.open(tmp_path / "cut.safetensors").names  # noqa: B018
 
 
 def test_several_files_without_an_index_are_not_guessed_among(tmp_path) -> None:
@@ -235,45 +222,38 @@ def test_an_empty_folder_is_a_file_error(tmp_path) -> None:
         Checkpoint.open(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("header", "body", "length", "message"),
-    [
-        (b"", b"", 1, "invalid header length"),
-        (b"{}", b"", 1 << 62, "header too large"),
-        (b"{]", b"", None, "invalid JSON"),
-        (b"[" * 100_000, b"", None, "invalid JSON"),
-        (b"\xff\xfe", b"", None, "invalid UTF-8"),
-        ([], b"", None, "invalid type: sequence"),
-        ({"a": 1}, b"", None, "expected struct TensorInfo"),
-        ({"__metadata__": 1}, b"", None, "expected a map"),
-        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"", None, "file not fully covered"),
-        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}, b"1234", None, "invalid value: integer `-4`"),
-        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, b"1234", None, "invalid offset for tensor `a`"),
-        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, b"1234", None, "expected a tuple of size 2"),
-        ({"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, b"1234", None, "boolean `true`"),
-        (
-            {"a": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 4]}},
-            b"1234",
-            None,
-            "overflow computing buffer size",
-        ),
-        ({"a": {"dtype": "F32", "shape": [1] * 17, "data_offsets": [0, 4]}}, b"1234", None, "17 dimensions"),
-        (
-            {
-                "a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
-                "b": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]},
-            },
-            b"1234",
-            None,
-            "invalid offset for tensor `b`",
-        ),
-    ],
-)
-def test_a_header_that_cannot_be_is_refused(tmp_path, header, body, length, message) -> None:
+def info(shape: object, offsets: object, dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+DAMAGED: list[tuple[object, bytes, str]] = [
+    (b"{]", b"", "invalid JSON"),
+    (b"[" * 100_000, b"", "invalid JSON"),
+    (b"\xff\xfe", b"", "invalid UTF-8"),
+    ([], b"", "invalid type: sequence"),
+    ({"a": 1}, b"", "expected struct TensorInfo"),
+    ({"__metadata__": 1}, b"", "expected a map"),
+    ({"a": info([1], [0, 4])}, b"", "file not fully covered"),
+    ({"a": info([1], [-4, 0])}, b"1234", "invalid value: integer `-4`"),
+    ({"a": info([1], [4, 0])}, b"1234", "invalid offset for tensor `a`"),
+    ({"a": info([1], [0])}, b"1234", "expected a tuple of size 2"),
+    ({"a": info([True], [0, 4])}, b"1234", "boolean `true`"),
+    ({"a": info([2**62, 2**62], [0, 4])}, b"1234", "overflow computing buffer size"),
+    ({"a": info([1] * 17, [0, 4])}, b"1234", "17 dimensions"),
+    ({"a": info([4], [0, 4], "U8"), "b": info([2], [2, 4], "U8")}, b"1234", "invalid offset for tensor `b`"),
+]
+
+
+def test_a_header_that_cannot_be_is_refused(tmp_path) -> None:
     path = tmp_path / "model.safetensors"
-    write_raw(path, header, body, length)
-    with pytest.raises(el.CheckpointError, match=message):
-        read_header(path)
+    for header, body, message in DAMAGED:
+        write_raw(path, header, body)
+        with pytest.raises(el.CheckpointError, match=message):
+            Checkpoint.open(path).names  # noqa: B018
+    for header, length, message in ((b"", 1, "invalid header length"), (b"{}", 1 << 62, "header too large")):
+        write_raw(path, header, b"", length)
+        with pytest.raises(el.CheckpointError, match=message):
+            Checkpoint.open(path).names  # noqa: B018
 
 
 def test_a_header_over_the_formats_limit_is_refused_unread(tmp_path) -> None:
@@ -282,7 +262,7 @@ def test_a_header_over_the_formats_limit_is_refused_unread(tmp_path) -> None:
     os.truncate(path, 3_000_000_000)
     tracemalloc.start()
     with pytest.raises(el.CheckpointError, match="header too large"):
-        read_header(path)
+        Checkpoint.open(path).names  # noqa: B018
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()
 
@@ -366,51 +346,36 @@ def test_a_file_of_another_kind_and_a_place_with_nothing_are_said_to_be_so(tmp_p
 
 def test_a_full_disk_leaves_the_old_tensors(tmp_path: Path) -> None:
     """A process that may write 64 kB at most is a disk that is full after 64 kB."""
-    file = tmp_path / "model.safetensors"
-    save_tensors(file, {"weight": torch.ones(4)})
+    table = el.TokenEmbedding(4, 2)
+    table.save_pretrained(tmp_path / "table")
+    before = sorted(os.listdir(tmp_path / "table"))
     code = f"""
-import resource, signal, torch
-from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.core.errors import FileError
+import resource, signal
+import embedlayer as el
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 try:
-    save_tensors({str(file)!r}, {{"weight": torch.zeros(100_000)}})
-except FileError as error:
+    el.TokenEmbedding(1000, 100).save_pretrained({str(tmp_path / "table")!r})
+except el.FileError as error:
     print("refused:", error)
 """
     exit_code, shown, errors = run_program("-c", code)
     assert exit_code == 0, errors
     assert "refused: Cannot write" in shown
-    tensors, _ = load_tensors(file)
-    assert torch.equal(tensors["weight"], torch.ones(4))
-    assert os.listdir(tmp_path) == ["model.safetensors"]
+    assert torch.equal(el.TokenEmbedding.from_pretrained(tmp_path / "table").weight, table.weight)
+    assert sorted(os.listdir(tmp_path / "table")) == before
 
 
-def test_tensors_and_metadata_come_back(tmp_path: Path) -> None:
-    file = tmp_path / "t.safetensors"
-    stored = {"a": torch.randn(3, 4).T, "b": torch.arange(5, dtype=torch.int16)}
-    save_tensors(file, stored, {"note": "x"})
-    tensors, metadata = load_tensors(file)
-    assert metadata == {"format": "pt", "note": "x"}
-    assert all(torch.equal(tensors[name], value) for name, value in stored.items())
-
-
-@pytest.mark.parametrize("damage", [lambda b: b[:50], lambda b: b[:-8], lambda b: b"\xff" * 8 + b[8:], lambda b: b""])
-def test_a_damaged_tensor_file_is_a_checkpoint_error(tmp_path: Path, damage) -> None:
-    file = tmp_path / "t.safetensors"
-    save_tensors(file, {"a": torch.zeros(64)})
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(el.CheckpointError, match="not a whole safetensors file"):
-        load_tensors(file)
-
-
-def test_an_unknown_device_is_not_called_a_damaged_file(tmp_path: Path) -> None:
-    save_tensors(tmp_path / "a.safetensors", {"a": torch.ones(2)})
+def test_a_damaged_or_missing_file_of_a_layer_is_named_and_an_unknown_device_is_neither(tmp_path: Path) -> None:
+    el.OutputHead(2, 64).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
     with pytest.raises(RuntimeError, match="foo"):
-        load_tensors(tmp_path / "a.safetensors", "foo")
-
-
-def test_a_missing_tensor_file_is_named(tmp_path: Path) -> None:
+        el.OutputHead.from_pretrained(tmp_path, device="foo")
+    whole = file.read_bytes()
+    for damaged in (whole[:50], whole[:-8], b"\xff" * 8 + whole[8:], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(el.CheckpointError, match="not a whole safetensors file"):
+            el.OutputHead.from_pretrained(tmp_path)
+    file.unlink()
     with pytest.raises(el.FileError, match="Cannot read"):
-        load_tensors(tmp_path / "none.safetensors")
+        el.OutputHead.from_pretrained(tmp_path)

@@ -3,7 +3,7 @@
 import warnings
 
 import pytest
-from covering import some
+from covering import looped, some
 from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, WRITE_ANY_TEXT, tokenizer_of
 
 import embedlayer as el
@@ -32,7 +32,7 @@ def added_to(tokenizer):
     return edit.tokenizer, [str(warning.message) for warning in caught]
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
+@looped("kind", BUILDERS)
 def test_text_around_new_terms_is_decoded_as_before_or_a_warning_names_them(kind) -> None:
     old = tokenizer_of(kind)
     new, warned = added_to(old)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from covering import looped
 from tokenizer_kinds import BUILDERS, BYTE_FALLBACK, SOME_REAL, bytes_of, random_texts, real_tokenizers, tokenizer_of
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -11,7 +12,6 @@ from embedlayer.heads import DraftMap
 from embedlayer.losses import NextBytes
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.spans import token_spans
-from embedlayer.tokenization.tokenizer_calls import decode, encode
 
 
 def sentencepiece(scheme: str) -> Tokenizer:
@@ -62,7 +62,7 @@ def check(tokenizer: Tokenizer, texts: list[str] | tuple[str, ...]) -> None:
     tokens = TokenBytes(tokenizer)
     events = NextBytes.of(tokenizer).events if len(tokens.single_bytes) == 256 else None
     for text in texts:
-        encoding, spans = encode(tokenizer, text), token_spans(tokens, text)
+        encoding, spans = tokenizer.encode(text, add_special_tokens=False), token_spans(tokens, text)
         for place, (token, (start, stop)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
             opens = place == 0 or encoding.ids[place - 1] in tokens.added
             span = tuple(len(text[:end].encode()) for end in (start, stop))
@@ -77,7 +77,7 @@ def check(tokenizer: Tokenizer, texts: list[str] | tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("kind", MADE)
+@looped("kind", MADE)
 def test_an_added_token_has_the_bytes_between_its_offsets(kind, rules) -> None:
     tokenizer = MADE[kind]()
     tokenizer.add_tokens([RULES[rules]])
@@ -87,7 +87,7 @@ def test_an_added_token_has_the_bytes_between_its_offsets(kind, rules) -> None:
     takes_spaces = "strip" in rules and (kind not in ("Prepend", "Replace") or "as written" in rules)
     inside, found = "a a <x> a", set()
     for text in (inside, inside.replace(" <", "<")):
-        encoding, spans = encode(tokenizer, text), token_spans(tokens, text)
+        encoding, spans = tokenizer.encode(text, add_special_tokens=False), token_spans(tokens, text)
         for place, (start, stop) in enumerate(encoding.offsets):
             if encoding.ids[place] == added and not takes_spaces:
                 found.add(text[start:stop])
@@ -96,8 +96,9 @@ def test_an_added_token_has_the_bytes_between_its_offsets(kind, rules) -> None:
     if not takes_spaces and not (kind == "Prepend" and rules == "single word"):  # which is found at the start alone
         assert found == {tokens.readings(added)[0].decode()}
     if kind in ("first", "never", "byte-level") and not takes_spaces:
-        ids = encode(tokenizer, inside).ids
-        assert token_spans(tokens, ids).texts == (decode(tokenizer, ids).encode(),) == (inside.encode(),)
+        ids = tokenizer.encode(inside, add_special_tokens=False).ids
+        assert tokenizer.decode(ids) == inside
+        assert token_spans(tokens, ids).texts == (inside.encode(),)
     other = byte_level()
     other.add_tokens([AddedToken(text, normalized=False) for text in ("<x>", " <x>")])
     shared = DraftMap.between(tokenizer, other)
@@ -105,7 +106,7 @@ def test_an_added_token_has_the_bytes_between_its_offsets(kind, rules) -> None:
     assert pair.encode() == tokens.readings(added)[0]
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
+@looped("kind", BUILDERS)
 def test_so_have_all_tokens(kind) -> None:
     check(tokenizer_of(kind), random_texts(40))
 
@@ -127,7 +128,7 @@ def named(kind: str, where: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("where", ["model", "added tokens", "both", "both, special"])
-@pytest.mark.parametrize("kind", ["Prepend", "always", "byte-level"])
+@looped("kind", ["Prepend", "always", "byte-level"])
 def test_the_unknown_token_is_no_text(kind, where) -> None:
     tokenizer, other = named(kind, where), byte_level()
     tokens, unknown = TokenBytes(tokenizer), tokenizer.token_to_id("<unk>")
@@ -140,7 +141,7 @@ def test_the_unknown_token_is_no_text(kind, where) -> None:
     check(tokenizer, ("<unk>a", "a <unk>"))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BUILDERS if len(bytes_of(tokenizer_of(kind)).single_bytes) < 256])
+@looped("kind", [kind for kind in BUILDERS if len(bytes_of(tokenizer_of(kind)).single_bytes) < 256])
 def test_neither_is_that_of_a_tokenizer_without_bytes(kind) -> None:
     tokens = bytes_of(tokenizer_of(kind))
     assert tokens.unknown is None or tokens.unknown in tokens.special

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import cases, covering, some
+from covering import covering, looped, some
 from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 import embedlayer as el
-from embedlayer.models.attention import AddedScores
 from embedlayer.positions.position import AdditivePosition, positions_of
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2]])
@@ -31,13 +30,7 @@ def composed(layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     table, position, dropout = parts_of(layer)
     x = position.add(table(ids), positions_of(ids))
     x = x if dropout is None else dropout(x)
-    if not isinstance(layer, el.DecoderLM):
-        return x
-    places = torch.arange(ids.shape[-1])
-    scores = AddedScores(position, places, places, None, None, layer.sizes["num_heads"])
-    for block in layer.blocks:
-        x = block(x, position, positions_of(ids), scores)
-    return layer.head(layer.norm(x))
+    return layer.head(layer.hidden(inputs_embeds=x)) if isinstance(layer, el.DecoderLM) else x
 
 
 def as_subclass(module: nn.Module, **methods: Callable) -> None:
@@ -54,7 +47,7 @@ def modes() -> list:
     ]
 
 
-@cases("name, mode", LAYERS, modes())
+@looped("name, mode", LAYERS, modes())
 def test_a_layer_is_the_composition_of_its_public_parts(name, mode) -> None:
     layer = LAYERS[name]()
     with mode(layer):
@@ -109,7 +102,7 @@ FUSED += ["GPTEmbedding", "DecoderLM"]
 CHANGED = [*product(LAYERS, CHANGES)]
 
 
-@pytest.mark.parametrize(("name", "change"), some(covering(CHANGED) | {*product(FUSED, CHANGES)}, CHANGED))
+@looped("name, change", some(covering(CHANGED) | {*product(FUSED, CHANGES)}, CHANGED))
 def test_whoever_changes_what_a_table_gives_is_honoured(name, change) -> None:
     layer = LAYERS[name]().eval()
     table, *_ = parts_of(layer)
@@ -163,7 +156,7 @@ def replace_vectors(position: Any) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("change", [change_add, replace_add, change_vectors, replace_vectors])
-@pytest.mark.parametrize("name", POSITIONS)
+@looped("name", POSITIONS)
 def test_whoever_changes_what_a_position_adds_is_honoured(name, change) -> None:
     if "vectors" in change.__name__ and name not in ADDITIVE:
         return
@@ -203,7 +196,7 @@ def test_the_dropout_module_decides_and_may_be_hooked_or_replaced() -> None:
     assert model(IDS).eq(0).all()
 
 
-@cases("name, replace", [*UNTIED_HEADS, *TIED_HEADS], [True, False])
+@looped("name, replace", [*UNTIED_HEADS, *TIED_HEADS], [True, False])
 def test_the_loss_of_a_head_whose_forward_is_changed_is_that_of_its_logits(name, replace) -> None:
     head = UNTIED_HEADS[name]() if name in UNTIED_HEADS else el.OutputHead(TABLES[TIED_HEADS[name]]())
     hidden, targets = torch.randn(2, 4, EMBED_DIM), IDS
@@ -219,7 +212,7 @@ def test_the_loss_of_a_head_whose_forward_is_changed_is_that_of_its_logits(name,
     torch.testing.assert_close(head.token_log_probs(hidden, targets), -expected)
 
 
-@pytest.mark.parametrize("name", [name for name in TABLES if name != "row-sparse"])
+@looped("name", [name for name in TABLES if name != "row-sparse"])
 def test_the_loss_of_a_table_whose_logits_or_rows_are_changed_is_that_of_its_logits(name) -> None:
     hidden = torch.randn(2, 4, EMBED_DIM)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from commands import leaf_commands, run
+from covering import looped
 
 import embedlayer as el
 from embedlayer.checkpoints.vector_files import write_vectors
@@ -48,7 +49,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         *(f"inspect {name}" for name in ("one.txt", "nan.txt", "zeros.txt", "model")),
@@ -73,21 +74,6 @@ def test_json_of_tables_that_are_not_finite_has_no_nan(line, folder, capsys) -> 
         json.loads(shown, parse_constant=refuse)
     else:
         assert "Error: " in said
-
-
-@pytest.mark.parametrize("name", ["t.vec", "t.vec.gz", "t.bin", "t.npy", "projector", "t.parquet", "t.onnx"])
-def test_export_replaces_nothing(name, folder, tmp_path, capsys) -> None:
-    target = tmp_path / name
-    if name == "projector":
-        target.mkdir()
-    file = target / "tensors.tsv" if name == "projector" else target
-    file.write_text("mine")
-    assert run("export", folder / "one.txt", "-o", target) == 1
-    assert f"FileError: {file} exists. Remove it, or choose another name." in capsys.readouterr().err
-    assert file.read_text() == "mine"
-    (tmp_path / "u.tokens.json").write_text("[]")
-    assert run("export", folder / "one.txt", "-o", tmp_path / "u.npy") == 1
-    assert "u.tokens.json exists" in capsys.readouterr().err
 
 
 def test_the_advice_for_onnx_is_a_command_that_works(tmp_path, capsys) -> None:

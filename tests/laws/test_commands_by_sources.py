@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
-from covering import covering, some
+from covering import covering, looped, some
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
@@ -72,7 +72,7 @@ def sources(folder):
     return make_sources(folder)
 
 
-@pytest.mark.parametrize(("command", "kind"), some(ALWAYS, CELLS))
+@looped("command, kind", some(ALWAYS, CELLS))
 def test_a_command_works_on_a_source_or_says_why_not(sources, folder, tmp_path, page, command, kind) -> None:
     with offline(folder):
         found = result_of(command, sources[kind], folder, tmp_path / "out")
@@ -90,7 +90,7 @@ def test_the_table_in_the_documentation_has_every_cell_and_no_other_reason(page)
 
 
 @pytest.mark.parametrize("path", ["out/demoo", "demoo.vec", "./demoo/model"])
-@pytest.mark.parametrize("command", COMMANDS)
+@looped("command", COMMANDS)
 def test_a_mistyped_path_is_an_error_at_once_without_asking_the_hub(
     tmp_path, monkeypatch, capsys, command, path
 ) -> None:

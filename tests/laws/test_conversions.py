@@ -4,13 +4,12 @@ import copy
 from collections.abc import Callable
 
 import torch
-from covering import cases
+from covering import looped
 from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
 
 import embedlayer as el
 from embedlayer import DeltaEmbedding, FactorizedEmbedding, QuantizedEmbedding, TokenTable
 from embedlayer.compress.convert import compress_table
-from embedlayer.saving import build, describe
 
 DTYPES = (torch.float32, torch.bfloat16)
 SOURCES: dict[str, Callable[[], TokenTable]] = {
@@ -34,7 +33,7 @@ CONVERSIONS: dict[str, Callable[[TokenTable, object], TokenTable]] = {
     "delta": lambda table, _: DeltaEmbedding(table, [3, 49]),
     "delta, then int8": lambda table, _: QuantizedEmbedding.from_table(DeltaEmbedding(table, [3])),
     "copy": lambda table, _: copy.deepcopy(table),
-    "description": lambda table, _: build(describe(table)).to(table.rows(0, 1).dtype),
+    "description": lambda table, _: type(table).from_config(table.config).to(table.rows(0, 1).dtype),
     "file": read_back,
 }
 
@@ -44,7 +43,7 @@ def facts(table: TokenTable) -> tuple:
     return table.vocab_size, table.embed_dim, table.padding_idx, rows.dtype, rows.device
 
 
-@cases("name, to, dtype", SOURCES, CONVERSIONS, DTYPES, pairs=["to, dtype"])
+@looped("name, to, dtype", SOURCES, CONVERSIONS, DTYPES, pairs=["to, dtype"])
 def test_a_conversion_keeps_scale_padding_size_and_type(name, to, dtype, tmp_path) -> None:
     table = SOURCES[name]().to(dtype)
     expected, factor = facts(table), table.factor
@@ -55,7 +54,7 @@ def test_a_conversion_keeps_scale_padding_size_and_type(name, to, dtype, tmp_pat
         assert float(other.factor) == float(factor)
 
 
-@cases("name, dtype", [name for name in TABLES if name.startswith(("dense", "row", "factor"))], DTYPES)
+@looped("name, dtype", [name for name in TABLES if name.startswith(("dense", "row", "factor"))], DTYPES)
 def test_an_edit_of_the_vocabulary_keeps_scale_padding_and_type(name, dtype) -> None:
     table = TABLES[name]().to(dtype)
     factor, (_, *expected) = table.factor, facts(table)

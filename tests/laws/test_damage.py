@@ -1,8 +1,7 @@
-"""Whatever is in a file of this library, its readers work or raise our error: see `fuzz.py`, which tries thousands."""
+"""Whatever is in a file of this library, its readers work or raise our error: see `fuzz.py`."""
 
 import json
 import os
-import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,18 +9,14 @@ from pathlib import Path
 import fuzz
 import pytest
 from commands import run
-from covering import cases
+from covering import cases, looped
 from processes import run_program
 
 import embedlayer as el
 from embedlayer.analysis.evaluation.judgements import evaluate_word_pairs
 from embedlayer.checkpoints.vector_files import read_vectors
 from embedlayer.data.text_chunks import read_text_chunks
-from embedlayer.explorer.user_columns import read_user_columns
-from embedlayer.io.gguf_files import read_gguf
-from embedlayer.opening import OpenedModel
 
-COUNT = 2  # damages of each file; more by hand with fuzz.py
 QUICK = ("read", "resume", "page", "report", "open", "continue")
 
 
@@ -40,10 +35,10 @@ def test_what_is_sound_is_read_by_every_reader(folder: Path, format: str, pytest
         assert fuzz.attempt(reader, folder, format, file, file.read_bytes(), refusing=False) is None
 
 
-@pytest.mark.parametrize("format", fuzz.READERS)
-def test_damage_is_read_or_refused_by_our_error(folder: Path, format: str) -> None:
-    seen = 0
-    for kind, reader, file, content in fuzz.trials(folder, COUNT, seed=0, only=format):
+@looped("format", fuzz.READERS)
+def test_damage_is_read_or_refused_by_our_error(folder: Path, format: str, pytestconfig) -> None:
+    seen, count = 0, 20 if pytestconfig.getoption("--all") else 2
+    for kind, reader, file, content in fuzz.trials(folder, count, seed=0, only=format):
         if kind == format:
             seen += 1
             fault = fuzz.attempt(fuzz.READERS[format][reader], folder, format, file, content)
@@ -147,7 +142,7 @@ KINDS_OF_PATH = {
 }
 
 
-@cases("format, kind", fuzz.READERS, KINDS_OF_PATH)
+@looped("format, kind", fuzz.READERS, KINDS_OF_PATH)
 def test_what_is_no_file_of_that_size_is_refused_before_it_is_opened(folder: Path, format: str, kind: str) -> None:
     """Files x readers in turn; a pipe would wait for ever, and a device or a terabyte fill the memory."""
 
@@ -178,7 +173,6 @@ READ_ALONE: dict[str, Callable[[Path], object]] = {
     "vectors.txt": read_vectors,
     "vectors.bin": read_vectors,
     "vectors.txt.gz": read_vectors,
-    "model.gguf": read_gguf,
     "text.txt": lambda path: list(read_text_chunks(path)),
     "tokenizer.json": el.load_tokenizer,
     "vocab.txt": el.load_tokenizer,
@@ -186,14 +180,13 @@ READ_ALONE: dict[str, Callable[[Path], object]] = {
     "spm.model": el.load_tokenizer,
     "tokenizer.bin": el.load_tokenizer,
     "questions.txt": lambda path: evaluate_word_pairs(el.TokenEmbedding(3, 2), {"a": 0}, path),
-    "columns.tsv": lambda path: read_user_columns(path, OpenedModel("three", el.TokenEmbedding(3, 2))),
     "open.gguf": el.open_model,
     "open.safetensors": el.open_model,
     "open.txt": el.open_model,
 }
 
 
-@pytest.mark.parametrize("name", READ_ALONE)
+@looped("name", READ_ALONE)
 def test_a_reader_of_one_file_refuses_pipes_and_devices(name: str, tmp_path: Path) -> None:
     for kind in ("a named pipe", "a device"):
         path = tmp_path / kind / name
@@ -247,12 +240,6 @@ def test_a_folder_that_cannot_be_read_is_one_line(folder: Path, monkeypatch, cap
     assert code in (1, 2)
     assert "Error: " in said
     assert "Traceback" not in said
-
-
-def test_random_damage_is_the_same_for_a_seed() -> None:
-    content = json.dumps({"a": [1, {"b": "c"}]}).encode()
-    one, other = (fuzz.damaged(Path("x.json"), content, random.Random("seed")) for _ in range(2))
-    assert one == other
 
 
 def test_the_command_line_prints_one_line_for_damage(folder: Path, tmp_path: Path) -> None:

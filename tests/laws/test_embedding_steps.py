@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from covering import cases
+from covering import looped
 from kinds import LAYERS, VOCAB_SIZE
 
 import embedlayer as el
@@ -23,7 +23,7 @@ def entered(layer: torch.nn.Module, ids: torch.Tensor, **options: torch.Tensor) 
     return seen[0]
 
 
-@cases("name, context", LAYERS, [torch.enable_grad, torch.no_grad])
+@looped("name, context", LAYERS, [torch.enable_grad, torch.no_grad])
 def test_the_last_traced_vectors_are_those_of_forward(name, context) -> None:
     layer = LAYERS[name]().eval()
     for options in ({}, {"attention_mask": MASK}, {"positions": torch.arange(3, 7)}):
@@ -34,7 +34,7 @@ def test_the_last_traced_vectors_are_those_of_forward(name, context) -> None:
         torch.testing.assert_close(last.vectors, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@looped("name", LAYERS)
 def test_where_nothing_is_fused_they_are_equal_bit_for_bit(name) -> None:
     layer = LAYERS[name]().eval()
     table = layer.tok_emb if isinstance(layer, el.lessons.GPTEmbedding) else layer.table
@@ -47,7 +47,7 @@ RECIPES = [(), ("position",), ("types", "position", "norm"), ("project", "types"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("own_types", [True, False])
+@looped("own_types", [True, False])
 def test_of_a_checkpoints_layer_they_are_equal_bit_for_bit(recipe, own_types) -> None:
     width = 12 if "project" in recipe else 8
     layer = el.EmbeddingLayer(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from covering import cases
+from covering import looped
 from kinds import EMBED_DIM, INJECTIONS, NUM_HEADS, POSITIONS, VOCAB_SIZE
 
 from embedlayer import (
@@ -68,7 +68,7 @@ def test_all_scalings_are_here() -> None:
     assert {type(scaling) for scaling in SCALINGS} == {*RotaryScaling.__subclasses__()}
 
 
-@cases("scheme, padding", SCHEMES, PADDING)
+@looped("scheme, padding", SCHEMES, PADDING)
 @torch.no_grad()
 def test_tokens_and_log_probs_are_those_of_the_whole_text_at_each_length(scheme, padding) -> None:
     model, mask, ids = decoder(scheme), PADDING[padding], torch.randint(1, VOCAB_SIZE, (2, 4))
@@ -92,7 +92,7 @@ def test_tokens_and_log_probs_are_those_of_the_whole_text_at_each_length(scheme,
         torch.testing.assert_close(new.log_probs[:, step].double(), found, rtol=0, atol=1e-5)
 
 
-@cases("scheme, sizes", SCHEMES, ([4, 3, 1, 2], [1] * 10, [5, 1, 4], [7, 3], [10]))
+@looped("scheme, sizes", SCHEMES, ([4, 3, 1, 2], [1] * 10, [5, 1, 4], [7, 3], [10]))
 @torch.no_grad()
 def test_so_is_a_text_that_is_read_in_parts(scheme, sizes) -> None:
     model, ids, cache, stop = decoder(scheme), torch.randint(1, VOCAB_SIZE, (2, 10)), KeyValueCache(), 0
@@ -104,7 +104,7 @@ def test_so_is_a_text_that_is_read_in_parts(scheme, sizes) -> None:
 
 
 @pytest.mark.parametrize("scheme", CHANGING)
-@pytest.mark.parametrize("injection", [None, *INJECTIONS])
+@looped("injection", [None, *INJECTIONS])
 @torch.no_grad()
 def test_so_are_vectors_positions_documents_and_injections(scheme, injection) -> None:
     model = decoder(scheme, injections=[] if injection is None else [INJECTIONS[injection]().double()])

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from commands import run
-from covering import some
+from covering import looped, some
 from releases import skip_before, skip_without_type
 from rotary_families import Extended, compare_class
 from tiny_models import build
 
 import embedlayer as el
 from embedlayer.families import ROTARY
-from embedlayer.positions.rotary.extension import METHODS
 
 transformers = pytest.importorskip("transformers")
 
+METHODS = ("linear", "dynamic", "yarn", "llama3", "longrope", "base")
 EVERY_FORM = (
     *("llama", "qwen2", "gpt_neox", "phi3", "gemma3_text", "modernbert", "olmo3", "deepseek_v3", "deepseek_v4"),
     *("qwen2_vl_text", "qwen3_5_text", "ministral3", "mixtral", "molmo2_text", "dbrx", "nanochat", "glm4", "gpt_oss"),
@@ -58,9 +58,7 @@ LIKE_OTHERS = "qwen2 olmo3 deepseek_v4 qwen3_5_text ministral3 mixtral molmo2_te
 """Types whose keys, axes and layer types are those of another type: `--all` adds them."""
 
 
-@pytest.mark.parametrize(
-    ("model_type", "method", "old_keys"), some([case for case in CASES if case[0] not in LIKE_OTHERS], ALL)
-)
+@looped("model_type, method, old_keys", some([case for case in CASES if case[0] not in LIKE_OTHERS], ALL))
 def test_transformers_rotates_by_the_written_keys_below_at_and_beyond_the_old_length(
     model_type, method, old_keys, unchecked, monkeypatch, pytestconfig
 ) -> None:
@@ -122,7 +120,7 @@ def test_a_folder_keeps_its_weights_and_is_opened_by_transformers(method, tmp_pa
             torch.testing.assert_close(torch.cat([ours, ours], -1), theirs[0], rtol=0, atol=3e-5)
 
 
-@pytest.mark.parametrize("model_type", NOT_EXTENDED)
+@looped("model_type", NOT_EXTENDED)
 def test_other_positions_are_refused_and_nothing_is_written(model_type, tmp_path, capsys) -> None:
     kind, known = NOT_EXTENDED[model_type]
     saved(tmp_path / "old", model_type, kind, {})

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from covering import looped
 from tokenizers import Tokenizer, models
 
 import embedlayer as el
@@ -47,7 +48,7 @@ def folder(request, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@looped("command", COMMANDS)
 def test_a_command_prints_one_line(folder: Path, command: str, capsys) -> None:
     before = sorted(path.name for path in folder.iterdir())
     code = run(*(part.format(folder) for part in COMMANDS[command]))
@@ -59,7 +60,7 @@ def test_a_command_prints_one_line(folder: Path, command: str, capsys) -> None:
     assert left <= {"corpus"}  # whose plan is kept, and its shards are not
 
 
-@pytest.mark.parametrize("name", ["encode", "pipeline", "examples"])
+@looped("name", ["encode", "pipeline", "examples"])
 def test_the_page_answers_with_data_or_an_error_of_ours(folder: Path, name: str) -> None:
     sources, params = [open_model(folder / "saved")], {"text": "dog"}
     if name == "examples":  # tokens of the table, without a text

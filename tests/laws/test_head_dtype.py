@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
 from cases import UsesHead
-from covering import cases, covering, some
-from kernel_paths import cpu_taken_for_cuda, without_numba
+from covering import cases, covering, looped, some
+from gguf_models import blocks
+from kernel_paths import bfloat16_instructions, cpu_taken_for_cuda, without_numba
 from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE, TableOfAUser
+from small_blocks import small_blocks
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
@@ -26,9 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import embedlayer as el
-from embedlayer.core import block_sizes
-from embedlayer.io.gguf_files import quantise
-from embedlayer.losses import ForwardKL, JensenShannon, ReverseKL, chunk_size, divergence, products
+from embedlayer.losses import ForwardKL, JensenShannon, ReverseKL, divergence
 from embedlayer.tables.gguf_rows import GGUFEmbedding
 
 KINDS = (ForwardKL(), ReverseKL(), JensenShannon(0.3))
@@ -59,9 +58,7 @@ def adapted(kind: str, **options: object) -> Adapted:
 
 def gguf(block_type: str = "Q8_0") -> UsesHead:
     table = GGUFEmbedding(VOCAB_SIZE, 32, block_type, padding_idx=0)
-    packed = quantise(torch.randn(VOCAB_SIZE, 32), block_type)
-    assert packed is not None
-    table.packed.copy_(packed)
+    table.packed.copy_(torch.from_numpy(blocks(block_type, VOCAB_SIZE, 32)))
     return UsesHead(el.OutputHead(table), table)
 
 
@@ -100,19 +97,18 @@ FEW = ["tied to dense, spare rows", "tied to factorised", "tied to int4, groups"
 FEW += ["tied to delta over int8", "tied to of a user", "untied, bias, softcap", "with a transform", "GGUF"]
 FEW += ["LoRA", "trained tokens", "draft", "draft over GGUF"]
 """One head for each way to its rows: `--all` adds those that differ from one of these in their numbers alone."""
-every_head = pytest.mark.parametrize("name", some(FEW, HEADS))
+every_head = looped("name", some(FEW, HEADS))
 
 
-def over_heads(names: str, *axes: tuple[Any, ...], pairs: tuple[tuple[int, ...], ...] = ()) -> pytest.MarkDecorator:
-    """Parametrize a law over heads and other axes; without `--all` over the few heads, and a covering part."""
-    return pytest.mark.parametrize(names, some(covering(product(FEW, *axes), pairs), product(HEADS, *axes)))
+def over_heads(names: str, *axes: tuple[Any, ...], pairs: tuple[tuple[int, ...], ...] = ()) -> Callable[..., Any]:
+    """Run a law over heads and other axes; without `--all` over the few heads, and a covering part."""
+    return looped(names, some(covering(product(FEW, *axes), pairs), product(HEADS, *axes)))
 
 
 @pytest.fixture
-def kinds(request: pytest.FixtureRequest) -> tuple[Any, ...]:
-    """One divergence, in turn over the heads; all with `--all`."""
-    place = list(HEADS).index(request.node.callspec.params["name"]) % len(KINDS)
-    return KINDS if request.config.getoption("--all") else KINDS[place : place + 1]
+def kinds(pytestconfig: pytest.Config) -> Callable[[str], tuple[Any, ...]]:
+    """One divergence for a head, in turn over the heads; all with `--all`."""
+    return lambda name: KINDS if pytestconfig.getoption("--all") else (KINDS[list(HEADS).index(name) % len(KINDS)],)
 
 
 MATRICES = ["tied to dense", "tied to dense, spare rows", "tied to factorised", *UNTIED_HEADS]
@@ -120,13 +116,10 @@ MATRICES = ["tied to dense", "tied to dense, spare rows", "tied to factorised", 
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 6)
-    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 20)
-    monkeypatch.setitem(block_sizes.TABLE_ROWS, "cpu", 12)
-    for device in ("cpu", "cuda"):
-        monkeypatch.setitem(block_sizes.CONVERTED_ROWS, device, 12)
-    monkeypatch.setitem(block_sizes.NUMBERS, "cpu", 6 * EMBED_DIM)
+def several_blocks() -> Iterator[None]:
+    sizes = {"tokens": 6, "rows": 20, "table_rows": 12, "numbers": 6 * EMBED_DIM}
+    with small_blocks(converted_rows=12, **sizes), small_blocks(device="cuda", converted_rows=12):
+        yield
 
 
 @contextmanager
@@ -135,7 +128,7 @@ def computed_by(path: str) -> Iterator[None]:
     with ExitStack() as stack:
         if path == "torch operators":
             stack.enter_context(without_numba())
-        stack.enter_context(patch.object(products, "_cpu_multiplies_bfloat16", lambda: path != "no instructions"))
+        stack.enter_context(bfloat16_instructions(path != "no instructions"))
         yield
 
 
@@ -216,9 +209,9 @@ def test_outputs_are_as_exact_as_over_float32_rows(name, hidden_dtype, dtype, pa
         if name == "with a transform":  # it is computed in its own dtype, and compared from its result on
             hidden, teacher = (module.head.transform(each) for each in (hidden, teacher))
             module, wide = (UsesHead(output(each), each.table) for each in (module, wide))
-        exact = outputs(wide.head, hidden.double(), teacher.double(), targets, kinds)
-        found = errors(outputs(module.head, hidden, teacher, targets, kinds), exact)
-        over_float32 = outputs(converted(module, WIDE).head, hidden.float(), teacher.float(), targets, kinds)
+        exact = outputs(wide.head, hidden.double(), teacher.double(), targets, kinds(name))
+        found = errors(outputs(module.head, hidden, teacher, targets, kinds(name)), exact)
+        over_float32 = outputs(converted(module, WIDE).head, hidden.float(), teacher.float(), targets, kinds(name))
         assert module.head(hidden).dtype == WIDE
     for key, error in found.items():
         bound = 1e-4 if key.startswith("divergence") else 2e-5
@@ -232,7 +225,7 @@ def half_steps(found: Tensor, exact: Tensor) -> float:
     return ((found.double() - exact).abs() / allowed).amax().item()
 
 
-@cases("name, hidden_dtype, dtype, path, objective", MATRICES, DTYPES, DTYPES, PATHS, ("loss", "statistics", "logits"))
+@looped("name, hidden_dtype, dtype, path, objective", MATRICES, DTYPES, DTYPES, PATHS, ("loss", "statistics", "logits"))
 def test_gradients_are_rounded_once(name, hidden_dtype, dtype, path, objective) -> None:
     module = made(name, dtype)
     hidden, _, targets = batch(module, hidden_dtype)
@@ -301,9 +294,11 @@ def test_autocast_has_no_effect(name, kinds) -> None:
     if name == "with a transform":
         module = UsesHead(output(module), module.table)
     with torch.no_grad():
-        expected = outputs(module.head, hidden, teacher, targets, kinds)
+        expected = outputs(module.head, hidden, teacher, targets, kinds(name))
         with torch.autocast("cpu", torch.bfloat16):
-            torch.testing.assert_close(outputs(module.head, hidden, teacher, targets, kinds), expected, rtol=0, atol=0)
+            torch.testing.assert_close(
+                outputs(module.head, hidden, teacher, targets, kinds(name)), expected, rtol=0, atol=0
+            )
 
 
 class Allocated(TorchDispatchMode):
@@ -332,7 +327,7 @@ def test_no_table_is_copied(name, hidden_dtype, dtype, kinds) -> None:
     for each in module.parameters():
         each.requires_grad_(False)
     with Allocated() as allocated:
-        outputs(module.head, hidden, teacher, targets, kinds)
+        outputs(module.head, hidden, teacher, targets, kinds(name))
         module.head.loss(hidden, targets, impl="chunked").backward()
         module.head(hidden).sum().backward()
     copied = VOCAB_SIZE * (8 if "factorised" in name else output(module).in_features) * 4
@@ -348,7 +343,7 @@ def test_without_it_kernels_change_last_bits_alone(name, dtype, kinds, pytestcon
     with torch.no_grad():
         for path in PATHS if pytestconfig.getoption("--all") else PATHS[:2]:
             with computed_by(path):
-                found = outputs(module.head, hidden, teacher, targets, kinds)
+                found = outputs(module.head, hidden, teacher, targets, kinds(name))
                 found["loss"] = module.head.loss(hidden, targets, impl="chunked")
                 del found["logits"]
             if path == PATHS[0]:

@@ -4,19 +4,19 @@ The oracle is `log_softmax` of `head(hidden)` in float64. Chunks and blocks are 
 several of both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from cases import CODE_PATHS, UsesHead
-from covering import cases, some
+from covering import looped, some
 from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 from memory import Shapes
+from small_blocks import small_blocks
 from torch import Tensor, nn
 
 import embedlayer as el
-from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.documents import shifted_targets
 from embedlayer.heads import DraftMap
 from embedlayer.heads.prediction import PredictionHead
@@ -28,9 +28,7 @@ from embedlayer.losses import (
     NextBytes,
     ReverseKL,
     TopKTargets,
-    chunk_size,
     divergence,
-    uncomputed_logits,
 )
 
 STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax")
@@ -61,15 +59,14 @@ HEADS: dict[str, Callable[[], UsesHead]] = {
 }
 OTHERS = {f"head: {name}" for name in (*UNTIED_HEADS, *TIED_HEADS)} - {*CODE_PATHS}
 EACH_CODE_PATH = some([name for name in HEADS if f"head: {name}" not in OTHERS], HEADS)
-each_code_path = pytest.mark.parametrize("name", EACH_CODE_PATH)
+each_code_path = looped("name", EACH_CODE_PATH)
 """For laws about what is computed at all, whatever its numbers are."""
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 6)
-    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 20)
-    monkeypatch.setitem(TABLE_ROWS, "cpu", 20)
+def several_blocks() -> Iterator[None]:
+    with small_blocks(tokens=6, rows=20, table_rows=20):
+        yield
 
 
 def batch(tokens: int = 11) -> tuple[Tensor, Tensor]:
@@ -94,7 +91,7 @@ def leaves_of(module: nn.Module, *others: Tensor) -> list[Tensor]:
     return [*others, *(parameter for parameter in module.parameters() if parameter.requires_grad)]
 
 
-@cases("name, temperature", EACH_CODE_PATH, (1.0, 0.7))
+@looped("name, temperature", EACH_CODE_PATH, (1.0, 0.7))
 def test_statistics_are_those_of_log_softmax(name, temperature) -> None:
     module = HEADS[name]().double()
     hidden, tokens = batch()
@@ -118,7 +115,7 @@ def test_statistics_are_those_of_log_softmax(name, temperature) -> None:
     assert torch.equal(found.is_argmax, (logits.argmax(-1) == tokens) & kept)
 
 
-@cases("name, kind, reduction", EACH_CODE_PATH, KINDS, ("mean", "none"), pairs=["kind, reduction"])
+@looped("name, kind, reduction", EACH_CODE_PATH, KINDS, ("mean", "none"), pairs=["kind, reduction"])
 def test_divergences_are_those_of_two_log_softmaxes(name, kind, reduction) -> None:
     module = HEADS[name]().double()
     hidden, labels = batch()
@@ -139,7 +136,7 @@ def test_divergences_are_those_of_two_log_softmaxes(name, kind, reduction) -> No
     assert_same(ours, each.sum() / (labels != -100).sum() if reduction == "mean" else each, leaves_of(module, hidden))
 
 
-@cases("name, kind", EACH_CODE_PATH, KINDS)
+@looped("name, kind", EACH_CODE_PATH, KINDS)
 def test_a_head_of_any_format_can_be_the_teacher(name, kind) -> None:
     module = HEADS[name]().double()
     hidden, teacher_hidden = (batch()[0] for _ in range(2))
@@ -153,18 +150,18 @@ def test_a_head_of_any_format_can_be_the_teacher(name, kind) -> None:
     assert all(grad is None for grad in torch.autograd.grad(ours, wanted, allow_unused=True))
 
 
-@cases(
+@looped(
     "name, kind, reduction, few", EACH_CODE_PATH, KINDS, ("mean", "none"), (0, 2**16), pairs=["kind, reduction, few"]
 )
-def test_two_vocabularies_are_compared_by_their_shared_tokens(monkeypatch, name, kind, reduction, few) -> None:
+def test_two_vocabularies_are_compared_by_their_shared_tokens(name, kind, reduction, few) -> None:
     """With one event for all others; the head is that of the student and, built again, of its teacher."""
-    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": few})
     modules = [HEADS[name]().double() for _ in range(2)]
     states = [batch()[0] for _ in modules]
     ids = [torch.randperm(VOCAB_SIZE)[:20] for _ in modules]
     shared = DraftMap(ids[0], ids[1], VOCAB_SIZE, VOCAB_SIZE, "", "")
     pairs = [(each, module.head) for each, module in zip(states, modules, strict=True)]
-    ours = shared.divergence(*pairs, KINDS[kind], reduction=reduction)
+    with small_blocks(few_logits=few):
+        ours = shared.divergence(*pairs, KINDS[kind], reduction=reduction)
     of_events = []
     for module, hidden, own in zip(modules, states, ids, strict=True):
         log_probs = F.log_softmax(module.head(hidden), dim=-1)
@@ -176,7 +173,7 @@ def test_two_vocabularies_are_compared_by_their_shared_tokens(monkeypatch, name,
     assert all(grad is None for grad in torch.autograd.grad(ours.sum(), wanted, allow_unused=True))
 
 
-@cases("name, kind", EACH_CODE_PATH, KINDS)
+@looped("name, kind", EACH_CODE_PATH, KINDS)
 def test_two_vocabularies_are_compared_by_the_next_byte(name, kind) -> None:
     modules = [HEADS[name]().double() for _ in range(2)]
     (hidden, labels), (other, _) = batch(), batch()
@@ -192,7 +189,7 @@ def test_two_vocabularies_are_compared_by_the_next_byte(name, kind) -> None:
     assert_same(ours, plain, leaves_of(modules[0], hidden))
 
 
-@cases("name, kind", EACH_CODE_PATH, KINDS)
+@looped("name, kind", EACH_CODE_PATH, KINDS)
 def test_a_teacher_of_k_tokens_counts_these_alone(name, kind) -> None:
     module = HEADS[name]().double()
     hidden, labels = batch()
@@ -205,7 +202,7 @@ def test_a_teacher_of_k_tokens_counts_these_alone(name, kind) -> None:
     assert_same(ours, each.sum() / (labels != -100).sum(), leaves_of(module, hidden))
 
 
-@cases(
+@looped(
     "name, reduction, impl", EACH_CODE_PATH, ("mean", "sum", "none"), ("plain", "chunked"), pairs=["reduction, impl"]
 )
 def test_weights_of_tokens_are_factors_of_their_losses(name, reduction, impl) -> None:
@@ -222,7 +219,7 @@ def test_weights_of_tokens_are_factors_of_their_losses(name, reduction, impl) ->
     assert_same(ours, plain, leaves_of(module, hidden))
 
 
-@cases("name, weighted", EACH_CODE_PATH, (False, True))
+@looped("name, weighted", EACH_CODE_PATH, (False, True))
 def test_several_depths_are_the_weighted_sum_of_their_losses(name, weighted) -> None:
     module = HEADS[name]().double()
     hidden = [torch.randn(2, 6, EMBED_DIM, dtype=torch.float64, requires_grad=True) for _ in range(3)]
@@ -264,7 +261,7 @@ def teacher_of(hidden: Tensor) -> LinearLogits:
     return LinearLogits(hidden.detach(), weight.double())
 
 
-@cases(
+@looped(
     "name, output, impl, value",
     EACH_CODE_PATH,
     [*OUTPUTS, "depths"],
@@ -296,14 +293,13 @@ def test_hidden_states_that_do_not_count_have_no_effect(name, output, impl, valu
 
 
 @each_code_path
-def test_no_output_stores_numbers_for_each_token_and_each_row(monkeypatch, name) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 48)
+def test_no_output_stores_numbers_for_each_token_and_each_row(name) -> None:
     module = HEADS[name]()
     tokens = 96
     hidden = torch.randn(tokens, EMBED_DIM, requires_grad=True)
     ids = torch.randint(1, VOCAB_SIZE, (tokens,))
     teacher = LinearLogits(torch.randn(tokens, 4), torch.randn(VOCAB_SIZE, 4))
-    with Shapes() as shapes:
+    with small_blocks(tokens=48), Shapes() as shapes:
         statistics = module.head.token_statistics(hidden, ids, statistics=STATISTICS, top_k=2, impl="chunked")
         sum(value.sum() for value in statistics if value is not None and value.requires_grad).backward()
         module.head.loss(hidden, ids, impl="chunked").backward()

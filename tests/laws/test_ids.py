@@ -5,7 +5,7 @@ import tokenizers
 import torch
 import torch.nn.functional as F
 from cases import CODE_PATHS
-from covering import cases, some
+from covering import cases, looped, some
 from kinds import EMBED_DIM, LAYERS, LOOKUP_TABLES, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 
 from embedlayer import (
@@ -15,12 +15,11 @@ from embedlayer import (
     RowAdamW,
     ShapeError,
     SizeError,
+    TokenEmbedding,
     TokenIdError,
     TransformerEmbedding,
 )
 from embedlayer.injections.injection import AddedEmbedding, InjectionContext
-from embedlayer.inputs.embedding import UnscaledLookup
-from embedlayer.row_sparse import hooks
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2], [0, 1, 5, 49]])
 
@@ -64,7 +63,7 @@ def plain_look_up(table: LookupTable, ids: torch.Tensor) -> torch.Tensor:
 
 def gradients(table: LookupTable, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
     learned = {name: parameter for name, parameter in table.named_parameters() if parameter.requires_grad}
-    weights = torch.linspace(-1, 1, EMBED_DIM)
+    weights = torch.linspace(-1, 1, vectors.shape[-1])
     found = torch.autograd.grad((vectors * weights).sum(), list(learned.values()), allow_unused=True)
     return {
         name: torch.zeros_like(learned[name]) if grad is None else grad.to_dense()
@@ -72,7 +71,7 @@ def gradients(table: LookupTable, vectors: torch.Tensor) -> dict[str, torch.Tens
     }
 
 
-@cases("name, dtype", LOOKUP_TABLES, [torch.int64, torch.int32])
+@looped("name, dtype", LOOKUP_TABLES, [torch.int64, torch.int32])
 def test_a_look_up_equals_the_rows_for_ids_of_every_shape_layout_and_type(name, dtype) -> None:
     table = LOOKUP_TABLES[name]()
     twin = twin_of(name, table)
@@ -85,14 +84,10 @@ def test_a_look_up_equals_the_rows_for_ids_of_every_shape_layout_and_type(name, 
             torch.testing.assert_close(gradients(table, found), gradients(twin, expected))
 
 
-@pytest.mark.parametrize("smallest", [0, 1 << 40], ids=["kernels", "operators"])
-@pytest.mark.parametrize("frozen", [False, True])
-def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_shape(
-    smallest, frozen, monkeypatch
-) -> None:
-    monkeypatch.setattr(hooks, "SMALL_NUMEL", smallest)
+@looped("frozen, width", [False, True], [EMBED_DIM, 1 << 16])  # kernels look up more than 2^17 numbers
+def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_shape(frozen, width) -> None:
     for shape, ids in SHAPES.items():
-        tables = [TABLES["dense"](), TABLES["row-sparse"]()]
+        tables = [TokenEmbedding(VOCAB_SIZE, width, 0, row_sparse=row_sparse) for row_sparse in (False, True)]
         tables[1].load_state_dict(tables[0].state_dict())
         kinds = (torch.optim.AdamW, RowAdamW)
         optimizers = [kind(table.parameters(), lr=1e-2) for kind, table in zip(kinds, tables, strict=True)]
@@ -124,7 +119,7 @@ def test_a_compiled_look_up_is_the_eager_one_for_ids_of_every_shape(unchecked: N
         torch.testing.assert_close(gradients(table, found), gradients(table, expected))
 
 
-@pytest.mark.parametrize("name", LOOKUP_TABLES)
+@looped("name", LOOKUP_TABLES)
 def test_lists_arrays_numbers_and_encodings_are_the_tensor_that_they_hold(name) -> None:
     table = LOOKUP_TABLES[name]()
     numpy = IDS.numpy()
@@ -145,7 +140,7 @@ LOOK_UPS = {
     "table": lambda table, ids: table(ids),
     "look_up": lambda table, ids: table.look_up(ids),
     "stored": lambda table, ids: table.stored(ids) or table.look_up(ids),
-    "without scale": lambda table, ids: UnscaledLookup(table)(ids),
+    "without scale": lambda table, ids: input_embedding(table).token_embedding(ids),
     "input embedding": lambda table, ids: input_embedding(table)(ids),
     "trace": lambda table, ids: list(input_embedding(table).trace(ids)),
     "injection": lambda table, ids: AddedEmbedding(table).look_up(None, InjectionContext(ids)),
@@ -171,7 +166,7 @@ def test_an_id_outside_the_vocabulary_is_an_error_on_every_way_to_a_row(unchecke
             LOOK_UPS[way](table, torch.ones(2, 3))
 
 
-@pytest.mark.parametrize("name", some(LAYERS_OF_PATHS, LAYERS))
+@looped("name", some(LAYERS_OF_PATHS, LAYERS))
 def test_a_layer_takes_sequences_of_every_layout_and_what_holds_them(name) -> None:
     layer = LAYERS[name]().eval()
     for shape, ids in SHAPES.items():
@@ -186,7 +181,7 @@ def test_a_layer_takes_sequences_of_every_layout_and_what_holds_them(name) -> No
         layer(torch.tensor(7))
 
 
-@pytest.mark.parametrize("name", some(HEADS_OF_PATHS, [*UNTIED_HEADS, *TIED_HEADS]))
+@looped("name", some(HEADS_OF_PATHS, [*UNTIED_HEADS, *TIED_HEADS]))
 def test_logits_and_loss_take_hidden_states_of_every_layout(name) -> None:
     head = UNTIED_HEADS[name]() if name in UNTIED_HEADS else OutputHead(TABLES[TIED_HEADS[name]]())
     whole = torch.randn(EMBED_DIM, 4, 3).permute(2, 1, 0)
@@ -211,7 +206,7 @@ def test_compiled_logits_of_strided_hidden_states_are_the_eager_ones(unchecked: 
     torch.testing.assert_close(compiled(), [head(hidden) for hidden in parts])
 
 
-@pytest.mark.parametrize("name", [*UNTIED_HEADS, *TIED_HEADS])
+@looped("name", [*UNTIED_HEADS, *TIED_HEADS])
 def test_hidden_states_of_another_width_are_refused_in_one_sentence(unchecked: None, name) -> None:
     head = UNTIED_HEADS[name]() if name in UNTIED_HEADS else OutputHead(TABLES[TIED_HEADS[name]]())
     hidden, targets = torch.randn(2, 3, 7), torch.zeros(2, 3, dtype=torch.long)
@@ -222,7 +217,7 @@ def test_hidden_states_of_another_width_are_refused_in_one_sentence(unchecked: N
     assert issubclass(ShapeError, EmbedLayerError)
 
 
-@pytest.mark.parametrize("name", some(LAYERS_OF_PATHS, LAYERS))
+@looped("name", some(LAYERS_OF_PATHS, LAYERS))
 def test_vectors_can_be_given_in_place_of_ids(name) -> None:
     layer = LAYERS[name]().eval()
     table = layer.tok_emb if name == "GPTEmbedding" else layer.table

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from covering import cases, covering, some
+from covering import covering, looped, some
 from decoders import CACHES, small
 from kinds import EMBED_DIM, INJECTIONS, LOOKUP_TABLES, NUM_HEADS, VOCAB_SIZE, in_a_file, ngrams
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from embedlayer.injections.per_layer import PerLayerInputs
 from embedlayer.injections.per_layer_embedding import PerLayerEmbedding
 from embedlayer.injections.value import ValueEmbedding
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.vocab import edit_vocabulary
 
@@ -36,7 +35,7 @@ def decoder(name: str, **options) -> el.DecoderLM:
     return model
 
 
-@pytest.mark.parametrize("name", INJECTIONS)
+@looped("name", INJECTIONS)
 def test_an_injection_changes_the_logits_and_no_token_sees_a_later_one(name) -> None:
     model = decoder(name)
     plain = small()
@@ -47,7 +46,7 @@ def test_an_injection_changes_the_logits_and_no_token_sees_a_later_one(name) -> 
     assert torch.allclose(logits[:, :6], model(changed)[:, :6], atol=1e-6)
 
 
-@cases("name, parts, kind", INJECTIONS, [[1] * 10, [4, 6]], CACHES)
+@looped("name, parts, kind", INJECTIONS, [[1] * 10, [4, 6]], CACHES)
 @torch.no_grad()
 def test_cached_decoding_equals_reading_everything_at_once(name, parts, kind) -> None:
     model, cache = decoder(name), CACHES[kind]()
@@ -141,16 +140,16 @@ FEW_TABLES = ["dense", "factorised", "int4, groups", "stored, FP8", "delta", "ma
 FEW_TABLES += ["of a user", "of a user, shared rows"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "point"), some(covering(product(FEW_TABLES, OVER_A_TABLE)), product(EVERY_TABLE, OVER_A_TABLE))
-)
+@looped("kind, point", some(covering(product(FEW_TABLES, OVER_A_TABLE)), product(EVERY_TABLE, OVER_A_TABLE)))
 def test_an_edit_moves_every_table_with_a_row_for_each_token_or_refuses_it_by_name(kind, point) -> None:
     torch.manual_seed(0)
     table = EVERY_TABLE[kind]()
     model, order = small(injections=[OVER_A_TABLE[point](table)]), [*range(10, 50), *range(10)]
     config, state = model.config, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = model(IDS)[..., order]
-    if isinstance(table, el.TokenEmbedding | el.FactorizedEmbedding | PackedRows):
+    if isinstance(
+        table, el.TokenEmbedding | el.FactorizedEmbedding | el.QuantizedEmbedding | el.tables.StoredEmbedding
+    ):
         receipt = edit_vocabulary(model, order=order)
         torch.testing.assert_close(model(receipt.remap(IDS)), before)
         edit_vocabulary(model, add=3)

@@ -9,23 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from covering import cases, some
+from covering import looped, some
 from kernel_paths import cpu_taken_for_cuda
+from small_blocks import small_blocks
 from torch import Tensor
 
 import embedlayer as el
 from embedlayer.losses import (
+    BlockLogits,
     ForwardKL,
     JensenShannon,
     LinearLogits,
     ReverseKL,
     TopKTargets,
-    chunk_size,
     divergence,
     token_statistics,
-    uncomputed_logits,
 )
-from embedlayer.tables.table import logits_of_function
 
 N, V, D = 12, 40, 6
 STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax")
@@ -65,7 +64,7 @@ def of_largest(hidden, weight, bias, targets, teacher, drop_ignored=True, **opti
 
 
 def of_function(hidden, weight, bias, targets, teacher, impl, drop_ignored=True, **options) -> list[Tensor]:
-    logits = logits_of_function(lambda states: states @ weight.T, hidden, len(weight), bias=bias, **options)
+    logits = BlockLogits(hidden, lambda x, *rows: (x @ weight.T)[:, slice(*rows)], V, V, bias=bias, **options)
     found = token_statistics(logits, targets, statistics=STATISTICS, top_k=5, drop_ignored=drop_ignored)
     return [each for each in found if each is not None]
 
@@ -186,7 +185,7 @@ def assert_they_have_no_effect(name: str, path: str, value: float) -> None:
 
 
 @pytest.mark.usefixtures("both_paths")
-@cases("name, path, value", ALL_OUTPUTS, PATHS, (torch.nan, torch.inf), pairs=["path, value"])
+@looped("name, path, value", ALL_OUTPUTS, PATHS, (torch.nan, torch.inf), pairs=["path, value"])
 def test_what_does_not_count_has_no_effect(name, path, value) -> None:
     assert_they_have_no_effect(name, path, value)
 
@@ -210,7 +209,7 @@ def assert_a_window_has_no_gradient(name: str, path: str, grad_output: float) ->
     assert all(bool((each == 0).all()) for each in grads)
 
 
-WINDOWS = cases("name, path, grad_output", ALL_OUTPUTS, PATHS, (torch.nan, torch.inf), pairs=["path, grad_output"])
+WINDOWS = looped("name, path, grad_output", ALL_OUTPUTS, PATHS, (torch.nan, torch.inf), pairs=["path, grad_output"])
 
 
 @pytest.mark.usefixtures("both_paths")
@@ -225,22 +224,22 @@ def test_a_window_of_ignored_targets_has_no_gradient_in_a_compiled_graph(uncheck
     assert_a_window_has_no_gradient(name, path, grad_output)
 
 
-THRESHOLDS: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {
-    "few logits": lambda patch, side: patch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": N * V + side}),
-    "tokens of a chunk": lambda patch, side: patch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", N + side),
-    "bytes of a chunk": lambda patch, side: patch.setitem(chunk_size.BUFFER_BYTES, "cpu", 8 * V * (N + side)),
-    "rows of a block": lambda patch, side: patch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", V + side),
+THRESHOLDS: dict[str, Callable[[int], dict[str, int]]] = {
+    "few logits": lambda side: {"few_logits": N * V + side},
+    "tokens of a chunk": lambda side: {"tokens": N + side},
+    "bytes of a chunk": lambda side: {"buffer_bytes": 8 * V * (N + side)},
+    "rows of a block": lambda side: {"rows": V + side},
 }
 
 
 @pytest.mark.usefixtures("both_paths")
-@cases("name, threshold, side", OUTPUTS, THRESHOLDS, (-1, 0, 1), pairs=["threshold, side"])
-def test_no_threshold_of_auto_changes_a_result(monkeypatch, name, threshold, side) -> None:
+@looped("name, threshold, side", OUTPUTS, THRESHOLDS, (-1, 0, 1), pairs=["threshold, side"])
+def test_no_threshold_of_auto_changes_a_result(name, threshold, side) -> None:
     inputs = batch()
     expected = results(OUTPUTS[name], inputs, "plain")
-    monkeypatch.setattr(uncomputed_logits, "FEW_LOGITS", {"cuda": 0})
-    THRESHOLDS[threshold](monkeypatch, side)
-    torch.testing.assert_close(results(OUTPUTS[name], inputs, "auto"), expected, rtol=1e-10, atol=1e-10)
+    with small_blocks(**{"few_logits": 0, **THRESHOLDS[threshold](side)}):
+        found = results(OUTPUTS[name], inputs, "auto")
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 def banned(*, all_tokens: bool = False) -> tuple[Tensor, ...]:
@@ -263,7 +262,7 @@ INPUTS: dict[str, Callable[[], tuple[Tensor, ...]]] = {
 
 
 @pytest.mark.usefixtures("both_paths")
-@cases("name, path, inputs", OUTPUTS, PATHS, INPUTS, pairs=["path, inputs"])
+@looped("name, path, inputs", OUTPUTS, PATHS, INPUTS, pairs=["path, inputs"])
 def test_results_at_the_edge_of_numbers_are_those_of_the_definition_on_every_path(name, path, inputs) -> None:
     of_edge = INPUTS[inputs]()
     found, grads = results(OUTPUTS[name], of_edge, path)
@@ -274,7 +273,7 @@ def test_results_at_the_edge_of_numbers_are_those_of_the_definition_on_every_pat
 
 
 @pytest.mark.parametrize("inputs", ["banned targets", "no token allowed"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@looped("smoothing", [0.0, 0.2])
 def test_the_definition_has_the_numbers_of_torch_at_their_edge(inputs, smoothing) -> None:
     hidden, weight, bias, targets, teacher = INPUTS[inputs]()
     ours = results(with_options(loss, label_smoothing=smoothing), (hidden, weight, bias, targets, teacher))
@@ -287,7 +286,7 @@ def test_the_definition_has_the_numbers_of_torch_at_their_edge(inputs, smoothing
     torch.testing.assert_close(ours[1][1:], list(expected_grads[1:]), equal_nan=True)
 
 
-@cases("name, impl", ALL_OUTPUTS, ("plain", "auto", "chunked"))
+@looped("name, impl", ALL_OUTPUTS, ("plain", "auto", "chunked"))
 def test_on_the_meta_device_results_and_gradients_have_the_shapes_of_those_on_a_cpu(name, impl) -> None:
     inputs = batch(torch.float32)
     expected, _ = results(ALL_OUTPUTS[name], inputs, impl)
@@ -309,7 +308,7 @@ OPTIONS: dict[str, dict[str, float]] = {
 
 
 @pytest.mark.usefixtures("both_paths")
-@cases("name, path, options", OUTPUTS, PATHS, OPTIONS, pairs=["path, options"])
+@looped("name, path, options", OUTPUTS, PATHS, OPTIONS, pairs=["path, options"])
 def test_products_of_float16_do_not_overflow(name, path, options) -> None:
     hidden, weight, bias, targets, teacher = batch(torch.float16)
     hidden, weight, teacher = hidden * 200, weight * 200, teacher / 100
@@ -325,7 +324,7 @@ def test_products_of_float16_do_not_overflow(name, path, options) -> None:
         torch.testing.assert_close(ours.double(), exact, rtol=2e-3, atol=1e-7 + 2e-3 * exact.abs().max().item())
 
 
-@cases("path, options", ("plain", "chunked"), OPTIONS)
+@looped("path, options", ("plain", "chunked"), OPTIONS)
 def test_products_of_float16_under_autocast_do_not_overflow(path, options) -> None:
     hidden, weight, bias, targets, teacher = batch(torch.float32)
     rounded = [(each * 200).half().float() for each in (hidden, weight)]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from covering import cases, some
+from covering import looped, some
 from kinds import (
     BAGS,
     EMBED_DIM,
@@ -34,7 +34,7 @@ MOVES = {
 }
 
 
-@cases("name, move", MODULES, MOVES)
+@looped("name, move", MODULES, MOVES)
 @torch.no_grad()
 def test_a_layer_of_the_meta_device_works_after_weights_are_assigned(name, move) -> None:
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def test_a_layer_of_the_meta_device_works_after_weights_are_assigned(name, move)
             part.check()
 
 
-@pytest.mark.parametrize("name", POSITIONS)
+@looped("name", POSITIONS)
 def test_a_position_of_the_meta_device_works_after_weights_are_assigned(name) -> None:
     torch.manual_seed(0)
     real = POSITIONS[name]()
@@ -66,7 +66,7 @@ def test_a_position_of_the_meta_device_works_after_weights_are_assigned(name) ->
     assert not any(tensor.is_meta for tensor in (*made.parameters(), *made.buffers()))
 
 
-@pytest.mark.parametrize("name", HEADS)
+@looped("name", HEADS)
 def test_a_head_of_the_meta_device_works_after_weights_are_assigned(name) -> None:
     real = HEADS[name]()
     with torch.device("meta"):
@@ -78,7 +78,7 @@ def test_a_head_of_the_meta_device_works_after_weights_are_assigned(name) -> Non
     torch.testing.assert_close(made.to("cpu")(hidden), real(hidden), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@looped("name", MODULES)
 def test_what_stays_on_the_meta_device_stays_there_through_a_cast(name) -> None:
     made = MODULES[name]().to("meta")
     made.bfloat16()

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from commands import run
-from covering import some
+from covering import looped, some
 from launches import SIZES, TRAIN, started
 
 import embedlayer as el
 from embedlayer.data.sharded_build import build_in_shards, build_shard
-from embedlayer.io.locks import LOCK
 
 pytestmark = pytest.mark.usefixtures("system")
 
@@ -49,7 +48,7 @@ def folder(tmp_path_factory, text: Path) -> Iterator[Path]:
     tokenizer = el.load_tokenizer(folder / "run")
     build_shard([text], tokenizer, folder / "corpus", shards=2, only=0)
     holders = []
-    for lock in (folder / "run" / LOCK, folder / "corpus" / LOCK, folder / "corpus" / ".shard-00001.lock"):
+    for lock in (folder / "run" / ".lock", folder / "corpus" / ".lock", folder / "corpus" / ".shard-00001.lock"):
         command = [sys.executable, "-c", HOLD, str(lock)]
         holders.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         assert holders[-1].stdout is not None
@@ -85,7 +84,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Path, Path], list[object]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@looped("name", COMMANDS)
 def test_a_command_refuses_a_folder_that_another_process_writes_to(folder: Path, text: Path, name: str, capsys) -> None:
     inside, arguments = COMMANDS[name]
     before = contents(folder)
@@ -98,7 +97,7 @@ def test_a_command_refuses_a_folder_that_another_process_writes_to(folder: Path,
     assert not (folder / "edited").exists()
 
 
-@pytest.mark.parametrize("call", ["start", "resume", "build_in_shards"])
+@looped("call", ["start", "resume", "build_in_shards"])
 def test_a_call_refuses_a_folder_that_another_process_writes_to(folder: Path, text: Path, call: str) -> None:
     before = contents(folder)
     directory, tokenizer = el.RunDirectory(folder / "run"), el.load_tokenizer(folder / "run")

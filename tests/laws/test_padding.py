@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import cases
+from covering import looped
 from kinds import EMBED_DIM, LOOKUP_TABLES, TABLES, VOCAB_SIZE
 from torch import Tensor, nn
 
@@ -51,7 +51,7 @@ def own_log_probs(table: el.TokenTable, hidden: Tensor, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.usefixtures("both_paths")
-@cases("name, way", PADDED, [*LOGITS, *SCORES])
+@looped("name, way", PADDED, [*LOGITS, *SCORES])
 def test_every_path_multiplies_the_stored_padding_row(name, way) -> None:
     table = written(TABLES[name]()).requires_grad_(requires_grad=False)
     rows, hidden = table.rows(0, VOCAB_SIZE), torch.randn(2, 3, EMBED_DIM)
@@ -66,7 +66,7 @@ def test_every_path_multiplies_the_stored_padding_row(name, way) -> None:
         torch.testing.assert_close(SCORES[way](table, hidden, IDS), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in LOOKUP_TABLES if name != "dense, plain"])
+@looped("name", [name for name in LOOKUP_TABLES if name != "dense, plain"])
 def test_every_table_looks_the_stored_padding_row_up(name) -> None:
     table = LOOKUP_TABLES[name]()
     assert table.padding_idx == 0
@@ -76,7 +76,7 @@ def test_every_table_looks_the_stored_padding_row_up(name) -> None:
         torch.testing.assert_close(table(IDS), F.embedding(IDS, factor * table.rows(0, VOCAB_SIZE)))
 
 
-@pytest.mark.parametrize("name", [name for name in PADDED if not name.startswith(("int", "of", "stored"))])
+@looped("name", [name for name in PADDED if not name.startswith(("int", "of", "stored"))])
 def test_a_new_padding_row_is_zero_and_no_step_changes_it(name) -> None:
     table = TABLES[name]()
     if "int8" not in name:
@@ -110,7 +110,7 @@ def logits_of(part: el.TokenTable | el.OutputHead) -> Callable[[Tensor], Tensor]
 
 
 @pytest.mark.usefixtures("both_paths")
-@cases("name, way, written_by", STORES_ROWS, LOSSES, ["nn.init", "load_state_dict", "from_pretrained"])
+@looped("name, way, written_by", STORES_ROWS, LOSSES, ["nn.init", "load_state_dict", "from_pretrained"])
 def test_a_written_padding_row_is_kept_and_never_trained(name, way, written_by, tmp_path) -> None:
     part = STORES_ROWS[name]()
     if isinstance(part, el.OutputHead) and way == "look-up":
@@ -135,7 +135,7 @@ def test_a_written_padding_row_is_kept_and_never_trained(name, way, written_by, 
         assert part(IDS)[0, 0].ne(0).all()
 
 
-@pytest.mark.parametrize("to", ["int8", "int4", "q8_0", f"rank={EMBED_DIM}"])
+@looped("to", ["int8", "int4", "q8_0", f"rank={EMBED_DIM}"])
 def test_a_compressed_table_keeps_the_padding_row_and_the_comparison_sees_it(to) -> None:
     table = written(TABLES["dense"]())
     small, row = compress_table(table, to), table.weight[0].detach()
@@ -147,7 +147,7 @@ def test_a_compressed_table_keeps_the_padding_row_and_the_comparison_sees_it(to)
     assert lost.row_error > 2 * kept.row_error
 
 
-@pytest.mark.parametrize("name", [name for name in PADDED if name.startswith(("dense", "row", "factor"))])
+@looped("name", [name for name in PADDED if name.startswith(("dense", "row", "factor"))])
 def test_an_edit_moves_the_padding_row_as_it_is(name) -> None:
     table = written(TABLES[name]())
     row = table.rows(0, 1).clone()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from covering import looped
 from kinds import (
     EMBED_DIM,
     INJECTIONS,
@@ -22,8 +23,9 @@ from kinds import (
 from torch import nn
 
 import embedlayer as el
-from embedlayer.optim.groups import ROLES
 from embedlayer.vocab import train_only_rows
+
+ROLES = ("tables", "heads", "positions", "norms", "matrices")
 
 
 def head_over(rows: str) -> el.OutputHead:
@@ -124,7 +126,7 @@ def role_by_name(name: str, parameter: nn.Parameter) -> str:
     return "positions" if {"position", "pos_emb"} & {*parts} else rest
 
 
-@pytest.mark.parametrize("name", MODELS)
+@looped("name", MODELS)
 def test_every_trained_parameter_is_in_one_group_with_the_role_of_its_module(name) -> None:
     torch.manual_seed(0)
     model = MODELS[name]()

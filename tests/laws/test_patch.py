@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from covering import LONG, cases, covering, some
-from safetensors.torch import load_file
+from covering import LONG, covering, looped, some
+from deferred_heads import deferred
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import embedlayer as el
-from embedlayer import CheckpointError, OutputHead, RowAdamW, ShapeError, SizeError, TokenEmbedding, patch, unpatch
-from embedlayer.heads.logit_source import LogitsReport
-from embedlayer.vocab.operations import edit_vocabulary
-from embedlayer.vocab.row_training import merge_rows, train_only_rows
+from embedlayer import CheckpointError, OutputHead, RowAdamW, ShapeError, TokenEmbedding, patch, unpatch
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 auto = pytest.importorskip("transformers.models.auto.modeling_auto")
@@ -139,12 +136,11 @@ def assert_same(ours: nn.Module, theirs: nn.Module, ids: torch.Tensor = IDS) -> 
 
 def reads_logits(model: nn.Module) -> bool:
     """Whether a training step of a patched model computes its logits."""
-    report = LogitsReport("")
-    for head in (module for module in model.modules() if isinstance(module, OutputHead)):
-        head.logits_report = report
+    heads = [deferred(module) for module in model.modules() if isinstance(module, OutputHead)]
     model.train()(input_ids=IDS, labels=IDS).loss.backward()
     model.zero_grad()
-    return report.is_done or not isinstance(model.get_output_embeddings(), OutputHead)
+    is_read = any(head.logits_report.is_done for head in heads)
+    return is_read or not isinstance(model.get_output_embeddings(), OutputHead)
 
 
 WITH_LOGITS = {"fsmt", "prophetnet"}
@@ -156,7 +152,7 @@ ALWAYS += [("causal", kind) for kind in ("llama", "gemma3_text")] + [("masked", 
 """Each form of a table and a head; tests/test_all_families.py patches the whole sample."""
 
 
-@pytest.mark.parametrize(("task", "kind"), some(ALWAYS, CASES))
+@looped("task, kind", some(ALWAYS, CASES))
 def test_every_type_of_model_stays_the_same_to_the_bit(task, kind) -> None:
     plain = built(task, kind)
     patched = copy.deepcopy(plain)
@@ -196,7 +192,7 @@ RESIZES.remove(("marian", (100, 64)))  # which fails without a patch too
 FEW = [case for case in RESIZES if case[0] in ("t5", "marian", "gpt2", "llama")]
 
 
-@pytest.mark.parametrize(("name", "size"), some(covering(FEW), RESIZES))
+@looped("name, size", some(covering(FEW), RESIZES))
 def test_a_resized_model_agrees_with_the_plain_one_and_with_itself(name, size) -> None:
     task, kind, options = RESIZED[name]
     plain = built(task, kind, **options)
@@ -393,7 +389,7 @@ HOOKS = {
 }
 
 
-@pytest.mark.parametrize("hook", some(["forward", "backward", "state dict", "load pre"], HOOKS))
+@looped("hook", some(["forward", "backward", "state dict", "load pre"], HOOKS))
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing when gradients are computed")
 def test_hooks_of_every_kind_go_along_and_can_be_removed(hook) -> None:
     def count() -> int:
@@ -458,7 +454,7 @@ OPERATIONS = {
 }
 
 
-@cases("model, operation", KINDS, OPERATIONS)
+@looped("model, operation", KINDS, OPERATIONS)
 def test_what_is_done_to_a_model_may_be_done_to_a_patched_one(model, operation) -> None:
     task, kind = model
     plain = built(task, kind)
@@ -507,7 +503,7 @@ CANNOT = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@cases(
+@looped(
     "table, tied, call",
     ["dense", "row-sparse", "new rows", "int8", "rank=8"],
     [True, False],
@@ -527,82 +523,10 @@ def test_what_transformers_calls_works_with_every_table(table, tied, call, tmp_p
     torch.testing.assert_close(after, before, rtol=0, atol=rounding)
 
 
-@pytest.mark.parametrize(("task", "kind"), [case for case in KINDS if case[0] != "masked"])
+@looped("task, kind", [case for case in KINDS if case[0] != "masked"])
 def test_greedy_decoding_with_a_cache_gives_the_same_tokens(task, kind) -> None:
     plain = built(task, kind).eval()
     patched = patch(copy.deepcopy(plain))
     ids = IDS.clamp(min=3)
     options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids), "use_cache": True}
     assert torch.equal(patched.generate(ids, **options), plain.generate(ids, **options))
-
-
-@pytest.mark.long  # tests/checkpoints/test_patched_training.py compiles patched models always
-@pytest.mark.parametrize(("task", "kind"), [("causal", "llama"), ("sequence to sequence", "t5")])
-@torch.no_grad()
-def test_a_compiled_model_gives_the_same_logits(unchecked: None, task, kind) -> None:
-    patched = patch(built(task, kind)).eval()
-    compiled = torch.compile(patched, backend="eager", fullgraph=kind == "llama")
-    more = {"decoder_input_ids": IDS} if kind == "t5" else {}
-    expected = patched(input_ids=IDS, use_cache=False, **more).logits
-    torch.testing.assert_close(compiled(input_ids=IDS, use_cache=False, **more).logits, expected)
-
-
-TRAINED = [("causal", "gpt2"), ("causal", "llama"), ("sequence to sequence", "t5")]
-
-
-@pytest.mark.long  # tests/checkpoints/test_patched_training.py has the Trainer's loss, evaluation and weights always
-@pytest.mark.parametrize(("task", "kind"), TRAINED)
-def test_the_trainer_of_transformers_ends_where_it_ends_without_a_patch(task, kind, tmp_path) -> None:
-    pytest.importorskip("accelerate", reason="the interop group is not installed")
-    plain = built(task, kind)
-    rows = [{"input_ids": row, "labels": row} for row in torch.randint(3, 90, (4, 8))]
-    options = {"max_steps": 2, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True, "save_steps": 1}
-    options |= {"optim": "sgd", "learning_rate": 0.3}  # Adam turns a rounding error into a step where a gradient is 0
-    for name, model in (("patched", patch(copy.deepcopy(plain))), ("plain", plain)):
-        arguments = transformers.TrainingArguments(output_dir=str(tmp_path / name), disable_tqdm=True, **options)
-        transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()
-    for folder in ("checkpoint-1", "checkpoint-2"):
-        ours, theirs = (load_file(tmp_path / name / folder / "model.safetensors") for name in ("patched", "plain"))
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-def test_the_vocabulary_of_a_patched_sequence_to_sequence_model_is_edited_in_one() -> None:
-    patched = patch(built("sequence to sequence", "t5")).eval()
-    ids = IDS.clamp(max=V - 2)
-    before = patched(input_ids=ids, decoder_input_ids=ids).logits.detach()
-    state = {name: tensor.clone() for name, tensor in patched.state_dict().items()}
-    receipt = edit_vocabulary(patched, add=3)
-    after = patched(input_ids=ids, decoder_input_ids=ids).logits
-    assert after.shape[-1] == patched.config.vocab_size == patched.lm_head.out_features == V + 3
-    torch.testing.assert_close(after[..., :V], before)
-    patched(input_ids=ids + 3, labels=ids + 3).loss.backward()
-    receipt.undo(patched)
-    assert all(torch.equal(tensor, state[name]) for name, tensor in patched.state_dict().items())
-    with pytest.raises(SizeError, match="share one weight"):
-        train_only_rows(patched, [3])
-
-
-def test_only_some_rows_of_a_patched_model_with_a_tied_head_learn() -> None:
-    patched = patch(built("causal", "gpt2")).eval()
-    expected = patched(IDS).logits.detach()
-    train_only_rows(patched, [3, 4])
-    assert [name for name, p in patched.named_parameters() if p.requires_grad] == ["transformer.wte.delta"]
-    torch.testing.assert_close(patched(IDS).logits, expected)
-    with torch.no_grad():
-        patched.transformer.wte.delta.mul_(2)
-    learned = patched(IDS).logits.detach()
-    assert (learned - expected)[..., 3].abs().max() > 1e-2
-    merge_rows(patched)
-    torch.testing.assert_close(patched(IDS).logits, learned)
-
-
-@pytest.mark.parametrize(
-    ("task", "kind"), [("sequence to sequence", "bart"), ("causal", "gemma2"), ("causal", "llama")]
-)
-def test_a_model_is_patched_while_tensors_are_created_on_the_meta_device(task, kind) -> None:
-    reference = built(task, kind)
-    with torch.device("meta"):
-        model = patch(copy.deepcopy(reference).to("meta"))
-    table = model.get_input_embeddings()
-    assert isinstance(table, TokenEmbedding)
-    assert table.scale == patch(reference).get_input_embeddings().scale

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from covering import cases, covering, some
+from covering import cases, covering, looped, some
 from kinds import EMBED_DIM, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE
 from torch import nn
 
@@ -124,7 +124,7 @@ EACH = covering(CASES) | {(name, choice) for name, choice in CASES if name in ("
 EACH |= {("patched T5", "LoRA on the table")}
 
 
-@pytest.mark.parametrize(("name", "choice"), some(EACH, CASES))
+@looped("name, choice", some(EACH, CASES))
 @pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`")
 def test_active_merged_and_unloaded_are_one_function(unchecked: None, name, choice) -> None:
     make, table, head, linear = MODELS[name]
@@ -152,7 +152,7 @@ def test_active_merged_and_unloaded_are_one_function(unchecked: None, name, choi
             close(logits_of(model.merge_and_unload()), active)
 
 
-@pytest.mark.parametrize("name", ["DecoderLM", "a module of one's own", "patched LLaMA", "patched T5"])
+@looped("name", ["DecoderLM", "a module of one's own", "patched LLaMA", "patched T5"])
 def test_lora_on_a_tied_head_itself_is_refused_by_name(unchecked: None, name) -> None:
     make, _, head, linear = MODELS[name]
     model = adapted(make().double(), target_modules=[head, linear])
@@ -162,7 +162,7 @@ def test_lora_on_a_tied_head_itself_is_refused_by_name(unchecked: None, name) ->
         logits_of(model)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "patched T5"])
+@looped("name", [name for name in MODELS if name != "patched T5"])
 def test_a_tied_head_sees_lora_on_the_table_as_numbers_added_to_it(unchecked: None, name) -> None:
     make, table, _, _ = MODELS[name]
     torch.manual_seed(0)
@@ -194,7 +194,7 @@ def test_a_table_whose_rows_are_not_known_is_refused_by_name(unchecked: None) ->
         logits_of(model)
 
 
-@pytest.mark.parametrize("table", [name for name in TABLES if name not in ("row-sparse", "delta over factorised")])
+@looped("table", [name for name in TABLES if name not in ("row-sparse", "delta over factorised")])
 def test_lora_on_what_is_inside_a_table_is_seen_from_both_ends(unchecked: None, table) -> None:
     torch.manual_seed(0)
     model: Any = decoder(table).eval()
@@ -254,7 +254,7 @@ def untied_decoder() -> nn.Module:
 
 
 @pytest.mark.parametrize("choice", [*CHOICES, "LoRA on an untied head"])
-@pytest.mark.parametrize("name", ["DecoderLM", "patched LLaMA"])
+@looped("name", ["DecoderLM", "patched LLaMA"])
 @pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`")
 def test_an_edit_refuses_adapters_that_have_values_of_tokens_and_its_advice_works(
     unchecked: None, name, choice

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from covering import looped
 from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, VOCAB_SIZE, dense, ngrams
 from torch import Tensor
 
 import embedlayer as el
 from embedlayer.core.documents import check_mask
-from embedlayer.core.torch_state import is_unchanged
 from embedlayer.injections.gated import GatedEmbedding
 from embedlayer.positions.position import AdditivePosition
 
@@ -21,7 +21,7 @@ WIDTH = EMBED_DIM // NUM_HEADS
 CHECK = "call self.check_positions(positions, (*q.shape[:-3], q.shape[-2])) first in rotate"
 """Line of a scheme that rotates."""
 
-every_scheme = pytest.mark.parametrize("name", POSITIONS)
+every_scheme = looped("name", POSITIONS)
 
 
 def heads(batch: int = B) -> Tensor:
@@ -60,7 +60,7 @@ def without_tokens(name: str) -> dict[str, Callable[[Any], object]]:
             "key": lambda at: position.bias(torch.arange(T), at),
         }
         return {**found, **({"score_mod": position.score_mod} if hasattr(position, "score_mod") else {})}
-    return {} if is_unchanged(position, prepare=el.Position.prepare) else {"prepare": position.prepare}
+    return {} if type(position).prepare is el.Position.prepare else {"prepare": position.prepare}
 
 
 @every_scheme
@@ -80,7 +80,7 @@ def test_an_additive_scheme_has_the_width_that_models_compare(name) -> None:
     assert not isinstance(position, AdditivePosition) or position.embed_dim == EMBED_DIM
 
 
-@pytest.mark.parametrize("name", [name for name, make in POSITIONS.items() if hasattr(make(), "head_dim")])
+@looped("name", [name for name, make in POSITIONS.items() if hasattr(make(), "head_dim")])
 def test_heads_of_another_width_than_that_of_the_scheme_are_refused(name, unchecked) -> None:
     right, wrong = heads(), torch.randn(B, NUM_HEADS, T, 2 * WIDTH)
     for q, k in ((wrong, right), (right, wrong), (wrong, wrong)):
@@ -150,7 +150,7 @@ def test_a_position_outside_the_scheme_is_named_and_negative_ones_count_distance
 
 
 OTHERS: dict[str, Callable[[], el.Position]] = {
-    **{name: build for name, build in POSITIONS.items() if not is_unchanged(build(), prepare=el.Position.prepare)},
+    **{name: build for name, build in POSITIONS.items() if type(build()).prepare is not el.Position.prepare},
     "rotary, another base": lambda: el.RotaryEmbedding(WIDTH, 500.0),
     "rotary, scaled": lambda: el.RotaryEmbedding(WIDTH, scaling=el.positions.LinearScaling(2.0)),
     "rotary, interleaved": lambda: el.RotaryEmbedding(WIDTH, interleaved=True),
@@ -216,7 +216,7 @@ def mask_takers() -> dict[str, Callable[[Any], object]]:
     }
 
 
-@pytest.mark.parametrize("name", mask_takers())
+@looped("name", mask_takers())
 def test_a_mask_without_meaning_is_refused_by_one_sentence(name, unchecked) -> None:
     take = mask_takers()[name]
     for right in RIGHT_MASKS:

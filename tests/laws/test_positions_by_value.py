@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import looped
 from kinds import EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS, POSITIONS
 from torch import nn
 
@@ -30,13 +31,13 @@ def as_plain_embedding(position: AdditivePosition) -> nn.Embedding:
     ],
     ids=["from the middle", "scalar", "batch", "int32", "strided", "expanded"],
 )
-@pytest.mark.parametrize("name", ADDITIVE)
+@looped("name", ADDITIVE)
 def test_a_call_returns_the_rows_at_these_positions_as_an_embedding_does(name, positions) -> None:
     position = POSITIONS[name]()
     assert torch.equal(position(positions), as_plain_embedding(position)(positions))
 
 
-@pytest.mark.parametrize("name", ADDITIVE)
+@looped("name", ADDITIVE)
 def test_hidden_states_are_refused_with_the_call_that_adds_positions(name, unchecked) -> None:
     position = POSITIONS[name]()
     with pytest.raises(ShapeError, match=r"float32 values of shape \(2, 3, 24\).\n.*add\(x, positions\)"):
@@ -46,7 +47,7 @@ def test_hidden_states_are_refused_with_the_call_that_adds_positions(name, unche
             position(torch.tensor([MAX_SEQ_LEN]))
 
 
-@pytest.mark.parametrize("name", ADDITIVE)
+@looped("name", ADDITIVE)
 def test_hidden_states_of_another_width_are_refused_and_never_broadcast(name, unchecked) -> None:
     position = POSITIONS[name]()
     for width in (1, EMBED_DIM + 1):
@@ -54,7 +55,7 @@ def test_hidden_states_of_another_width_are_refused_and_never_broadcast(name, un
             position.add(torch.randn(2, 3, width), torch.arange(3))
 
 
-@pytest.mark.parametrize("name", IN_ATTENTION)
+@looped("name", IN_ATTENTION)
 def test_positions_of_32_bits_are_as_far_apart_as_those_of_64(name) -> None:
     position, (q, k) = POSITIONS[name](), torch.randn(2, 1, NUM_HEADS, 3, EMBED_DIM // NUM_HEADS)
     if position.max_seq_len is not None:
@@ -66,19 +67,10 @@ def test_positions_of_32_bits_are_as_far_apart_as_those_of_64(name) -> None:
     assert all(bias is None for bias in biases) or torch.equal(*biases)
 
 
-@pytest.mark.parametrize("name", IN_ATTENTION)
+@looped("name", IN_ATTENTION)
 def test_a_scheme_without_rows_says_where_it_is_applied(name) -> None:
     with pytest.raises(ShapeError, match=r"adds nothing to the input.*\n.*rotate\(q, k, positions\)"):
         POSITIONS[name]()(torch.arange(3))
-
-
-def test_rotary_positions_refuse_heads_of_another_width(unchecked) -> None:
-    position = POSITIONS["rotary"]()
-    q, k = torch.randn(1, 4, 3, 6), torch.randn(1, 4, 3, 8)
-    with pytest.raises(ShapeError, match="heads of width 6; queries have 8 and keys 8"):
-        position.rotate(k, k, torch.arange(3))
-    with pytest.raises(ShapeError, match="queries have 6 and keys 8"):
-        position.rotate(q, k, torch.arange(3))
 
 
 class CachedAttention(nn.Module):

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Callable
 
-import pytest
 import torch
-from covering import cases
+from covering import looped
 from kinds import BAGS, LAYERS, POSITIONS, STREAM_HEADS, STREAM_TABLES, TABLES, TIED_HEADS, UNTIED_HEADS, dense
 from torch import nn
 
 from embedlayer import OutputHead, RowAdamW
-from embedlayer.saving import build, describe
 
 
 def tied(name: str) -> nn.Module:
@@ -39,9 +37,9 @@ ORDERS: dict[str, Callable[[list[nn.Module]], list[nn.Module]]] = {
 def built_anew(module: nn.Module) -> nn.Module:
     """What the constructor gives for a module of this kind; one that was made of other numbers is made without them."""
     if isinstance(module, nn.ModuleDict):
-        table = build(describe(module["table"]))
+        table = built_anew(module["table"])
         return nn.ModuleDict({"table": table, "head": OutputHead(table, bias=True)})
-    return build(describe(module))
+    return type(module).from_config(module.config)
 
 
 def without_numbers(module: nn.Module) -> nn.Module:
@@ -53,7 +51,7 @@ def without_numbers(module: nn.Module) -> nn.Module:
     return module
 
 
-@cases("name, order", KINDS, ORDERS)
+@looped("name, order", KINDS, ORDERS)
 def test_resetting_all_modules_gives_what_construction_gives(name, order) -> None:
     module = without_numbers(KINDS[name]())
     expected = built_anew(module)
@@ -76,7 +74,7 @@ def test_resetting_all_modules_gives_what_construction_gives(name, order) -> Non
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if "delta" not in name])
+@looped("name", [name for name in KINDS if "delta" not in name])
 def test_with_the_same_seed_they_are_the_same_numbers(name) -> None:
     """A delta starts as a copy of its base's rows and is drawn when it is reset: it has their distribution only."""
     module = without_numbers(KINDS[name]())
@@ -90,7 +88,7 @@ def test_with_the_same_seed_they_are_the_same_numbers(name) -> None:
     assert all(torch.equal(found, state[key]) for key, found in module.state_dict().items())
 
 
-@pytest.mark.parametrize("name", TIED_HEADS)
+@looped("name", TIED_HEADS)
 def test_a_tied_head_leaves_the_table_alone(name) -> None:
     pair = tied(name)
     nn.init.ones_(pair["head"].bias)

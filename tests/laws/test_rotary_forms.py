@@ -3,18 +3,23 @@
 import copy
 import warnings
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
+from covering import looped
 
 from embedlayer.checkpoints.reading.configuration import Configuration
-from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.positions import read_positions
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import ROTARY
 from embedlayer.positions import RotaryEmbedding
-from embedlayer.positions.rotary.config import is_nested
+
+
+def is_nested(parameters: dict[str, Any]) -> bool:
+    """Whether there are keys for each type of layers."""
+    return any(isinstance(each, dict) for each in parameters.values())
+
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128, "attention_factor": 1.2}
 FORMS: dict[str, dict[str, object]] = {
@@ -45,9 +50,7 @@ def test_the_base_is_that_of_transformers_or_a_warning_names_both(unchecked: Non
         parameters = getattr(theirs, "rope_parameters", None) or {}
         if default.get("rope_parameters") is None or not (is_nested(parameters) or "rope_theta" in parameters):
             continue  # not rotated, or without a base, which the model fails to compute without
-        model = cast(
-            CheckpointModel, SimpleNamespace(config=Configuration(copy.deepcopy(own), "config.json"), tensors=None)
-        )
+        model: Any = SimpleNamespace(config=Configuration(copy.deepcopy(own), "config.json"), tensors=None)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
@@ -71,7 +74,7 @@ def test_the_base_is_that_of_transformers_or_a_warning_names_both(unchecked: Non
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["olmo3", "gemma3_text", "gemma3n_text", "qwen3"])
+@looped("kind", ["olmo3", "gemma3_text", "gemma3n_text", "qwen3"])
 def test_the_frequencies_of_a_folder_are_those_of_its_model_or_a_warning_names_both(tmp_path, kind, form) -> None:
     import json
 

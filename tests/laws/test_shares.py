@@ -1,12 +1,12 @@
 """Shares of a sequence: what is computed from the shares of all ranks, joined, has the bits of the whole sequence."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import cases
+from covering import looped
 from kinds import EMBED_DIM, INJECTIONS, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE, ngrams
 from releases import skip_without
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import embedlayer as el
 from embedlayer.core.documents import shifted_targets
 from embedlayer.distributed import halo_rows, join_shares, share_of, token_ranges, without_halo
-from embedlayer.distributed.sequence import ShareOrder
 from embedlayer.injections.context_gate import ShortConvolution
 from embedlayer.injections.gated import GatedEmbedding
 from embedlayer.injections.injection import EmbeddingInjection, InjectionContext
@@ -22,7 +21,7 @@ from embedlayer.positions import DynamicNTKScaling, LongRopeScaling
 from embedlayer.positions.position import positions_of
 
 T, WIDTH = MAX_SEQ_LEN, EMBED_DIM // NUM_HEADS
-ORDERS: tuple[ShareOrder, ...] = ("contiguous", "zigzag")
+ORDERS: tuple[Any, ...] = ("contiguous", "zigzag")
 RANKS = (1, 2, 4)
 DOCUMENTS = torch.tensor([
     [1, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3, 3, 4, 5, 0],
@@ -35,7 +34,7 @@ AT = positions_of(IDS, DOCUMENTS)
 every_share = pytest.mark.parametrize(("ranks", "order"), [(ranks, order) for ranks in RANKS for order in ORDERS])
 
 
-def shares(x: Tensor, ranks: int, order: ShareOrder, dim: int = -1) -> list[Tensor]:
+def shares(x: Tensor, ranks: int, order: Any, dim: int = -1) -> list[Tensor]:
     return [share_of(x, rank, ranks, order=order, dim=dim) for rank in range(ranks)]
 
 
@@ -54,7 +53,7 @@ def randomised(module: Module) -> Module:
 
 
 @every_share
-@pytest.mark.parametrize(("shape", "dim"), [((T,), 0), ((2, 3, T), -1), ((2, T, 5), 1), ((T, 4), -2)])
+@looped("shape, dim", [((T,), 0), ((2, 3, T), -1), ((2, T, 5), 1), ((T, 4), -2)])
 def test_joined_shares_are_the_whole_and_a_share_is_that_of_torch(ranks, order, shape, dim) -> None:
     x = drawn(*shape)
     parts = shares(x, ranks, order, dim)
@@ -83,7 +82,7 @@ def position_of(name: str) -> el.Position:
     return el.RotaryEmbedding(WIDTH, scaling=LENGTH_RULE[name]).at_length(int(AT.max()) + 1)
 
 
-@cases("name, ranks, order", [*POSITIONS, *LENGTH_RULE], RANKS, ORDERS, pairs=["ranks, order"])
+@looped("name, ranks, order", [*POSITIONS, *LENGTH_RULE], RANKS, ORDERS, pairs=["ranks, order"])
 @torch.no_grad()
 def test_a_position_scheme_of_the_shares_is_that_of_the_whole(name, ranks, order) -> None:
     position, at = position_of(name), AT
@@ -103,7 +102,7 @@ def test_a_position_scheme_of_the_shares_is_that_of_the_whole(name, ranks, order
         assert torch.equal(join_shares(rows, order=order, dim=-2), bias)
 
 
-@cases("name, ranks, order", TABLES, RANKS, ORDERS, pairs=["ranks, order"])
+@looped("name, ranks, order", TABLES, RANKS, ORDERS, pairs=["ranks, order"])
 @torch.no_grad()
 def test_an_input_embedding_of_the_shares_is_that_of_the_whole(name, ranks, order) -> None:
     layer = el.TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, T, dropout=0.0, table=TABLES[name]())
@@ -150,7 +149,7 @@ GATED = ("value", "n-gram, gated", "per-layer")
 """Torch's sigmoid and GELU have other last bits for the last elements of a buffer."""
 
 
-@cases("name, ranks, order", INJECTIONS, RANKS, ORDERS, pairs=["ranks, order"])
+@looped("name, ranks, order", INJECTIONS, RANKS, ORDERS, pairs=["ranks, order"])
 @torch.no_grad()
 def test_vectors_of_additional_tables_of_the_shares_are_those_of_the_whole(name, ranks, order) -> None:
     injection, x = randomised(INJECTIONS[name]()), drawn(2, T, EMBED_DIM)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from covering import cases
+from covering import looped
 from kinds import EMBED_DIM, NUM_HEADS, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 from torch import nn
 
@@ -53,7 +53,7 @@ def assert_ends_agree(head: el.OutputHead, rows: int) -> None:
         head.loss(hidden, targets.index_fill(0, torch.tensor([2]), rows))
 
 
-@cases("name, way, rows", STORED, WAYS, [80, 64, 37], pairs=["name, way"])
+@looped("name, way, rows", STORED, WAYS, [80, 64, 37], pairs=["name, way"])
 @torch.no_grad()
 def test_a_table_has_the_sizes_of_its_weight(name, way, rows) -> None:
     table = TABLES[name]()
@@ -71,7 +71,7 @@ def test_a_table_has_the_sizes_of_its_weight(name, way, rows) -> None:
 
 
 @pytest.mark.parametrize("rows", [80, 37])
-@pytest.mark.parametrize("name", [name for name, table in TIED_HEADS.items() if table in DENSE])
+@looped("name", [name for name, table in TIED_HEADS.items() if table in DENSE])
 @torch.no_grad()
 def test_a_tied_head_follows_its_table(name, rows) -> None:
     table = TABLES[TIED_HEADS[name]]()
@@ -89,7 +89,7 @@ def test_a_tied_head_follows_its_table(name, rows) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", UNTIED_HEADS)
+@looped("name", UNTIED_HEADS)
 @torch.no_grad()
 def test_an_untied_head_has_the_sizes_of_its_weight(name, way) -> None:
     head = UNTIED_HEADS[name]()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from covering import looped
 from tokenizer_folders import (
     PAIRS,
     TEXTS,
@@ -46,7 +47,7 @@ MORE: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(set(BPE_CLASSES) - {"OPT"}))  # a class of transformers' older releases alone
+@looped("name", sorted(set(BPE_CLASSES) - {"OPT"}))  # a class of transformers' older releases alone
 def test_a_pair_is_read_by_the_rules_of_its_class(tmp_path: Path, name: str) -> None:
     for place, settings in enumerate([{}, MORE.get(name)]):
         if settings is None:
@@ -92,8 +93,8 @@ def test_a_pair_alone_is_gpt2s(tmp_path: Path) -> None:
         assert load_tokenizer(tmp_path).encode(text).ids == theirs(text), text
 
 
-@pytest.mark.parametrize(
-    ("pair", "beside", "words"),
+@looped(
+    "pair, beside, words",
     [
         (clip_pair, {}, r"entry '.*</w>', so it is not a vocabulary of GPT-2's kind"),
         (word_pair, {}, "not a vocabulary of GPT-2's kind.*Put the tokenizer_config.json or config.json"),
@@ -143,7 +144,7 @@ def test_a_folder_with_a_refused_tokenizer_opens_without_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["Bert", "MPNet"])
-@pytest.mark.parametrize(
+@looped(
     "settings",
     [
         {},
@@ -161,8 +162,8 @@ def test_a_vocab_txt_is_read_by_its_settings(tmp_path: Path, name: str, settings
         assert ours.encode(text).ids == theirs(text), text
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
+@looped(
+    "settings, words",
     [
         ({"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer, which splits a text by rules of its"),
         (
@@ -206,8 +207,8 @@ def test_a_model_that_transformers_no_longer_reads(
             assert ours.encode(text).ids == [*around[0], *ids, *around[1]], text
 
 
-@pytest.mark.parametrize(
-    ("file", "settings", "words"),
+@looped(
+    "file, settings, words",
     [
         ("sentencepiece.bpe.model", {}, "no file beside it states which one of XLMRoberta, MBart.*config.json of the"),
         ("spiece.model", {"tokenizer_class": "SiglipTokenizer"}, "SiglipTokenizer, which changes a text before"),

@@ -6,33 +6,33 @@ several of both.
 
 import copy
 import pickle
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from cases import CODE_PATHS, STREAMS, UsesStreams, uses_streams
-from covering import cases, some
+from covering import looped, some
 from kinds import EMBED_DIM, STREAM_HEADS
 from memory import Shapes
+from small_blocks import small_blocks
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from embedlayer import CheckpointError, SizeError, TokenIdError
-from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.heads import StreamHead
-from embedlayer.losses import ForwardKL, chunk_size, divergence
+from embedlayer.losses import ForwardKL, divergence
 
 ALWAYS = [name for name in STREAMS if name in STREAM_HEADS or f"loss of streams: {name}" in CODE_PATHS]
 EACH_CODE_PATH = some(ALWAYS, STREAMS)
-each_code_path = pytest.mark.parametrize("name", EACH_CODE_PATH)
+each_code_path = looped("name", EACH_CODE_PATH)
 REDUCTIONS, IMPLS = ("mean", "sum", "none"), ("plain", "chunked")
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 5)
-    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 7)
-    monkeypatch.setitem(TABLE_ROWS, "cpu", 7)
+def several_blocks() -> Iterator[None]:
+    with small_blocks(tokens=5, rows=7, table_rows=7):
+        yield
 
 
 def batch(head: StreamHead, tokens: int = 9, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def token_losses(head: StreamHead, hidden: Tensor, targets: Tensor) -> Tensor:
     return torch.stack(each, -1)
 
 
-@cases(
+@looped(
     "name, impl, weighted, reduction", EACH_CODE_PATH, IMPLS, (False, True), REDUCTIONS, pairs=["weighted, reduction"]
 )
 def test_the_loss_is_the_weighted_sum_of_those_of_the_streams(name, impl, weighted, reduction) -> None:
@@ -150,7 +150,7 @@ def test_each_stream_has_uncomputed_logits_of_its_own(name) -> None:
     torch.testing.assert_close(logits, module.head(hidden)[last])
 
 
-@cases("name, impl, value", EACH_CODE_PATH, IMPLS, (torch.nan, torch.inf), pairs=["impl, value"])
+@looped("name, impl, value", EACH_CODE_PATH, IMPLS, (torch.nan, torch.inf), pairs=["impl, value"])
 def test_hidden_states_that_do_not_count_have_no_effect(name, impl, value) -> None:
     module = uses_streams(name).double()
     hidden, targets = batch(module.head)
@@ -166,7 +166,7 @@ def test_hidden_states_that_do_not_count_have_no_effect(name, impl, value) -> No
     torch.testing.assert_close(results(dirty), results(hidden), rtol=1e-10, atol=1e-10)
 
 
-@cases("name, impl", [name for name in STREAMS if name.startswith("streams of dense")], IMPLS)
+@looped("name, impl", [name for name in STREAMS if name.startswith("streams of dense")], IMPLS)
 def test_the_padding_row_of_a_tied_table_gets_no_gradient(name, impl) -> None:
     module = uses_streams(name)
     assert module.table is not None
@@ -190,19 +190,17 @@ def test_when_nothing_counts_all_is_zero(name) -> None:
 
 
 @each_code_path
-def test_no_output_stores_a_logit_of_each_token_and_each_row(monkeypatch, name) -> None:
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 48)
-    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 12)
+def test_no_output_stores_a_logit_of_each_token_and_each_row(name) -> None:
     module, tokens = uses_streams(name), 96
     hidden, targets = batch(module.head, tokens, torch.float32)
-    with Shapes() as shapes:
+    with small_blocks(tokens=48, rows=12), Shapes() as shapes:
         module.head.loss(hidden, targets, impl="chunked").loss.backward()
         module.head.token_statistics(hidden, targets, impl="chunked").entropy.sum().backward()
     states = EMBED_DIM * module.head.num_streams if module.head.hidden_per_stream else 0  # and gradients of these
     assert not shapes.largest(tokens * max(sum(module.head.sizes), states + 1))
 
 
-@cases("name, impl", EACH_CODE_PATH, IMPLS)
+@looped("name, impl", EACH_CODE_PATH, IMPLS)
 def test_a_target_beyond_its_own_stream_is_named_with_stream_row_and_column(name, impl) -> None:
     head = uses_streams(name).double().head
     hidden, targets = batch(head)

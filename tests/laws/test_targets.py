@@ -12,23 +12,20 @@ from threading import Thread
 import pytest
 import torch
 from commands import run
-from covering import cases, covering, some
+from covering import covering, looped, some
 from safetensors.torch import save_file
 
 import embedlayer as el
 from embedlayer.analysis import write_atlas
 from embedlayer.checkpoints import write_vectors
 from embedlayer.compress import compress_table, export_onnx
-from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import EmbedLayerError
-from embedlayer.data.corpus_files import PLAN_FILE
 from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.distributed.sharded_file import save_sharded
 from embedlayer.explorer import export
-from embedlayer.heads import save_draft_tokens
+from embedlayer.heads import DraftMap, save_draft_tokens
 from embedlayer.io import files
-from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.io.undo_log import UndoLog
+from embedlayer.tokenization import save_tokenizer
+from embedlayer.training import ParallelContext
 from embedlayer.vocab import edit_vocabulary
 from embedlayer.vocab.receipt import last_receipt
 
@@ -106,10 +103,9 @@ BESIDE = {"export .npy": ".tokens.json", "export .npy.gz": ".tokens.json", "voca
 """End of the name of the second file."""
 
 FILES: dict[str, tuple[str, Write]] = {
-    "save_tokenizer": (".json", lambda s, out: files.write_text(out, s.tokenizer.to_str())),
-    "write_json": (".json", lambda s, out: files.write_json(out, {})),
-    "save_tensors": (".safetensors", lambda s, out: save_tensors(out, {"a": torch.ones(3)})),
-    "save_sharded": (".safetensors", lambda s, out: save_sharded(out, {"a": torch.ones(3)}, {}, SINGLE_PROCESS)),
+    "save_tokenizer": (".json", lambda s, out: save_tokenizer(s.tokenizer, out)),
+    "ParallelContext.save": (".safetensors", lambda s, out: ParallelContext().save(out, {"a": torch.ones(3)})),
+    "DraftMap.save": (".safetensors", lambda s, out: DraftMap.between(s.tokenizer, s.tokenizer).save(out)),
     "save_draft_tokens": (".pt", lambda s, out: save_draft_tokens(out, [1, 2], 9)),
     "write_vectors": (".vec", lambda s, out: write_vectors(out, ["a"], torch.ones(1, 2))),
     "write_vectors .npy": (".npy", lambda s, out: write_vectors(out, ["a"], torch.ones(1, 2))),
@@ -285,7 +281,7 @@ def test_a_new_file_appears_in_one_step_and_replaces_nothing(
         assert sorted(path.name for path in tmp_path.iterdir() if path.name != "real") == [target.name]
 
 
-@cases("name, kind", FILES, [kind for kind in KINDS if kind != "appears"])
+@looped("name, kind", FILES, [kind for kind in KINDS if kind != "appears"])
 def test_a_file_that_may_be_replaced_keeps_its_place_and_permissions(
     name: str, kind: str, sources: Sources, tmp_path: Path, free_mode: tuple[int, int], capsys
 ) -> None:
@@ -361,7 +357,7 @@ def build(sources: Sources, out: Path) -> object:
     return el.TokenCorpus.build([sources.text], sources.tokenizer, out)
 
 
-@pytest.mark.parametrize("kind", ["replaced", "file appears", "folder appears", "link", "long name"])
+@looped("kind", ["replaced", "file appears", "folder appears", "link", "long name"])
 def test_a_corpus_is_replaced_whole_or_not_at_all(kind: str, sources: Sources, tmp_path: Path, monkeypatch, capsys):
     target = tmp_path / ("corpus" if kind != "long name" else "x" * 250)
     if kind == "link":
@@ -393,26 +389,20 @@ def test_a_corpus_is_replaced_whole_or_not_at_all(kind: str, sources: Sources, t
     assert kind == "link" or (mode(target), mode(target / "ids.bin")) == (0o700, 0o600)
 
 
-@pytest.mark.parametrize("shards", [2, 3])
+@looped("shards", [2, 3])
 def test_the_second_of_two_corpus_builds_takes_the_same_plan_or_ends(
     shards: int, sources: Sources, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    target, plan = tmp_path / "corpus", tmp_path / "other" / PLAN_FILE
+    target, plan = tmp_path / "corpus", tmp_path / "other" / "corpus.json"
     build_in_shards([sources.text], sources.tokenizer, plan.parent, shards=shards, workers=1)
-    appear(monkeypatch, target / PLAN_FILE, lambda: (target / PLAN_FILE).write_bytes(plan.read_bytes()))
+    own = target / plan.name
+    appear(monkeypatch, own, lambda: own.write_bytes(plan.read_bytes()))
 
     def write(sources: Sources, out: Path) -> None:
         options = ("--tokenizer", sources.layer, "--shards", 2, "--workers", 1)
         command("corpus", "build", sources.text, *options, "-o", out)
 
     error = error_of(write, sources, target, capsys)
-    assert (target / PLAN_FILE).read_bytes() == plan.read_bytes()
+    assert own.read_bytes() == plan.read_bytes()
     check_clean(target)
     assert ("shards 3, not 2" in error) if shards == 3 else (error == "")
-
-
-def test_an_undo_log_replaces_a_log_and_keeps_its_permissions(tmp_path: Path) -> None:
-    UndoLog.create(tmp_path / "log", {"generation": 0}).close()
-    (tmp_path / "log").chmod(0o600)
-    UndoLog.create(tmp_path / "log", {"generation": 1}).close()
-    assert mode(tmp_path / "log") == 0o600

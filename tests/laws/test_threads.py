@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import cases
+from covering import cases, looped
 from kinds import EMBED_DIM, LOOKUP_TABLES, VOCAB_SIZE
 from processes import in_a_fork
 from thread_order import Middle, Watched, wait_for_any
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 import embedlayer as el
 from embedlayer.row_sparse.hooks import without_applying_updates
-from embedlayer.row_sparse.pending_updates import pending_updates_of
 from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables.stored.mapped import MappedEmbedding
 
@@ -54,7 +53,7 @@ class Run:
         """All that the table and its optimizer store, without another update."""
         tensors = {name: raw_weight(each).clone() for name, each in self.table.named_parameters()}
         for each in self.table.parameters():
-            if pending := pending_updates_of(each):
+            if pending := getattr(each, "pending_updates", None):
                 tensors |= pending.state()[0] | dict(zip("ab", pending.moments, strict=False))
         return {name: each.clone() for name, each in tensors.items()}
 
@@ -126,7 +125,7 @@ def test_two_threads_that_read_a_trained_table_are_as_one(both_paths, middle, ki
     assert middle.stopped.is_set()
 
 
-@cases("kind, first, second", OTHERS, READERS, list(READERS)[::-1])
+@looped("kind, first, second", OTHERS, READERS, list(READERS)[::-1])
 def test_two_threads_that_read_another_table_are_as_one(middle, kind, first, second) -> None:
     assert_two_threads_are_as_one(middle, kind, first, second)
 

@@ -1,13 +1,16 @@
 """A tokenizer with more IDs than a table has rows is refused in the same words wherever the two meet."""
 
+import json
+
 import pytest
 import torch
 from commands import run
+from covering import looped
 from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
+from safetensors.torch import save_file
 
 import embedlayer as el
 from embedlayer.analysis.atlas import write_atlas
-from embedlayer.explorer.export import page_html
 from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.read import save_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
@@ -17,7 +20,6 @@ LARGE = train_tokenizer((), "byte")
 
 MEETINGS = {
     "TokenVectors": lambda table, _: el.analysis.TokenVectors(table, LARGE),
-    "explorer": lambda table, _: page_html([OpenedModel("a table", table, tokenizer=LARGE)]),
     "atlas": lambda table, folder: write_atlas(folder / "map.parquet", table, LARGE),
     "add_tokens": lambda table, _: el.vocab.add_tokens(table, ["zebra"], tokenizer=LARGE),
     "trim_vocabulary": lambda table, _: el.vocab.trim_vocabulary(table, "dogs", tokenizer=LARGE),
@@ -38,9 +40,8 @@ def saved(table, folder, **options):
     return folder / "saved"
 
 
-@pytest.mark.parametrize(
-    ("meeting", "name"),
-    [(meeting, name) for meeting in MEETINGS for name in KINDS if (name, meeting) not in NOT_EDITED],
+@looped(
+    "meeting, name", [(meeting, name) for meeting in MEETINGS for name in KINDS if (name, meeting) not in NOT_EDITED]
 )
 def test_a_tokenizer_with_more_ids_than_rows_is_refused(meeting, name, tmp_path) -> None:
     (tmp_path / "text.txt").write_text("dogs")
@@ -50,7 +51,7 @@ def test_a_tokenizer_with_more_ids_than_rows_is_refused(meeting, name, tmp_path)
         MEETINGS[meeting](TABLES[name](), tmp_path)
 
 
-@pytest.mark.parametrize("command", ["inspect", "export", "explore", "plan", "vocab trim"])
+@looped("command", ["inspect", "export", "explore", "plan", "vocab trim"])
 def test_the_commands_say_so_too(command, tmp_path, capsys) -> None:
     folder = saved(el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM), tmp_path)
     (tmp_path / "text.txt").write_text("dogs")
@@ -67,15 +68,11 @@ def test_the_commands_say_so_too(command, tmp_path, capsys) -> None:
 
 
 def checkpoint(folder):
-    from embedlayer.io.files import write_json
-    from embedlayer.io.safetensors_files import save_tensors
-
     made = folder / "checkpoint"
     made.mkdir(exist_ok=True)
     config = {"model_type": "gpt2", "vocab_size": VOCAB_SIZE, "n_embd": 8, "n_positions": 16, "n_head": 2}
-    write_json(made / "config.json", config)
-    save_tensors(
-        made / "model.safetensors", {"wte.weight": torch.randn(VOCAB_SIZE, 8), "wpe.weight": torch.randn(16, 8)}
-    )
+    (made / "config.json").write_text(json.dumps(config))
+    tensors = {"wte.weight": torch.randn(VOCAB_SIZE, 8), "wpe.weight": torch.randn(16, 8)}
+    save_file(tensors, made / "model.safetensors")
     save_tokenizer(LARGE, made / "tokenizer.json")
     return made

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from covering import cases, some
+from covering import looped, some
 from releases import LACKING, skip_before, skip_without
 from tokenizer_folders import TEXTS, write_class
 from tokenizers import normalizers
@@ -75,7 +75,7 @@ def test_every_class_is_read_or_refused() -> None:
     assert set(CONVERTED_CLASSES) < set(REFUSED_CLASSES)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED_CLASSES))
+@looped("name", sorted(REFUSED_CLASSES))
 def test_a_class_that_is_not_read_is_refused_by_name_and_what_helps_works(tmp_path: Path, name: str) -> None:
     transformers = pytest.importorskip("transformers")
     write_class(tmp_path, name, files_of(name))
@@ -147,7 +147,7 @@ DISTINCT = [name for place, name in enumerate(NAMES) if READ[name] not in [READ[
 """One class of each set of rules."""
 
 
-@pytest.mark.parametrize("name", some(DISTINCT, NAMES))
+@looped("name", some(DISTINCT, NAMES))
 def test_a_class_has_the_ids_of_the_original(tmp_path: Path, name: str) -> None:
     if name == "RemBert":
         skip_before("accents of RemBERT's tokenizer")
@@ -219,8 +219,8 @@ def test_t5_has_the_same_ids_whatever_legacy_is(tmp_path: Path) -> None:
             assert ours.encode(text).ids == theirs.backend_tokenizer.encode(text).ids, text
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "words"),
+@looped(
+    "name, settings, words",
     [
         ("XLMRoberta", {"add_prefix_space": False}, "is read with add_prefix_space True, not False"),
         ("T5", {"add_prefix_space": False}, "is read with add_prefix_space True, not False"),
@@ -284,7 +284,7 @@ FORM_CLASSES = ("GPT2", "Roberta", "CLIP", "Bert", "MPNet", "T5", "XLMRoberta", 
 FORM_TEXTS = ("a <new> b<new>c <extra>d <extra>", "<new>", "The dogs  love <other> them <extra>\n<new> <new>x")
 
 
-@cases("name, form", FORM_CLASSES, FORMS)
+@looped("name, form", FORM_CLASSES, FORMS)
 def test_tokens_that_files_state_have_the_ids_of_the_original(tmp_path: Path, name: str, form: str) -> None:
     settings: dict[str, object] = {"legacy": False, "add_bos_token": True} if name == "Llama" else {}
     write_class(tmp_path, name, files_of(name), settings)
@@ -311,9 +311,7 @@ def test_tokens_that_files_state_have_the_ids_of_the_original(tmp_path: Path, na
     assert ours.token_to_id("<new>") == theirs.added_tokens_encoder.get("<new>")
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name, rules in {**BPE_CLASSES, **WORDPIECE_CLASSES}.items() if rules.lstrip)
-)
+@looped("name", sorted(name for name, rules in {**BPE_CLASSES, **WORDPIECE_CLASSES}.items() if rules.lstrip))
 def test_the_mask_takes_the_space_before_it(tmp_path: Path, name: str) -> None:
     """As `AddedToken(mask_token, lstrip=True)` of these classes in release 4; 5.24 has it in some of them alone."""
     write_class(tmp_path, name, files_of(name))

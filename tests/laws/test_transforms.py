@@ -7,7 +7,7 @@ comparison here is also one of the two. All in float64.
 import pytest
 import torch
 from cases import CASES, CODE_PATHS, IDS, LOSSES, Case, with_weights
-from covering import some
+from covering import looped, some
 from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE, with_pending_updates
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -43,11 +43,9 @@ AROUND_A_TABLE = (
 ALWAYS = [name for name in CASES if name in CODE_PATHS or not name.startswith(AROUND_A_TABLE)]
 """Each table, position, head and loss by itself or once in another; what surrounds a table is a case of its own."""
 
-every_case = pytest.mark.parametrize("name", some(ALWAYS, CASES))
+every_case = looped("name", some(ALWAYS, CASES))
 PARTS = ("table", "bag", "position", "layer", "head")
-each_code_path = pytest.mark.parametrize(
-    "name", some([name for name in ALWAYS if name in CODE_PATHS or name.startswith(PARTS)], CASES)
-)
+each_code_path = looped("name", some([name for name in ALWAYS if name in CODE_PATHS or name.startswith(PARTS)], CASES))
 """For laws about other derivatives: a loss in each way, and not for each kind of table."""
 
 
@@ -144,7 +142,7 @@ TWICE_DIFFERENTIABLE = [
 ]
 
 
-@pytest.mark.parametrize("name", some([name for name in TWICE_DIFFERENTIABLE if name in ALWAYS], TWICE_DIFFERENTIABLE))
+@looped("name", some([name for name in TWICE_DIFFERENTIABLE if name in ALWAYS], TWICE_DIFFERENTIABLE))
 def test_second_derivatives_are_the_same_in_both_orders(name) -> None:
     case = CASES[name]()
     parameters, floats, of = case.variables(case.inputs)
@@ -160,7 +158,7 @@ def test_second_derivatives_are_the_same_in_both_orders(name) -> None:
     assert_close(flat(forward_over_reverse), flat(reverse_over_reverse))
 
 
-@pytest.mark.parametrize("options", LOSSES)
+@looped("options", LOSSES)
 def test_the_hessian_of_a_loss_is_that_of_autograd(options) -> None:
     weight, x = torch.randn(11, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
     targets = torch.tensor([6, LOSSES[options].get("ignore_index", -100)])
@@ -172,7 +170,7 @@ def test_the_hessian_of_a_loss_is_that_of_autograd(options) -> None:
     assert_close(hessian(value)(x), torch.autograd.functional.hessian(value, x))
 
 
-@pytest.mark.parametrize("name", TABLES)
+@looped("name", TABLES)
 def test_ids_outside_the_table_are_clamped_under_a_transform(name) -> None:
     skip_without_batched_views(name)
     table = TABLES[name]()

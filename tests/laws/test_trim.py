@@ -4,12 +4,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from covering import cases
+from covering import looped
 from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, WRITE_ANY_TEXT, tokenizer_of
 
 import embedlayer as el
 from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.vocab.token_usage import with_required_tokens
 
 SOME = ENGLISH[:160]
@@ -24,7 +23,7 @@ def set_kept(tokenizer, corpus, **options) -> list[str]:
     return sorted(receipt.tokenizer.get_vocab())
 
 
-@cases("kind, keep_special", BUILDERS, [True, False])
+@looped("kind, keep_special", BUILDERS, [True, False])
 def test_texts_files_ids_and_the_plan_keep_the_same_tokens(kind, keep_special, tmp_path) -> None:
     tokenizer = tokenizer_of(kind)
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
@@ -48,7 +47,7 @@ def test_texts_files_ids_and_the_plan_keep_the_same_tokens(kind, keep_special, t
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
-@pytest.mark.parametrize("by_ids", [False, True])
+@looped("by_ids", [False, True])
 def test_every_text_is_still_read_and_written_after_a_trim(kind, by_ids) -> None:
     old = tokenizer_of(kind)
     corpus = el.TokenCorpus.from_text(SOME, old) if by_ids else SOME
@@ -64,7 +63,7 @@ def test_every_text_is_still_read_and_written_after_a_trim(kind, by_ids) -> None
             assert read == text
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
+@looped("kind", BUILDERS)
 def test_a_tokenizer_with_bytes_keeps_all_of_them(kind) -> None:
     old = tokenizer_of(kind)
     kept = el.vocab.used_tokens(old, el.TokenCorpus.from_text("dogs", old))
@@ -84,7 +83,7 @@ def test_a_corpus_of_ids_with_words_that_wordpiece_gave_up_on_is_refused() -> No
         el.vocab.used_tokens(tokenizer, corpus)
 
 
-@pytest.mark.parametrize("wrong", [[ENGLISH, b"bytes"], [3], b"bytes", 7, [None]])
+@looped("wrong", [[ENGLISH, b"bytes"], [3], b"bytes", 7, [None]])
 def test_what_is_neither_text_nor_path_is_refused_by_its_type(wrong, unchecked) -> None:
     with pytest.raises(el.TextError, match=r"str.*Path.*not (of )?(bytes|int|NoneType)"):
         el.vocab.used_tokens(tokenizer_of("word"), wrong)
@@ -107,7 +106,7 @@ def test_counting_a_mapped_corpus_takes_no_memory_for_its_length(tmp_path) -> No
         np.array([0]),
         np.array([[length, length]]),
         vocab_size=table_size(tokenizer),
-        tokenizer_fingerprint=fingerprint(tokenizer),
+        tokenizer_fingerprint=el.TokenCorpus.from_text("dogs", tokenizer).tokenizer_fingerprint,
     )
     tracemalloc.start()
     try:

@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run
-from covering import some
+from covering import looped, some
 
 import embedlayer as el
 from embedlayer.checkpoints.vector_files import read_vectors, write_vectors
@@ -101,7 +100,7 @@ def broken_tokens(folder: Path, kind: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("kind", ["word2vec", "word2vec-binary", "glove", "fasttext", "projector"])
+@looped("kind", ["word2vec", "word2vec-binary", "glove", "fasttext", "projector"])
 def test_tokens_that_are_not_utf8_are_read_alike_in_python_and_by_commands_with_their_count(
     kind, tmp_path, capsys
 ) -> None:
@@ -142,7 +141,7 @@ def test_inspect_names_the_rows_that_are_not_finite(written, capsys) -> None:
     ],
     ids=lambda command: " ".join(command[::2]),
 )
-@pytest.mark.parametrize("kind", ["word2vec", "npy without names"])
+@looped("kind", ["word2vec", "npy without names"])
 def test_other_commands_work_or_refuse_in_one_line(tmp_path, capsys, kind, command) -> None:
     path = tmp_path / WRITERS[kind][0]
     WRITERS[kind][1](path)
@@ -151,7 +150,7 @@ def test_other_commands_work_or_refuse_in_one_line(tmp_path, capsys, kind, comma
     assert (code, len(said)) in ((0, 0), (1, 1), (2, 1))
 
 
-@pytest.mark.parametrize("dtype", ["<f2", "<f4", ">f4", "<f8"])
+@looped("dtype", ["<f2", "<f4", ">f4", "<f8"])
 def test_an_array_without_names_has_the_numbers_of_its_rows(tmp_path, dtype) -> None:
     rows = np.arange(12).reshape(4, 3).astype(dtype)
     np.save(tmp_path / "v.npy", rows)
@@ -175,22 +174,11 @@ TEXT_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", TEXT_FILES)
+@looped("name", TEXT_FILES)
 def test_text_that_other_programs_write_is_read(name, tmp_path) -> None:
     (tmp_path / name).write_bytes(TEXT_FILES[name])
     tokens, rows = read_vectors(tmp_path / name)
     assert (tokens, rows.tolist()) == (["cat", "dog"], [[1, 2], [3, 4]])
-
-
-def test_lines_that_end_in_carriage_returns_are_named_with_a_command_that_converts_them(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, content in TEXT_FILES.items():
-        file = Path(name.replace("bin", "vec"))
-        file.write_bytes(content.replace(b"\r", b"").replace(b"\n", b"\r"))
-        with pytest.raises(el.CheckpointError, match="carriage returns alone") as caught:
-            read_vectors(file)
-        subprocess.run(str(caught.value).rpartition("\n")[2], shell=True, check=True)
-        assert read_vectors(f"NEW_FILE{file.suffix}")[0] == ["cat", "dog"]
 
 
 def test_float64_that_float32_changes_is_said(tmp_path) -> None:

@@ -1,10 +1,9 @@
 """No hot path launches more kernels on a GPU, waits for it more often or allocates more memory than its ceiling."""
 
 from functools import cache
-from typing import Any
 
 import pytest
-from covering import LONG, some
+from covering import LONG, looped, some
 
 from benchmarks.hot_paths import BY_THE_HOST, PASSES, PATHS, VOCAB_SIZE, WIDTH
 from benchmarks.operator_counter import OperatorCounter
@@ -142,31 +141,19 @@ def counted(name: str, *, triton: bool = True) -> OperatorCounter:
         return BY_NAME[name].count()
 
 
-@pytest.mark.parametrize("name", some(ALWAYS, BY_NAME))
+@looped("name", some(ALWAYS, BY_NAME))
 def test_a_hot_path_launches_no_more_kernels_than_its_ceiling(name) -> None:
     count = counted(name)
     assert len(count.launches) <= LAUNCHES[name], count.by_line().most_common(20)
 
 
-def losses() -> list[Any]:
-    """Return the names of all losses; those that launch more than the goal are expected to fail."""
-    fails = {
-        name: pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError)
-        for name, reason in MORE_THAN_OF_A_CHUNK.items()
-    }
-    return [
-        pytest.param(name, marks=fails.get(name, ()))
-        for name in [*BY_TORCH_OPERATORS, "loss of nine streams"]
-        if "loss" in name
-    ]
-
-
-@pytest.mark.parametrize("name", losses())
+@looped("name", [name for name in [*BY_TORCH_OPERATORS, "loss of nine streams"] if "loss" in name])
 def test_a_loss_launches_twelve_kernels_a_chunk(name) -> None:
-    assert len(counted(name).launches) <= OF_A_CHUNK * BY_NAME[name].chunks
+    is_within = len(counted(name).launches) <= OF_A_CHUNK * BY_NAME[name].chunks
+    assert is_within == (name not in MORE_THAN_OF_A_CHUNK)
 
 
-@pytest.mark.parametrize("name", some(ALWAYS, BY_NAME))
+@looped("name", some(ALWAYS, BY_NAME))
 def test_a_hot_path_waits_no_more_often_than_its_ceiling(name) -> None:
     count = counted(name)
     assert len(count.waits) <= WAITS[name], count.waits
@@ -186,7 +173,7 @@ def test_a_pass_by_torch_operators_launches_and_waits_no_more_than_its_ceiling(n
 
 
 @pytest.mark.parametrize("triton", [True, pytest.param(False, marks=LONG)], ids=["Triton", "torch operators"])
-@pytest.mark.parametrize("name", [path.name for path in PASSES])
+@looped("name", [path.name for path in PASSES])
 def test_a_pass_allocates_gradients_and_one_chunk_of_logits(name, triton) -> None:
     tokens = BY_NAME[name].tokens
     sums = 4 * VOCAB_SIZE * WIDTH + 6 * tokens * WIDTH  # float32; those of hidden states once more in bfloat16

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import cases
+from covering import looped
 from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
 from memory import Memory
 from processes import on_ranks
@@ -163,7 +163,7 @@ def gradients(result: Tensor, tensors: list[Any]) -> list[Tensor | None]:
     return [torch.zeros_like(each) if each.grad is None else each.grad for each in tensors]
 
 
-@cases("name, read", HEADS, READS)
+@looped("name, read", HEADS, READS)
 def test_a_read_has_the_values_and_gradients_of_the_head_or_is_an_error(unchecked: None, name, read) -> None:
     torch.manual_seed(0)
     head, model = HEADS[name]()
@@ -182,7 +182,7 @@ def test_a_read_has_the_values_and_gradients_of_the_head_or_is_an_error(unchecke
         torch.testing.assert_close(READS[read](head.weight, hidden), expected)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@looped("name", HEADS)
 def test_sizes_and_types_of_a_weight_always_answer(unchecked: None, name) -> None:
     head, _ = HEADS[name]()
     weight, rows = head.weight, head(torch.eye(D, dtype=torch.float64)).T + 0.0

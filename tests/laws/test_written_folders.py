@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import run
+from commands import leaf_commands, run
+from covering import looped
+from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.cli.main import cli
-from embedlayer.cli.options import OutputPath
 from embedlayer.compress import compress_table, export_onnx, load_model, save_model, write_checkpoint
 from embedlayer.data import build_in_shards, build_shard, export_token_ids, map_token_files
 from embedlayer.heads import DraftMap, StreamHead, save_draft_tokens
-from embedlayer.io.files import write_json
-from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.tables import DeltaEmbedding, MappedEmbedding
 from embedlayer.tokenization import save_tokenizer
 from embedlayer.training import ParallelContext
@@ -101,16 +99,9 @@ def line(name: str, there: SimpleNamespace, out: object) -> list[str]:
     return [word.format(**places) for word in words]
 
 
-def commands(group: Any = cli, *names: str) -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, *names, name)
-        else:
-            yield " ".join([*names, name]), command
-
-
 def test_every_command_that_writes_is_listed() -> None:
-    writing = {name for name, each in commands() if any(isinstance(param.type, OutputPath) for param in each.params)}
+    writes = {"-o", "--output", "--export"}
+    writing = {name for name, each in leaf_commands() if any(writes & {*param.opts} for param in each.params)}
     assert writing == {name.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ ") for name in COMMANDS}
 
 
@@ -124,7 +115,7 @@ def fill(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@looped("name", COMMANDS)
 def test_a_command_refuses_an_empty_name_before_it_reads(name, there, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
@@ -135,7 +126,7 @@ def test_a_command_refuses_an_empty_name_before_it_reads(name, there, tmp_path, 
     assert contents(tmp_path) == {"notes.txt": b"mine"}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@looped("name", COMMANDS)
 def test_a_command_writes_nothing_over_and_says_so_before_it_reads(name, there, tmp_path, capsys) -> None:
     out = fill(tmp_path / "out")
     for other in ("out.npy", "out.tokens.json", "out.bin", "out.idx"):
@@ -160,7 +151,7 @@ def test_a_file_beside_the_output_is_not_replaced(names, there, tmp_path, capsys
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-@pytest.mark.parametrize("name", [name for name in COMMANDS if not name.startswith("corpus export")])
+@looped("name", [name for name in COMMANDS if not name.startswith("corpus export")])
 def test_a_command_that_fails_leaves_its_target_as_it_was(name, is_there, there, tmp_path) -> None:
     out = tmp_path / "out"
     if is_there and name not in ("explore", "vocab suggest", "export NPY"):
@@ -193,7 +184,7 @@ def test_a_run_that_cannot_start_leaves_the_run_that_it_would_replace(failure, i
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["checkpoint.safetensors", "best.json", "tables/rows", "corpus/a.txt", "notes.txt"])
+@looped("name", ["checkpoint.safetensors", "best.json", "tables/rows", "corpus/a.txt", "notes.txt"])
 def test_a_run_begins_in_no_folder_with_a_single_file_of_somebody_else(name, there, tmp_path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
@@ -227,12 +218,11 @@ def test_a_corpus_in_the_folder_of_a_run_is_not_replaced_by_a_run_on_it(there, t
 
 
 def test_a_demo_replaces_its_own_run_only(there, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("embedlayer.cli.demo.carried_text", lambda: TEXT * 20)
-    monkeypatch.setattr("embedlayer.cli.demo.PROBES", ())
     monkeypatch.chdir(tmp_path)
     assert run("demo", "-o", "own", "--steps", 1) == 0
+    text = (tmp_path / "own" / "python-reference.txt").read_bytes()
     assert run("demo", "-o", "own", "--steps", 1) == 0
-    assert (tmp_path / "own" / "python-reference.txt").read_text() == TEXT * 20
+    assert (tmp_path / "own" / "python-reference.txt").read_bytes() == text
     before = contents(there.root / "run")
     assert run("demo", "-o", there.root / "run", "--steps", 1) == 1
     assert contents(there.root / "run") == before
@@ -365,7 +355,7 @@ def test_every_function_that_writes_is_listed() -> None:
     assert {*functions_with_paths()} == {*NEW, *IN_FOLDER, *FILE, *READING}
 
 
-@pytest.mark.parametrize("name", [*NEW, *IN_FOLDER, *FILE])
+@looped("name", [*NEW, *IN_FOLDER, *FILE])
 def test_a_function_refuses_an_empty_name(name, there, tmp_path, monkeypatch) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
@@ -375,7 +365,7 @@ def test_a_function_refuses_an_empty_name(name, there, tmp_path, monkeypatch) ->
     assert contents(tmp_path) == {"notes.txt": b"mine"}
 
 
-@pytest.mark.parametrize("name", NEW)
+@looped("name", NEW)
 def test_a_function_writes_nothing_over(name, there, tmp_path) -> None:
     out = fill(tmp_path / "out")
     before = contents(tmp_path)
@@ -384,7 +374,7 @@ def test_a_function_writes_nothing_over(name, there, tmp_path) -> None:
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", IN_FOLDER)
+@looped("name", IN_FOLDER)
 def test_a_function_that_saves_into_a_folder_keeps_the_other_files(name, there, tmp_path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "tables").mkdir()
@@ -393,22 +383,6 @@ def test_a_function_that_saves_into_a_folder_keeps_the_other_files(name, there, 
     for _ in range(2):
         IN_FOLDER[name](there, tmp_path)
     assert before.items() <= contents(tmp_path).items()
-
-
-@pytest.mark.parametrize("name", FILE)
-def test_a_function_that_writes_a_file_keeps_those_beside_it(name, there, tmp_path) -> None:
-    suffix, write = FILE[name]
-    (tmp_path / "notes.txt").write_text("mine")
-    out = tmp_path / f"out.{suffix}"
-    write(there, out)
-    before = contents(tmp_path)
-    if name == "export_token_ids":
-        with pytest.raises(el.FileError, match="exists"):
-            write(there, out)
-    else:
-        write(there, out)
-    assert contents(tmp_path).keys() == before.keys()
-    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 # Copies
@@ -427,7 +401,7 @@ def add_other_files(folder: Path) -> set[str]:
     (folder.parent / f"{folder.name} elsewhere" / "linked.txt").write_text("linked")
     (folder / "link").symlink_to(folder.parent / f"{folder.name} elsewhere", target_is_directory=True)
     (folder / "link" / "loop").symlink_to(folder.parent / f"{folder.name} elsewhere", target_is_directory=True)
-    save_tensors(folder / "value_head.safetensors", {"summary.weight": torch.ones(1, 8)})
+    save_file({"summary.weight": torch.ones(1, 8)}, folder / "value_head.safetensors")
     return {"pytorch_model.bin", "sub/optimizer.pt", "onnx/", "checkpoint-500/"}
 
 
@@ -472,7 +446,7 @@ BY_DESIGN |= {"checkpoint.safetensors", "report.html", "corpus/ids.bin", "corpus
 """Files of the models themselves whose bytes or names a copy may change."""
 
 
-@pytest.mark.parametrize(("name", "source"), CASES)
+@looped("name, source", CASES)
 def test_a_copy_keeps_each_file_or_names_it(name, source, there, tmp_path, capsys) -> None:
     folder = SOURCES[source](tmp_path / "source", there.tokenizer)
     left_out = add_other_files(folder)
@@ -502,8 +476,8 @@ def test_a_copy_keeps_each_file_or_names_it(name, source, there, tmp_path, capsy
 
 def test_other_tensors_of_tokens_are_named_and_other_tensors_copied(there, tmp_path, capsys) -> None:
     folder = llama(tmp_path / "source", there.tokenizer)
-    save_tensors(folder / "second.safetensors", {"tok_embeddings.weight": torch.ones(257, 64)})
-    save_tensors(folder / "projector.safetensors", {"weight": torch.ones(3, 4)})
+    save_file({"tok_embeddings.weight": torch.ones(257, 64)}, folder / "second.safetensors")
+    save_file({"weight": torch.ones(3, 4)}, folder / "projector.safetensors")
     for kind in ("int8", "mlx-int4"):
         capsys.readouterr()
         assert run("compress", folder, "--to", kind, "-o", tmp_path / kind, "--json") == 0
@@ -559,5 +533,5 @@ def test_a_model_of_sentence_transformers_is_compressed_with_all_its_modules(the
 def test_a_damaged_model_of_sentence_transformers_is_one_error(there, tmp_path) -> None:
     pytest.importorskip("sentence_transformers", reason="the recipes extra is not installed")
     gpt2_folder(tmp_path / "source", there.tokenizer)
-    write_json(tmp_path / "source" / "modules.json", {})
+    (tmp_path / "source" / "modules.json").write_text("{}")
     assert run("compress", tmp_path / "source", "--to", "int8", "-o", tmp_path / "small") in (1, 2)

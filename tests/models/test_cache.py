@@ -121,6 +121,7 @@ def test_a_cache_of_a_fixed_size_refuses_more_tokens_and_gradients() -> None:
         model(ids[:, :3], cache=cache)
         with pytest.raises(SizeError, match="memory for 4 tokens of each row; it has 3, and 3 more were passed"):
             model(ids[:, 3:], cache=cache)
+        assert torch.equal(model(ids[:, :1], cache=KeyValueCache(1)), model(ids[:, :1]))
     assert len(cache) == 3
     with pytest.raises(SizeError, match="max_seq_len must be at least 1, not 0"):
         KeyValueCache(0)

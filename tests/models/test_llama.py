@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from stored_folders import save_tensors
 
 from embedlayer import (
     CheckpointError,
@@ -18,7 +19,6 @@ from embedlayer import (
     load_tokenizer,
 )
 from embedlayer.families import HUGGING_FACE_TENSORS, META_TENSORS
-from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.positions import permute_qk
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")

@@ -3,20 +3,12 @@
 import copy
 import math
 import pickle
-from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from embedlayer import ShapeError, TokenEmbedding, clip_grad_norm_
-from embedlayer.row_sparse.gradient import (
-    RowSparseGradient,
-    coalesced,
-    finished_gradient,
-    segments_of_equal_ids,
-    sum_segments,
-)
 
 pytestmark = pytest.mark.usefixtures("both_paths")
 
@@ -176,7 +168,6 @@ def test_gradients_are_unscaled_before_they_are_clipped_and_a_step_with_inf_is_s
 def test_the_gradient_is_a_sparse_tensor_that_can_be_copied_saved_and_taken_apart() -> None:
     ours, dense = both()
     grad = ours[0].weight.grad
-    assert isinstance(grad, RowSparseGradient)
     assert grad.is_sparse
     assert grad.layout is torch.sparse_coo
     for again in (grad.clone(), copy.deepcopy(grad), pickle.loads(pickle.dumps(grad)), grad.detach(), grad.coalesce()):
@@ -204,43 +195,3 @@ def test_adamw_of_torch_refuses_it_with_the_message_that_the_documentation_quote
             kind(ours.parameters()).step()
     message = "Adam does not support sparse gradients, please consider SparseAdam instead"
     assert message in " ".join((TokenEmbedding.__doc__ or "").split())
-
-
-def test_rows_of_a_dense_gradient_are_those_that_are_not_zero() -> None:
-    dense = torch.zeros(6, 3)
-    dense[2, 1], dense[4, 0] = 1.0, math.nan
-    assert coalesced(dense)._indices().tolist() == [[2, 4]]
-    assert coalesced(dense, drop=2)._indices().tolist() == [[4]]
-
-
-class SummedRows(torch.autograd.Function):
-    """Look rows up, and coalesce their gradient in the backward pass."""
-
-    places: ClassVar[list[int]] = []
-
-    @staticmethod
-    def forward(ctx, weight: Tensor, ids: Tensor) -> Tensor:
-        ctx.ids, ctx.shape = ids, tuple(weight.shape)
-        return weight.detach()[ids]
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        segments = segments_of_equal_ids(ctx.ids, drop=0)
-        values = sum_segments(grad, segments)
-        SummedRows.places.append(values.data_ptr())
-        return finished_gradient(segments.rows, values, ctx.shape), None
-
-
-@pytest.mark.parametrize("uses", [1, 2])
-def test_a_backward_pass_that_coalesces_by_itself_gives_its_memory_to_the_parameter(uses) -> None:
-    ours, dense = model_of(row_sparse=True)[0], model_of(row_sparse=False)[0]
-    ids, upstream = IDS.flatten(), torch.randn(IDS.numel(), D, dtype=torch.float64)
-    for _ in range(uses):  # two uses: autograd adds both gradients, and the sum is not finished
-        dense(ids).backward(upstream)
-    sum((SummedRows.apply(ours.weight, ids) * upstream).sum() for _ in range(uses)).backward()
-    grad = ours.weight.grad
-    assert torch.allclose(grad.to_dense(), dense.weight.grad, rtol=1e-12)
-    assert grad._indices().tolist() == [[1, 3, 5, 7, 29]]
-    assert (grad._values().data_ptr() == SummedRows.places[-1]) == (uses == 1)
-    assert not grad.finished
-    nn.utils.clip_grad_norm_(ours.parameters(), 0.5)

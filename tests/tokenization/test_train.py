@@ -129,10 +129,12 @@ def test_an_unknown_kind_is_named_with_the_known_ones():
 @pytest.mark.parametrize("kind", get_args(TokenizerKind))
 def test_a_path_where_text_belongs_is_refused(kind, tmp_path, unchecked) -> None:
     (tmp_path / "no suffix").write_text("dogs love")
-    for path in (str(tmp_path / "no suffix"), "/not/there/at/all", "./here", "~/texts", "data/notes.txt", "notes.md"):
+    paths = ("/not/there/at/all", "./here", "~/texts", "data/notes.txt", "notes.md", f"/{'a' * 4095}")
+    for path in (str(tmp_path / "no suffix"), *paths):
         for texts in (path, [path, "more"]):
             with pytest.raises(TextError, match=r"names a file|looks like a path"):
                 train_tokenizer(texts, kind)
+    train_tokenizer(f"/{'a' * 4096}", kind)  # longer than any path
     for wrong in (tmp_path / "no suffix", [tmp_path / "no suffix"], b"bytes", [b"bytes"], 7):
         with pytest.raises(TextError, match="read_text_chunks"):
             train_tokenizer(wrong, kind)

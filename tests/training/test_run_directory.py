@@ -140,6 +140,12 @@ def test_what_is_missing_or_damaged_is_named(started, tmp_path) -> None:
         open_model(tmp_path / "nothere")
     with pytest.raises(FileError, match=r"holds no run: there is no run\.json"):
         RunDirectory(tmp_path).resume()
+    content = directory.run.read_text()
+    assert content.count('"vocab_size": 257') == 1
+    directory.run.write_text(content.replace('"vocab_size": 257', f'"vocab_size": {1 << 39}'))
+    with pytest.raises(CheckpointError, match="describes a model of"):
+        directory.resume()
+    directory.run.write_text(content)
     directory.save_checkpoint(trainer)
     directory.checkpoint.write_bytes(directory.checkpoint.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match="cut short"):
@@ -148,7 +154,7 @@ def test_what_is_missing_or_damaged_is_named(started, tmp_path) -> None:
     (directory.path / "tokenizer.json").write_text("{}")
     with pytest.raises((CheckpointError, ValueError), match=r"tokenizer\.json"):
         open_model(directory.path)
-    description = json.loads(directory.run.read_text())
+    description = json.loads(content)
     directory.run.write_text(json.dumps({**description, "format_version": 7}))
     with pytest.raises(CheckpointError, match="format version 7"):
         directory.resume()

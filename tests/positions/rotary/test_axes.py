@@ -13,6 +13,7 @@ from decoders import CACHES
 from releases import skip_before, skip_without
 from rotary_schemes import HEAD, MIXED, ON_AXES, SCHEMES, heads, positions_for
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedlayer import DecoderLM, KeyValueCache, Position, RotaryEmbedding, ShapeError, SizeError, TokenEmbedding
 from embedlayer.positions import (
@@ -28,7 +29,6 @@ from embedlayer.positions import (
     PowerQueryScaling,
     RotaryAngles,
 )
-from embedlayer.positions.rotary.embedding import rotary_angles
 
 ROTATIONS = [name for name in SCHEMES if name not in ("channels", "query scaling", "query-scaled")]
 
@@ -129,16 +129,37 @@ def test_ntk_alpha_is_that_of_hunyuan() -> None:
 # Laws over all of them
 
 
-@cases("name, dtype", SCHEMES, [torch.float32, torch.bfloat16])
-def test_prepared_angles_give_the_same_bits(name, dtype) -> None:
-    position = SCHEMES[name]
-    q, k = heads(position, dtype=dtype)
-    for positions in (positions_for(name), MIXED[0], MIXED[0, 0]):
+@pytest.mark.parametrize("name", SCHEMES)
+def test_prepared_saved_large_and_float64_rotations_are_those_of_the_scheme(name, tmp_path) -> None:
+    position, at = SCHEMES[name], positions_for(name)
+    position.save_pretrained(tmp_path)
+    saved = type(position).from_pretrained(tmp_path)
+    assert saved.config == position.config
+    for dtype, positions in product((torch.float32, torch.bfloat16, torch.float64), (at, MIXED[0], MIXED[0, 0])):
+        q, k = heads(position, dtype=dtype)
         prepared = copy.deepcopy(position.prepare(positions))
         assert isinstance(prepared, tuple)
-        for ours, again in zip(position.rotate(q, k, positions), position.rotate(q, k, prepared), strict=True):
-            assert ours.dtype == dtype
-            assert torch.equal(ours, again)
+        rotated = position.rotate(q, k, positions)
+        for other in (position.rotate(q, k, prepared), saved.rotate(q, k, positions)):
+            assert all(
+                ours.dtype == dtype and torch.equal(ours, again) for ours, again in zip(rotated, other, strict=True)
+            )
+
+    q, k = heads(position, dtype=torch.float64)  # rotated by float64 angles
+    if not isinstance(position, RotaryEmbedding):
+        expected = q * position.query_scaling.factors(at, torch.float64)[..., None, :, None], k
+    else:
+        expected = by_the_formula(position, q, at), by_the_formula(position, k, at)
+        if position.query_scaling is not None:
+            factors = position.query_scaling.factors(at, torch.float64)
+            expected = expected[0] * factors[..., None, :, None], expected[1]
+    for ours, plain in zip(position.rotate(q, k, at), expected, strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-12, rtol=0)
+
+    q, k = (torch.randn(2, 1600, 7, q.shape[-1]) for _ in range(2))  # rotated in blocks, or as complex numbers
+    large = position.rotate(q, k, at)
+    for one, other in zip(large, position.rotate(q[:, :2], k[:, :2], at), strict=True):
+        torch.testing.assert_close(one[:, :2], other, atol=1e-6, rtol=0)
 
 
 COMPILED = ["chunked, dynamic", "interleaved", "alternating", "channels", "axial, within", "query scaling"]
@@ -251,30 +272,6 @@ def test_the_order_of_axes() -> None:
     assert AxialAxes(2, alternating=True).index(8).tolist() == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_what_was_saved_is_built_again(name, tmp_path) -> None:
-    position = SCHEMES[name]
-    position.save_pretrained(tmp_path)
-    again = type(position).from_pretrained(tmp_path)
-    assert again.config == position.config
-    q, k = heads(position)
-    assert torch.equal(again.rotate(q, k, positions_for(name))[0], position.rotate(q, k, positions_for(name))[0])
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_large_tensors_are_rotated_as_small_ones(name, monkeypatch) -> None:
-    """Large ones are rotated in blocks, or as complex numbers."""
-    from embedlayer.positions.rotary import rotation
-
-    position = SCHEMES[name]
-    q, k = heads(position)
-    small = position.rotate(q, k, positions_for(name))
-    monkeypatch.setattr(rotation, "LARGE_NUMEL", 60)
-    monkeypatch.setattr(rotation, "SMALL_INTERLEAVED_NUMEL", 0)
-    for one, other in zip(small, position.rotate(q, k, positions_for(name)), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
-
-
 # In a model
 
 
@@ -283,20 +280,27 @@ def decoder(position: Position) -> DecoderLM:
     return DecoderLM(TokenEmbedding(40, 48, init_std=1.0), position, num_layers=3, num_heads=2, head_dim=HEAD).eval()
 
 
-def test_a_model_computes_angles_once(monkeypatch) -> None:
-    calls = []
+class Cosines(TorchDispatchMode):
+    """Notes the number of positions of each tensor of cosines."""
 
-    def counted(positions: Tensor, *arguments: Tensor, dtype: torch.dtype) -> Tensor:
-        calls.append(positions.shape[-1])
-        return rotary_angles(positions, *arguments, dtype=dtype)
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
 
-    monkeypatch.setattr("embedlayer.positions.rotary.embedding.rotary_angles", counted)
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if function is torch.ops.aten.cos.default:
+            self.calls.append(arguments[0].shape[-2])
+        return function(*arguments, **(options or {}))
+
+
+def test_a_model_computes_angles_once() -> None:
     model, cache = decoder(RotaryEmbedding(HEAD)), KeyValueCache()
-    model(torch.arange(9)[None])
-    assert calls == [9]
-    model(torch.arange(4)[None], cache=cache)
-    model(torch.arange(1)[None], cache=cache)
-    assert calls == [9, 4, 1]
+    with Cosines() as cosines:
+        model(torch.arange(9)[None])
+        assert cosines.calls == [9]
+        model(torch.arange(4)[None], cache=cache)
+        model(torch.arange(1)[None], cache=cache)
+    assert cosines.calls == [9, 4, 1]
 
 
 class Doubled(RotaryEmbedding):
@@ -355,24 +359,6 @@ def test_angles_of_another_scheme_are_refused() -> None:
     with pytest.raises(ShapeError, match="RotaryAngles holds no query factors"):
         SCHEMES["query-scaled"].rotate(q, k, other)
     assert isinstance(other, RotaryAngles)
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_float64_queries_are_rotated_by_float64_angles(name) -> None:
-    position, positions = SCHEMES[name], positions_for(name)
-    q, k = heads(position, dtype=torch.float64)
-    rotated = position.rotate(q, k, positions)
-    for ours, again in zip(rotated, position.rotate(q, k, position.prepare(positions)), strict=True):
-        assert torch.equal(ours, again)
-    if not isinstance(position, RotaryEmbedding):
-        expected = q * position.query_scaling.factors(positions, torch.float64)[..., None, :, None], k
-    else:
-        expected = by_the_formula(position, q, positions), by_the_formula(position, k, positions)
-        if position.query_scaling is not None:
-            factors = position.query_scaling.factors(positions, torch.float64)
-            expected = expected[0] * factors[..., None, :, None], expected[1]
-    for ours, plain in zip(rotated, expected, strict=True):
-        torch.testing.assert_close(ours, plain, atol=1e-12, rtol=0)
 
 
 def by_the_formula(position: RotaryEmbedding, x: Tensor, positions: Tensor) -> Tensor:

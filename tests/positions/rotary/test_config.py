@@ -19,11 +19,10 @@ from embedlayer.positions import (
     Llama3Scaling,
     LongRopeScaling,
     ProportionalScaling,
+    QueryScaledPosition,
     YarnScaling,
     rotary_positions,
 )
-from embedlayer.positions.rotary.blocks import layer_types, read_blocks, rotated_layers
-from embedlayer.positions.rotary.config import read_rotary
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 128}
 SMALL = {"model_type": "llama", **SIZES}
@@ -257,7 +256,7 @@ def test_layer_types_have_bases_and_scalings_of_their_own() -> None:
         "global_attn_every_n_layers": 3,
     }
     assert [layer.base for layer in rotary_positions(modernbert)] == [16e4, 1e4, 1e4, 16e4, 1e4, 1e4]
-    assert layer_types(modernbert)[1] == "sliding_attention"
+    assert RotaryEmbedding.from_config(modernbert, "sliding_attention").base == 1e4
 
 
 def test_yarn_nested_by_layer_type_keeps_its_truncate() -> None:
@@ -287,7 +286,6 @@ def test_layers_without_positions_are_neutral() -> None:
 )
 def test_no_rope_layers_says_1_for_layers_that_turn(keys, rotated) -> None:
     config = {**SMALL, "rope_theta": 1e4, **keys}
-    assert rotated_layers(config) == rotated
     assert [isinstance(layer, RotaryEmbedding) for layer in rotary_positions(config)] == rotated
 
 
@@ -304,7 +302,8 @@ def test_layers_that_live_models_do_not_turn_are_known(module, name) -> None:
         else part.sliding_window is not None and (module == "cohere2" or part.is_sliding)
         for part in attention
     ]
-    assert rotated_layers(as_file(config)) == [bool(flag) for flag in theirs]
+    ours = [isinstance(layer, RotaryEmbedding) for layer in rotary_positions(as_file(config))]
+    assert ours == [bool(flag) for flag in theirs]
     assert not all(theirs)
 
 
@@ -365,14 +364,16 @@ def test_unknown_missing_and_contradicting_keys_are_refused_with_a_hint(config, 
 )
 def test_a_configuration_of_another_shape_is_refused(config, message) -> None:
     with pytest.raises(CheckpointError, match=message):
-        read_rotary(config)
+        RotaryEmbedding.from_config(config)
 
 
-@pytest.mark.parametrize("model_type", REFUSED_ROTARY)
-def test_a_model_type_that_rotates_in_another_way_is_refused_with_the_reason(model_type) -> None:
-    assert model_type not in ROTARY
-    with pytest.raises(CheckpointError, match=f"'{model_type}' are not read: {REFUSED_ROTARY[model_type]}"):
-        read_rotary({"model_type": model_type, "rope_theta": 1e4, "head_dim": 64}, interleaved=False)
+def test_a_model_type_that_rotates_in_another_way_is_refused_with_the_reason() -> None:
+    assert not REFUSED_ROTARY.keys() & ROTARY.keys()
+    for model_type, reason in REFUSED_ROTARY.items():
+        with pytest.raises(CheckpointError, match=f"'{model_type}' are not read: {reason}"):
+            RotaryEmbedding.from_config(
+                {"model_type": model_type, "rope_theta": 1e4, "head_dim": 64}, interleaved=False
+            )
 
 
 AXIAL = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
@@ -401,7 +402,7 @@ def test_the_heads_of_a_vision_tower_have_rows_and_columns() -> None:
 )
 def test_layers_that_cannot_be_told_are_refused(config, message) -> None:
     with pytest.raises(CheckpointError, match=message):
-        rotated_layers({**SMALL, **config})
+        rotary_positions({**SMALL, "rope_theta": 1e4, **config})
 
 
 def test_a_base_that_is_told_fills_in_for_a_missing_one_only() -> None:
@@ -471,6 +472,9 @@ def test_bases_of_another_number_of_layers_are_refused() -> None:
 
 @pytest.mark.parametrize(("family", "keys", "expected"), BLOCKS, ids=[family for family, *_ in BLOCKS])
 def test_each_block_has_the_key_of_its_scheme(family, keys, expected) -> None:
-    blocks = read_blocks({**SIZES, "model_type": family, "rope_theta": 1e4, **keys})
-    assert list(blocks.keys) == expected
-    assert set(blocks.arguments) == set(expected) - {"none"}
+    layers = rotary_positions({**SIZES, "model_type": family, "rope_theta": 1e4, **keys})
+    assert [type(layer) is Position for layer in layers] == [key == "none" for key in expected]
+    assert len({id(layer) for layer in layers if type(layer) is not Position}) == len({*expected} - {"none"})
+    for layer, key in zip(layers, expected, strict=True):
+        assert key == "none" or layer is layers[expected.index(key)]
+        assert isinstance(layer, QueryScaledPosition) == (key == "query_scaling")

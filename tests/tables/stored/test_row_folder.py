@@ -91,6 +91,19 @@ def test_a_process_killed_between_two_checkpoints_can_be_resumed_at_both(tmp_pat
             assert torch.equal(resumed.weight.data, expected)
 
 
+def test_a_table_is_closed_when_its_log_is_on_the_disk(trained, monkeypatch) -> None:
+    table, _, _ = trained
+    on_disk: list[str] = []
+
+    def fsync(descriptor: int, wait=os.fsync) -> None:
+        on_disk.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        wait(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    table.close()
+    assert on_disk[-3:] == ["undo.log", "closed.json", "rows"]
+
+
 def test_an_error_inside_a_checkpoint_leaves_the_last_one(tmp_path, trained) -> None:
     table, optimizer, rows = trained
     with pytest.raises(StaleRowsError, match="inside `with table.checkpoint"), table.checkpoint():

@@ -102,8 +102,9 @@ function weightedValues(scene, head, weights) {
 function laterBlocks(scene) {
   const lengths = [...row(valueOf(scene, "state_lengths"), scene.token)];
   const { blocks } = factsOf(scene.step, "block");
-  const others = blocks === 2 ? "Block 2 does" : `Blocks 2 to ${blocks} do`;
-  const title = blocks === 1 ? "This model has one block" : `${others} the same with weights of their own`;
+  const others = blocks === 2 ? "Block 2 does the same with weights of its own"
+    : `Blocks 2 to ${blocks} do the same with weights of their own`;
+  const title = blocks === 1 ? "This model has one block" : others;
   return picture(title, fact(`Length of the vector of ${nameOf(scene)}: `),
     h("ol", { class: "block-lengths" }, lengths.map((length, i) =>
       h("li", null, h("small", null, i ? `after block ${i}` : "input"), h("b", null, shown(length))))));

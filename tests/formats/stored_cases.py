@@ -3,23 +3,24 @@
 Each case is built by the library itself, and so are the numbers that its rows must equal.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from covering import some
+from safetensors.torch import save_file
 from torch import Tensor
 
-from embedlayer import QuantizedEmbedding
+import embedlayer as el
 from embedlayer.formats import GGUFBlocks
-
-if TYPE_CHECKING:
-    from embedlayer.formats.stored import StoredModule, StoredRows
+from embedlayer.tables import GGUFEmbedding, LookupTable
 
 VOCAB_SIZE = 77
 NAME = "model.embed_tokens"
@@ -50,18 +51,6 @@ class StoredCase(NamedTuple):
     def rows_in(self, dtype: torch.dtype) -> Tensor:
         """Return what the library dequantises the matrix to in a data type."""
         return self.rows_by_dtype.get(dtype, self.rows).to(dtype)
-
-    @property
-    def module(self) -> "StoredModule":
-        """Return the module that has these tensors."""
-        from embedlayer.formats.stored import StoredModule
-        from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
-
-        infos = {
-            name: TensorInfo(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), Path("model.safetensors"), 0, 0)
-            for name, tensor in self.tensors.items()
-        }
-        return StoredModule(NAME, infos, self.tensors.__getitem__, dict(self.settings), self.metadata)
 
     def changed(self, **tensors: Tensor | None) -> "StoredCase":
         """Return the case with some tensors replaced, or for `None` removed."""
@@ -476,38 +465,57 @@ def built_head(name: str) -> StoredCase:
     return built(f"{name}, head" if f"{name}, head" in CASES else name)
 
 
-def read(case: StoredCase) -> "StoredRows":
-    """Return the stored rows of a case."""
-    from embedlayer.formats.recognition import recognise
+def write(folder: Path, case: StoredCase, name: str = NAME) -> None:
+    """Write a folder of a LLaMA that has only a table or head of this name; its configuration states no size of it."""
+    config = {"model_type": "llama", "tie_word_embeddings": True, "num_attention_heads": 2, "head_dim": 16}
+    config["quantization_config"] = dict(case.settings)
+    tensors = {f"{name}.{rest}": tensor.clone().contiguous() for rest, tensor in case.tensors.items()}
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt", **case.metadata})
+    (folder / "config.json").write_text(json.dumps(config))
 
-    recognised = recognise(case.module)
-    assert recognised is not None
-    record, vocab_size = recognised
-    return record.read(case.module, vocab_size)
+
+def load(case: StoredCase, name: str = NAME) -> LookupTable:
+    """Return the table or head of a folder that `write` wrote; it stays mapped to the file."""
+    with TemporaryDirectory() as folder:
+        write(Path(folder), case, name)
+        return el.load(folder, table_only=True if name == NAME else f"{name}.weight").table
+
+
+def read(case: StoredCase, name: str = NAME) -> Any:
+    """Return the stored rows of a case."""
+    table = load(case, name)
+    assert hasattr(table, "stored_rows"), "the tensors are no stored rows"
+    return table.stored_rows
+
+
+def refused(case: StoredCase, message: str) -> str:
+    """Return the error of reading a case: one line that names the file, the module and, by `message`, the tensor."""
+    with pytest.raises(el.CheckpointError, match=rf"/model\.safetensors: {re.escape(NAME)}\.{message}") as error:
+        load(case)
+    return str(error.value)
 
 
 @cache
-def rows_of(name: str) -> "StoredRows":
+def rows_of(name: str) -> Any:
     """Return the stored rows of a case or of `OTHER_ROWS`, for tests that do not write to them."""
     return OTHER_ROWS[name]() if name in OTHER_ROWS else read(built(name))
 
 
-def _own(bits: int, **options: Any) -> "StoredRows":
+def _own(bits: int, **options: Any) -> Any:
     """Return the rows of a `QuantizedEmbedding`."""
-    return QuantizedEmbedding.from_table(weights(96), bits, **options).stored_rows
+    return el.QuantizedEmbedding.from_table(weights(96), bits, **options).stored_rows
 
 
-def _in_blocks(block_type: str) -> "StoredRows":
+def _in_blocks(block_type: str) -> Any:
     """Return rows in a type of blocks of GGUF files."""
-    from embedlayer.formats.gguf import GGUFRows
-    from embedlayer.formats.stored import StoredRows
-
     gguf_models = pytest.importorskip("gguf_models")
-    packed = torch.from_numpy(gguf_models.blocks(block_type, VOCAB_SIZE))
-    return StoredRows(GGUFRows(gguf_models.WIDTH, block_type), {"packed": packed}, {})
+    table = GGUFEmbedding(VOCAB_SIZE, gguf_models.WIDTH, block_type)
+    table.packed.copy_(torch.from_numpy(gguf_models.blocks(block_type, VOCAB_SIZE)))
+    return table.stored_rows
 
 
-OTHER_ROWS: "dict[str, Callable[[], StoredRows]]" = {
+OTHER_ROWS: dict[str, Callable[[], Any]] = {
     "int8": partial(_own, 8),
     "int4": partial(_own, 4),
     "int4, groups of 36": partial(_own, 4, group_size=36),

@@ -26,6 +26,12 @@ def one_of_each() -> list[str]:
     return list(kinds.values())
 
 
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file, which the tensors may be mapped to."""
+    copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    save_file(copies, path, {"format": "pt", **(metadata or {})})
+
+
 def words(size: int, start: str = "t") -> Tokenizer:
     """Return a tokenizer of the words `t0`, `t1` and so on."""
     tokenizer = Tokenizer(WordLevel({f"{start}{i}": i for i in range(size)}, unk_token=f"{start}0"))

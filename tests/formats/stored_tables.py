@@ -1,6 +1,7 @@
 """Tables of stored codes, of our own formats, GGUF's and those of other libraries, and decoders with them."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from stored_cases import OTHER_ROWS
@@ -8,27 +9,25 @@ from stored_folders import one_of_each
 from torch import Tensor, nn
 
 import embedlayer as el
-from embedlayer.formats.gguf import GGUFRows
-from embedlayer.formats.layouts import LAYOUTS
-from embedlayer.formats.quantized import QuantizedRows
-from embedlayer.formats.stored import StoredRows
-from embedlayer.tables.gguf_rows import GGUFEmbedding
-from embedlayer.tables.packed_rows import PackedRows
-from embedlayer.tables.stored_embedding import StoredEmbedding
+from embedlayer.tables import GGUFEmbedding, StoredEmbedding
 
 KINDS = [*OTHER_ROWS, *one_of_each()]
 """Names of the formats: each of our own and of GGUF's, and one of each kind of layout of other libraries."""
 
+Packed = el.QuantizedEmbedding | GGUFEmbedding | StoredEmbedding
+"""A table of stored codes."""
 
-def table_of(stored: StoredRows) -> PackedRows:
+
+def table_of(stored: Any) -> Packed:
     """Return a table that stores copies of these rows, with float32 vectors."""
     record, (vocab_size, width) = stored.format, stored.shape
-    table: PackedRows
-    if isinstance(record, QuantizedRows):
-        group_size = record.group_size if record.group_size < width else None
-        layout = LAYOUTS[record.layout_index] if record.layout_index else None
-        table = el.QuantizedEmbedding(vocab_size, width, record.bits, group_size=group_size, layout=layout)
-    elif isinstance(record, GGUFRows):
+    table: Packed
+    if record.library == "embedlayer":
+        form = record.row_format
+        sizes = {"group_size": form.group_size if form.group_size < width else None}
+        layout = form.layout() if record.layout_index else None
+        table = el.QuantizedEmbedding(vocab_size, width, record.bits, **sizes, layout=layout)
+    elif record.library == "GGUF":
         table = GGUFEmbedding(vocab_size, width, record.block_type)
     else:
         table = StoredEmbedding(vocab_size, record, dtype="float32")
@@ -37,7 +36,7 @@ def table_of(stored: StoredRows) -> PackedRows:
     return table
 
 
-def decoder_of(stored: StoredRows, *, tied: bool) -> el.DecoderLM:
+def decoder_of(stored: Any, *, tied: bool) -> el.DecoderLM:
     """Return a small decoder with these rows at both ends, in two tables if it is not tied."""
     table = table_of(stored)
     head = None if tied else el.OutputHead(rows=table_of(stored), bias=True)
@@ -46,9 +45,9 @@ def decoder_of(stored: StoredRows, *, tied: bool) -> el.DecoderLM:
     return el.DecoderLM(table, el.RotaryEmbedding(stored.shape[1] // 2), head, num_layers=1, num_heads=2).eval()
 
 
-def tables_in(module: nn.Module) -> Iterator[PackedRows]:
+def tables_in(module: nn.Module) -> Iterator[Packed]:
     """Yield the tables of stored codes in a module."""
-    yield from (part for part in module.modules() if isinstance(part, PackedRows))
+    yield from (part for part in module.modules() if isinstance(part, Packed))
 
 
 def bytes_of(module: nn.Module) -> dict[str, Tensor]:
