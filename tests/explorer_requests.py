@@ -76,7 +76,7 @@ def ids_of(answer: Any) -> Tensor:
 def stored_answers(page: Path | str) -> dict[str, Any]:
     """The answers in an exported page, by request."""
     text = Path(str(page).removeprefix("file://")).read_text(encoding="utf-8")
-    content = json.loads(re.search(r'id="answers">(.*?)</script>', text, flags=re.S)[1])  # type: ignore[index]
+    content = json.loads(re.search(r'id="answers">(.*?)</script>', text, flags=re.S)[1])
     return {
         request: each["json"] if "json" in each else gzip.decompress(base64.b64decode(each["base64"]))
         for request, each in content.items()

@@ -10,21 +10,21 @@ from internals import reached, total
 from size import sizes
 
 CEILINGS = {
-    "defs": 4938,
+    "defs": 4937,
     "classes": 717,
     "modules": 460,
     "packages": 30,
     "lambdas": 333,
     "named tuples": 129,
-    "lines of code": 56603,
+    "lines of code": 56600,
     "lines of raise": 3592,
     "lines of errors built elsewhere": 312,
-    "docstring lines": 30410,
-    "docstring characters": 1542232,
+    "docstring lines": 30409,
+    "docstring characters": 1542165,
     "comment lines": 1053,
     "lines of tools": 6073,
     "lines of docs": 2667,
-    "lines of tests": 86915,
+    "lines of tests": 86690,
 }
 
 INTERNALS = 433

@@ -57,10 +57,6 @@ class Pipeline:
     vectors: Float[Tensor, "T D"]
     appended: tuple[int, ...] = ()
 
-    def step(self, name: str) -> PipelineStep | None:
-        """Return the step with a name; `None` if this model does not have it."""
-        return next((step for step in self.steps if step.name == name), None)
-
     def to_json(self) -> text_answers.Pipeline:
         """Return the pipeline as a JSON object of its attributes, with packed tensors; see `packed`.
 

@@ -1,14 +1,12 @@
 """`embedlayer corpus build`, and a run on what it wrote."""
 
 import json
-import os
-import pty
 
 import numpy as np
 import pytest
 import torch
 from commands import run
-from processes import Program, run_program
+from processes import run_program
 
 from embedlayer import RunDirectory, TokenCorpus, load_tokenizer, open_model, train_tokenizer
 from embedlayer.data import build_in_shards
@@ -164,38 +162,3 @@ def test_ctrl_c_stops_it_with_a_word_and_the_same_command_goes_on(text, tmp_path
     assert stopped == 130, errors
     assert errors == "Stopped. The finished shards are kept; the same command builds the others.\n"
     assert run(*arguments, "--workers", "1") == 0
-
-
-ON_TERMINAL = """
-import os, sys
-from embedlayer.cli.main import main
-terminal = os.open(sys.argv[1], os.O_RDWR)
-print("opened", flush=True)
-os.dup2(terminal, 1)
-os.dup2(terminal, 2)
-os.close(terminal)
-main(sys.argv[2:])
-"""
-
-
-def test_a_terminal_sees_a_bar(text, tmp_path):
-    arguments = ["corpus", "build", text, "-o", tmp_path / "c", "--tokenizer", tmp_path / "bpe.json", "--shards", "2"]
-    ours, theirs = pty.openpty()
-    with Program("-c", ON_TERMINAL, os.ttyname(theirs), *arguments, TERM="xterm", COLUMNS="100") as program:
-        assert program.stdout.readline() == "opened\n"
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                block = os.read(ours, 4096)
-            except OSError:  # how a terminal ends
-                break
-            if not block:
-                break
-            seen += block
-        os.close(ours)
-        assert program.wait() == 0
-    shown = seen.decode()
-    assert "━" in shown
-    assert "24.8/24.8 kB" in shown
-    assert "2 shards, in" in shown

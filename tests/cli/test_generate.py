@@ -45,61 +45,47 @@ def test_a_run_of_ours_continues_the_text(folder, capsys) -> None:
     assert "the most likely token each time (--greedy)" in shown.err
 
 
-def test_it_samples_by_default_and_says_with_which_seed_the_text_comes_again(folder, capsys) -> None:
-    assert run("generate", folder, "Once", "--tokens", 20) == 0
-    first = capsys.readouterr()
-    how = r"sampled at temperature 0\.8, top-p 0\.95; --seed (\d+) gives the same text again\."
-    seed = re.search(how, first.err)[1]
-    assert run("generate", folder, "Once", "--tokens", 20, "--seed", seed) == 0
-    assert capsys.readouterr().out == first.out
-    assert run("generate", folder, "Once", "--tokens", 20, "--seed", seed, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
-    model, prompt = DecoderLM.from_pretrained(folder), torch.tensor(result["ids"][:4])
-    torch.manual_seed(int(seed))
-    expected = generate(model, prompt, max_new_tokens=20, temperature=0.8, top_p=0.95, stop_id=256)
-    assert result["ids"] == expected.tolist()
-    assert (result["greedy"], result["temperature"], result["top_p"], result["seed"]) == (False, 0.8, 0.95, int(seed))
-
-
-@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
-def test_the_log_probabilities_of_new_tokens_are_those_of_the_function(folder, capsys, mode) -> None:
-    asked = ["generate", folder, "Once", "--tokens", 20, "--seed", 4, "--log-probs", mode]
-    assert run(*asked, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
-    model, prompt = DecoderLM.from_pretrained(folder), torch.tensor(result["ids"][:4])
-    torch.manual_seed(4)
-    options: dict[str, Any] = {"max_new_tokens": 20, "stop_id": 256, "temperature": 0.8, "top_p": 0.95}
-    expected = generate(model, prompt, return_log_probs=True, logprobs_mode=mode, **options)
-    assert (result["ids"], result["logprobs_mode"]) == (expected.ids.tolist(), mode)
-    assert result["log_probs"] == expected.log_probs.tolist()
-    assert run(*asked) == 2
+def test_what_is_sampled_is_that_of_the_function_and_the_last_sentence_says_how_it_comes_again(folder, capsys) -> None:
+    model, asked = DecoderLM.from_pretrained(folder), ["generate", folder, "Once", "--tokens", 20]
+    default: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95}
+    penalty = ["--repetition-penalty", 1.3]
+    for words, options, how in (
+        ([], default, "sampled at temperature 0.8, top-p 0.95"),
+        (
+            ["--min-p", 0.1, *penalty],
+            {**default, "min_p": 0.1, "repetition_penalty": 1.3},
+            "sampled at temperature 0.8, top-p 0.95, min-p 0.1, repetition-penalty 1.3",
+        ),
+        (
+            ["--greedy", *penalty],
+            {"repetition_penalty": 1.3},
+            "the most likely token each time (--greedy), repetition-",
+        ),
+    ):
+        assert run(*asked, *words) == 0
+        first = capsys.readouterr()
+        assert how in first.err
+        found = re.search(r"; --seed (\d+) gives the same text again\.", first.err)
+        seed = ["--seed", found[1]] if found else []
+        assert bool(seed) == ("--greedy" not in words)
+        assert run(*asked, *words, *seed) == 0
+        assert capsys.readouterr().out == first.out
+        assert run(*asked, *words, *seed, "--json") == 0
+        result = json.loads(capsys.readouterr().out)
+        prompt = torch.tensor(result["ids"][:4])
+        torch.manual_seed(int(seed[1]) if seed else 0)
+        assert result["ids"] == generate(model, prompt, max_new_tokens=20, stop_id=256, **options).tolist()
+        assert {name: result[name] for name in options} == options
+    for mode in ("raw_logprobs", "processed_logprobs"):
+        assert run(*asked, "--seed", 4, "--log-probs", mode, "--json") == 0
+        result = json.loads(capsys.readouterr().out)
+        torch.manual_seed(4)
+        kept: dict[str, Any] = {"return_log_probs": True, "logprobs_mode": mode}
+        expected = generate(model, prompt, max_new_tokens=20, stop_id=256, **default, **kept)
+        assert (result["ids"], result["logprobs_mode"]) == (expected.ids.tolist(), mode)
+        assert result["log_probs"] == expected.log_probs.tolist()
+    assert run(*asked, "--log-probs", mode) == 2
     assert "pass --json too" in capsys.readouterr().err
-
-
-def test_min_p_and_repetition_penalty_are_those_of_the_function_and_are_named_in_the_last_sentence(
-    folder, capsys
-) -> None:
-    asked = ["generate", folder, "Once", "--tokens", 20, "--min-p", 0.1, "--repetition-penalty", 1.3, "--seed", 4]
-    options: dict[str, Any] = {"temperature": 0.8, "top_k": None, "top_p": 0.95, "min_p": 0.1}
-    options["repetition_penalty"] = 1.3
-    assert run(*asked, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
-    model, prompt = DecoderLM.from_pretrained(folder), torch.tensor(result["ids"][:4])
-    torch.manual_seed(4)
-    assert result["ids"] == generate(model, prompt, max_new_tokens=20, stop_id=256, **options).tolist()
-    assert {name: result[name] for name in options} == options
-    assert run(*asked) == 0
-    how = (
-        "sampled at temperature 0.8, top-p 0.95, min-p 0.1, repetition-penalty 1.3; --seed 4 gives the same text again"
-    )
-    assert how in capsys.readouterr().err
-    greedy = ["generate", folder, "Once", "--tokens", 20, "--greedy", "--repetition-penalty", 1.3]
-    assert run(*greedy, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
-    expected = generate(model, prompt, max_new_tokens=20, stop_id=256, repetition_penalty=1.3)
-    assert result["ids"] == expected.tolist()
-    assert run(*greedy) == 0
-    assert "the most likely token each time (--greedy), repetition-penalty 1.3." in capsys.readouterr().err
 
 
 def test_a_seed_fixes_what_is_drawn_and_no_text_starts_at_the_end_of_another(folder, capsys) -> None:

@@ -1,18 +1,14 @@
 """`embedlayer inspect`."""
 
 import json
-import shutil
 
 import pytest
 import torch
 from commands import run
 
 from embedlayer import (
-    DecoderLM,
     EmbeddingLayer,
-    FactorizedEmbedding,
     LearnedPositionalEmbedding,
-    RotaryEmbedding,
     TokenEmbedding,
     open_model,
     train_tokenizer,
@@ -74,38 +70,6 @@ def test_under_trained_tokens_are_shown_by_kind(tmp_path, capsys) -> None:
     assert lines["zero"][1] == "1"
     assert "122 rows are within" in shown
     assert "not learned: nothing tells them from random rows" in " ".join(shown.split())  # the other rows
-
-
-@pytest.mark.parametrize("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=2)])
-def test_saved_layers_models_and_files_of_vectors_are_all_tables(tmp_path, capsys, make) -> None:
-    tokenizer = train_tokenizer("the cat sat on the mat", "word")
-    count = tokenizer.get_vocab_size()
-    table = make(count, 8)
-    table.save_pretrained(tmp_path / "table", tokenizer=tokenizer)
-    DecoderLM(table, RotaryEmbedding(4), num_layers=1, num_heads=2).save_pretrained(
-        tmp_path / "model", tokenizer=tokenizer
-    )
-    tokens = [tokenizer.id_to_token(row) for row in range(count)]
-    write_vectors(tmp_path / "table.vec", tokens, table)
-    write_vectors(tmp_path / "projector", tokens, table, "projector")
-    ranks = set()
-    for name in ("table", "model", "table.vec", "projector"):
-        assert run("inspect", tmp_path / name, "--json") == 0
-        content = json.loads(capsys.readouterr().out)
-        assert content["vocab_size"] == count
-        assert content["has_tokenizer"]
-        ranks.add(round(content["geometry"]["effective_rank"], 3))
-    assert len(ranks) == 1
-
-
-def test_stories260k_is_inspected_with_the_tokenizer_beside_it(shared_data, tmp_path, capsys) -> None:
-    for name in ("stories260K.safetensors", "tok512.bin"):
-        shutil.copy(shared_data / "models" / name, tmp_path)
-    assert run("inspect", tmp_path, "--json", "-n", "4") == 0
-    found = json.loads(capsys.readouterr().out)["health"]["under_trained"]
-    assert found["rows"] == 230
-    assert {"kind": "byte", "rows": 256, "under_trained": 225} in found["by_kind"]
-    assert [token["text"] for token in found["tokens"]] == ["<unk>", "</s>", "<0x00>", "<0x01>"]
 
 
 def test_words_are_compared_with_people(tmp_path, capsys) -> None:

@@ -74,38 +74,17 @@ def test_embed_shows_the_way_in_step_by_step(trained, capsys) -> None:
         assert steps["vectors"][0][t] == pytest.approx(expected, abs=1e-6)
 
 
-def test_with_words_as_tokens_three_words_are_three_vectors(tmp_path, capsys) -> None:
-    (tmp_path / "dogs.txt").write_text("I love dogs and I love cats . " * 200)
-    assert run("train", tmp_path / "dogs.txt", "-o", tmp_path / "run", "--steps", 1, *SMALL, "--tokenizer", "word") == 0
-    capsys.readouterr()
-    assert run("embed", tmp_path / "run", "I love dogs", "--json") == 0
-    steps = json.loads(capsys.readouterr().out)
-    assert steps["shape"] == [1, 3, 24]
-    assert [piece.strip() for piece in steps["tokens"]] == ["I", "love", "dogs"]
-    assert steps["added"] is None
-
-
-def test_neighbors_lists_tokens_by_cosine(trained, capsys) -> None:
-    assert run("neighbors", trained, " the", "-n", 5) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 5
-    assert run("neighbors", trained, " the", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    scores = [row["cosine"] for row in found["neighbors"]]
-    assert scores == sorted(scores, reverse=True)
-    assert len(scores) == 10
-    assert (found["tokens"], found["minus"]) == ([" the"], [])
-    assert run("neighbors", trained, " the dogs") == 2
-    assert "tokens" in capsys.readouterr().err
-
-
-def test_neighbors_of_a_sum_are_those_of_most_similar(trained, capsys) -> None:
+def test_neighbors_are_those_of_most_similar(trained, capsys) -> None:
     opened = open_model(trained)
-    tokens = [" the", " and", " of"]
-    expected = TokenVectors(opened.table, opened.tokenizer).most_similar(tokens[:2], tokens[2:], topn=4)
-    assert run("neighbors", trained, *tokens[:2], "--minus", tokens[2], "-n", 4, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [(row["token"], row["cosine"]) for row in found["neighbors"]] == expected
-    assert found["minus_ids"] == [opened.encode(tokens[2])[-1]]
+    vectors, tokens = TokenVectors(opened.table, opened.tokenizer), [" the", " and", " of"]
+    for plus, minus, count in ((tokens[:1], [], 10), (tokens[:2], tokens[2:], 4)):
+        words = [*plus, *(word for each in minus for word in ("--minus", each)), "-n", count]
+        assert run("neighbors", trained, *words, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [(row["token"], row["cosine"]) for row in found["neighbors"]] == vectors.most_similar(plus, minus, count)
+        assert (found["tokens"], found["minus"]) == (plus, minus)
+        assert run("neighbors", trained, *words) == 0
+        assert len(capsys.readouterr().out.splitlines()) == count
 
 
 def test_json_is_one_line_and_nothing_else(text, tmp_path, capsys) -> None:

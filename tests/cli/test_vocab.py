@@ -128,9 +128,6 @@ def test_a_token_is_named_by_its_id_in_every_command(trained, tmp_path, capsys) 
     assert not (tmp_path / "none").exists()
     assert run("vocab", "remove", trained, "-o", tmp_path / "none") == 2  # a shell takes #304 as a comment
     assert 'An ID needs quotation marks: "#304"' in capsys.readouterr().err
-    assert run("neighbors", trained, "#304", "--minus", "#5", "--json") == 0
-    by_id = json.loads(capsys.readouterr().out)
-    assert (by_id["ids"], by_id["minus_ids"]) == ([304], [5])
     assert run("neighbors", trained, "#304", "-n", 3) == run("neighbors", trained, text, "-n", 3) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == lines[3:]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from commands import run
 from decoders import small
-from explorer_requests import ids_of, steps_of
+from explorer_requests import steps_of
 from kinds import INJECTIONS, POSITIONS
 
 from embedlayer import TokenEmbedding, TransformerEmbedding, train_tokenizer
@@ -176,17 +176,3 @@ def test_the_page_shows_the_numbers_of_the_block_and_of_each_head(tiny, anything
         assert meaning in box.inner_text()
     page.get_by_label("Next step").click()
     box.wait_for(state="hidden")
-
-
-@pytest.mark.long
-@pytest.mark.browser
-def test_an_exported_page_has_the_block_of_a_model_and_the_lengths_after_each(ask, export, open_page):
-    model, tokenizer = small(num_layers=3), train_tokenizer("I love dogs and dogs love me . " * 3, kind="word")
-    source = OpenedModel("words", model.table, tokenizer=tokenizer, model=model)
-    page = open_page(f"{export(source)}#pipeline?step=block")
-    page.locator(".block-lengths li").nth(3).wait_for()
-    ids = ids_of(ask(source, "pipeline", text=ask(source, "pipeline-choices")["texts"][0]))
-    expected = [float(state[1].norm()) for state in model.hidden_states(ids)]
-    assert numbers_in(page.locator(".block-lengths b")) == pytest.approx(expected, abs=6e-5)
-    page.get_by_text("Blocks 2 to 3 do the same").wait_for()
-    assert page.locator(".block-line canvas").count() == 10

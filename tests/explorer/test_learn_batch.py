@@ -9,7 +9,6 @@ from torch import nn
 
 from embedlayer import create_dataloader
 from embedlayer.core.errors import TextError
-from embedlayer.lessons import GPTEmbedding
 
 pytestmark = pytest.mark.browser
 
@@ -88,15 +87,3 @@ def test_positions_recovered_in_float32_are_those_of_torch(story):
                 np.testing.assert_array_equal(shown, found[b, t].numpy())
         assert torch.equal(found[0, 0], found[7, 0]) == (dim == 4), "the cell of the notebook prints False at D = 256"
         assert torch.allclose(found[0], found[7])
-
-
-def test_a_new_module_matches_the_manual_sum_only_with_copies_of_its_tables():
-    torch.manual_seed(0)
-    ids = torch.randint(50, (8, 4))
-    tokens, positions, module = nn.Embedding(50, 256), nn.Embedding(4, 256), GPTEmbedding(50, 256, context_size=4)
-    manual = tokens(ids) + positions(torch.arange(4))
-    assert not torch.allclose(module(ids), manual)
-    with torch.no_grad():
-        for parameter, source in zip(module.parameters(), (tokens.weight, positions.weight), strict=True):
-            parameter.copy_(source)
-    assert torch.equal(module(ids), manual)

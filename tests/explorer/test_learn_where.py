@@ -5,7 +5,6 @@ import itertools
 
 import pytest
 import torch
-from covering import LONG
 from torch import nn
 
 from embedlayer import TokenEmbedding
@@ -107,12 +106,9 @@ def test_copies_and_buffers_are_no_part_of_the_shares_and_an_untied_head_ends_th
     assert story("inside.headOf(model)[0]", model={"tensors": untied[:3], "is_tied": False}) is None
 
 
-@pytest.mark.parametrize("exported", [False, pytest.param(True, marks=LONG)])
-def test_the_list_of_the_source_that_is_open_is_shown_and_in_an_exported_page_too(
-    export, serve, of_run, open_page, exported
-):
+def test_the_list_of_the_source_that_is_open_is_shown(serve, of_run, open_page):
     table = OpenedModel("nameless", TokenEmbedding.from_pretrained(torch.randn(30, 6)))
-    url = (export if exported else serve)(of_run, table)
+    url = serve(of_run, table)
     page = open_page(url + "#learn?s=inside")
     page.get_by_text("the model: small").wait_for()
     assert "read from the file" in page.locator('[data-value="lookup"]').inner_text()

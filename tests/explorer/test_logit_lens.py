@@ -14,6 +14,7 @@ from embedlayer import (
     LearnedPositionalEmbedding,
     OutputHead,
     TokenEmbedding,
+    load_llama,
     open_model,
     train_tokenizer,
 )
@@ -71,7 +72,10 @@ def lens_of(ask, model, ids):
 def test_every_layer_is_read_by_the_models_own_norm_and_head(ask, shared_data):
     """At every point where positions are applied, with both heads; and a table whose logits are computed in parts."""
     models = [small(p, head=HEADS[h]()).double() for p in ("learned", "rotary", "alibi") for h in HEADS]
-    models += [open_model(shared_data / "models").model.double(), small(table=TokenEmbedding(2**17, 24, init_std=1.0))]
+    models += [
+        load_llama(shared_data / "models" / "stories260K.safetensors").double(),
+        small(table=TokenEmbedding(2**17, 24, init_std=1.0)),
+    ]
     for model in models:
         ids = torch.randint(1, 50, (40 if model.table.vocab_size > 512 else 11,))
         lens, expected = lens_of(ask, model, ids), plain(model, ids)

@@ -13,7 +13,6 @@ from covering import LONG
 from explorer_requests import numbers
 from page_controls import faults
 from page_waiting import until
-from real_tables import minilm
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import NeighborLayout, TokenVectors
@@ -257,9 +256,6 @@ def test_neighbours_and_sums_are_the_librarys(url, open_page, of_run):
     until(page, f"document.querySelector('.near .score').textContent === '{expected[0][1]:.3f}'")
     assert "minus=272" in page.evaluate("location.href")
     assert "plus=270%2C271" in page.evaluate("location.href")
-    page.get_by_label("Nearest rows of a token").fill("nosuchtoken")
-    page.keyboard.press("Enter")
-    page.get_by_text("No single token is").wait_for()
 
 
 @pytest.mark.long
@@ -714,11 +710,6 @@ def test_health_and_compare_open_with_a_sentence(ask, url, open_page, of_run):
     assert of_run.counts[int(shown.get_attribute("data-token"))] > 0
 
 
-def test_a_source_that_lacks_something_is_told_why_and_what_to_do(url, open_page):
-    page = open_page(url + "#training?source=1", again=True)
-    page.get_by_text("embedlayer train").wait_for()
-
-
 def test_a_file_shows_the_same_without_a_server(of_run, exported_run, open_page):
     page = open_page(f"{exported_run}#map?plus=270,271&minus=272")
     page.locator(".near li").nth(19).wait_for()
@@ -732,49 +723,3 @@ def test_a_file_shows_the_same_without_a_server(of_run, exported_run, open_page)
     page.goto(f"{exported_run}#learn?s=inside")
     page.get_by_text("the model: small").wait_for()
     assert "read from the file" in page.locator('[data-value="lookup"]').inner_text()
-
-
-@pytest.fixture(params=["MiniLM", pytest.param("synthetic", marks=pytest.mark.long)])
-def large(request) -> OpenedModel:
-    if request.param == "MiniLM":
-        layer = minilm()
-        return OpenedModel("MiniLM", layer.table, tokenizer=layer.tokenizer, model=layer)
-    rows = torch.randn(256_000, 16) + 3 * torch.randn(40, 16)[torch.randint(40, (256_000,))]
-    tokens = [f" word{i}" if i % 3 else f"part{i}" for i in range(256_000)]
-    return OpenedModel("synthetic", TokenEmbedding.from_pretrained(rows), tokens=tokens)
-
-
-@pytest.mark.long
-def test_large_tables_stay_fluid(large, serve, open_page, capsys, pytestconfig):
-    """Frame and search times are printed, not judged: the machine may be busy."""
-    count = 40 if pytestconfig.getoption("--all") else 8
-    page = open_page(serve(large) + "#map?x=1")
-    page.locator(".map-side .chips").wait_for()
-    frames = page.evaluate(
-        """async (count) => {
-        const over = document.querySelector(".map-over");
-        const turn = async (count) => {
-            for (let i = 0; i < count; i++) {
-                const deltaY = i % 40 < 20 ? -40 : 40;
-                over.dispatchEvent(new WheelEvent("wheel", { deltaY, clientX: 400, clientY: 500, cancelable: true }));
-                await new Promise(requestAnimationFrame);
-            }
-        };
-        await turn(count / 4);
-        performance.clearMeasures();
-        await turn(count);
-        return performance.getEntriesByName("map: frame").map((entry) => entry.duration).sort((a, b) => a - b);
-    }""",
-        count,
-    )
-    assert len(frames) >= 0.75 * count
-    page.wait_for_timeout(1700)  # what is prepared for searching is ready
-    median, high = frames[len(frames) // 2], frames[int(len(frames) * 0.9)]
-    said = [f"{large.title}, {large.table.vocab_size:,} rows: frame {median:.1f} ms, 90th percentile {high:.1f} ms"]
-    for typed in ("or", "/^.?wo.*1$/", "#1-100", "0x77 6f"):
-        page.evaluate("performance.clearMeasures('map: search')")
-        page.get_by_role("searchbox", name="Find tokens").fill(typed)
-        until(page, "performance.getEntriesByName('map: search').length === 1")
-        said.append(f"{typed} {page.evaluate('performance.getEntriesByName(`map: search`)[0].duration'):.1f} ms")
-    with capsys.disabled():
-        print("\n" + "; search ".join(said))

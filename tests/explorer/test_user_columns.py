@@ -37,8 +37,8 @@ def test_numbers_and_texts_land_on_the_rows_of_their_tokens(ask, read) -> None:
     assert "Columns for 3 of 8 rows: topic (1 values), score (numbers)." in said
     assert ask(source, "columns") == [{"name": "topic", "groups": ["animal"]}, {"name": "score", "groups": None}]
     nan = float("nan")
-    for name, expected in (("topic", [0, nan, 0]), ("score", [nan, -2, 1.5])):
-        expected = torch.tensor([*expected, *[nan] * 5])
+    for name, first in (("topic", [0, nan, 0]), ("score", [nan, -2, 1.5])):
+        expected = torch.tensor([*first, *[nan] * 5])
         torch.testing.assert_close(values(ask, source, name), expected, equal_nan=True)
     with pytest.raises(Refused, match=r"eight.npy has no column 'norm'"):
         ask(source, "column", name="norm")
