@@ -24,10 +24,10 @@ CEILINGS = {
     "comment lines": 1053,
     "lines of tools": 6073,
     "lines of docs": 2667,
-    "lines of tests": 86690,
+    "lines of tests": 86130,
 }
 
-INTERNALS = 433
+INTERNALS = 352
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 
