@@ -57,6 +57,7 @@ class Server:
         self.connection.request(method, f"/data/{name}?{query}", headers={"Origin": f"http://{self.host}"})
         answer = self.connection.getresponse()
         content = answer.read()
+        self.connection.close()  # the server ends one that is idle
         if answer.status == 400:
             raise Refused(json.loads(content)["error"])
         assert answer.status == 200, (name, params, content)

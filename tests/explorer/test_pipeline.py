@@ -458,8 +458,9 @@ def test_no_typed_text_is_lost_when_the_layer_changes(ask, tiny_choices, source,
     page.get_by_text("Replaced by <unk>, row 0, because no row has such a name: “zebra”.").wait_for()
     switch("model", "the zebra sat", [unknown] * 3)
     field.fill("dogs love me")
-    wait_for_tokens(page, 3)
-    switch("tiny", "the zebra sat", ["the", "<unk>", "sat"])
+    switch("tiny", "the zebra sat", ["the", "<unk>", "sat"])  # while the text waits for more letters
+    page.wait_for_timeout(500)
+    assert field.input_value() == "the zebra sat"
     page.reload()
     switch("model", "dogs love me", ["dogs", "love", "me"])
     page.goto("about:blank")

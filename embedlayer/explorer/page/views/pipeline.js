@@ -200,6 +200,7 @@ class PipelineView {
 
   /** @param {string} text */
   async #load(text) {
+    clearTimeout(this.#timer); // of a text that was typed before the layer changed
     const request = ++this.#request;
     const readsSpaces = !this.#layer?.tiny && this.choices.reads === "tokenizer";
     const isEmpty = readsSpaces ? !text : !text.trim();
