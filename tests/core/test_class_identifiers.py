@@ -21,6 +21,7 @@ OURS = {**TABLES, **BAGS, **POSITIONS, **UNTIED_HEADS, **STREAM_HEADS, **LAYERS}
 
 
 def subclasses(base: type) -> Iterator[type]:
+    each: type
     for each in base.__subclasses__():
         yield each
         yield from subclasses(each)

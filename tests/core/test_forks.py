@@ -145,7 +145,12 @@ def a_lock_file(folder: Path, patch: pytest.MonkeyPatch) -> None:
         MappedEmbedding.create(folder / name, 10, 4).close()
 
     patch.setattr(fcntl, "flock", slow)
-    with other_thread(lambda wait: (waits.append(wait), create("one"))):
+
+    def wait_inside(wait: Callable[[], object]) -> None:
+        waits.append(wait)
+        create("one")
+
+    with other_thread(wait_inside):
         in_a_fork(lambda: create("other"))
 
 
@@ -166,7 +171,13 @@ def a_command(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 def kernels_that_are_compiled(folder: Path, patch: pytest.MonkeyPatch) -> None:
     inside, forked = threading.Event(), threading.Event()
-    compiles = threading.Thread(target=lambda: _inside(kernel._compiling, lambda: inside.set() or forked.wait(0.2)))
+
+    def compile_kernels() -> None:
+        with kernel._compiling:
+            inside.set()
+            forked.wait(0.2)
+
+    compiles = threading.Thread(target=compile_kernels)
     compiles.start()
     inside.wait()
     in_a_fork(lambda: _inside(kernel._compiling, lambda: None), forked)

@@ -13,25 +13,15 @@ from embedlayer.models.generation import GenerationOptions
 from embedlayer.models.sampling import SamplingOptions, sample
 from embedlayer.vocab import EditOptions
 
+EDITS = ("edit_vocabulary", "add_tokens", "remove_tokens", "trim_vocabulary", "transplant")
+WITH_A_LOSS = (el.OutputHead, DraftHead, el.DecoderLM)
 SHOWN = {
-    EditOptions: [
-        vocab.edit_vocabulary,
-        vocab.add_tokens,
-        vocab.remove_tokens,
-        vocab.trim_vocabulary,
-        vocab.transplant,
-    ],
+    EditOptions: [getattr(vocab, name) for name in EDITS],
     SamplingOptions: [sample],
     GenerationOptions: [el.generate],
     LogitOptions: [el.TokenEmbedding.logits, el.OutputHead.uncomputed_logits, LinearLogits],
     ScoreOptions: [el.token_log_probs, token_statistics, el.OutputHead.token_log_probs, el.OutputHead.token_statistics],
-    LossOptions: [
-        el.linear_cross_entropy,
-        el.OutputHead.loss,
-        el.OutputHead.multi_token_loss,
-        DraftHead.loss,
-        el.DecoderLM.loss,
-    ],
+    LossOptions: [el.linear_cross_entropy, el.OutputHead.multi_token_loss, *(each.loss for each in WITH_A_LOSS)],
 }
 
 INHERITED = {

@@ -58,7 +58,15 @@ def test_a_part_with_a_hook_is_called_until_the_hook_is_removed(part) -> None:
 
 def test_a_part_that_was_compiled_in_place_is_called(monkeypatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(torch, "compile", lambda call, **_: lambda *given: calls.append(part) or call(*given))
+
+    def compiled(call: Callable[..., Any], **_: object) -> Callable[..., Any]:
+        def recorded(*given: Any) -> Any:
+            calls.append(part)
+            return call(*given)
+
+        return recorded
+
+    monkeypatch.setattr(torch, "compile", compiled)
     for part in PARTS:
         layer = layer_of()
         PARTS[part](layer).compile()

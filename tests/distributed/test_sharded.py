@@ -34,11 +34,7 @@ from embedlayer import (
     TransformerEmbedding,
     clip_grad_norm_,
 )
-from embedlayer.distributed.data_parallel import (
-    average_over_replicas,
-    data_parallel_mesh,
-    distributed_data_parallel,
-)
+from embedlayer.distributed.data_parallel import average_over_replicas, data_parallel_mesh, distributed_data_parallel
 from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.inputs.embedding import embed
 from embedlayer.losses import chunk_size

@@ -39,9 +39,14 @@ def unlucky_update(trainer, optimizer, step, learning_rate):
     return result
 
 
+def unlucky_flush(fd):
+    """Flush a file that is written and has no name yet."""
+    die()
+
+
 def unlucky_save(directory, trainer):
     if is_next("save", trainer.step):
-        os.fsync = lambda descriptor: die()  # of a file that is written and has no name yet
+        os.fsync = unlucky_flush
     save_checkpoint(directory, trainer)
 
 

@@ -392,3 +392,16 @@ def test_a_write_through_an_older_tensor_when_nothing_is_pending_is_taken() -> N
         run.step(torch.tensor([2]), torch.ones(1, D))
         run.step(torch.tensor([3]), torch.ones(1, D))
     assert torch.allclose(runs[0].table.weight, runs[1].table.weight, atol=1e-12, rtol=0)
+
+
+@pytest.mark.usefixtures("both_paths")
+@pytest.mark.parametrize("rule", RULES)
+def test_decay_that_outruns_the_momentum_gives_the_dense_rows(rule: str) -> None:
+    runs = [Run(row_sparse=row_sparse, dtype=torch.float32, rule=rule) for row_sparse in (True, False)]
+    for run in runs:
+        run.optimizer.param_groups[0]["weight_decay"] = (1 - 1e-5) / OPTIONS["lr"]  # factors of 1e-300 after 60 steps
+        run.step(torch.arange(V), torch.ones(V, D))
+        for _ in range(60):
+            run.step(torch.tensor([1, 2]), torch.ones(2, D))
+    ours, dense = (run.table.weight.detach() for run in runs)
+    assert (ours - dense).abs().max() <= (BFLOAT16 if "bfloat16" in rule else 1e-6)
