@@ -159,8 +159,8 @@ def test_prepared_saved_large_and_float64_rotations_are_those_of_the_scheme(name
     q = torch.randn(2, 1600, 7, q.shape[-1])  # rotated in blocks, or as complex numbers
     k = torch.randn(q.shape)
     large = position.rotate(q, k, at)
-    for one, other in zip(large, position.rotate(q[:, :2], k[:, :2], at), strict=True):
-        torch.testing.assert_close(one[:, :2], other, atol=1e-6, rtol=0)
+    for one, few in zip(large, position.rotate(q[:, :2], k[:, :2], at), strict=True):
+        torch.testing.assert_close(one[:, :2], few, atol=1e-6, rtol=0)
 
 
 COMPILED = ["chunked, dynamic", "interleaved", "alternating", "channels", "axial, within", "query scaling"]
