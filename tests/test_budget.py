@@ -24,7 +24,7 @@ CEILINGS = {
     "comment lines": 1053,
     "lines of tools": 6073,
     "lines of docs": 2667,
-    "lines of tests": 86130,
+    "lines of tests": 86140,
 }
 
 INTERNALS = 352
