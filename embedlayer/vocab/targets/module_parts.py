@@ -267,11 +267,10 @@ def _configurations(
 def _refuse_other_rows(module: nn.Module, vocabulary: VocabularyModules) -> None:
     """Raise a `VocabularyError` if a module has a tensor with values for each token that an edit does not move.
 
-    Tensors of models of transformers are left out, because `tensors_in` knows them. Of a table or head of a class from
-    outside this library every tensor with a size of V counts; elsewhere integers with V rows, of two axes or more.
+    Of a table or head of a class from outside this library every tensor with a size of V counts; elsewhere integers
+    with V rows, of two axes or more.
     """
     known = {id(each) for part in vocabulary.hashes.values() for each in part.buffers()}
-    known |= {id(each) for model in models_in(module).values() for _, each in named_tensors(model)}
     known |= {id(each) for part in vocabulary.local.values() for each in part.tensors}
     known |= {id(each) for head in vocabulary.heads.values() for each in (head._parameters.get("weight"), head.bias)}
     own = {
