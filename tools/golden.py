@@ -191,6 +191,7 @@ def start(tree: Path, folder: Path, area: str) -> subprocess.Popen[bytes]:
     numba = str(tree / "out" / "numba")  # compiled kernels are kept by the path of their source
     paths = os.pathsep.join(map(str, (tree, ROOT / "tests", ROOT / "tests" / "formats")))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "NUMBA_CACHE_DIR": numba}
+    environment["PYTHONHASHSEED"] = "0"  # PEFT writes sets
     command = [sys.executable, str(ROOT / "tools" / "golden.py"), "record", str(folder), "--areas", area]
     return subprocess.Popen(command, env=environment, cwd=folder.parent)
 
