@@ -197,3 +197,13 @@ def test_the_page_lists_rows_with_other_norms_and_a_table_without_tokens_has_no_
     legend = page.locator(".map-legend")
     legend.get_by_text(re.compile("norm of the row|#")).first.wait_for()  # before the clusters are there, and then
     assert not {"word", "part", "number", "special"} & set(legend.inner_text().split())
+
+
+@pytest.mark.browser
+def test_the_usual_norms_are_those_of_the_learned_rows(word_table, ask, serve, open_page) -> None:
+    source = table_of(word_table, lambda rows: rows[7].zero_())
+    verdicts = numbers(ask(source, "verdicts"), dtype=torch.uint8)
+    page = open_page(serve(source) + "#health", again=True)
+    said = page.get_by_text("No learned row is an outlier: norms of").inner_text()
+    usual = source.rows[:].norm(dim=1)[(verdicts != 1) & (verdicts != 2)]
+    assert said.endswith(f"norms of {usual[usual > 0].min():.2f} to {usual.max():.2f}")
