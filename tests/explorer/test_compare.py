@@ -113,3 +113,24 @@ def test_unrelated_tables_have_no_tokens_that_moved_most(compared):
 def test_nothing_in_common_is_a_sentence(compared):
     with pytest.raises(Refused, match="0 tokens in common"):
         compared(source_of(torch.randn(3, 2), words(3)), source_of(torch.randn(2, 2), ["x", "y"]))
+
+
+@pytest.mark.browser
+def test_the_page_shows_a_figure_if_it_was_measured(ask, serve, open_page):
+    rows = torch.randn(300, 12)
+    turned = source_of(
+        rows @ torch.linalg.qr(torch.randn(12, 12))[0] + 0.1 * torch.randn(300, 12), words(300), "turned"
+    )
+    for other in (turned, source_of(rows + 0.1 * torch.randn(300, 12), words(300), "moved")):
+        sources = [source_of(rows, words(300)), other]
+        found = ask(sources, "compare", other=1)["relation"]
+        page = open_page(serve(*sources) + "#compare?other=1", again=True)
+        page.locator("#view-compare .map-figures summary").click()
+        shown = dict(zip(*(page.locator(f".map-figures {tag}").all_inner_texts() for tag in ("dt", "dd")), strict=True))
+        measured = {"Mean cosine": (found["as_stored"], found["as_stored_shuffled"])}
+        if found["verdict"] == "related":
+            measured["Rotated, held out"] = (found["held_out"], found["shuffled"])
+        for name, cosines in measured.items():
+            texts = [f"{cosine:.3f}".replace("-", "−") for cosine in cosines]
+            assert shown.pop(name) == "; shuffled tokens ".join(texts)
+        assert shown.keys() == {"Common tokens", "Norms"} | ({"Rotated, all rows"} if len(measured) > 1 else set())
