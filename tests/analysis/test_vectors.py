@@ -204,7 +204,7 @@ def keyed():
 
 def test_the_smaller_verbs_are_gensims(keyed):
     theirs, ours = keyed
-    first = [each for each in ours.most_similar_cosmul("word3", topn=None) if int(each[0][4:]) < 40]
+    first = [each for each in ours.most_similar_cosmul("word3", topn=119) if int(each[0][4:]) < 40]
     assert ours.most_similar_cosmul("word3", topn=7, restrict_vocab=40) == first[:7]  # gensim 4.4 ignores it here
     asked = ["word9", "word30", "word31", "word77", "word2"]
     assert ours.doesnt_match(asked) == theirs.doesnt_match(asked)

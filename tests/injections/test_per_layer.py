@@ -10,7 +10,6 @@ from torch import nn
 
 import embedlayer as el
 from embedlayer.injections import PerLayerInputs, PerLayerResidual
-from embedlayer.injections.per_layer import GemmaRMSNorm
 
 LAYERS, ROWS = 3, 60
 SIZES = {"hidden_size": 48, "num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS}
@@ -118,8 +117,3 @@ def test_a_plain_embedding_is_a_table_and_wrong_sizes_are_named() -> None:
         PerLayerResidual(4, 2, activation="relu6")
     with pytest.raises(el.SizeError, match="at least 1"):
         PerLayerResidual(4, 0)
-
-
-def test_the_norm_is_torchs_rms_norm() -> None:
-    x = torch.randn(3, 8)
-    assert torch.allclose(GemmaRMSNorm(8)(x), nn.RMSNorm(8, eps=1e-6)(x))
