@@ -91,18 +91,20 @@ ALWAYS = [case for case in EQUAL if case != "tied"]  # the factorised one is tie
 def mixed_corpora(folder: Path, text: Path) -> tuple[Tokenizer, TokenMixture]:
     """Write a text, and chats, in which a few tokens count, those of the assistant; return their tokenizer too."""
     template = (
-        "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}{% generation %}"
+        "{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}"
         "{{ message.content }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}{% endfor %}"
     )
-    turns = [("user", OTHER[:40]), ("assistant", OTHER[40:60]), ("user", OTHER[60:70])]
-    chat = json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]})
-    (text.parent / "chats.jsonl").write_text("\n".join([chat] * 30))
+    chats = []
+    for number in range(30):
+        turns = [("user", OTHER[:40]), ("assistant", OTHER[40:60]), ("user", f"{OTHER[60:70]}{number}")]
+        chats.append(json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}))
+    (text.parent / "chats.jsonl").write_text("\n".join(chats))
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=train_tokenizer((), "byte"), chat_template=template
     )
     plain = TokenCorpus.build([text], tokenizer, folder / "0")
-    chats = TokenCorpus.build([text.parent / "chats.jsonl"], tokenizer, folder / "1")
-    return tokenizer.backend_tokenizer, TokenMixture([(plain, 1), (chats, 2.5)])
+    answers = TokenCorpus.build([text.parent / "chats.jsonl"], tokenizer, folder / "1")
+    return tokenizer.backend_tokenizer, TokenMixture([(plain, 1), (answers, 2.5)])
 
 
 def start(folder: Path, case: str) -> None:
