@@ -43,7 +43,6 @@ from embedlayer.planner import embedding_plan, presets
 from embedlayer.planner.embedding_plan import EmbeddingPlan
 from embedlayer.planner.presets import plan
 
-DTYPES = ["fp32", "fp16", "bf16", "int8", "int4", "q8_0", "q4_0"]
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 # As printed in introductions to embeddings, where MB and GB are binary.
@@ -355,30 +354,10 @@ def test_a_cpu_without_16_bit_products_needs_no_more_for_the_loss(name):
     assert step(row, instructions=False)["loss_bytes"] <= row.loss_bytes
 
 
-def test_gradient_optimizer_and_logits_are_those_of_plain_torch():
-    row = EmbeddingPlan(37, 8, tied=False, tokens=6)
-    ends = Ends(row)
-    optimizer = torch.optim.AdamW(ends.parameters())
-    logits = ends.table(torch.arange(6)) @ ends.head.weight.T
-    logits.logsumexp(-1).sum().backward()
-    optimizer.step()
-    assert row.gradient_bytes == storage(p.grad for p in ends.parameters())
-    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    assert row.optimizer_bytes == storage(moments)
-    assert row.logits_bytes == logits.nbytes
-
-
 def test_moments_are_fp32_unless_asked_for_otherwise():
     halves = plan("gpt2", dtype="bf16")
     assert halves.optimizer_bytes == plan("gpt2").optimizer_bytes
     assert plan("gpt2", dtype="bf16", moment_dtype="bf16").optimizer_bytes == halves.optimizer_bytes // 2
-
-
-def test_sgd_keeps_nothing_and_inference_has_no_gradient():
-    sgd, none = (plan("gpt2", tokens=8, optimizer=name) for name in ("sgd", "none"))
-    assert sgd.optimizer_bytes == none.optimizer_bytes == 0
-    assert sgd.gradient_bytes == sgd.weight_bytes
-    assert none.peak_bytes == none.weight_bytes + none.logits_bytes + none.activation_bytes
 
 
 @looped("bits, group_size, embed_dim", [8, 4], [None, 8, 32], [70, 33])
@@ -397,13 +376,6 @@ def test_a_quantised_factorised_table_has_scales_for_both_factors():
     row = EmbeddingPlan(37, 8, rank=3, dtype="int8", tied=False)
     assert row.table_bytes == 37 * (3 + 8) + 3 * (8 + 8)
     assert row.scale_bytes == (37 + 3 + 37) * 8
-
-
-@given(vocab_size=st.integers(1, 10**6), embed_dim=st.integers(1, 10**4), dtype=st.sampled_from(DTYPES))
-def test_tying_halves_the_two_ends(vocab_size, embed_dim, dtype):
-    tied, untied = (EmbeddingPlan(vocab_size, embed_dim, tied=tied, dtype=dtype) for tied in (True, False))
-    assert untied.parameters == 2 * tied.parameters
-    assert untied.weight_bytes == 2 * tied.weight_bytes
 
 
 def presets_named() -> list[str]:
