@@ -164,15 +164,6 @@ def test_spare_rows_and_broken_rows_are_never_an_answer():
     assert [text for text, _ in vectors.most_similar("a")] == ["b"]
 
 
-def test_similarity_is_the_cosine_and_distance_the_rest():
-    table = torch.randn(3, 5, dtype=torch.float64)
-    vectors = TokenVectors(table, words("a", "b", "c"))
-    expected = float(torch.cosine_similarity(table[0], table[1], dim=0))
-    assert vectors.similarity("a", "b") == pytest.approx(expected, abs=1e-12)
-    assert vectors.distance("a", "b") == pytest.approx(1 - expected, abs=1e-12)
-    assert vectors.similar_by_vector(table[2] * 3, topn=1)[0] == ("c", pytest.approx(1.0))
-
-
 def test_wrong_questions_say_what_to_ask():
     tokenizer = words("a", "b", "c")
     vectors = TokenVectors(torch.randn(3, 5), tokenizer)

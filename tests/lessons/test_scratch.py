@@ -1,4 +1,3 @@
-import doctest
 import math
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from jaxtyping import TypeCheckError
 
-import embedlayer.lessons.scratch
 from embedlayer.core.errors import PositionError, ShapeError, SizeError, TokenIdError
 from embedlayer.lessons.scratch import (
     ScratchCombinedEmbedding,
@@ -383,12 +381,6 @@ def test_backward_needs_a_forward_of_the_same_shape():
 
 
 # --- the module
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_the_examples_in_the_docstrings_run():
-    assert doctest.testmod(embedlayer.lessons.scratch).failed == 0
-    assert doctest.testmod(embedlayer.lessons.scratch).attempted > 5
 
 
 def test_a_wrong_rank_is_refused_in_checked_runs():

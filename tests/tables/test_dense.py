@@ -83,32 +83,6 @@ def test_it_is_an_embedding_with_one_key() -> None:
     assert list(table.state_dict()) == ["weight"]
 
 
-@pytest.mark.parametrize("scale", ["sqrt_dim", 3.0])
-def test_scale_is_on_the_way_in_only(scale) -> None:
-    table = TokenEmbedding(10, 4, scale=scale)
-    assert torch.equal(table(torch.arange(10)), table.scale * table.weight)
-    assert torch.equal(table.rows(2, 5), table.weight[2:5])
-    hidden = torch.randn(3, 4)
-    assert torch.equal(table.logits(hidden), hidden @ table.weight.T)
-
-
-def test_the_padding_row_is_zero_and_stays_zero_when_the_head_is_tied() -> None:
-    table = TokenEmbedding(10, 4, padding_idx=0, init_std=1.0)
-    optimizer = torch.optim.AdamW(table.parameters(), lr=0.1, weight_decay=0.1)
-    ids = torch.tensor([[0, 3, 5], [1, 0, 2]])
-    for _ in range(5):
-        optimizer.zero_grad()
-        hidden = table(ids)
-        loss = table.loss(hidden, torch.tensor([[3, 5, 0], [0, 2, 1]])) + table.logits(hidden).square().mean()
-        loss.backward()
-        assert table.weight.grad[0].eq(0).all()
-        optimizer.step()
-    assert table.weight[0].eq(0).all()
-    assert table.logits(torch.randn(2, 4))[:, 0].eq(0).all()
-    table.reset_parameters()
-    assert table.weight[0].eq(0).all()
-
-
 def test_spare_rows_are_stored_and_stay_out_of_everything() -> None:
     table = TokenEmbedding(10, 4, pad_to_multiple_of=8)
     assert (table.num_rows, table.vocab_size, tuple(table.weight.shape)) == (16, 10, (16, 4))

@@ -37,18 +37,6 @@ def test_values_and_gradients_equal_the_one_hot_oracle(padding_idx, scale) -> No
     np.testing.assert_allclose(table.projection.weight.grad.T.numpy(), grad_2, rtol=1e-13, atol=1e-14)
 
 
-def test_both_directions_read_the_same_product() -> None:
-    table = FactorizedEmbedding(50, 16, 4, scale="sqrt_dim", dtype=torch.float64)
-    rows = table.inner.weight @ table.projection.weight.T
-    hidden = torch.randn(2, 5, 16, dtype=torch.float64)
-    targets = torch.randint(0, 50, (2, 5))
-    assert torch.allclose(table.rows(10, 20), rows[10:20])
-    assert torch.allclose(table(torch.arange(50)), 4.0 * rows)
-    assert torch.allclose(table.logits(hidden), hidden @ rows.T)
-    dense = TokenEmbedding.from_pretrained(rows)
-    assert torch.allclose(table.loss(hidden, targets), dense.loss(hidden, targets))
-
-
 def test_the_product_starts_with_the_standard_deviation_asked_for() -> None:
     for rank in (8, 64):
         rows = FactorizedEmbedding(2000, 128, rank, init_std=0.02).rows(0, 2000)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from covering import some
+from covering import looped, some
 
 from embedlayer import (
     CheckpointError,
@@ -59,18 +59,15 @@ def without_speed(lines):
     return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
-def test_the_first_line_is_step_zero_before_any_update(corpus) -> None:
+def test_the_first_line_is_step_zero_before_any_update_and_the_last_one_validates(corpus) -> None:
     trainer = trainer_of(corpus)
-    before = weights(trainer)
-    first = next(trainer.run())
-    assert first["step"] == 0
+    before, run = weights(trainer), trainer.run()
+    first = next(run)
     assert first["loss"] == pytest.approx(math.log(257), abs=0.3)
     assert first["validation_loss"] == pytest.approx(math.log(257), abs=0.3)
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
 
-
-def test_lines_come_at_the_requested_steps_and_the_last_one_validates(corpus) -> None:
-    lines = list(trainer_of(corpus).run())
+    lines = [first, *run]
     assert [line["step"] for line in lines] == [0, 5, 10, 12]
     assert [line["step"] for line in lines if "validation_loss" in line] == [0, 10, 12]
     for line in lines:
@@ -364,15 +361,16 @@ def test_a_text_shorter_than_a_window_is_refused(corpus) -> None:
         trainer_of(corpus, max_length=2000)
 
 
-def test_the_state_of_another_model_is_refused(corpus) -> None:
-    tensors, rest = trainer_of(corpus).state()
-    del tensors["model.norm.weight"]
+@looped("missing", ["model.norm.weight", "monitor.counts"])
+def test_the_state_of_another_run_is_refused(corpus, missing) -> None:
+    tensors, rest = trainer_of(corpus, monitor_every=5).state()
+    del tensors[missing]
     with pytest.raises(CheckpointError, match="does not fit this run"):
-        trainer_of(corpus).load_state(tensors, rest)
+        trainer_of(corpus, monitor_every=5).load_state(tensors, rest)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@looped(
+    "changes, message",
     [
         ({"steps": None}, "Set either steps or minutes"),
         ({"minutes": 1.0}, "Set either steps or minutes"),
@@ -444,10 +442,3 @@ def test_the_monitor_needs_steps_of_lines(corpus) -> None:
         [{k: v for k, v in line.items() if k != "monitor"} for line in lines]
     )
     assert lines[2]["monitor"]["log_z"] > 0
-
-
-def test_a_state_without_counts_does_not_fit_a_run_with_a_monitor(corpus) -> None:
-    tensors, rest = trainer_of(corpus, monitor_every=5).state()
-    del tensors["monitor.counts"]
-    with pytest.raises(CheckpointError, match="does not fit this run"):
-        trainer_of(corpus, monitor_every=5).load_state(tensors, rest)
