@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -312,6 +313,30 @@ def test_a_timed_run_saved_by_a_version_that_fixed_the_steps_at_the_start_goes_o
     second.load_state(tensors, rest)
     assert second.budget.used == pytest.approx(0.15)
     assert list(second.run())[-1]["step"] == second.steps
+
+
+def test_the_number_of_steps_follows_from_the_last_readings_and_leaves_time_for_the_validation(corpus) -> None:
+    """Of a budget of 100 seconds: the first guess is replaced by what was measured, and no step is taken back."""
+
+    def budget(minutes: float = 100 / 60, **changes: Any) -> Any:
+        empty = trainer_of(corpus, steps=None, minutes=minutes).budget
+        return replace(empty, readings=[], reserve=0.0, used=0.0, **changes)
+
+    one = budget()
+    assert one.last_step(0, used=20.0, guess=4.0) == 20
+    assert one.last_step(10, used=25.0) == 10 + 150
+    assert replace(budget(), reserve=30.0).last_step(0, used=0.0, guess=1.0) == 70
+    assert budget().last_step(7, used=150.0) == 7
+    slow = budget(1000 / 60)
+    for step in range(200):
+        slow.last_step(step, used=10.0 * min(step, 10) + max(0, step - 10))
+    assert slow.last_step(200, used=290.0) == 910
+    one = budget(min_steps=50)
+    assert one.last_step(0, used=20.0, guess=4.0) == 50
+    assert one.last_step(10, used=60.0) == 50
+    assert one.expected_seconds == 60.0 + 40 * 4.0
+    assert one.progress(30, last_step=50) == pytest.approx(140 / 220)
+    assert one.last_step(60, used=230.0) == 60
 
 
 def test_a_first_loss_far_from_guessing_is_warned_about(corpus) -> None:
