@@ -319,7 +319,7 @@ def test_the_number_of_steps_follows_from_the_last_readings_and_leaves_time_for_
     """Of a budget of 100 seconds: the first guess is replaced by what was measured, and no step is taken back."""
 
     def budget(minutes: float = 100 / 60, **changes: Any) -> Any:
-        empty = trainer_of(corpus, steps=None, minutes=minutes).budget
+        empty: Any = trainer_of(corpus, steps=None, minutes=minutes).budget
         return replace(empty, readings=[], reserve=0.0, used=0.0, **changes)
 
     one = budget()
