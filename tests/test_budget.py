@@ -24,10 +24,10 @@ CEILINGS = {
     "comment lines": 1053,
     "lines of tools": 6073,
     "lines of docs": 2667,
-    "lines of tests": 86140,
+    "lines of tests": 85236,
 }
 
-INTERNALS = 352
+INTERNALS = 282
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 

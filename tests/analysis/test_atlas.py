@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from covering import looped
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -15,7 +16,7 @@ from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tokenization.train import train_tokenizer
 
 
-@pytest.mark.parametrize("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=4)])
+@looped("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=4)])
 def test_the_file_holds_a_map_and_the_nearest_tokens(tmp_path, make) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     tokenizer = train_tokenizer("the cats and the dogs sat on the mats", vocab_size=280)
@@ -44,6 +45,8 @@ def test_gaps_in_the_ids_are_left_out(tmp_path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     tokenizer = Tokenizer(WordLevel(dict(zip("abcde", (2, 3, 5, 11, 19), strict=True)), "a"))
     rows = torch.randn(20, 3)
+    write_atlas(tmp_path / "map.parquet", rows, tokenizer, num_neighbors=0)
+    assert "neighbors" not in parquet.read_table(tmp_path / "map.parquet").column_names
     write_atlas(tmp_path / "map.parquet", rows, tokenizer, num_neighbors=9)
     near = parquet.read_table(tmp_path / "map.parquet").to_pydict()["neighbors"]
     units = torch.nn.functional.normalize(rows[[2, 3, 5, 11, 19]], dim=1)
@@ -51,12 +54,6 @@ def test_gaps_in_the_ids_are_left_out(tmp_path) -> None:
     assert [each["ids"] for each in near] == expected.indices[:, :4].tolist()
     distances = torch.tensor([each["distances"] for each in near])
     torch.testing.assert_close(distances, expected.values[:, :4], atol=1e-6, rtol=0)
-
-
-def test_without_neighbours_the_column_is_left_out(tmp_path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    write_atlas(tmp_path / "map.parquet", torch.randn(257, 4), train_tokenizer((), "byte"), num_neighbors=0)
-    assert "neighbors" not in parquet.read_table(tmp_path / "map.parquet").column_names
 
 
 def test_what_cannot_be_a_map_is_refused(tmp_path) -> None:

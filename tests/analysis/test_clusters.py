@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from covering import cases, some
+from covering import looped, some
 
 from embedlayer.analysis.clusters import plane_clusters, typical_tokens
 from embedlayer.core.errors import SizeError
@@ -16,7 +16,7 @@ def scattered(sizes: list[int], spread: float = 0.25) -> tuple[torch.Tensor, tor
     return 5 * torch.stack([angles.cos(), angles.sin()], 1)[of] + spread * torch.randn(len(of), 2), of
 
 
-@cases("scale, sizes", [1e-3, 1.0, 1e4], [[300], [400, 200, 100], [90, 80, 70, 60, 50, 40]])
+@looped("scale, sizes", [1e-3, 1.0, 1e4], [[300], [400, 200, 100], [90, 80, 70, 60, 50, 40]])
 def test_separate_groups_are_the_clusters_largest_first_at_every_scale(sizes, scale) -> None:
     points, of = scattered(sizes)
     shuffled = torch.randperm(len(of))
@@ -40,7 +40,7 @@ def test_small_groups_and_points_with_nan_are_in_no_cluster() -> None:
     assert (found.of[of == 2] == -1).all()
 
 
-@pytest.mark.parametrize("most", some([4], [1, 4, 20]))
+@looped("most", some([4], [1, 4, 20]))
 def test_there_are_never_more_clusters_than_asked_for(most) -> None:
     points = torch.rand(3000, 2)
     found = plane_clusters(points, most=most)
@@ -49,13 +49,9 @@ def test_there_are_never_more_clusters_than_asked_for(most) -> None:
     assert found.sizes == [int((found.of == cluster).sum()) for cluster in range(len(found.sizes))]
 
 
-@pytest.mark.parametrize("points", [torch.empty(0, 2), torch.full((5, 2), math.nan), torch.zeros(20, 2)])
-def test_no_points_and_equal_points_are_no_error(points) -> None:
-    found = plane_clusters(points, most=3)
-    assert found.sizes == ([20] if len(points) == 20 else [])
-
-
-def test_counts_below_one_are_refused() -> None:
+def test_no_points_and_equal_points_are_no_error_and_counts_below_one_are_refused() -> None:
+    for points, sizes in ((torch.empty(0, 2), []), (torch.full((5, 2), math.nan), []), (torch.zeros(20, 2), [20])):
+        assert plane_clusters(points, most=3).sizes == sizes
     for most, smallest in ((0, 1), (1, 0)):
         with pytest.raises(SizeError, match="at least 1"):
             plane_clusters(torch.rand(4, 2), most=most, smallest=smallest)

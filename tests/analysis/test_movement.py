@@ -3,20 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from covering import looped
 from tokenizer_kinds import tokenizer_of_file
 
-from embedlayer.analysis import movement
-from embedlayer.analysis.movement import align_tables, row_movement, shared_tokens
+from embedlayer.analysis import align_tables, row_movement, shared_tokens
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.tokenization.train import train_tokenizer
 
 
-@pytest.mark.parametrize("width", [6, 9, 4])
-@pytest.mark.parametrize("chunk", [16, 8192])
-def test_alignment_is_the_best_rotation(monkeypatch, width, chunk):
+@looped("width, count", [6, 9, 4], [50, 9000])
+def test_alignment_is_the_best_rotation(width, count):
     linalg = pytest.importorskip("scipy.linalg")
-    monkeypatch.setattr(movement, "PAIRS_AT_ONCE", chunk)
-    before, after = torch.randn(50, 6, dtype=torch.float64), torch.randn(50, width, dtype=torch.float64)
+    before, after = torch.randn(count, 6, dtype=torch.float64), torch.randn(count, width, dtype=torch.float64)
     found = align_tables(before, after)
     turned = found.scale * before @ found.rotation
     assert found.residual == pytest.approx(float((turned - after).square().sum() / after.square().sum()))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import cases
+from covering import looped
 from kinds import TABLES
 
 from embedlayer.analysis import nearest
@@ -14,7 +14,7 @@ def all_cosines(rows: torch.Tensor) -> torch.Tensor:
     return F.cosine_similarity(rows.double()[None], rows.double()[:, None], dim=2)
 
 
-@cases("chunk, scores", [8, 64, 1 << 19], [1, 100, 1 << 22])
+@looped("chunk, scores", [8, 64, 1 << 19], [1, 100, 1 << 22])
 def test_nearest_rows_are_those_of_all_cosines(monkeypatch, chunk, scores) -> None:
     monkeypatch.setattr(nearest, "CHUNK_NUMBERS", chunk)
     monkeypatch.setattr(nearest, "SCORES_AT_ONCE", scores)
@@ -27,7 +27,7 @@ def test_nearest_rows_are_those_of_all_cosines(monkeypatch, chunk, scores) -> No
     assert torch.equal(by_vector.ids, expected.indices)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@looped("name", TABLES)
 def test_every_kind_of_table_is_searched(name) -> None:
     table = TABLES[name]()
     rows = table.rows(0, table.vocab_size).detach()
@@ -36,7 +36,7 @@ def test_every_kind_of_table_is_searched(name) -> None:
     torch.testing.assert_close(found.cosines, expected.cosines, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("chunk", [16, 16 * 90, nearest.CHUNK_NUMBERS])
+@looped("chunk", [16, 16 * 90, 1 << 19])
 def test_equal_rows_come_by_id(monkeypatch, chunk) -> None:
     monkeypatch.setattr(nearest, "CHUNK_NUMBERS", chunk)
     rows = torch.randn(7, 16)[torch.randint(0, 7, (300,))]

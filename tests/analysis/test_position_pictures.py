@@ -42,15 +42,12 @@ def test_alibi_shows_each_heads_bias_by_distance():
     assert (picture.row_label, picture.column_label) == ("distance back to the key", "head")
 
 
-def test_a_scheme_without_positions_has_no_picture():
+def test_one_position_is_a_picture_too_and_a_scheme_without_positions_has_none():
+    assert position_values(RotaryEmbedding(4), 1).values.tolist() == [[1.0, 1.0]]
+    assert position_values(AlibiBias(2), 1).values.tolist() == [[0.0, 0.0]]
     assert position_values(Position(), 8) is None
     with pytest.raises(SizeError, match="at least 1; found 0"):
         position_values(Position(), 0)
-
-
-def test_one_position_is_a_picture_too():
-    assert position_values(RotaryEmbedding(4), 1).values.tolist() == [[1.0, 1.0]]
-    assert position_values(AlibiBias(2), 1).values.tolist() == [[0.0, 0.0]]
 
 
 def test_a_rotation_that_also_scales_is_shown_by_its_angle():

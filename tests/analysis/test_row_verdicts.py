@@ -7,12 +7,10 @@ import torch
 from commands import run as command
 from torch import Tensor
 
-from embedlayer.analysis.health import table_health
-from embedlayer.analysis.row_verdicts import VERDICTS, id_ranges
-from embedlayer.cli.run_summary import make_report
-from embedlayer.explorer import health, table_map, token_card
+from embedlayer.analysis import table_health
 from embedlayer.opening import open_model
-from embedlayer.training.run_directory import RunDirectory
+
+VERDICTS = ("learned", "not learned", "never seen", "cannot tell")
 
 
 def related(count: int, width: int) -> Tensor:
@@ -72,12 +70,7 @@ def test_a_run_whose_rows_were_exchanged_is_not_sound() -> None:
     assert [table_health(after[:v], before=before[:v]).exchanged is None for v in (63, 64)] == [True, False]
 
 
-def test_ranges_of_ids_bridge_two_missing_rows() -> None:
-    assert id_ranges([]) == []
-    assert id_ranges([5, 6, 8, 9, 12, 16]) == [(5, 12), (16, 16)]
-
-
-def test_every_place_states_the_same_verdicts(tmp_path, capsys) -> None:
+def test_the_commands_state_the_verdicts_of_the_table(tmp_path, capsys) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat and the dog sat on the log. " * 200)
     run = tmp_path / "run"
@@ -85,23 +78,15 @@ def test_every_place_states_the_same_verdicts(tmp_path, capsys) -> None:
     assert command("train", text, "-o", run, *options) == 0
     printed = capsys.readouterr().out
     source = open_model(run)
-    verdicts = health.table_report(source).verdicts
+    loss = source.validation_loss
+    verdicts = table_health(
+        source.table, source.tokenizer, before=source.before().table, counts=source.counts, validation_loss=loss
+    ).verdicts
     counts = {verdict.replace(" ", "_"): verdicts.count(verdict) for verdict in VERDICTS}
     assert counts["never_seen"] == int((source.counts == 0).sum()) > 200
     assert verdicts.sentence() in " ".join(printed.split())  # the last words of a run
-    assert make_report(RunDirectory(run))["learned"]["rows"] == counts
     assert command("inspect", run) == 0
     assert verdicts.sentence() in " ".join(capsys.readouterr().out.split())
     assert command("inspect", run, "--json") == 0
-    as_json = json.loads(capsys.readouterr().out)["health"]["verdicts"]
-    of_page = dict(health.report(source, {})["verdicts"])
-    for stated in (as_json, of_page):
-        assert {name: stated[name]["rows"] for name in counts} == counts
-    cards = [token_card.card(source, {"id": str(row)}) for row in range(source.table.vocab_size)]
-    for verdict in VERDICTS:
-        assert sum((card["verdict"] or "learned") == verdict for card in cards) == verdicts.count(verdict)
-    stored = json.loads(token_card.cards(source, {}))["some"]  # what report.html has
-    assert len(stored["verdict"]) == source.table.vocab_size - counts["learned"]
-    folded = table_map.folded_rows(source)
-    unlearned = verdicts.is_unlearned
-    assert torch.equal(folded, unlearned) or unlearned.float().mean() > table_map.LARGEST_FOLDED
+    stated = json.loads(capsys.readouterr().out)["health"]["verdicts"]
+    assert {name: stated[name]["rows"] for name in counts} == counts

@@ -3,7 +3,7 @@
 import pytest
 
 import embedlayer as el
-from embedlayer.analysis.token_classes import KINDS, token_kinds
+from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
@@ -21,7 +21,6 @@ def test_the_kinds_of_a_byte_level_vocabulary() -> None:
     assert named[";"] == "punctuation"
     assert named["æ"] == "byte"
     assert kinds[tokenizer.get_vocab_size() :] == ["no token"] * (302 - tokenizer.get_vocab_size())
-    assert set(kinds) <= set(KINDS)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "word", "byte"])

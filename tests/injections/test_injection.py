@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from covering import looped
 from decoders import small
 
 from embedlayer import LookupTable, SizeError, TokenEmbedding
 from embedlayer.injections import AddedEmbedding, EmbeddingInjection, InjectionContext, ValueEmbedding
-from embedlayer.injections.injection import check_blocks
 
 IDS = torch.randint(1, 50, (2, 10))
 
@@ -60,8 +60,8 @@ def test_a_decoder_calls_each_hook_at_its_point_and_looks_up_once() -> None:
     assert injection.config["table"]["kind"] == "token_embedding"
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
+@looped(
+    "build, message",
     [
         (lambda: AddedEmbedding(TokenEmbedding(50, 12)), "has width 12, the decoder has 24"),
         (lambda: AddedEmbedding(TokenEmbedding(50, 12), 0), "width must be at least 1, not 0"),
@@ -79,7 +79,7 @@ def test_sizes_that_do_not_fit_are_refused(build, message) -> None:
 
 
 def test_block_numbers_are_distinct_and_not_negative() -> None:
-    assert check_blocks([3, 1]) == (3, 1)
+    assert tuple(ValueEmbedding(TokenEmbedding(50, 24), 4, blocks=[3, 1]).blocks) == (3, 1)
     for blocks in ([1, 1], [-1, 1]):
         with pytest.raises(SizeError, match="distinct block numbers"):
-            check_blocks(blocks)
+            ValueEmbedding(TokenEmbedding(50, 24), 4, blocks=blocks)

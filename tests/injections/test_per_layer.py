@@ -10,7 +10,6 @@ from torch import nn
 
 import embedlayer as el
 from embedlayer.injections import PerLayerInputs, PerLayerResidual
-from embedlayer.injections.per_layer import GemmaRMSNorm
 
 LAYERS, ROWS = 3, 60
 SIZES = {"hidden_size": 48, "num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS}
@@ -64,40 +63,6 @@ def test_what_a_block_adds_equals_the_block_of_gemma_4(gemma4, dtype) -> None:
     assert torch.equal((before[0] + ours(before[0], inputs)) * theirs.layer_scalar, result)
 
 
-@pytest.mark.parametrize("make", [lambda: small(missing_row=3, round_scales=True), lambda: PerLayerResidual(48, 8)])
-def test_they_are_saved_copied_reset_and_built_on_the_meta_device(make, tmp_path) -> None:
-    layer = make().bfloat16()
-    layer.save_pretrained(tmp_path)
-    again = type(layer).from_pretrained(tmp_path)
-    arguments = torch.randn(2, 5, 48).bfloat16(), torch.randn(2, 5, 8).bfloat16()
-    if isinstance(layer, PerLayerInputs):
-        arguments = torch.arange(56, 66).view(2, 5), arguments[0]
-    expected = layer(*arguments)
-    assert again.config == layer.config
-    assert torch.equal(again(*arguments), expected)
-    assert torch.equal(deepcopy(layer)(*arguments), expected)
-    with torch.device("meta"):
-        empty = make().bfloat16()
-    empty.to_empty(device="cpu").load_state_dict(layer.state_dict())
-    assert torch.equal(empty(*arguments), expected)
-    for part in layer.modules():
-        if hasattr(part, "reset_parameters"):
-            part.reset_parameters()
-    assert torch.equal(layer.norm.weight, torch.ones_like(layer.norm.weight))
-    assert 0.01 < layer.projection.weight.float().std() < 0.03
-
-
-def test_it_compiles_to_one_graph(unchecked: None) -> None:
-    inputs, residual = small(missing_row=0, round_scales=True), PerLayerResidual(48, 8)
-
-    def step(ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return x + residual(x, inputs(ids, x)[..., 1, :])
-
-    arguments = torch.tensor([[3, 69, 0]]), torch.randn(1, 3, 48)
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(*arguments), step(*arguments), atol=1e-6)
-
-
 def test_gradients_are_those_of_the_formula() -> None:
     inputs, x = small(missing_row=0).double(), torch.randn(1, 2, 48, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: inputs(torch.tensor([[1, 65]]), x), x)
@@ -118,8 +83,3 @@ def test_a_plain_embedding_is_a_table_and_wrong_sizes_are_named() -> None:
         PerLayerResidual(4, 2, activation="relu6")
     with pytest.raises(el.SizeError, match="at least 1"):
         PerLayerResidual(4, 0)
-
-
-def test_the_norm_is_torchs_rms_norm() -> None:
-    x = torch.randn(3, 8)
-    assert torch.allclose(GemmaRMSNorm(8)(x), nn.RMSNorm(8, eps=1e-6)(x))

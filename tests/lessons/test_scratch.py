@@ -1,9 +1,7 @@
-import doctest
 import math
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from jaxtyping import TypeCheckError
 
-import embedlayer.lessons.scratch
 from embedlayer.core.errors import PositionError, ShapeError, SizeError, TokenIdError
 from embedlayer.lessons.scratch import (
     ScratchCombinedEmbedding,
@@ -23,7 +20,6 @@ from embedlayer.lessons.scratch import (
     ScratchFactorizedEmbedding,
     ScratchPositionEmbedding,
     ScratchTiedHead,
-    cosine_similarity,
     log_softmax,
     one_hot,
     scratch_sinusoidal,
@@ -80,136 +76,6 @@ class PrintedEmbedding:
         return one_hot @ self.W
 
 
-class PrintedEmbeddingWithGrad:
-    def __init__(self, vocab_size: int, embed_dim: int):
-        self.vocab_size = vocab_size
-        self.embed_dim = embed_dim
-        self.W = np.random.randn(vocab_size, embed_dim) * 0.02
-        self.grad_W: Any = None
-        self._last_one_hot: Any = None  # Store for backward
-
-    def forward(self, token_ids: np.ndarray) -> np.ndarray:
-        batch_size, seq_len = token_ids.shape
-        one_hot = np.zeros((batch_size, seq_len, self.vocab_size))
-        for b in range(batch_size):
-            for t in range(seq_len):
-                one_hot[b, t, token_ids[b, t]] = 1.0
-        self._last_one_hot = one_hot
-        return one_hot @ self.W
-
-    def backward(self, grad_output: np.ndarray):
-        # dL/dW = one_hot.T @ grad_output
-        one_hot_T = self._last_one_hot.transpose(0, 2, 1)  # (batch, vocab, seq_len)
-        self.grad_W = np.zeros_like(self.W)
-        for b in range(grad_output.shape[0]):
-            self.grad_W += one_hot_T[b] @ grad_output[b]
-        return self.grad_W
-
-
-def printed_sinusoidal(max_seq_len: int, embed_dim: int) -> torch.Tensor:
-    pe = torch.zeros(max_seq_len, embed_dim)
-    position = torch.arange(0, max_seq_len, dtype=torch.float).unsqueeze(1)
-    # Compute div_term: 10000^(2i/d) = exp(2i * -log(10000) / d)
-    div_term = torch.exp(torch.arange(0, embed_dim, 2).float() * (-math.log(10000.0) / embed_dim))
-    # Apply sin to even indices, cos to odd indices
-    pe[:, 0::2] = torch.sin(position * div_term)
-    pe[:, 1::2] = torch.cos(position * div_term)
-    return pe
-
-
-def test_the_printed_lookup_runs_unchanged(capsys):
-    vocab_size, embed_dim = 10, 4
-    scratch_emb = ScratchEmbedding(vocab_size, embed_dim)
-
-    # Sample tokens: batch of 2, sequence length 3
-    token_ids = np.array([[3, 7, 1], [5, 3, 9]])
-
-    result = scratch_emb(token_ids)
-    print(f"Token IDs shape: {token_ids.shape}")
-    print(f"Embeddings shape: {result.shape}")
-    print("\nToken 3's embedding (row 3 of W):")
-    print(f"  From lookup: {result[0, 0]}")
-    print(f"  Direct W[3]: {scratch_emb.W[3]}")
-    print(f"  Match: {np.allclose(result[0, 0], scratch_emb.W[3])}")
-
-    token_id = 3
-    one_hot = np.zeros(vocab_size)
-    one_hot[token_id] = 1.0
-    assert np.array_equal(one_hot @ scratch_emb.W, scratch_emb.W[3])
-
-    torch_emb = torch.nn.Embedding(num_embeddings=vocab_size, embedding_dim=embed_dim)
-    with torch.no_grad():
-        torch_emb.weight.copy_(torch.from_numpy(scratch_emb.W).float())
-    result_torch = torch_emb(torch.tensor(token_ids))
-    print(f"Match: {np.allclose(result, result_torch.detach().numpy())}")
-
-    shown = capsys.readouterr().out
-    assert "Token IDs shape: (2, 3)\nEmbeddings shape: (2, 3, 4)\n" in shown
-    assert shown.count("Match: True") == 2
-
-
-def test_the_printed_gradient_flow_runs_unchanged(capsys):
-    emb = ScratchEmbeddingWithGrad(vocab_size=10, embed_dim=4)
-    token_ids = np.array([[3, 7, 1]])  # batch=1, seq_len=3
-
-    # Forward
-    output = emb.forward(token_ids)
-
-    # Simulate gradient from loss (all ones for simplicity)
-    grad_from_loss = np.ones_like(output)
-
-    # Backward
-    grad_W = emb.backward(grad_from_loss)
-
-    print("Gradient magnitude per row of W:")
-    for i in range(10):
-        magnitude = np.abs(grad_W[i]).sum()
-        marker = " <-- used" if i in [3, 7, 1] else ""
-        print(f"  Row {i}: {magnitude:.4f}{marker}")
-
-    shown = capsys.readouterr().out.splitlines()[1:]
-    assert [line for line in shown if "<-- used" in line] == [f"  Row {i}: 4.0000 <-- used" for i in (1, 3, 7)]
-    assert sum(line.endswith(": 0.0000") for line in shown) == 7
-    assert emb.grad_W is grad_W
-
-
-def test_the_printed_combination_runs_unchanged(capsys):
-    combined = ScratchCombinedEmbedding(vocab_size=100, embed_dim=8, max_seq_len=32)
-
-    # Same token (ID=42) at different positions
-    tokens = np.array([[42, 42, 42, 42]])  # Same token, 4 positions
-    embeddings = combined(tokens)
-
-    print("Same token (42) at different positions:")
-    for pos in range(4):
-        print(f"  Position {pos}: {embeddings[0, pos, :4]}...")
-
-    assert len(set(capsys.readouterr().out.splitlines())) == 5
-    assert np.allclose(embeddings[0], combined.token_emb.W[42] + combined.pos_emb.W[:4])
-
-
-def test_attention_scores_without_positions_are_merely_permuted():
-    def simple_attention_scores(embeddings):
-        """Compute raw attention scores (Q @ K.T) without position."""
-        return embeddings @ embeddings.T
-
-    # Create two orderings of the same tokens
-    token_emb = ScratchEmbedding(vocab_size=10, embed_dim=8)
-    order1 = np.array([[1, 5, 7]])
-    order2 = np.array([[7, 1, 5]])
-
-    emb1 = token_emb(order1)[0]  # (3, 8)
-    emb2 = token_emb(order2)[0]  # (3, 8)
-    scores1 = simple_attention_scores(emb1)
-    scores2 = simple_attention_scores(emb2)
-
-    moved = [2, 0, 1]
-    assert np.allclose(scores2, scores1[np.ix_(moved, moved)])
-    pos = ScratchPositionEmbedding(3, 8)(3)
-    placed1, placed2 = simple_attention_scores(emb1 + pos), simple_attention_scores(emb2 + pos)
-    assert not np.allclose(placed2, placed1[np.ix_(moved, moved)])
-
-
 def test_a_numpy_seed_gives_the_printed_table_bit_for_bit():
     np.random.seed(42)
     expected = PrintedEmbedding(10, 4)
@@ -217,13 +83,6 @@ def test_a_numpy_seed_gives_the_printed_table_bit_for_bit():
     actual = ScratchEmbedding(10, 4)
     assert np.array_equal(actual.W, expected.W)
     assert np.array_equal(actual(IDS), expected(IDS))
-
-
-def test_gradients_equal_those_of_the_printed_loops():
-    ours, printed = ScratchEmbeddingWithGrad(10, 4), PrintedEmbeddingWithGrad(10, 4)
-    grad_output = np.random.randn(*ours.forward(IDS).shape)
-    printed.forward(IDS)
-    assert np.allclose(ours.backward(grad_output), printed.backward(grad_output))
 
 
 # --- look-up
@@ -292,17 +151,6 @@ def test_gradient_of_the_table_equals_autograd_and_finite_differences(scale, pad
     assert np.allclose(grad_W, differences, atol=1e-8)
 
 
-def test_the_padding_row_is_zero_and_gets_no_gradient_as_in_torch():
-    emb = ScratchEmbeddingWithGrad(10, 4, padding_idx=3)
-    theirs = torch.nn.Embedding(10, 4, padding_idx=3, dtype=torch.float64)
-    with torch.no_grad():
-        theirs.weight.copy_(torch.from_numpy(emb.W))
-    out = emb.forward(IDS)
-    assert not out[0, 0].any()
-    theirs(torch.from_numpy(IDS)).sum().backward()
-    assert np.array_equal(emb.backward(np.ones_like(out)), theirs.weight.grad.numpy())
-
-
 # --- factorised
 
 
@@ -339,24 +187,6 @@ def test_sinusoids_follow_the_formula_at_any_width(embed_dim):
         for column in range(embed_dim):
             angle = t / 10000 ** (column // 2 * 2 / embed_dim)
             assert pe[t, column] == pytest.approx(math.sin(angle) if column % 2 == 0 else math.cos(angle))
-
-
-def test_sinusoids_equal_the_printed_torch_code():
-    assert np.allclose(scratch_sinusoidal(128, 64), printed_sinusoidal(128, 64).numpy(), atol=1e-5)
-
-
-def test_a_step_of_positions_is_one_linear_map():
-    pe = scratch_sinusoidal(60, 16)
-    step, *_ = np.linalg.lstsq(pe[:20], pe[7:27], rcond=None)
-    assert np.allclose(pe[20:50] @ step, pe[27:57])
-
-
-def test_sinusoids_have_the_fingerprint_of_their_distance():
-    similarity = cosine_similarity(scratch_sinusoidal(64, 64))
-    assert np.allclose(similarity, similarity.T)
-    assert similarity[0, 1] > similarity[0, 32]
-    assert similarity[5, 6] > similarity[5, 15]
-    assert len(np.unique(scratch_sinusoidal(64, 64), axis=0)) == 64
 
 
 def test_positions_can_be_given_and_their_gradients_add_up():
@@ -551,12 +381,6 @@ def test_backward_needs_a_forward_of_the_same_shape():
 
 
 # --- the module
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_the_examples_in_the_docstrings_run():
-    assert doctest.testmod(embedlayer.lessons.scratch).failed == 0
-    assert doctest.testmod(embedlayer.lessons.scratch).attempted > 5
 
 
 def test_a_wrong_rank_is_refused_in_checked_runs():

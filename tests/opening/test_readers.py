@@ -1,13 +1,14 @@
 """`open_model` on each kind of source."""
 
+import json
+
 import pytest
 import torch
+from covering import looped
+from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.checkpoints.vector_files import VectorFormat
 from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, SizeError
-from embedlayer.io.files import write_json
-from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.opening import open_model
 
 WORDS = ["cat", "dog", "naïve", "bird"]
@@ -25,7 +26,7 @@ def open_with_rows(path, rows, tokenizer_from=None):
     return opened
 
 
-@pytest.mark.parametrize("format", VectorFormat.__args__)
+@looped("format", ["word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector"])
 def test_files_of_vectors_have_tokens_and_from_them_a_vocabulary(tmp_path, format) -> None:
     names = {"word2vec-binary": "rows.bin", "fasttext": "rows.vec", "npy": "rows.npy", "projector": "rows"}
     rows = torch.randn(4, 3)
@@ -48,8 +49,7 @@ def test_of_equal_tokens_the_first_counts_and_broken_ones_are_replaced(tmp_path)
     assert opened.tokens == ["\ufffd", "cat"]
 
 
-@pytest.mark.parametrize("kind", ["table", "way in", "layer", "model"])
-@pytest.mark.parametrize("named", [False, True], ids=["without tokenizer", "with tokenizer"])
+@looped("kind, named", ["table", "way in", "layer", "model"], [False, True])
 def test_whatever_was_saved_and_has_a_table_is_opened(tmp_path, tokenizer, kind, named) -> None:
     table = el.TokenEmbedding(257, 8)
     layer = {
@@ -66,7 +66,7 @@ def test_whatever_was_saved_and_has_a_table_is_opened(tmp_path, tokenizer, kind,
     assert (opened.head is not None) == (kind == "model")
 
 
-@pytest.mark.parametrize("kind", ["model", "layer", "way in", "checkpoint"])
+@looped("kind", ["model", "layer", "way in", "checkpoint"])
 def test_the_table_alone_needs_no_other_tensor_and_no_tokenizer(tmp_path, tokenizer, kind) -> None:
     table = el.TokenEmbedding(257, 8)
     layer = {
@@ -80,9 +80,9 @@ def test_the_table_alone_needs_no_other_tensor_and_no_tokenizer(tmp_path, tokeni
         layer.save_pretrained(tmp_path)
         rows = layer.table.weight.detach()
     else:
-        write_json(tmp_path / "config.json", {"model_type": "llama", "vocab_size": 257, "hidden_size": 8})
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 257, "hidden_size": 8}))
         name = "model.embed_tokens.weight"
-    save_tensors(tmp_path / "model.safetensors", {name: rows})
+    save_file({name: rows}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises((EmbedLayerError, EmbedLayerWarning)):
         open_model(tmp_path)
@@ -113,12 +113,14 @@ def test_a_free_head_is_found(tmp_path) -> None:
     assert torch.equal(open_model(tmp_path).untied_head, head.weight)
 
 
-@pytest.mark.parametrize("name", ["", "model.safetensors", "blob"])
+@looped("name", ["", "model.safetensors", "blob"])
 def test_checkpoints_are_opened_as_folder_file_and_file_without_an_ending(tmp_path, tokenizer, name) -> None:
     tensors = {"wte.weight": torch.randn(257, 8), "wpe.weight": torch.randn(16, 8)}
     for file in ("model.safetensors", "blob"):
-        save_tensors(tmp_path / file, tensors)
-    write_json(tmp_path / "config.json", {"model_type": "gpt2", "vocab_size": 257, "n_embd": 8, "n_positions": 16})
+        save_file(tensors, tmp_path / file)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", "vocab_size": 257, "n_embd": 8, "n_positions": 16})
+    )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     opened = open_with_rows(tmp_path / name, tensors["wte.weight"])
     assert opened.kind == "checkpoint of family gpt2"
@@ -132,7 +134,7 @@ def test_metas_layout_is_a_whole_model_and_without_sizes_still_a_table(shared_da
     assert isinstance(opened.model, el.DecoderLM)
     assert opened.tokenizer.id_to_token(1) == "<s>"
     tensors = {"tok_embeddings.weight": torch.randn(9, 8), "layers.0.attention.wq.weight": torch.randn(8, 8)}
-    save_tensors(tmp_path / "model.safetensors", tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
     with pytest.warns(el.EmbedLayerWarning, match="Only the table of .* can be read"):
         open_with_rows(tmp_path, tensors["tok_embeddings.weight"])
 
@@ -153,10 +155,10 @@ def make(kind, path):
         el.injections.NgramEmbedding.dense(el.injections.NgramHash.for_rows(20, 9, heads=1), 4).save_pretrained(path)
     elif kind == "other version":
         path.mkdir()
-        write_json(path / "config.json", {"format_version": 99, "kind": "token_embedding"})
+        (path / "config.json").write_text(json.dumps({"format_version": 99, "kind": "token_embedding"}))
     elif kind == "unfinished":
         path.mkdir()
-        write_json(path / "run.json", {"format_version": 1})
+        (path / "run.json").write_text(json.dumps({"format_version": 1}))
     elif kind == "empty":
         path.mkdir()
     elif kind == "gguf":
@@ -166,8 +168,8 @@ def make(kind, path):
         torch.save({"a": torch.ones(2)}, path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "error", "message"),
+@looped(
+    "kind, name, error, message",
     [
         ("position", "p", CheckpointError, "holds a LearnedPositionalEmbedding, which has no table of tokens"),
         ("n-grams", "p", CheckpointError, "holds a NgramEmbedding, which has no table of tokens"),

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from covering import some
+from memory import Shapes
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_blocks import small_blocks
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedlayer import (
     CheckpointError,
@@ -122,22 +122,6 @@ def test_gradients_of_both_ends_reach_the_rows_and_nothing_else(table: DeltaEmbe
     assert [name for name, part in table.named_parameters() if part.requires_grad] == ["delta"]
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers in any memory that an operation takes anew."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        known = {part.untyped_storage().data_ptr() for part in args if isinstance(part, Tensor)}
-        for part in made if isinstance(made, tuple | list) else [made]:
-            if isinstance(part, Tensor) and part.untyped_storage().data_ptr() not in known:
-                self.numbers = max(self.numbers, part.untyped_storage().nbytes() // part.element_size())
-        return made
-
-
 def test_no_step_makes_anything_of_the_size_of_the_table() -> None:
     base = TokenEmbedding(10_000, 64)
     table = DeltaEmbedding(base, range(0, 10_000, 500))
@@ -145,10 +129,11 @@ def test_no_step_makes_anything_of_the_size_of_the_table() -> None:
     ids = torch.randint(0, 10_000, (2, 8))
     before = base.weight.detach().clone()
     weight = base.weight.untyped_storage().data_ptr()
-    with Largest() as largest, small_blocks(table_rows=1000):
+    with Shapes() as shapes, small_blocks(table_rows=1000):
         (table.loss(table(ids), ids) + table.logits(table(ids)).logsumexp(-1).mean()).backward()
         optimizer.step()
-    assert largest.numbers <= 10_000 * 16  # the logits of 16 tokens; the table has 640,000 numbers
+    views = {"slice.Tensor", "t.default"}  # of the table, which has 640,000 numbers
+    assert shapes.largest(10_000 * 16 + 1) <= views
     assert base.weight.untyped_storage().data_ptr() == weight
     assert torch.equal(base.weight, before)
     assert all(part.shape in ((20, 64), ()) for state in optimizer.state.values() for part in state.values())
@@ -158,17 +143,6 @@ def test_a_batch_without_any_of_the_rows_can_be_trained_on() -> None:
     table = moved(BASES["dense"]())
     table(torch.tensor([[0, 1]])).sum().backward()
     assert table.delta.grad.eq(0).all()
-
-
-def test_a_bad_id_is_named_and_a_bad_target_too() -> None:
-    table = moved(BASES["dense"]())
-    with pytest.raises(TokenIdError, match="token id 23 at row 1, column 0"):
-        table(torch.tensor([[2, 7], [23, 7]]))
-    with pytest.raises(TokenIdError, match="token id -1"):
-        table(torch.tensor([-1]))
-    with pytest.raises(TokenIdError, match="token id 30"):
-        table.loss(torch.randn(1, 6, dtype=torch.float64), torch.tensor([30]))
-    table.check()
 
 
 @pytest.mark.parametrize(
@@ -278,15 +252,6 @@ def test_a_base_is_known_by_its_stored_numbers_whatever_the_chunks(tmp_path: Pat
         DeltaEmbedding.from_pretrained(tmp_path, base=copy.deepcopy(table.base).half())
 
 
-def test_the_whole_table_is_saved_and_read_like_every_layer(tmp_path: Path, table: DeltaEmbedding) -> None:
-    table.save_pretrained(tmp_path)
-    again = DeltaEmbedding.from_pretrained(tmp_path)
-    assert again.config == table.config
-    assert torch.equal(again.rows(0, 23), table.rows(0, 23))
-    assert [name for name, part in again.named_parameters() if part.requires_grad] == ["delta"]
-    assert torch.equal(again(torch.tensor([7])), table(torch.tensor([7])))
-
-
 def test_it_stands_at_both_ends_of_a_model(tmp_path: Path) -> None:
     base = TokenEmbedding(50, 16, scale="sqrt_dim")
     table = DeltaEmbedding.last(base, 4)
@@ -344,22 +309,6 @@ def test_float32_rows_learn_over_a_bfloat16_base() -> None:
     assert table.delta.grad.dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         moved(TokenEmbedding(23, 6).double()).float().logits(torch.randn(2, 6))
-
-
-def test_it_is_copied_cast_and_born_on_meta() -> None:
-    table = moved(BASES["dense"]())
-    twin = copy.deepcopy(table)
-    with torch.no_grad():
-        twin.delta.zero_()
-    assert table.delta.any()
-    narrow = copy.deepcopy(table).to(torch.bfloat16)
-    assert narrow.delta.dtype == torch.bfloat16
-    assert narrow.token_tensor.tolist() == [2, 7, 22]
-    assert torch.equal(narrow(torch.tensor([7, 5])), table(torch.tensor([7, 5])).bfloat16()) or narrow.scale
-    with torch.device("meta"):
-        born = DeltaEmbedding(TokenEmbedding(23, 6), IDS)
-    assert born.delta.is_meta
-    assert born(torch.zeros(2, 3, dtype=torch.long, device="meta")).shape == (2, 3, 6)
 
 
 @pytest.mark.parametrize("table", ["dense"], indirect=True)

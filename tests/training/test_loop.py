@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from covering import some
+from covering import looped, some
 
 from embedlayer import (
     CheckpointError,
@@ -59,18 +60,15 @@ def without_speed(lines):
     return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
-def test_the_first_line_is_step_zero_before_any_update(corpus) -> None:
+def test_the_first_line_is_step_zero_before_any_update_and_the_last_one_validates(corpus) -> None:
     trainer = trainer_of(corpus)
-    before = weights(trainer)
-    first = next(trainer.run())
-    assert first["step"] == 0
+    before, run = weights(trainer), trainer.run()
+    first = next(run)
     assert first["loss"] == pytest.approx(math.log(257), abs=0.3)
     assert first["validation_loss"] == pytest.approx(math.log(257), abs=0.3)
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
 
-
-def test_lines_come_at_the_requested_steps_and_the_last_one_validates(corpus) -> None:
-    lines = list(trainer_of(corpus).run())
+    lines = [first, *run]
     assert [line["step"] for line in lines] == [0, 5, 10, 12]
     assert [line["step"] for line in lines if "validation_loss" in line] == [0, 10, 12]
     for line in lines:
@@ -317,6 +315,30 @@ def test_a_timed_run_saved_by_a_version_that_fixed_the_steps_at_the_start_goes_o
     assert list(second.run())[-1]["step"] == second.steps
 
 
+def test_the_number_of_steps_follows_from_the_last_readings_and_leaves_time_for_the_validation(corpus) -> None:
+    """Of a budget of 100 seconds: the first guess is replaced by what was measured, and no step is taken back."""
+
+    def budget(minutes: float = 100 / 60, **changes: Any) -> Any:
+        empty: Any = trainer_of(corpus, steps=None, minutes=minutes).budget
+        return replace(empty, readings=[], reserve=0.0, used=0.0, **changes)
+
+    one = budget()
+    assert one.last_step(0, used=20.0, guess=4.0) == 20
+    assert one.last_step(10, used=25.0) == 10 + 150
+    assert replace(budget(), reserve=30.0).last_step(0, used=0.0, guess=1.0) == 70
+    assert budget().last_step(7, used=150.0) == 7
+    slow = budget(1000 / 60)
+    for step in range(200):
+        slow.last_step(step, used=10.0 * min(step, 10) + max(0, step - 10))
+    assert slow.last_step(200, used=290.0) == 910
+    one = budget(min_steps=50)
+    assert one.last_step(0, used=20.0, guess=4.0) == 50
+    assert one.last_step(10, used=60.0) == 50
+    assert one.expected_seconds == 60.0 + 40 * 4.0
+    assert one.progress(30, last_step=50) == pytest.approx(140 / 220)
+    assert one.last_step(60, used=230.0) == 60
+
+
 def test_a_first_loss_far_from_guessing_is_warned_about(corpus) -> None:
     with pytest.warns(UserWarning, match=r"first loss is [\d.]+, and a uniform distribution has ln V = 5.55"):
         next(trainer_of(corpus, init_std=1.0).run())
@@ -364,15 +386,16 @@ def test_a_text_shorter_than_a_window_is_refused(corpus) -> None:
         trainer_of(corpus, max_length=2000)
 
 
-def test_the_state_of_another_model_is_refused(corpus) -> None:
-    tensors, rest = trainer_of(corpus).state()
-    del tensors["model.norm.weight"]
+@looped("missing", ["model.norm.weight", "monitor.counts"])
+def test_the_state_of_another_run_is_refused(corpus, missing) -> None:
+    tensors, rest = trainer_of(corpus, monitor_every=5).state()
+    del tensors[missing]
     with pytest.raises(CheckpointError, match="does not fit this run"):
-        trainer_of(corpus).load_state(tensors, rest)
+        trainer_of(corpus, monitor_every=5).load_state(tensors, rest)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@looped(
+    "changes, message",
     [
         ({"steps": None}, "Set either steps or minutes"),
         ({"minutes": 1.0}, "Set either steps or minutes"),
@@ -444,10 +467,3 @@ def test_the_monitor_needs_steps_of_lines(corpus) -> None:
         [{k: v for k, v in line.items() if k != "monitor"} for line in lines]
     )
     assert lines[2]["monitor"]["log_z"] > 0
-
-
-def test_a_state_without_counts_does_not_fit_a_run_with_a_monitor(corpus) -> None:
-    tensors, rest = trainer_of(corpus, monitor_every=5).state()
-    del tensors["monitor.counts"]
-    with pytest.raises(CheckpointError, match="does not fit this run"):
-        trainer_of(corpus, monitor_every=5).load_state(tensors, rest)

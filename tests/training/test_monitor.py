@@ -21,7 +21,6 @@ from benchmarks.operator_counter import OperatorCounter
 from embedlayer import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.distributed import shard_table
 from embedlayer.training import EmbeddingMonitor, MonitorReport
-from embedlayer.training.monitor import LISTED, count_deciles
 
 NEW = [7, 48, 49]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -180,15 +179,6 @@ def test_accumulated_batches_are_one_step() -> None:
     require_close(monitor.report, by_definition(1, model.table, before, all_rows(model.table), inputs, parts, logits))
 
 
-def test_deciles_put_tokens_of_one_count_into_one_decile() -> None:
-    counts = torch.tensor([0, *([1] * 50), *range(2, 52)])
-    deciles = count_deciles(counts, torch.arange(len(counts)))
-    assert deciles[0] == 0
-    assert set(deciles[1:51].tolist()) == {1}
-    assert torch.bincount(deciles[51:], minlength=11).tolist() == [0] * 6 + [10] * 5
-    assert count_deciles(torch.zeros(3, dtype=torch.int64), torch.tensor([0, 2])).tolist() == [0, 0]
-
-
 def test_a_row_that_is_not_finite_is_named_also_if_the_batch_lacks_it() -> None:
     tokenizer = el.train_tokenizer("the cat sat", "byte")
     model = Ends(table := el.TokenEmbedding(257, EMBED_DIM), el.OutputHead(table))
@@ -233,7 +223,7 @@ def test_at_most_eight_tokens_are_listed() -> None:
     with monitor.step(ids):
         model(ids, ids).backward()
     assert monitor.report.rows_not_finite == VOCAB_SIZE
-    assert monitor.report.tokens_not_finite == list(range(LISTED))
+    assert monitor.report.tokens_not_finite == list(range(8))
 
 
 def test_a_step_that_the_optimizer_skips_is_reported_without_a_change() -> None:
@@ -260,7 +250,7 @@ def test_gradients_of_a_step_that_a_scaler_skips_are_reported_or_not_known(is_ze
             optimizer.zero_grad()
     looked_up = ids[ids != model.table.padding_idx].unique().tolist()
     assert monitor.report.gradients_not_finite == (None if is_zeroed_inside else len(looked_up))
-    assert monitor.report.tokens_of_gradients == ([] if is_zeroed_inside else looked_up[:LISTED])
+    assert monitor.report.tokens_of_gradients == ([] if is_zeroed_inside else looked_up[:8])
 
 
 def test_steps_without_a_loss_of_ours_report_rows_alone() -> None:

@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
+from commands import run
 from launches import free_port
 from memory import Memory
 from processes import PRELOADED, on_ranks
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch.distributed.tensor import DTensor
 
 from embedlayer import (
     DecoderLM,
@@ -34,18 +38,11 @@ from embedlayer import (
     open_model,
     train_tokenizer,
 )
-from embedlayer.cli.main import main
 from embedlayer.cli.train import was_started_by
-from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
-from embedlayer.data.corpus import corpus_writer
-from embedlayer.data.corpus_files import write_shard_tables
+from embedlayer.core.collectives import Collectives
 from embedlayer.data.mixture import TokenMixture
-from embedlayer.data.readers.documents import Document
-from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.launch import Launch
 from embedlayer.injections import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
-from embedlayer.io.safetensors_files import load_tensors
-from embedlayer.saving import describe
 from embedlayer.training.parallel import ParallelContext, parallel_context
 
 PRELOADED += ["benchmarks.operator_counter", "embedlayer.cli.main"]
@@ -91,13 +88,23 @@ EQUAL = [case for case in CASES if case != "dropout"]
 ALWAYS = [case for case in EQUAL if case != "tied"]  # the factorised one is tied too
 
 
-def weighted_corpus(folder: Path, tokenizer: Tokenizer) -> TokenCorpus:
-    """Write a corpus in which a few tokens of each document count, as those of the assistant in a chat do."""
-    folder.mkdir()
-    with corpus_writer(folder, tokenizer, has_weights=True) as writer:
-        writer.add_documents(Document(f"{OTHER[:70]}{number}", weighted=[(40, 60)]) for number in range(30))
-    write_shard_tables(folder, *writer.tables(), writer.index())
-    return TokenCorpus.open(folder)
+def mixed_corpora(folder: Path, text: Path) -> tuple[Tokenizer, TokenMixture]:
+    """Write a text, and chats, in which a few tokens count, those of the assistant; return their tokenizer too."""
+    template = (
+        "{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}"
+        "{{ message.content }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}{% endfor %}"
+    )
+    chats = []
+    for number in range(30):
+        turns = [("user", OTHER[:40]), ("assistant", OTHER[40:60]), ("user", f"{OTHER[60:70]}{number}")]
+        chats.append(json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}))
+    (text.parent / "chats.jsonl").write_text("\n".join(chats))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=train_tokenizer((), "byte"), chat_template=template
+    )
+    plain = TokenCorpus.build([text], tokenizer, folder / "0")
+    answers = TokenCorpus.build([text.parent / "chats.jsonl"], tokenizer, folder / "1")
+    return tokenizer.backend_tokenizer, TokenMixture([(plain, 1), (answers, 2.5)])
 
 
 def start(folder: Path, case: str) -> None:
@@ -113,8 +120,7 @@ def start(folder: Path, case: str) -> None:
     text = folder / ("text.jsonl" if documents else "text.txt")
     corpus: TokenCorpus | TokenMixture
     if case.endswith("mixture"):
-        plain = TokenCorpus.build([text], tokenizer, directory.corpus / "0")
-        corpus = TokenMixture([(plain, 1), (weighted_corpus(directory.corpus / "1", tokenizer), 2.5)])
+        tokenizer, corpus = mixed_corpora(directory.corpus, text)
     else:
         corpus = TokenCorpus.build([text], tokenizer, directory.corpus)
     torch.manual_seed(0)
@@ -171,7 +177,7 @@ def assert_equal(folder: Path, lines: list[dict], expected: Path, its: list[dict
         for name in ("step", "loss", "lr", "validation_loss", "validation_losses"):
             assert ours.get(name) == pytest.approx(theirs.get(name), abs=1e-5)
         assert_same_monitor(ours.get("monitor"), theirs.get("monitor"))
-    for read in (lambda run: load_tensors(run / "model.safetensors")[0], everything):
+    for read in (lambda run: load_file(run / "model.safetensors"), everything):
         tensors, theirs = read(folder), read(expected)
         assert tensors.keys() == theirs.keys()
         for name, tensor in tensors.items():
@@ -252,7 +258,7 @@ def dropout_twice(folder: Path) -> bool:
 def test_dropout_goes_on_bit_for_bit_with_as_many_processes(tmp_path) -> None:
     start(tmp_path, "dropout")
     assert on_ranks(2, dropout_twice, tmp_path) == [True, True]
-    first, second = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("dropout", "half"))
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("dropout", "half"))
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
@@ -277,14 +283,14 @@ def meet(port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
-def command_of_another_width(port: int, folder: Path) -> tuple[str | int | None, str]:
+def command_of_another_width(port: int, folder: Path) -> tuple[int, str]:
     rank = dist.get_rank()
     meet(port)
     said = io.StringIO()
     arguments = ["train", str(folder / "text.txt"), "-o", str(folder / "run"), "--dim", "24" if rank < 2 else "32"]
-    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as stop:
-        main(arguments)
-    return stop.value.code, said.getvalue()
+    with contextlib.redirect_stderr(said):
+        code = run(*arguments)
+    return code, said.getvalue()
 
 
 def test_a_process_with_another_command_is_refused_by_name_before_anything_is_written(tmp_path) -> None:
@@ -361,7 +367,6 @@ def test_without_torchrun_there_is_one_process_and_no_group(monkeypatch) -> None
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     with parallel_context("cpu", 1.0) as parallel:
-        assert parallel.collectives is SINGLE_PROCESS
         assert (parallel.is_first, parallel.size, parallel.launch_id) == (True, 1, "")
         assert not torch.distributed.is_initialized()
         parallel.wait_for_first()
@@ -369,6 +374,10 @@ def test_without_torchrun_there_is_one_process_and_no_group(monkeypatch) -> None
         pass
     with pytest.raises(SizeError, match="One process cannot shard a table over 2"), parallel_context("cpu", 1.0, 2):
         pass
+
+
+def of_rank(value: torch.Tensor) -> torch.Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def frozen_and_back(folder: Path) -> bool:
@@ -380,7 +389,7 @@ def frozen_and_back(folder: Path) -> bool:
     ranks.save(folder / "file", before)
     ranks.wait_for_first()
     after, _ = ranks.load(folder / "file")
-    return all(torch.equal(to_local(value), to_local(after[name])) for name, value in before.items())
+    return all(torch.equal(of_rank(value), of_rank(after[name])) for name, value in before.items())
 
 
 def test_a_frozen_table_is_saved_and_loaded_like_any_other(tmp_path) -> None:
@@ -405,7 +414,7 @@ def peaks_of_a_large_table(folder: Path) -> list[int]:
         with torch.device("meta"):
             model = DecoderLM(TokenEmbedding(LARGE, WIDTH), RotaryEmbedding(24), head, num_layers=1, num_heads=2)
         with Memory() as memory:
-            model = ranks.build(describe(model), "cpu")
+            model = ranks.build({"kind": "decoder_lm", **model.config}, "cpu")
         peaks.append(memory.peak // (1 + free))
         assert model.head.tied or len(model.head.rows.weight) == LARGE // 3
     return peaks

@@ -23,7 +23,6 @@ from embedlayer import (
 from embedlayer.injections import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
 from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.tokenization import compressed_tokens
-from embedlayer.training.loop import trained_files
 from embedlayer.vocab import edit_vocabulary
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 100
@@ -212,8 +211,9 @@ def start_with_mapped_tables(path, tokenizer, text):
 
 
 def close(trainer) -> None:
-    for table in trained_files(trainer.model).values():
-        table.close()
+    for part in trainer.model.modules():
+        if isinstance(part, MappedEmbedding):
+            part.close()
 
 
 def test_a_run_with_mapped_tables_is_killed_and_resumes_bit_for_bit(tmp_path) -> None:

@@ -3,20 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from covering import looped
 from real_tables import minilm
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from embedlayer.analysis import nearest
-from embedlayer.analysis import row_reader as rows_module
-from embedlayer.analysis.evaluation.judgements import (
-    FEWEST_PAIRS,
-    correlation,
-    evaluate_word_analogies,
-    evaluate_word_pairs,
-    ranks,
-    whole_words,
-)
-from embedlayer.analysis.vectors import TokenVectors
+from embedlayer.analysis import TokenVectors, evaluate_word_analogies, evaluate_word_pairs, whole_words
 from embedlayer.compress.convert import compress_table
 from embedlayer.core.errors import FileError, SizeError, TextError
 from embedlayer.tables.dense import TokenEmbedding
@@ -55,12 +46,8 @@ def rows() -> torch.Tensor:
     return torch.randn(1 + len(WORDS), 3)  # narrow, so that some analogies come out
 
 
-@pytest.mark.parametrize("numbers_at_once", [20, 1 << 21])
-def test_both_scores_are_gensims(monkeypatch, tokenizer, files, rows, numbers_at_once) -> None:
+def test_both_scores_are_gensims(tokenizer, files, rows) -> None:
     keyed = pytest.importorskip("gensim.models").KeyedVectors(3)
-    monkeypatch.setattr(rows_module, "NUMBERS_AT_ONCE", numbers_at_once)
-    monkeypatch.setattr(nearest, "CHUNK_NUMBERS", numbers_at_once)
-    monkeypatch.setattr(nearest, "SCORES_AT_ONCE", numbers_at_once * 64)
     keyed.add_vectors(WORDS, rows[1:].numpy())
     vectors = TokenVectors(rows, tokenizer)
     pearson, spearman, unknown = keyed.evaluate_word_pairs(str(files[0]))
@@ -103,7 +90,7 @@ def test_words_are_found_with_and_without_their_space() -> None:
     assert "ts" not in words
 
 
-@pytest.mark.parametrize("to", ["rank=2", "int8", "int4", "int4-g2"])
+@looped("to", ["rank=2", "int8", "int4", "int4-g2"])
 def test_any_table_is_asked(tokenizer, files, to) -> None:
     table = compress_table(TokenEmbedding(1 + len(WORDS), 8), to)
     written_out = table.rows(0, table.vocab_size).detach()
@@ -117,23 +104,14 @@ def test_any_table_is_asked(tokenizer, files, to) -> None:
     )
 
 
-@pytest.mark.parametrize("values", [[3.0, 1.0, 2.0], [1.0, 1.0, 5.0, -2.0, 5.0, 5.0], [0.0]])
-def test_ranks_are_scipys(values) -> None:
-    stats = pytest.importorskip("scipy.stats")
-    np.testing.assert_array_equal(ranks(values).numpy(), stats.rankdata(values))
-
-
-@pytest.mark.parametrize("usable", [0, 1, 2, FEWEST_PAIRS - 1, FEWEST_PAIRS])
-def test_too_few_pairs_give_no_coefficient(tmp_path, tokenizer, rows, usable) -> None:
-    lines = [f"{WORDS[place]}\t{WORDS[place + 1]}\t{place}" for place in range(usable)]
+@looped("usable", [0, 1, 2, 19, 20])
+def test_too_few_pairs_give_no_coefficient_and_equal_scores_correlate_with_nothing(tmp_path, usable) -> None:
+    rows, words = torch.randn(1 + len(WORDS), 3), {word: row for row, word in enumerate(WORDS)}
+    lines = [f"{WORDS[place]}\t{WORDS[place + 1]}\t4" for place in range(usable)]
     (tmp_path / "pairs").write_text("\n".join([*lines, "bao\tzebra\t3"]))
-    found = evaluate_word_pairs(rows, whole_words(tokenizer, len(rows)), tmp_path / "pairs")
+    found = evaluate_word_pairs(rows, words, tmp_path / "pairs")
     assert (found.used, found.total) == (usable, usable + 1)
-    assert (found.spearman is None) == (found.pearson is None) == (usable < FEWEST_PAIRS)
-
-
-def test_what_does_not_vary_correlates_with_nothing() -> None:
-    assert correlation(torch.ones(4), torch.randn(4)) == 0.0
+    assert found.spearman == found.pearson == (None if usable < 20 else 0.0)
 
 
 def test_files_that_are_something_else_are_refused_by_line(tmp_path, tokenizer, rows) -> None:
