@@ -16,15 +16,15 @@ CEILINGS = {
     "packages": 30,
     "lambdas": 333,
     "named tuples": 129,
-    "lines of code": 56600,
+    "lines of code": 56599,
     "lines of raise": 3592,
     "lines of errors built elsewhere": 312,
     "docstring lines": 30409,
-    "docstring characters": 1542165,
+    "docstring characters": 1542084,
     "comment lines": 1053,
     "lines of tools": 6073,
     "lines of docs": 2667,
-    "lines of tests": 85236,
+    "lines of tests": 85267,
 }
 
 INTERNALS = 282
