@@ -24,7 +24,7 @@ CEILINGS = {
     "comment lines": 1053,
     "lines of tools": 6073,
     "lines of docs": 2667,
-    "lines of tests": 85267,
+    "lines of tests": 85272,
 }
 
 INTERNALS = 282

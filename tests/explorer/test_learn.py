@@ -280,6 +280,11 @@ def test_the_first_merges_of_a_tokenizer_are_a_smaller_one(ask, anything, export
         assert story("memory.tokensAt(split, size)", split=split, size=size) == expected
 
 
+def test_the_rows_that_ids_need_are_counted(url, open_page):
+    page = open_page(f"{url}#learn?s=lookup&lookup.ids=2+3+1&lookup.vocab=9", again=True)
+    page.get_by_text("These IDs need 4 rows, and W has 9").wait_for(state="attached")
+
+
 def test_a_look_up_is_that_of_torch_by_every_method(story):
     for ids in ["2 3 1", "3 3", "3 7 1 / 5 3 9", "73 786 2934 /"]:
         read = story("lookup.readIds(ids)", ids=ids)

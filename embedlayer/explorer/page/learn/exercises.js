@@ -41,7 +41,7 @@ const LINEAR = [
     { name: "num_idx = max(idx) + 1: 4 rows for the IDs 0, 1, 2, 3",
       said: "The number of rows in the embedding matrix can be determined by obtaining the largest token ID + 1",
       scene: "lookup", settings: IDX,
-      claim: "A table needs as many rows", holds: null, shows: ["W (4, 5)", "4 rows"] },
+      claim: "A table needs as many rows", holds: null, shows: ["W (4, 5)", "These IDs need 4 rows"] },
     { name: "out_dim = 5 is a hyperparameter",
       said: "The desired embedding dimension is a hyperparameter",
       scene: "width", settings: { std: "1" }, claim: "A larger dimension",
