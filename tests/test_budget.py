@@ -22,7 +22,7 @@ CEILINGS = {
     "docstring lines": 30409,
     "docstring characters": 1542084,
     "comment lines": 1053,
-    "lines of tools": 6073,
+    "lines of tools": 6078,
     "lines of docs": 2667,
     "lines of tests": 85272,
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import embedlayer as el
 from embedlayer.formats import CovarianceRounding, GGUFBlocks
+from embedlayer.kernels import kernels_disabled
 
 IDS = torch.tensor([[1, 7, 76, 7, 0], [0, 48, 3, 3, 1]])
 QUANTIZED: dict[str, Callable[[Tensor], el.QuantizedEmbedding]] = {
@@ -70,8 +71,11 @@ def computed(table: el.TokenTable) -> dict[str, object]:
     logits = table.logits(hidden)
     loss = table.loss(hidden, IDS % size, impl="chunked")
     (gradient,) = torch.autograd.grad(loss, hidden)
+    with kernels_disabled():
+        plain = {"rows": table.rows(0, size), "logits": table.logits(hidden)}
     return {
         "kind": type(table).__name__,
+        "plain": plain,
         "vectors": table(IDS % size),
         "rows": table.rows(0, size),
         "logits": logits,
