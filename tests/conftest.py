@@ -134,7 +134,9 @@ def pytest_xdist_auto_num_workers() -> int:
     One more would use the tenth of the time in which tests wait for programs, ranks and a browser, but to import and
     to collect all tests once more takes longer.
     """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from embedlayer.data.process_pool import usable_cores
+
+    return usable_cores()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -195,8 +197,11 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A folder for computed layouts in place of the user's cache, and what makes small tests slow or too easy."""
     from small_blocks import small_blocks
 
+    from embedlayer.core.block_sizes import FEW_LOGITS
+
     # On CUDA, small tests are computed as large inputs: what is few there is more than any test has.
-    with pytest.MonkeyPatch.context() as patch, small_blocks(device="cuda", few_logits=1 << 16, few_scores=0):
+    few = {"few_logits": FEW_LOGITS["cpu"], "few_scores": 0}
+    with pytest.MonkeyPatch.context() as patch, small_blocks(device="cuda", **few):
         patch.setenv("EMBEDLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
         # torch's measurement of a graph's guards, for a log, flushes the caches of the cores.
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)

@@ -5,6 +5,7 @@ import gzip
 import http.client
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -39,7 +40,6 @@ class Server:
 
     def __init__(self, address: str, sources: list[OpenedModel]) -> None:
         self.host, self.sources = urlsplit(address).netloc, sources
-        self.connection = http.client.HTTPConnection(self.host, timeout=60)
 
     def raw(self, about: OpenedModel | list[OpenedModel], name: str, /, **params: object) -> Any:
         """The answer about a source, or about the first of several: bytes, or what JSON holds."""
@@ -54,10 +54,10 @@ class Server:
     def _content(self, about: OpenedModel | list[OpenedModel], name: str, params: dict[str, object]) -> bytes | str:
         self.sources[:] = about if isinstance(about, list) else [about]
         query, method = urlencode(params, errors="surrogatepass"), "POST" if name in ACTS else "GET"
-        self.connection.request(method, f"/data/{name}?{query}", headers={"Origin": f"http://{self.host}"})
-        answer = self.connection.getresponse()
-        content = answer.read()
-        self.connection.close()  # the server ends one that is idle
+        with closing(http.client.HTTPConnection(self.host, timeout=60)) as connection:
+            connection.request(method, f"/data/{name}?{query}", headers={"Origin": f"http://{self.host}"})
+            answer = connection.getresponse()
+            content = answer.read()
         if answer.status == 400:
             raise Refused(json.loads(content)["error"])
         assert answer.status == 200, (name, params, content)

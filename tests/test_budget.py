@@ -24,10 +24,10 @@ CEILINGS = {
     "comment lines": 1053,
     "lines of tools": 6078,
     "lines of docs": 2667,
-    "lines of tests": 85272,
+    "lines of tests": 85267,
 }
 
-INTERNALS = 282
+INTERNALS = 283
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 

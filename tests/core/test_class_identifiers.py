@@ -126,3 +126,34 @@ def test_only_known_classes_that_can_be_saved_are_built_and_no_module_is_importe
         (tmp_path / "config.json").write_text(json.dumps(written | {"kind": kind}))
         with pytest.raises(CheckpointError, match=message):
             Position.from_pretrained(tmp_path)
+
+
+class Left(Waves):
+    def __init__(self, period: int, phase: int = 1) -> None:
+        super().__init__(period)
+        self.phase = phase
+
+
+class Both(Left):
+    def __init__(self, period: int, phase: int = 1, shift: int = 2) -> None:
+        super().__init__(period, phase)
+        self.shift = shift
+
+    config = Waves.config
+
+
+class Faster(Left):
+    config = Waves.config
+
+
+class Again(Both):
+    def __init__(self, period: int, phase: int = 1, shift: int = 2, tilt: int = 3) -> None:
+        super().__init__(period, phase, shift)
+        self.tilt = tilt
+
+
+def test_arguments_that_a_config_does_not_know_are_those_of_a_constructor_that_was_overridden_alone(tmp_path) -> None:
+    for cls, own in ((Waves, set()), (Left, {"phase"}), (Both, set()), (Faster, set()), (Again, {"tilt"})):
+        cls(7).save_pretrained(tmp_path)
+        written = json.loads((tmp_path / "config.json").read_text())
+        assert written.keys() - {"kind", "format_version"} == {"period"} | own, cls

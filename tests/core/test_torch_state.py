@@ -1,7 +1,6 @@
 """A faster computation takes the place of the calls that it stands for only where nothing can see the difference."""
 
 import ast
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -90,47 +89,6 @@ def test_a_part_whose_forward_another_one_replaced_is_called(monkeypatch) -> Non
     assert torch.equal(layer(ids), plain)
     monkeypatch.setattr(Table, "forward", replaced)
     assert torch.equal(layer(ids), layer.position(torch.arange(2)))
-
-
-class Base(el.Position):
-    def __init__(self, period: int) -> None:
-        super().__init__()
-        self.period = period
-
-    @property
-    def config(self) -> dict[str, object]:
-        return {"period": self.period}
-
-
-class Left(Base):
-    def __init__(self, period: int, phase: int = 1) -> None:
-        super().__init__(period)
-        self.phase = phase
-
-
-class Both(Left):
-    def __init__(self, period: int, phase: int = 1, shift: int = 2) -> None:
-        super().__init__(period, phase)
-        self.shift = shift
-
-    config = Base.config
-
-
-class Faster(Left):
-    config = Base.config
-
-
-class Again(Both):
-    def __init__(self, period: int, phase: int = 1, shift: int = 2, tilt: int = 3) -> None:
-        super().__init__(period, phase, shift)
-        self.tilt = tilt
-
-
-def test_arguments_that_a_config_does_not_know_are_those_of_a_constructor_that_was_overridden_alone(tmp_path) -> None:
-    for cls, own in ((Base, set()), (Left, {"phase"}), (Both, set()), (Faster, set()), (Again, {"tilt"})):
-        cls(7).save_pretrained(tmp_path)
-        written = json.loads((tmp_path / "config.json").read_text())
-        assert written.keys() - {"kind", "format_version"} == {"period"} | own, cls
 
 
 def private_names(tree: ast.Module) -> set[str]:

@@ -3,8 +3,8 @@
 import functools
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from email.message import Message
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 import torch
 from commands import run as run_command
 from explorer_requests import Server
+from tokenizers import Tokenizer
 
 import embedlayer
 from embedlayer import (
@@ -105,9 +106,7 @@ def ask() -> Iterator[Server]:
     """Ask the server as the page does: `ask(source, "pipeline", text="#3")`, `ask([source, other], "tokens")`."""
     sources: list[OpenedModel] = []
     with served(of=sources) as url:
-        server = Server(url, sources)
-        with closing(server.connection):
-            yield server
+        yield Server(url, sources)
 
 
 @pytest.fixture(scope="session")
@@ -262,27 +261,48 @@ def open_page(browser: Any, plain_context: Any) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """A run of a few steps, as `embedlayer train` leaves it, on a text with some rare words."""
+def train_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunDirectory]:
+    """Train on a text, and leave the run as `embedlayer train` does: a decoder whose heads have 8 columns."""
+
+    def train(
+        text: str,
+        tokenizer: Tokenizer,
+        options: TrainingOptions,
+        *,
+        heads: int,
+        validation_fraction: float,
+        near: Sequence[object] = (),
+        **of_table: Any,
+    ) -> RunDirectory:
+        directory = RunDirectory(tmp_path_factory.mktemp("explorer") / "small")
+        directory.path.mkdir()
+        (directory.path / "text.txt").write_text(text)
+        corpus = TokenCorpus.build([directory.path / "text.txt"], tokenizer, directory.corpus)
+        torch.manual_seed(options.seed)
+        table = TokenEmbedding(table_size(tokenizer), 8 * heads, scale="sqrt_dim", **of_table)
+        model = DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=heads)
+        trainer = Trainer(model, *corpus.split(validation_fraction), options)
+        notes = {"neighbors_before": [*near]}
+        directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes)
+        for line in trainer.run():
+            directory.add_metrics(line)
+        directory.finish(trainer, tokenizer)
+        return directory
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def run(train_run: Callable[..., RunDirectory]) -> RunDirectory:
+    """A run of a few steps on a text with some rare words."""
     torch.manual_seed(0)
     text = ("the king and the queen love the dog . the dog loves naps , and the cat naps . " * 60) + "zebra zoo zinc"
     tokenizer = train_tokenizer(text, "bpe", vocab_size=330)
-    directory = RunDirectory(tmp_path_factory.mktemp("explorer") / "small")
-    directory.path.mkdir()
-    (directory.path / "text.txt").write_text(text)
-    corpus = TokenCorpus.build([directory.path / "text.txt"], tokenizer, directory.corpus)
     options = TrainingOptions(
         steps=6, log_every=2, validate_every=1, batch_size=2, max_length=16, seed=3, monitor_every=2
     )
-    torch.manual_seed(options.seed)
-    table = TokenEmbedding(table_size(tokenizer), 16, scale="sqrt_dim", pad_to_multiple_of=64)
-    trainer = Trainer(DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=2), *corpus.split(0.2), options)
     near = [{"id": 40, "token": "x", "near": [["y", 0.5]]}]
-    directory.start(trainer, tokenizer, validation_fraction=0.2, notes={"neighbors_before": near})
-    for line in trainer.run():
-        directory.add_metrics(line)
-    directory.finish(trainer, tokenizer)
-    return directory
+    return train_run(text, tokenizer, options, heads=2, validation_fraction=0.2, near=near, pad_to_multiple_of=64)
 
 
 @pytest.fixture(scope="session")

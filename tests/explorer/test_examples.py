@@ -6,19 +6,9 @@ import pytest
 import torch
 from real_tables import minilm
 
-from embedlayer import (
-    DecoderLM,
-    RotaryEmbedding,
-    RunDirectory,
-    TokenCorpus,
-    TokenEmbedding,
-    Trainer,
-    TrainingOptions,
-    train_tokenizer,
-)
+from embedlayer import TokenEmbedding, TrainingOptions, train_tokenizer
 from embedlayer.analysis import TokenVectors
 from embedlayer.opening import OpenedModel, open_model
-from embedlayer.tokenization import table_size
 
 FUNCTION_WORDS = set(
     "the a an and or but if of to in on at by for with from into as is are was were be been he she it they them their "
@@ -74,19 +64,10 @@ TEXT = "The first words. Rarely does a zyzzyva xylograph occur. A man (that is, 
 )
 
 
-def test_sentences_of_a_run_whose_words_are_tokens_come_before_the_fixed_texts(ask, tmp_path):
+def test_sentences_of_a_run_whose_words_are_tokens_come_before_the_fixed_texts(ask, train_run):
     tokenizer = train_tokenizer(TEXT, "bpe", vocab_size=420)
-    (tmp_path / "text.txt").write_text(TEXT)
-    directory = RunDirectory(tmp_path / "run")
-    directory.path.mkdir()
-    corpus = TokenCorpus.build([tmp_path / "text.txt"], tokenizer, directory.corpus)
-    table = TokenEmbedding(table_size(tokenizer), 8, scale="sqrt_dim")
     options = TrainingOptions(steps=1, batch_size=1, max_length=8)
-    trainer = Trainer(DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=1), *corpus.split(0.5), options)
-    directory.start(trainer, tokenizer, validation_fraction=0.5, notes={"neighbors_before": []})
-    for line in trainer.run():
-        directory.add_metrics(line)
-    directory.finish(trainer, tokenizer)
+    directory = train_run(TEXT, tokenizer, options, heads=1, validation_fraction=0.5)
     texts = ask(open_model(directory.path), "pipeline-choices")["texts"]
     fixed = ask(OpenedModel("bytes", TokenEmbedding(300, 4), tokenizer=train_tokenizer((), "byte")), "pipeline-choices")
     assert texts[-5:] == fixed["texts"]

@@ -16,8 +16,8 @@ from embedlayer import vocab
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the cases of this area: each model type in the first kind that has it."""
     first = {model_type: kind for kind in reversed(KINDS) for model_type in model_types(kind)}
-    for model_type in sorted(first):
-        yield f"{model_type} ({first[model_type]})", partial(read_and_edited, model_type, first[model_type])
+    for model_type, kind in sorted(first.items()):
+        yield f"{model_type} ({kind})", partial(read_and_edited, model_type, kind)
 
 
 def read_and_edited(model_type: str, kind: str) -> object:
