@@ -196,18 +196,7 @@ class Pretrained(Described, nn.Module):
 
 
 def part_from_pretrained(directory: Path | str, name: str, *, device: torch.device | str = "cpu") -> nn.Module:
-    """Read one inner layer of what `save_pretrained` wrote, such as the table of a decoder, and nothing else of it.
-
-    Args:
-        directory: Folder to read.
-        name: Name of the inner layer in the `config` of the outer one, and in its tensors' names.
-        device: Device of the layer.
-
-    Raises:
-        FileError: The folder or a file in it is missing.
-        CheckpointError: A file is damaged, has another format, or describes no such layer.
-        RuntimeError: The file of weights is larger than memory, however little of it the layer has.
-    """
+    """Read one inner layer of what `save_pretrained` wrote, such as the table of a decoder, and nothing else of it."""
     directory = recover_folder(directory)
     with torch.device("meta"):
         layer: nn.Module = build(_read_description(directory).get(name, {}))
@@ -216,12 +205,7 @@ def part_from_pretrained(directory: Path | str, name: str, *, device: torch.devi
 
 
 def _read_description(directory: Path) -> JsonObject:
-    """Return the description of the layer that is saved in a folder, without the format version of its file.
-
-    Raises:
-        FileError: There is no `config.json`.
-        CheckpointError: It is damaged, or has another format.
-    """
+    """Return the description of the layer that is saved in a folder, without the format version of its file."""
     description = read_json(directory / CONFIG)
     version = description.pop("format_version", None)
     if version != FORMAT_VERSION or not is_description(description):
@@ -234,16 +218,7 @@ def _read_description(directory: Path) -> JsonObject:
 
 
 def _read_weights(layer: nn.Module, directory: Path, device: torch.device | str, prefix: str = "") -> None:
-    """Read the weights of a layer on the meta device from a saved folder, where their names begin with `prefix`.
-
-    The file is `table.safetensors` if the folder has it, else `model.safetensors`. Buffers that are not saved are
-    computed on `device`.
-
-    Raises:
-        CheckpointError: The file is damaged, or does not fit the layer.
-        FileError: The file is missing or cannot be read.
-        RuntimeError: The file is larger than memory.
-    """
+    """Read the weights of a layer on the meta device from a saved folder, where their names begin with `prefix`."""
     weights = directory / (TABLE_WEIGHTS if (directory / TABLE_WEIGHTS).exists() else WEIGHTS)
     tensors, _ = load_tensors(weights, str(device), prefix)
     assign(layer, tensors, source=weights)
@@ -251,40 +226,17 @@ def _read_weights(layer: nn.Module, directory: Path, device: torch.device | str,
 
 
 def hide_weights(directory: Path) -> None:
-    """Rename the weights that `save_pretrained` wrote, so that no class of transformers takes them for a whole model.
-
-    `LlamaForCausalLM.from_pretrained` reads any `config.json`, and fills in random rows for tensors that it misses. It
-    refuses a folder without `model.safetensors`.
-    """
+    """Rename the weights that `save_pretrained` wrote, so that no class of transformers takes them for a whole model."""
     (directory / WEIGHTS).rename(directory / TABLE_WEIGHTS)
 
 
 def write_config(directory: Path, description: JsonObject) -> None:
-    """Write `config.json` atomically: the description of a layer and the format version.
-
-    Write it after all other files of a layer, because a folder with `config.json` counts as complete.
-
-    Args:
-        directory: Folder of the layer, which must exist.
-        description: The result of `describe`.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
+    """Write `config.json` atomically: the description of a layer and the format version."""
     write_json(directory / CONFIG, {"format_version": FORMAT_VERSION, **description})
 
 
 def describe(layer: Described) -> JsonObject:
-    """Return the description of an object: `{"kind": kind identifier, **arguments}`, from which `build` constructs one.
-
-    The arguments are `layer.config`. A subclass that has a constructor of its own, and inherits `config`, is described
-    by what its constructor takes: those of the inherited arguments that it names, or all if it has `**kwargs`; and its
-    own arguments, from the attributes of the same names.
-
-    Raises:
-        CheckpointError: The object cannot be saved: it has no `config`, its class is defined inside a function, or an
-            argument of its own constructor is in no attribute.
-    """
+    """Return the description of an object: `{"kind": kind identifier, **arguments}`, from which `build` constructs one."""
     cls = type(layer)
     kind, arguments = kind_of(cls), dict(layer.config)
     if kind in KINDS or not issubclass(cls, Described) or is_current(cls, "config", "__init__"):
@@ -306,18 +258,7 @@ def describe(layer: Described) -> JsonObject:
 
 
 def require_loadable(layer: Described, description: JsonObject, state: Mapping[str, torch.Tensor]) -> None:
-    """Check that a layer can be loaded again: build one from its description on the meta device, and compare the two.
-
-    `_differences` says what is compared. Random generators keep their state.
-
-    Args:
-        layer: The layer that is to be saved.
-        description: `describe(layer)`.
-        state: `layer.state_dict()`.
-
-    Raises:
-        CheckpointError: The layer cannot be built, or another one would be built.
-    """
+    """Check that a layer can be loaded again: build one from its description on the meta device, and compare the two."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             other = build(json.loads(json.dumps(description)))
@@ -332,17 +273,7 @@ def require_loadable(layer: Described, description: JsonObject, state: Mapping[s
 
 
 def _differences(layer: Described, other: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Yield a sentence for each difference between a layer and the one that is built from its description.
-
-    Compared are the names and shapes of tensors, the `config` of modules of equal class without the layers in it, and
-    the classes of modules, except where the layer's module is of one of `KINDS`. Values, dtypes and devices are not
-    compared.
-
-    Args:
-        layer: The layer.
-        other: The layer that was built.
-        state: `layer.state_dict()`.
-    """
+    """Yield a sentence for each difference between a layer and the one that is built from its description."""
     expected = other.state_dict()
     yield from (f"{name} would be missing" for name in expected.keys() - state.keys())
     yield from (f"{name} would be unexpected" for name in state.keys() - expected.keys())
@@ -379,11 +310,7 @@ def _listed(faults: list[str]) -> str:
 
 
 def config_from_attributes(layer: Described) -> JsonObject:
-    """Return the constructor's arguments of an object that stores each in an attribute of the same name, as JSON.
-
-    Inner objects are stored as their descriptions, and all other values as they are: those must be JSON values. The
-    arguments `device` and `dtype` are left out.
-    """
+    """Return the constructor's arguments of an object that stores each in an attribute of the same name, as JSON."""
     parameters = inspect.signature(type(layer)).parameters.values()
     names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     values = {name: getattr(layer, name) for name in names if name not in ("device", "dtype")}
@@ -396,21 +323,7 @@ def is_description(value: object) -> bool:
 
 
 def build(description: JsonObject) -> Any:
-    """Build an object from its description, as `describe` returns. Its weights are freshly initialised.
-
-    Inside a `building` block, objects of the class that it names are built by its function.
-
-    Raises:
-        CheckpointError: There is no `kind`, or an unknown one; or the arguments do not fit.
-        FileError: A file that the description names is missing or cannot be read.
-
-    Example:
-        >>> build({"kind": "token_embedding", "vocab_size": 10, "embed_dim": 4})
-        TokenEmbedding(
-          10, 4
-          (index_check): IndexCheck(token id < 10)
-        )
-    """
+    """Build an object from its description, as `describe` returns. Its weights are freshly initialised."""
     if not is_description(description):
         raise CheckpointError(
             f"The saved configuration holds {printable(description)} where the description of a layer is expected."
@@ -436,14 +349,7 @@ def build(description: JsonObject) -> Any:
 
 @contextmanager
 def building(base: type, make: Callable[[JsonObject], Any] | None) -> Iterator[None]:
-    """Context manager: inside it, `build` calls `make` for each description of a subclass of `base`.
-
-    That applies to descriptions inside other descriptions too, but not inside the call of `make`.
-
-    Args:
-        base: Class of the objects that are built in another way, such as `LookupTable`.
-        make: Function from a description to an object; `None` for no such function.
-    """
+    """Context manager: inside it, `build` calls `make` for each description of a subclass of `base`."""
     before = _builder.set(None if make is None else (base, make))
     try:
         yield
@@ -452,17 +358,7 @@ def building(base: type, make: Callable[[JsonObject], Any] | None) -> Iterator[N
 
 
 def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Check the types and sizes of values from a file before they are passed to a function.
-
-    Names that are not in the signature are not reported.
-
-    Args:
-        function: Function or class that the values are for.
-        arguments: Values by the names of the arguments.
-
-    Raises:
-        CheckpointError: A value has another type than the signature, or is outside the values of any model.
-    """
+    """Check the types and sizes of values from a file before they are passed to a function."""
     source = f"The saved configuration of {function.__name__}"
     check_arguments(function, arguments, source)
     for name, value in arguments.items():
@@ -490,31 +386,14 @@ def _numbers(value: object) -> Iterator[int | float]:
 
 
 def short(error: Exception) -> str:
-    """Return the message of an error as text for another message.
-
-    An error of this library keeps its whole message. Of any other, only the start of the first line is returned, in
-    ASCII.
-    """
+    """Return the message of an error as text for another message."""
     if isinstance(error, EmbedLayerError):
         return str(error)
     return printable((str(error).splitlines() or [""])[0])[1:-1]
 
 
 def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:
-    """Replace a layer's parameters and saved buffers by tensors from a file; on an error the layer does not change.
-
-    The layer refers to the passed tensors, without copies. A tensor keeps its dtype: floating-point types may differ
-    from the layer's, other dtypes must be equal.
-
-    Args:
-        layer: The layer, which may be on the meta device.
-        tensors: Tensors by their names in the layer's state dict.
-        source: The file, for the error message.
-
-    Raises:
-        CheckpointError: A name is missing or unknown, or a shape or dtype differs; the message lists up to eight
-            faults.
-    """
+    """Replace a layer's parameters and saved buffers by tensors from a file; on an error the layer does not change."""
     state = layer.state_dict()
     faults = [f"{name} is missing" for name in state.keys() - tensors.keys()]
     for name, tensor in tensors.items():

@@ -42,17 +42,7 @@ class ChanceGeometry:
 
 
 def chance_nearest_cosine(rows: int, embed_dim: int, place: int = 1) -> float:
-    """Return the median cosine of a random direction with the nearest of `rows - 1` others; NaN for fewer than 2 rows.
-
-    With `place` 8, that with the 8th nearest; then the median of the order statistic is approximated, within 1 %.
-
-    The angle of two random directions has the density `sin(angle)^(D - 2)`. The largest of `rows - 1` cosines is below
-    `c` with the probability `P(cosine < c)^(rows - 1)`.
-
-    Example:
-        >>> round(chance_nearest_cosine(30_522, 384), 3)
-        0.206
-    """
+    """Return the median cosine of a random direction with the nearest of `rows - 1` others; NaN for fewer than 2 rows."""
     if rows < 2:
         return math.nan
     if embed_dim == 1:
@@ -65,12 +55,7 @@ def chance_nearest_cosine(rows: int, embed_dim: int, place: int = 1) -> float:
 
 
 def chance_effective_rank(rows: int, embed_dim: int) -> float:
-    """Return the effective rank of `rows` centred rows of independent normal numbers, by the Marchenko-Pastur law.
-
-    Example:
-        >>> round(chance_effective_rank(4096, 192))
-        191
-    """
+    """Return the effective rank of `rows` centred rows of independent normal numbers, by the Marchenko-Pastur law."""
     count, other = sorted((max(1, rows - 1), embed_dim))
     ratio = count / other
     low, high = (1 - ratio**0.5) ** 2, (1 + ratio**0.5) ** 2

@@ -30,13 +30,7 @@ FEWEST_TYPICAL = 12
 
 @dataclass(frozen=True)
 class PlaneClusters:
-    """C clusters of N points in the plane.
-
-    Attributes:
-        of: Number of each point's cluster, `(N,)`; -1 for a point in no cluster.
-        sizes: Number of points of each cluster, largest first.
-        peaks: Coordinates of the densest place of each cluster, `(C, 2)`.
-    """
+    """C clusters of N points in the plane."""
 
     of: Int[Tensor, " N"]
     sizes: list[int]
@@ -45,19 +39,7 @@ class PlaneClusters:
 
 @torch.no_grad()
 def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8) -> PlaneClusters:
-    """Cluster points in the plane by density: the narrowest smoothing that gives at most `most` clusters.
-
-    If even the widest smoothing gives more, the largest `most` clusters are kept. The same points always get the same
-    clusters. Points with NaN or infinity are in no cluster, nor are those of clusters of fewer than `smallest` points.
-
-    Raises:
-        SizeError: `most` or `smallest` is below 1.
-
-    Example:
-        >>> near, far = torch.rand(50, 2) / 10, torch.rand(30, 2) / 10 + 5
-        >>> plane_clusters(torch.cat([near, far]), most=2).sizes
-        [50, 30]
-    """
+    """Cluster points in the plane by density: the narrowest smoothing that gives at most `most` clusters."""
     if most < 1 or smallest < 1:
         raise SizeError(f"Clusters need `most` and `smallest` to be at least 1; found {most} and {smallest}.")
     known = torch.nonzero(places.isfinite().all(1))[:, 0]
@@ -129,10 +111,7 @@ def _merged_peaks(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Int
 
 
 def _saddles(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Sequence[tuple[float, int, int]]:
-    """Return for each pair of adjacent peaks the largest density on the border between them, largest first.
-
-    Each element is the density and the cells of the two peaks.
-    """
+    """Return for each pair of adjacent peaks the largest density on the border between them, largest first."""
     owner = peak.view(density.shape)
     best: dict[tuple[int, int], float] = {}
     for down, right in ((0, 1), (1, 0), (1, 1)):
@@ -156,13 +135,7 @@ def typical_tokens(
     count: int = 5,
     frequency: Int[Tensor, " V"] | None = None,
 ) -> list[list[int]]:
-    """Return the IDs of the tokens that name each cluster, at most `count`, most frequent first.
-
-    Of the words of a cluster, those nearest to its mean direction are candidates; the most frequent of them are chosen.
-    The mean direction of the whole table is subtracted first. Two names differ in more than case, a leading space, or a
-    final "s". A cluster without words is named by other tokens. `of` is the cluster of each row, numbered from 0; -1
-    for none. Without `frequency`, the occurrences of each token, lower IDs are taken to be more frequent.
-    """
+    """Return the IDs of the tokens that name each cluster, at most `count`, most frequent first."""
     rows, clusters = RowReader(table), int(of.max()) + 1 if len(of) else 0
     weight = -torch.arange(len(of), dtype=torch.float64) if frequency is None else frequency.double()
     every = torch.cat([F.normalize(chunk.float().cpu(), dim=1).sum(0, keepdim=True) for _, chunk in rows.chunks()])
@@ -182,10 +155,7 @@ def typical_tokens(
 
 
 def _distinct(ids: Sequence[int], texts: Sequence[str], count: int) -> list[int]:
-    """Return the first `count` IDs of which no two texts are equal but for case, white space or a final "s".
-
-    IDs whose text is empty or white space are skipped.
-    """
+    """Return the first `count` IDs of which no two texts are equal but for case, white space or a final "s"."""
     seen: dict[str, int] = {}
     for each in ids:
         bare = texts[each].strip().casefold()

@@ -70,14 +70,7 @@ class ColumnBlocks:
 
 @torch.no_grad()
 def column_blocks(rows: RowReader, usable: Bool[Tensor, " V"]) -> ColumnBlocks | None:
-    """Compare which rows are similar in different blocks of columns.
-
-    The result is `None` for a table with too few rows or columns, or whose blocks agree no more than by chance.
-
-    Args:
-        rows: The table.
-        usable: Mask of the rows that are compared: those that were trained.
-    """
+    """Compare which rows are similar in different blocks of columns."""
     count = min(BLOCKS, rows.embed_dim // NARROWEST)
     whole = usable.clone()
     for shift in range(1, SHIFTS + 1):  # the neighbours of a row are compared, too

@@ -83,10 +83,7 @@ def principal_components(
 
 
 class _Moments(NamedTuple):
-    """The mean of rows `(D,)`, their principal directions `(D, D)`, and the variance along each of these `(D,)`.
-
-    Directions are unit vectors, one per row, and the largest variance is first.
-    """
+    """The mean of rows `(D,)`, their principal directions `(D, D)`, and the variance along each of these `(D,)`."""
 
     mean: Tensor
     variances: Tensor
@@ -94,11 +91,7 @@ class _Moments(NamedTuple):
 
 
 def _moments(rows: RowReader, mask: Bool[Tensor, " V"]) -> _Moments:
-    """Compute the mean of the kept rows and their variance along each principal direction, in float64.
-
-    The table is read twice: once for the mean, then for the scatter about it. Variances that rounding alone explains
-    are 0.
-    """
+    """Compute the mean of the kept rows and their variance along each principal direction, in float64."""
     count, largest, total = int(mask.sum()), 0.0, torch.zeros(rows.embed_dim, dtype=torch.float64)
     for chunk in rows.wide_chunks(mask, CHUNK_ROWS):
         total = total.to(chunk) + chunk.sum(0)
@@ -118,13 +111,7 @@ def _moments(rows: RowReader, mask: Bool[Tensor, " V"]) -> _Moments:
 
 @torch.no_grad()
 def variance_shares(table: TableLike) -> Float[Tensor, " D"]:
-    """Compute the share of the variance along each principal component, in descending order, in float64 on the CPU.
-
-    Rows are read in chunks; rows that are not finite are left out. All shares are 0 if the rows are equal.
-
-    Raises:
-        ShapeError: A tensor or array is not `(V, D)` of floats.
-    """
+    """Compute the share of the variance along each principal component, in descending order, in float64 on the CPU."""
     rows = RowReader(table)
     return _shares(_moments(rows, rows.norms().isfinite()).variances).cpu()
 
@@ -223,10 +210,7 @@ def table_geometry(table: TableLike) -> TableGeometry:
 
 
 def _isotropy(rows: RowReader, mask: Bool[Tensor, " V"], moments: _Moments) -> float:
-    """Return the isotropy of the kept rows: `min Z(c) / max Z(c)` with `Z(c)` the sum of `exp(c . row)` over the rows.
-
-    `c` runs over the unit eigenvectors of `rows.T @ rows` and over their negatives.
-    """
+    """Return the isotropy of the kept rows: `min Z(c) / max Z(c)` with `Z(c)` the sum of `exp(c . row)` over the rows."""
     second = moments.directions.T @ (moments.variances[:, None] * moments.directions)
     second += moments.mean[:, None] * moments.mean
     directions = torch.linalg.eigh(second).eigenvectors

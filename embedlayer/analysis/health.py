@@ -152,10 +152,7 @@ def table_health(
 
 
 def model_health(opened: OpenedModel) -> TableHealth:
-    """Return `table_health` of an opened model, with all that is known of it.
-
-    These are its head and, of a run, the counts of the tokens, the table before training and the loss.
-    """
+    """Return `table_health` of an opened model, with all that is known of it."""
     before = opened.before()
     return table_health(
         opened.table,
@@ -176,10 +173,7 @@ def _loss_of_run(validation_loss: float | None, counts: Int[Tensor, " V"] | None
 
 
 def _is_coarse(rows: RowReader, norms: Float[Tensor, " V"]) -> bool:
-    """Return whether numbers look like those of 4 bits: no block of 32 in a sample has more than 16 different ones.
-
-    It is `False` for rows of less than one block, and for a table with fewer than `FEWEST_SAMPLED` usable rows.
-    """
+    """Return whether numbers look like those of 4 bits: no block of 32 in a sample has more than 16 different ones."""
     ids = torch.nonzero(norms > 0)[:, 0]
     blocks = rows.embed_dim // COARSE_BLOCK
     if not blocks or len(ids) < FEWEST_SAMPLED:
@@ -221,11 +215,7 @@ def _at_mean(rows: RowReader, norms: Float[Tensor, " V"], group: tuple[int, ...]
 
 
 def _untouched(rows: RowReader, before: RowReader) -> Tensor:
-    """Return a mask `(V,)` of the rows that differ from the earlier table by a positive factor only.
-
-    Weight decay causes such a factor in rows without gradients. Small differences by rounding are allowed. Zero rows
-    are not in the mask. Tables of different sizes raise a `ShapeError`.
-    """
+    """Return a mask `(V,)` of the rows that differ from the earlier table by a positive factor only."""
     if (rows.vocab_size, rows.embed_dim) != (before.vocab_size, before.embed_dim):
         raise ShapeError(
             f"The table is {rows.vocab_size} x {rows.embed_dim} and the one before training is "
@@ -245,15 +235,7 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
 def _start(
     rows: RowReader, before: RowReader, usable: Bool[Tensor, " V"]
 ) -> tuple[Bool[Tensor, " V"] | None, float | None]:
-    """Compare the usable rows, without the direction that they share, with the rows before training.
-
-    A row clearly comes from a start if their cosine is above the nearest cosine of random rows, but for 1 % of these.
-
-    Returns:
-        The mask of the rows that are no more similar to their own start than unrelated rows, `(V,)`; and the share of
-        the rows, in a sample, that clearly come from a start, but from that of another row. Both are `None` with few
-        rows, or if few rows come from a start, as after a long training.
-    """
+    """Compare the usable rows, without the direction that they share, with the rows before training."""
     ids = torch.nonzero(usable)[:, 0]
     if len(ids) < FEWEST_SAMPLED:
         return None, None

@@ -338,11 +338,7 @@ class TableHealth:
         return bool(self.kinds) and not is_odd
 
     def _without_rounded(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the IDs of equal rows that are a fault.
-
-        If the table looks rounded to 4 bits (`is_coarse`), under-trained rows are left out: they were similar, and
-        rounding made them equal. Otherwise all IDs are returned.
-        """
+        """Return the IDs of equal rows that are a fault."""
         if not self.is_coarse:
             return ids
         flagged = self.under_trained.flagged
@@ -398,10 +394,7 @@ class TableHealth:
             )
 
     def _shows_training(self, fit: TokenizerFit) -> bool:
-        """Return whether the table was trained: spelling variants are similar, or else the loss of its run is known.
-
-        The loss tells more: rare tokens, most of the pairs, have neighbours at random in a short run.
-        """
+        """Return whether the table was trained: spelling variants are similar, or else the loss of its run is known."""
         return self.loss is not None or (fit.cosine > ERRORS * fit.error and fit.unlike <= MOST_UNLIKE)
 
     @property
@@ -591,10 +584,7 @@ def written_equal(
 
 
 def _written(ids: Collection[int], kinds: Sequence[str] | None) -> list[int]:
-    """Return the IDs of rows that a text can look up.
-
-    Without kinds these are all IDs, or none if there is only one, which may be a padding row.
-    """
+    """Return the IDs of rows that a text can look up."""
     if kinds is None:
         return list(ids) if len(ids) > 1 else []
     return [row for row in ids if kinds[row] not in NOT_WRITTEN]
@@ -611,10 +601,7 @@ def _listed(ids: tuple[int, ...], limit: int) -> JsonObject:
 
 
 def _spread(values: Float[Tensor, " N"]) -> dict[str, float] | None:
-    """Return the distribution of the values as a dictionary, or `None` without values.
-
-    Its keys are `min`, `p10`, `median`, `p90` and `max` (percentiles), and `mean`.
-    """
+    """Return the distribution of the values as a dictionary, or `None` without values."""
     if not len(values):
         return None
     places = values.quantile(torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]).to(values), interpolation="nearest").tolist()

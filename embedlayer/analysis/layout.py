@@ -85,18 +85,7 @@ def compute_layout(
     rounds: int | None = None,
     on_progress: OnProgress = lambda stage, share: None,
 ) -> NeighborLayout:
-    """Compute 2-D coordinates of rows in which nearest neighbours by cosine are close.
-
-    The same rows and first coordinates always give the same result. Fewer than 4 rows are not moved.
-
-    Args:
-        rows: Rows of a table. Zero rows and rows with NaN have no direction, so their place means nothing.
-        start: First coordinates, `principal_components(rows).coordinates`, scaled here so that the largest
-            number is 10.
-        keep: Which rows to place, `(V,)`; `None` for all. The others get NaN and have no influence.
-        rounds: How many times all rows are moved; `None` for 200 times, and fewer for large tables.
-        on_progress: Function that is called often with the stage and its share that is done.
-    """
+    """Compute 2-D coordinates of rows in which nearest neighbours by cosine are close."""
     if keep is not None and not keep.all():
         part = compute_layout(rows[keep], start[keep], rounds=rounds, on_progress=on_progress)
         places = torch.full((len(rows), 2), math.nan)
@@ -125,12 +114,7 @@ def compute_layout(
 
 
 def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
-    """Return the probability that an edge of the neighbour graph pulls its two rows together in a round, `(V, K)`.
-
-    The edge to the nearest neighbour has probability 1. For further neighbours the probability falls with the distance,
-    at a rate of each row such that its K probabilities sum to `log2 K`, as in UMAP, or to the number of neighbours at
-    the smallest distance if that is larger. `cosines` are nearest first.
-    """
+    """Return the probability that an edge of the neighbour graph pulls its two rows together in a round, `(V, K)`."""
     distances = 1 - cosines
     beyond = distances - distances[:, :1]
     wanted = math.log2(max(2, cosines.shape[1]))
@@ -149,10 +133,7 @@ def _move(
     rate: float,
     random: torch.Generator,
 ) -> None:
-    """Move all rows once, in place: one round of the layout.
-
-    The two ends of each edge are pulled together, and its head is pushed away from random rows.
-    """
+    """Move all rows once, in place: one round of the layout."""
     apart = places.index_select(0, heads) - places.index_select(0, tails)
     squared = apart.square().sum(1, keepdim=True)
     pull = -2 * _A * _B * squared.clamp_min(1e-8) ** (_B - 1) / (1 + _A * squared**_B)

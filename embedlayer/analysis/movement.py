@@ -240,11 +240,7 @@ def shared_tokens(before: Tokenizer | Sequence[str], after: Tokenizer | Sequence
 def paired(
     before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"] | None
 ) -> tuple[tuple[RowReader, RowReader], Int[Tensor, "N 2"]]:
-    """Return readers of both tables, and the pairs of row IDs to compare, `(N, 2)`; equal IDs if `pairs` is `None`.
-
-    Raises:
-        ShapeError: The tables differ in length and `pairs` is `None`, or an ID in `pairs` is outside its table.
-    """
+    """Return readers of both tables, and the pairs of row IDs to compare, `(N, 2)`; equal IDs if `pairs` is `None`."""
     tables = RowReader(before), RowReader(after)
     sizes = torch.tensor([len(table) for table in tables])
     if pairs is None:

@@ -17,10 +17,7 @@ CELL, PROJECTIONS, TRIES = 0.2, 8, 4
 
 @torch.no_grad()
 def row_hashes(rows: RowReader) -> Int[Tensor, " V"]:
-    """Return a random linear 64-bit hash of the bits of each row in float32 or float64; -0.0 counts as 0.0.
-
-    The hash is the same in every call, so rows of two tables of the same width and dtype can be compared.
-    """
+    """Return a random linear 64-bit hash of the bits of each row in float32 or float64; -0.0 counts as 0.0."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-(1 << 62), 1 << 62, (2 * rows.embed_dim,), generator=generator) * 2 + 1
     hashes = [torch.empty(0, dtype=torch.int64)]
@@ -32,10 +29,7 @@ def row_hashes(rows: RowReader) -> Int[Tensor, " V"]:
 
 
 def equal_rows(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
-    """Return groups of IDs whose rows are equal (their hashes are), ordered by the first ID.
-
-    Only rows with a positive norm are compared.
-    """
+    """Return groups of IDs whose rows are equal (their hashes are), ordered by the first ID."""
     ids = torch.nonzero(norms > 0)[:, 0]
     if not len(ids):
         return ()
@@ -49,12 +43,7 @@ def equal_rows(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, 
 
 @torch.no_grad()
 def near_duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
-    """Return groups of IDs whose rows are nearly equal (see `NEAR`) but not all equal, ordered by their first ID.
-
-    Locality-sensitive hashing finds the candidates, whose distances are then measured: rows of length 1 with equal
-    rounded projections. That misses two rows at the largest distance with a probability of about 1 %, and closer ones
-    more rarely. Only rows with a positive norm are compared.
-    """
+    """Return groups of IDs whose rows are nearly equal (see `NEAR`) but not all equal, ordered by their first ID."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.nonzero(norms > 0)[:, 0]
     parent: dict[int, int] = {}

@@ -82,10 +82,7 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
 def table_cosines(
     rows: RowReader, queries: Float[Tensor, "Q D"], start: int = 0, stop: int | None = None
 ) -> Float[Tensor, "Q N"]:
-    """Return the cosine of each query with rows `start` to `stop - 1` of a table, by default all, on the CPU.
-
-    For a table on an accelerator the call waits for each chunk of rows.
-    """
+    """Return the cosine of each query with rows `start` to `stop - 1` of a table, by default all, on the CPU."""
     step = max(1, CHUNK_NUMBERS // max(1, rows.embed_dim))
     return torch.cat([cosines_with(chunk, queries).cpu() for _, chunk in rows.chunks(step, start, stop)], dim=1)
 
@@ -201,12 +198,7 @@ def neighbor_graph(
 def _blocks(
     units: Float[Tensor, "V D"], generator: torch.Generator, on_progress: Callable[[float], None]
 ) -> list[tuple[Int[Tensor, " M"], Int[Tensor, " N"]]]:
-    """Cluster unit rows by k-means, and return blocks of rows together with the rows to search for their neighbours.
-
-    Returns:
-        Pairs `(members, nearby)` of row IDs. `members` are rows of one cell (cluster), and each row is in one block.
-        `nearby` are all rows of the cells nearest to it.
-    """
+    """Cluster unit rows by k-means, and return blocks of rows together with the rows to search for their neighbours."""
     centres = units[torch.randperm(len(units), generator=generator)[: max(1, int(len(units) ** 0.5))]]
     step = max(1, SCORES_AT_ONCE // len(centres))
     chunks = units.split(step)

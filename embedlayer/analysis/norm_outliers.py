@@ -58,20 +58,7 @@ class NormOutliers:
 
 @torch.no_grad()
 def norm_outliers(norms: Float[Tensor, " V"], usable: Bool[Tensor, " V"] | None = None) -> tuple[NormOutliers, ...]:
-    """Return the rows that are longer than all others by a gap, and those that are shorter: none, one or two groups.
-
-    With fewer than `FEWEST` rows to look at there is none.
-
-    Args:
-        norms: Norm of each row; norms that are zero, NaN or infinite are left out.
-        usable: Mask of the rows to look at; `None` for all.
-
-    Example:
-        >>> norms = torch.rand(500) + 1
-        >>> norms[[7, 9]] *= 8
-        >>> [group.ids for group in norm_outliers(norms)]
-        [(7, 9)]
-    """
+    """Return the rows that are longer than all others by a gap, and those that are shorter: none, one or two groups."""
     chosen = norms > 0 if usable is None else usable & (norms > 0)
     ids = torch.nonzero(chosen & norms.isfinite())[:, 0]
     if len(ids) < FEWEST:
@@ -82,10 +69,7 @@ def norm_outliers(norms: Float[Tensor, " V"], usable: Bool[Tensor, " V"] | None 
 
 
 def _beyond_gap(logs: Float[Tensor, " N"]) -> tuple[Int[Tensor, " K"], Int[Tensor, " M"], float] | None:
-    """Return the indices of the largest values beyond a gap and of the others, largest first, and log10 of the chance.
-
-    Of several such gaps the innermost one counts. `None` without one.
-    """
+    """Return the indices of the largest values beyond a gap and of the others, largest first, and log10 of the chance."""
     values, order = logs.sort(descending=True)
     most = min(int(MOST * len(values)), len(values) - TAIL // 2)
     counts = torch.arange(1, most + 1)

@@ -61,11 +61,7 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
 
 
 def _rotation_cosines(position: Position, length: int) -> PositionPicture:
-    """Return the cosine of each channel pair's rotation angle at positions `0 .. length - 1`.
-
-    The angles are measured, so any scheme that rotates works. Each unit vector of a head is rotated as a query. The
-    channel that was 1 then holds the cosine, and the other nonzero channel is its partner in the pair.
-    """
+    """Return the cosine of each channel pair's rotation angle at positions `0 .. length - 1`."""
     device, width = position.device, cast(int, position.head_dim)
     places = torch.arange(max(length, 2), device=device)  # at position 0 alone nothing moves, so no pair shows
     units_BKTK = torch.eye(width, device=device)[None, :, None].expand(1, width, len(places), width).contiguous()

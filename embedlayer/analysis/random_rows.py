@@ -104,17 +104,7 @@ class RandomRows:
 
 @torch.no_grad()
 def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Tensor, " V"] | None = None) -> RandomRows:
-    """Compare each usable row of a table with random directions.
-
-    The work is of order `V D^2`. No row is judged in a table of fewer than `FEWEST` usable rows, or so narrow that
-    random directions have near neighbours.
-
-    Args:
-        rows: The table.
-        usable: Mask of the rows that are neither zero nor hold NaN or infinity.
-        strangers: Mask of rows that are known not to come from the training of the table; their nearest cosine is not
-            measured, because random numbers may be those from which another row was trained. `None` if there are none.
-    """
+    """Compare each usable row of a table with random directions."""
     ids = torch.nonzero(usable)[:, 0]
     unknown = torch.full((len(rows),), math.nan)
     if len(ids) < FEWEST or not chance_nearest_cosine(len(ids), rows.embed_dim) < MOST_BY_CHANCE:
@@ -157,11 +147,7 @@ def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Ten
 
 
 def _level(shares: Float[Tensor, " L"], null_shares: Float[Tensor, " P"], count: int) -> tuple[float | None, float]:
-    """Return the least of `LEVELS` from which on rows are called random, and the share of the rows that are random.
-
-    `shares` has the values `p` of the rows that are not distinct, and `count` is the number of all rows. The level is
-    `None` if trained rows look so random that no row can be called random.
-    """
+    """Return the least of `LEVELS` from which on rows are called random, and the share of the rows that are random."""
 
     def tail(values: Tensor, least: float, number: int) -> float:
         return int((values >= least).sum()) / number
@@ -179,10 +165,7 @@ def _level(shares: Float[Tensor, " L"], null_shares: Float[Tensor, " P"], count:
 def _more_typical(
     noise: Float[Tensor, " N"], nearest: Float[Tensor, " N"], null_noise: Tensor, null_nearest: Tensor
 ) -> Float[Tensor, " N"]:
-    """Return `p` of each row: twice the smaller share of random rows that are beyond it, at most 1.
-
-    These are the random rows with a smaller noise share, and those with a larger nearest cosine; both in order.
-    """
+    """Return `p` of each row: twice the smaller share of random rows that are beyond it, at most 1."""
     below = torch.searchsorted(null_noise, noise) / len(null_noise)
     above = 1 - torch.searchsorted(null_nearest, nearest.nan_to_num(-1.0), right=True) / len(null_nearest)
     return (2 * torch.minimum(below, above)).clamp_max(1.0)

@@ -221,11 +221,7 @@ class TableRelation:
 
 
 def common_rows(before: OpenedModel, after: OpenedModel) -> Int[Tensor, "N 2"] | None:
-    """Return the rows of two models to compare: ID in `before` and in `after`, `(N, 2)`; `None` pairs equal IDs.
-
-    These are the rows of the tokens that both have (`shared_tokens`), or of equal IDs if one of them has no tokens. If
-    the vocabularies are equal, rows without a token are compared by ID, too.
-    """
+    """Return the rows of two models to compare: ID in `before` and in `after`, `(N, 2)`; `None` pairs equal IDs."""
     one, other = before.tokenizer, after.tokenizer
     if one is None or other is None:
         return None
@@ -237,12 +233,7 @@ def common_rows(before: OpenedModel, after: OpenedModel) -> Int[Tensor, "N 2"] |
 
 
 def rows_left_out(pairs: Int[Tensor, "N 2"] | None, vocab_sizes: tuple[int, int]) -> tuple[list[int], list[int]]:
-    """Return the IDs of the rows of each of two tables that are in no pair; none if `pairs` is `None`.
-
-    Example:
-        >>> rows_left_out(torch.tensor([[0, 0], [2, 1]]), (3, 4))
-        ([1], [2, 3])
-    """
+    """Return the IDs of the rows of each of two tables that are in no pair; none if `pairs` is `None`."""
     if pairs is None:
         return [], []
     first, second = (
@@ -335,10 +326,7 @@ def _same_width(readers: Sequence[RowReader]) -> bool:
 def _equal(
     readers: Sequence[RowReader], pairs: Int[Tensor, "N 2"], usable: Bool[Tensor, " N"]
 ) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"], int]:
-    """Return which tokens have equal rows, which usable others the first row of another token, and their shift.
-
-    Rows are compared by `row_hashes`; in tables of different widths none are equal.
-    """
+    """Return which tokens have equal rows, which usable others the first row of another token, and their shift."""
     equal = torch.zeros(len(pairs), dtype=torch.bool)
     if not _same_width(readers) or not len(pairs):
         return equal, equal, 0
@@ -355,10 +343,7 @@ def _equal(
 
 
 def _held_out(before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"]) -> Float[Tensor, " N"]:
-    """Return the cosines of all pairs, each after the rotation that was fitted on the half that it is not in.
-
-    Those of the second half come first. The order of the pairs must be random.
-    """
+    """Return the cosines of all pairs, each after the rotation that was fitted on the half that it is not in."""
     halves = pairs.tensor_split(2)
     cosines = []
     for fitted, tested in (halves, halves[::-1]):
@@ -368,10 +353,7 @@ def _held_out(before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"]) ->
 
 
 def _exceeds(cosines: Float[Tensor, " N"], shuffled: Float[Tensor, " N"]) -> bool:
-    """Return whether the mean of some cosines exceeds the mean `s` of shuffled tokens clearly.
-
-    The difference must be above `MARGIN * (1 - s)` and above `ERRORS` standard errors.
-    """
+    """Return whether the mean of some cosines exceeds the mean `s` of shuffled tokens clearly."""
     error = float(((cosines.var() + shuffled.var()) / len(cosines)).sqrt())
     chance = float(shuffled.mean())
     return float(cosines.mean()) - chance > max(MARGIN * (1 - chance), ERRORS * error)

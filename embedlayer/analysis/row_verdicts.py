@@ -159,18 +159,7 @@ def row_verdicts(
     equal: Collection[int] = (),
     untouched: Collection[int] = (),
 ) -> RowVerdicts:
-    """Judge each row of a table by all that is known of it. Later rules replace the result of earlier ones.
-
-    Args:
-        random: How the rows compare with random ones.
-        under_trained: The cones of unused rows.
-        directed: Mask of the rows that are neither zero nor hold NaN or infinity.
-        counts: Occurrences of each token in the training text; `None` if they are unknown.
-        kinds: Kind of each row's token; `None` without a tokenizer.
-        at_mean: IDs of rows at the mean of the others, as a resize adds them.
-        equal: IDs of rows that equal another one.
-        untouched: IDs of rows that are as before training.
-    """
+    """Judge each row of a table by all that is known of it. Later rules replace the result of earlier ones."""
     verdicts = torch.zeros(len(directed), dtype=torch.uint8)
     reasons = torch.zeros(len(directed), dtype=torch.uint8)
 
@@ -202,12 +191,7 @@ def row_verdicts(
 
 
 def id_ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Return ascending IDs as ranges, first and last ID of each; up to two missing IDs do not end a range.
-
-    Example:
-        >>> id_ranges([3, 4, 5, 7, 90])
-        [(3, 7), (90, 90)]
-    """
+    """Return ascending IDs as ranges, first and last ID of each; up to two missing IDs do not end a range."""
     ranges: list[tuple[int, int]] = []
     for row in ids:
         if ranges and row - ranges[-1][1] <= 3:

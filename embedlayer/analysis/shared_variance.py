@@ -118,10 +118,7 @@ class SharedVariance:
 
 @torch.no_grad()
 def shared_variance(rows: RowReader, usable: Bool[Tensor, " V"]) -> SharedVariance:
-    """Measure what the usable rows of a table share, in two passes over the table.
-
-    `usable` is a mask of the rows that are neither zero nor hold NaN or infinity.
-    """
+    """Measure what the usable rows of a table share, in two passes over the table."""
     count, width = int(usable.sum()), rows.embed_dim
     if not count:
         return SharedVariance(0, math.nan, math.nan, 0, math.nan, math.nan, (), 0, 0)
@@ -158,12 +155,7 @@ def shared_variance(rows: RowReader, usable: Bool[Tensor, " V"]) -> SharedVarian
 
 @torch.no_grad()
 def without_shared_part(table: TableLike, shared: SharedVariance) -> TableLike:
-    """Return the table in which rows are judged: the same table, or a float32 copy without the part that dominates.
-
-    Of a table with a dominant offset or constant columns, the mean row (of these columns) is subtracted. With a
-    dominant dimension, each dimension is divided by its standard deviation, and otherwise by the scale of the table.
-    Zero rows stay zero, and constant columns become 0. A table of too few rows to measure is returned as it is.
-    """
+    """Return the table in which rows are judged: the same table, or a float32 copy without the part that dominates."""
     changes = (shared.has_dominant_offset, shared.has_dominant_dimension, shared.is_out_of_range, shared.constant)
     if not shared.is_measured or not any(changes):
         return table

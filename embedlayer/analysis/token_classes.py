@@ -44,12 +44,7 @@ def token_texts(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def ids_by_text(texts: Mapping[int, str]) -> dict[str, int]:
-    """Return text -> ID for the texts that exactly one token has; `texts` is ID -> text.
-
-    Example:
-        >>> ids_by_text({0: "dog", 1: "cat", 2: "dog"})
-        {'cat': 1}
-    """
+    """Return text -> ID for the texts that exactly one token has; `texts` is ID -> text."""
     count = Counter(texts.values())
     return {text: token for token, text in texts.items() if count[text] == 1}
 
@@ -97,11 +92,7 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
 
 
 def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str]) -> set[int]:
-    """Return the IDs that the tokenizer produces when it encodes the tokens' own texts.
-
-    Each text is encoded in up to twenty contexts, until its ID is produced: after each of `CONTEXTS`, and after one or
-    two letters.
-    """
+    """Return the IDs that the tokenizer produces when it encodes the tokens' own texts."""
     left = list(zip(tokens, texts, strict=True))
     produced: set[int] = set()
     letters = sorted({text for text in texts if len(text) == 1 and text.isalnum() and text.isascii()}, reverse=True)
@@ -117,10 +108,7 @@ def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str])
 
 
 def _kind(entry: str, text: str, *, is_part: bool) -> str:
-    """Return the kind of a vocabulary entry by its characters, one of the kinds in the table of this module.
-
-    With `is_part` the entry is marked as the inside of a word, and letters are `"part"`, not `"word"`.
-    """
+    """Return the kind of a vocabulary entry by its characters, one of the kinds in the table of this module."""
     if BYTE_ENTRY.search(text) or BYTE_ENTRY.fullmatch(entry):
         return "byte"
     if not text.strip():
@@ -133,11 +121,7 @@ def _kind(entry: str, text: str, *, is_part: bool) -> str:
 
 
 def _mark_parts_of_words(kinds: list[str], texts: dict[int, str]) -> None:
-    """Change the kind of words that begin without a space from `"word"` to `"part"`, in place.
-
-    This happens only if the tokenizer writes the space before a word into its tokens, that is, if some word begins with
-    one. Otherwise nothing changes.
-    """
+    """Change the kind of words that begin without a space from `"word"` to `"part"`, in place."""
     words = [token for token, kind in enumerate(kinds) if kind == "word"]
     begin = {token for token in words if texts[token][0].isspace()}
     if begin:

@@ -20,13 +20,7 @@ LISTED = 8  # most tokens that an error lists
 
 
 class TokenNames:
-    """The names of the rows of a table, see `TokenVectors.id_of`.
-
-    Args:
-        tokenizer: The tokenizer of the table, without truncation.
-        vocab_size: Number of rows of the table, V.
-        count: Number of rows with a token.
-    """
+    """The names of the rows of a table, see `TokenVectors.id_of`."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, count: int) -> None:
         self.tokenizer = tokenizer
@@ -34,11 +28,7 @@ class TokenNames:
         self.count = count
 
     def id_of(self, token: Token) -> int:
-        """Return the ID of a token named by its text, its ID, or its bytes.
-
-        Raises:
-            UnknownTokenError: The ID is outside the table; or the text is several tokens, none, or unknown.
-        """
+        """Return the ID of a token named by its text, its ID, or its bytes."""
         if isinstance(token, str | bytes):
             return self._of_text(token if isinstance(token, str) else decode_readable(token))
         index = operator.index(token)
@@ -89,11 +79,7 @@ class TokenNames:
 
     @cached_property
     def _encoder(self) -> Tokenizer:
-        """Return the tokenizer that encodes the texts passed to `id_of`.
-
-        It is `self.tokenizer`, or a copy with an unknown token added. The copy is needed where encoding an unknown word
-        would fail: for WordLevel, WordPiece and Unigram models that have no unknown token.
-        """
+        """Return the tokenizer that encodes the texts passed to `id_of`."""
         if isinstance(self.tokenizer.model, models.BPE):  # leaves out what it does not know
             return self.tokenizer
         content = json.loads(self.tokenizer.to_str())

@@ -108,16 +108,7 @@ class TokenizerFit:
 def tokenizer_fit(
     rows: RowReader, texts: Sequence[str], *, usable: Bool[Tensor, " V"] | None = None
 ) -> TokenizerFit | None:
-    """Measure how similar the rows of spelling variants are; `None` with fewer than `FEWEST_PAIRS` pairs.
-
-    Pairs with one of the first or last `SHIFTS` rows of the table do not count.
-
-    Args:
-        rows: The table.
-        texts: Readable text of each row's token, V of them; `""` for a row without a token.
-        usable: Mask of the rows that are searched for pairs of two sorts, `unlike`: those that were learned; `None` for
-            all.
-    """
+    """Measure how similar the rows of spelling variants are; `None` with fewer than `FEWEST_PAIRS` pairs."""
     every = _variants(texts)
     pairs = every[(every.amin(1) >= SHIFTS) & (every.amax(1) < len(rows) - SHIFTS)]
     if len(pairs) < FEWEST_PAIRS:
@@ -155,16 +146,7 @@ def tokenizer_fit(
 
 
 class _Sorts(NamedTuple):
-    """Pairs of spelling variants in two sorts: as unlike as unrelated tokens, and alike.
-
-    Attributes:
-        unlike: Share of the unlike pairs.
-        alike_cosine: Mean cosine of the other pairs; NaN if all are unlike.
-        are_two: Whether the cosines of the two sorts are apart.
-        low: Cosine above which few unlike pairs are.
-        high: Median cosine of the alike pairs.
-        unlike_pair: IDs of one unlike pair; `None` if there is none.
-    """
+    """Pairs of spelling variants in two sorts: as unlike as unrelated tokens, and alike."""
 
     unlike: float
     alike_cosine: float
@@ -175,12 +157,7 @@ class _Sorts(NamedTuple):
 
 
 def _sorts(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> _Sorts:
-    """Measure which share of some pairs is as unlike as unrelated tokens, and how alike the others are.
-
-    See this module's docstring. The order of the pairs must be random: unrelated tokens are those of neighbouring
-    pairs. With fewer than `FEWEST_PAIRS` pairs of rows that have a cosine, the share is 0 and the cosines are NaN.
-    `mean` is the row that is subtracted from all rows.
-    """
+    """Measure which share of some pairs is as unlike as unrelated tokens, and how alike the others are."""
     shuffled = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], 1)  # the order of the pairs is random
     cosines, chance = _cosines(rows, pairs, mean), _cosines(rows, shuffled, mean)
     pairs, cosines, chance = pairs[cosines.isfinite()], cosines[cosines.isfinite()], chance[chance.isfinite()]
@@ -201,10 +178,7 @@ def _sorts(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> _Sorts:
 
 
 def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _Sorts) -> tuple[int, ...]:
-    """Return the IDs of tokens that are unlike all their variants although two of these are similar.
-
-    Unlike rows are below the range `sorts`, similar ones in its upper half.
-    """
+    """Return the IDs of tokens that are unlike all their variants although two of these are similar."""
     family: dict[int, set[int]] = {}
     for one, other in pairs.tolist():
         joined = family.get(one, {one}) | family.get(other, {other})
@@ -221,10 +195,7 @@ def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _
 
 
 def _similarity(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> tuple[float, float]:
-    """Return the mean cosine of the two rows of each pair after `mean` is subtracted, and its standard error.
-
-    Fewer than `FEWEST_PAIRS` finite cosines give `(0, inf)`.
-    """
+    """Return the mean cosine of the two rows of each pair after `mean` is subtracted, and its standard error."""
     cosines = _cosines(rows, pairs, mean)
     cosines = cosines[cosines.isfinite()]
     if len(cosines) < FEWEST_PAIRS:
@@ -240,10 +211,7 @@ def _cosines(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> Float[
 
 
 def _variants(texts: Sequence[str]) -> Int[Tensor, "N 2"]:
-    """Return pairs of IDs of words that are spelling variants, or differ by a final "s" alone; see `spelling_key`.
-
-    Words have 3 letters or more. Each variant is paired with the first one only.
-    """
+    """Return pairs of IDs of words that are spelling variants, or differ by a final "s" alone; see `spelling_key`."""
     first: dict[str, int] = {}
     pairs: list[tuple[int, int]] = []
     for token, text in enumerate(texts):
@@ -264,22 +232,7 @@ RAW_MARKERS = (" ", "▁", "##")
 def spelling_variants(
     texts: Sequence[str], tokenizer: Tokenizer | None = None, *, special: Collection[int] = ()
 ) -> dict[int, list[int]]:
-    """Return for each token that has spelling variants the IDs of these variants, in ascending order.
-
-    Two tokens are variants if their texts are equal after these steps:
-
-    1. one marker at the start is removed: a space, or the prefix of the tokenizer that continues a word, such as `##`;
-       without a tokenizer one of `RAW_MARKERS`. A text that is nothing but the marker keeps it;
-    2. the suffix of the tokenizer that ends a word, such as `</w>`, is removed;
-    3. compatibility characters are replaced (Unicode's NFKC: full-width letters, ligatures), and case is folded.
-
-    Texts that are empty or all white space, and special tokens, have no variants. `texts` are the readable texts of the
-    rows, as `OpenedModel.token_texts` has them; `""` for a row without a token.
-
-    Example:
-        >>> spelling_variants(["class", " class", "Class", "glass", " Class"])
-        {0: [1, 2, 4], 1: [0, 2, 4], 2: [0, 1, 4], 4: [0, 1, 2]}
-    """
+    """Return for each token that has spelling variants the IDs of these variants, in ascending order."""
     model = None if tokenizer is None else tokenizer.model
     prefix = getattr(model, "continuing_subword_prefix", None)
     markers = RAW_MARKERS if tokenizer is None else (" ", *([prefix] if prefix else []))
@@ -295,10 +248,7 @@ def spelling_variants(
 
 
 def spelling_key(text: str, markers: Sequence[str] = RAW_MARKERS, suffix: str = "") -> str:
-    """Return what spelling variants have in common: the text without its marker and suffix, in NFKC, its case folded.
-
-    The result is `""` for a text that is all white space.
-    """
+    """Return what spelling variants have in common: the text without its marker and suffix, in NFKC, its case folded."""
     marker = ""
     if text.startswith(tuple(markers)):
         marker = next((each for each in markers if text.startswith(each) and text != each), "")

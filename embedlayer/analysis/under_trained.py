@@ -216,12 +216,7 @@ def under_trained_scores(table: TableLike, counts: Int[Tensor, " V"] | None = No
 def _find_cones(
     rows: RowReader, usable: Bool[Tensor, " V"]
 ) -> tuple[list[tuple[Cone, Bool[Tensor, " V"]]], Float[Tensor, " D"] | None]:
-    """Find narrow cones of rows with a gap around them, clusters of trained rows included.
-
-    Returns:
-        Each cone with the mask of its rows, and the direction with the highest density of rows; `None` if no direction
-        is dense.
-    """
+    """Find narrow cones of rows with a gap around them, clusters of trained rows included."""
     free = usable.clone()
     cones: list[tuple[Cone, Tensor]] = []
     sample = _sample(rows, free)
@@ -325,10 +320,7 @@ def _drawn(mask: Bool[Tensor, " V"], count: int, generator: torch.Generator) -> 
 
 
 def _noises(rows: RowReader, ids: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Return for each row `sqrt((1 - c) / c)`, with `c` its cosine with its 8th nearest row of the table.
-
-    If rows share a direction and have noise of their own, this is about the ratio of the noise to the shared part.
-    """
+    """Return for each row `sqrt((1 - c) / c)`, with `c` its cosine with its 8th nearest row of the table."""
     return _noise(nearest_rows(rows.table, ids, NEAREST).cosines[:, -1].double())
 
 
@@ -339,22 +331,14 @@ def _noise(cosines: Tensor) -> Tensor:
 
 
 def _sample(rows: RowReader, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]:
-    """Return at most `SAMPLE` usable rows of a table, each normalised to length 1, as float32 on the CPU.
-
-    The rows and their random order are the same in every call.
-    """
+    """Return at most `SAMPLE` usable rows of a table, each normalised to length 1, as float32 on the CPU."""
     ids = torch.nonzero(usable)[:, 0]
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:SAMPLE]
     return F.normalize(rows.take(ids[order]).float(), dim=1)
 
 
 def _densities(sample: Float[Tensor, "M D"]) -> Float[Tensor, "S K"]:
-    """Measure how dense the sample is around each of its first `SEEDS` rows.
-
-    Returns:
-        One line per seed row: its cosines with its 8th and with its 64th nearest row, `(S, 2)`. A larger cosine means
-        more rows nearby. A sample of 64 rows or fewer has one column, one of 8 rows or fewer none.
-    """
+    """Measure how dense the sample is around each of its first `SEEDS` rows."""
     places = torch.tensor([count for count in NEIGHBOURS if count < len(sample)], dtype=torch.int64)
     if not len(places):
         return torch.empty(0, 0)
@@ -365,12 +349,7 @@ def _densities(sample: Float[Tensor, "M D"]) -> Float[Tensor, "S K"]:
 
 
 def _candidates(sample: Float[Tensor, "M D"], densities: Float[Tensor, "S K"]) -> Iterator[Float[Tensor, " D"]]:
-    """Yield unit vectors in whose direction many rows of the sample point, the densest direction first.
-
-    Density is first that of the 8 nearest rows, and after at most `TRIES` of these that of the 64 nearest.
-    A candidate starts at the seed row with the highest density. It is then moved to the mean of its nearest rows, three
-    times. Seeds near a candidate give no further ones.
-    """
+    """Yield unit vectors in whose direction many rows of the sample point, the densest direction first."""
     seeds = sample[: len(densities)]
     for column in range(densities.shape[1]):
         left = densities[:, column].clone()
@@ -389,10 +368,7 @@ def _candidates(sample: Float[Tensor, "M D"], densities: Float[Tensor, "S K"]) -
 def _refined_axis(
     sample: Float[Tensor, "M D"], present: Bool[Tensor, " M"], axis: Float[Tensor, " D"], fewest: int
 ) -> Float[Tensor, " D"] | None:
-    """Return the axis of the cone around a direction, or `None` if the sample shows no cone there.
-
-    The axis is moved to the mean direction of the cone's inner half until it settles, at most eight times.
-    """
+    """Return the axis of the cone around a direction, or `None` if the sample shows no cone there."""
     for _ in range(8):
         cosines = sample @ axis
         gap = _gap(cosines[present], fewest)
@@ -410,13 +386,7 @@ def _refined_axis(
 def _measure_cone(
     rows: RowReader, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
 ) -> tuple[Cone, Bool[Tensor, " V"]] | None:
-    """Measure the cone around an axis over all rows of the table.
-
-    `axis` is an estimate: the axis of the returned cone is the mean direction of its inner half.
-
-    Returns:
-        The cone and the mask of its rows, or `None` if the rows form no cone.
-    """
+    """Measure the cone around an axis over all rows of the table."""
     cosines, gap = _cosines_and_gap(rows, axis, free)
     if gap is None:
         return None
@@ -436,10 +406,7 @@ def _measure_cone(
 def _cosines_and_gap(
     rows: RowReader, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
 ) -> tuple[Float[Tensor, " V"], "_Gap | None"]:
-    """Return the cosines of rows with an axis, and the gap at which the cone around the axis ends.
-
-    Rows outside `free` have the cosine -2.
-    """
+    """Return the cosines of rows with an axis, and the gap at which the cone around the axis ends."""
     cosines = _cosines(rows, axis).where(free, -2.0)
     return cosines, _gap(cosines[free], FEWEST)
 
@@ -458,12 +425,7 @@ class _Gap(NamedTuple):
 
 
 def _gap(cosines: Float[Tensor, " N"], fewest: int) -> _Gap | None:
-    """Return the gap between the cone around an axis and the other rows, or `None` if there is no cone.
-
-    Rows are counted for each degree of their angle to the axis. The cone ends where this count falls to a tenth of its
-    peak, with at least `fewest` rows inside. There is no cone if the peak is at `WIDEST` degrees or more, or if the
-    count does not rise again beyond the end.
-    """
+    """Return the gap between the cone around an axis and the other rows, or `None` if there is no cone."""
     degrees = torch.rad2deg(cosines.double().clamp(-1.0, 1.0).arccos()).long().clamp_max(179)
     counts = torch.bincount(degrees, minlength=180).double()
     density = _smoothed(counts, torch.tensor([0.25, 0.5, 0.25]))
@@ -481,22 +443,14 @@ def _gap(cosines: Float[Tensor, " N"], fewest: int) -> _Gap | None:
 
 
 def _smoothed(counts: Float[Tensor, " N"], weights: Float[Tensor, " K"]) -> Float[Tensor, " N"]:
-    """Return the counts smoothed by a convolution with `weights`, an odd number of them that sum to 1.
-
-    The result is as long as `counts`, because the first and the last count are repeated beyond the ends.
-    """
+    """Return the counts smoothed by a convolution with `weights`, an odd number of them that sum to 1."""
     padded = F.pad(counts[None, None], (len(weights) // 2,) * 2, mode="replicate")
     smooth: Tensor = F.conv1d(padded, weights.to(counts)[None, None])[0, 0]
     return smooth
 
 
 def _scores(rows: RowReader, edges: list[tuple[Tensor, float]]) -> Float[Tensor, " V"]:
-    """Return the under-training score of each row: its largest score over the cones, -1 without a cone.
-
-    Let `edge` be the cosine of the cone's edge angle, and `cos` the row's cosine with the cone's axis. The score is
-    `(cos - edge) / (1 - edge)` inside the cone and `(cos - edge) / (1 + edge)` outside. Zero rows and rows with NaN
-    score -1. An `edge` of 1 is a cone without width: no score is above 0.
-    """
+    """Return the under-training score of each row: its largest score over the cones, -1 without a cone."""
     scores = torch.full((len(rows),), -1.0, dtype=torch.float64)
     for axis, edge in edges:
         excess = _cosines(rows, axis) - edge
@@ -506,11 +460,7 @@ def _scores(rows: RowReader, edges: list[tuple[Tensor, float]]) -> Float[Tensor,
 
 
 def _cosines(rows: RowReader, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
-    """Return the cosine of each row with a direction, in float64; NaN for zero rows and rows with NaN.
-
-    In float32, cosines near 1 differ between machines in their last digits. A matrix product is used, seven times as
-    fast as the sums per row of `nearest.cosines_with`, because ties do not matter here.
-    """
+    """Return the cosine of each row with a direction, in float64; NaN for zero rows and rows with NaN."""
     axis = F.normalize(axis.double(), dim=0)
     parts = []
     for _, chunk in rows.chunks():

@@ -409,10 +409,7 @@ class TokenVectors:
         return evaluate_word_analogies(self.table, self._words, file, restrict_vocab=restrict_vocab)
 
     def _nearer(self, key1: Token, key2: Token) -> Bool[Tensor, " V"]:
-        """Return a mask `(V,)` of the tokens whose rows have a larger cosine to `key1` than `key2` has.
-
-        `key1` itself and rows without a token are not in the mask.
-        """
+        """Return a mask `(V,)` of the tokens whose rows have a larger cosine to `key1` than `key2` has."""
         first, second = self.id_of(key1), self.id_of(key2)
         cosines = self._cosines_to(self._row(first), 0, self.vocab_size)
         nearer = (cosines > cosines[second]) & self._has_token
@@ -420,17 +417,7 @@ class TokenVectors:
         return nearer
 
     def _answer(self, scores: Float[Tensor, " N"], topn: int | None, start: int, without: list[int]) -> Neighbors:
-        """Return the `topn` tokens with the highest scores as `(readable text, score)`, highest first.
-
-        Equal scores are sorted by ID. If `topn` is `None`, all scores are returned as a NumPy array instead, by ID.
-
-        Args:
-            scores: Scores of consecutive rows, the first of which has the ID `start`. They are overwritten if `topn` is
-                not `None`.
-            topn: Number of tokens, fewer if there are fewer scores.
-            start: ID of the row that the first score belongs to.
-            without: IDs to leave out of the list. Rows without a token and NaN scores are always left out.
-        """
+        """Return the `topn` tokens with the highest scores as `(readable text, score)`, highest first."""
         if topn is None:
             return scores.numpy()
         scores[~self._has_token[start : start + len(scores)] | scores.isnan()] = -torch.inf
@@ -446,12 +433,7 @@ class TokenVectors:
     def _queries(
         self, queries: Query | Sequence[Query] | None, weight: float
     ) -> Iterator[tuple[Float[Tensor, " D"], float, int | None]]:
-        """Yield `(vector, weight, token ID)` for each item of a query.
-
-        The vector of a token is its row at length 1. A vector is yielded as it was passed, with the ID `None`. All
-        vectors are float64 on the CPU. The weight is the argument `weight` unless the item is a pair `(token, weight)`.
-        A vector or row with NaN or infinity raises a `CheckpointError`.
-        """
+        """Yield `(vector, weight, token ID)` for each item of a query."""
         for item in _as_list(queries):
             token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
             index = None
@@ -466,12 +448,7 @@ class TokenVectors:
             yield vector, float(its_weight), index
 
     def _ends(self, clip_start: int, clip_end: int | None, restrict_vocab: int | None) -> tuple[int, int]:
-        """Return the range of IDs to search: the first ID, and the ID after the last one.
-
-        A `restrict_vocab` other than `None` overrides both clips: the range is then `0 .. restrict_vocab - 1`. Clips
-        have the meaning of a Python slice. Bounds beyond the end of the table are reduced to it. A range without an ID
-        raises a `SizeError`.
-        """
+        """Return the range of IDs to search: the first ID, and the ID after the last one."""
         if restrict_vocab is not None:
             if restrict_vocab < 1:
                 raise SizeError(f"restrict_vocab is a number of IDs, at least 1; found {restrict_vocab}.")
@@ -508,11 +485,7 @@ class TokenVectors:
 
 
 def _as_list(queries: Query | Sequence[Query] | None) -> list[Query]:
-    """Return the items of a query as a list.
-
-    The list is empty for `None`, and has one item for a single token or vector `(D,)`. Rows `(N, D)` give N vectors,
-    and a list gives its items.
-    """
+    """Return the items of a query as a list."""
     if queries is None:
         return []
     if isinstance(queries, str | int | bytes | np.integer) or (

@@ -27,12 +27,7 @@ from embedlayer.io.files import JsonObject
 
 
 def with_defaults_of_class(content: JsonObject) -> Any:
-    """Return a configuration as its class in transformers reads it, with what its file leaves to the class.
-
-    If transformers is not installed, does not know the model type or does not read the content, the result is a copy of
-    the content with the IDs of `DEFAULT_IDS`. The copy lacks the IDs of model types without a record, whose keys
-    `unknown_defaults` returns.
-    """
+    """Return a configuration as its class in transformers reads it, with what its file leaves to the class."""
     config = None
     with suppress(CheckpointError):  # transformers cannot open such a folder, before an edit or after it
         config = configuration_of(content)
@@ -49,12 +44,7 @@ def _with_recorded_defaults(content: JsonObject) -> JsonObject:
 
 
 def unknown_defaults(content: JsonObject) -> list[str]:
-    """Return the keys of token IDs that a file leaves to a class whose defaults are not known, such as `eos_token_id`.
-
-    They are the keys of roles, and `image_token_id` of a multimodal model, that no part of the configuration has, under
-    another name either. The result is empty if transformers knows the class, or if the content names none. If a part
-    has the record of a family, its roles are known, and only `image_token_id` may be in the result.
-    """
+    """Return the keys of token IDs that a file leaves to a class whose defaults are not known, such as `eos_token_id`."""
     if not isinstance(content.get("model_type"), str) or not isinstance(with_defaults_of_class(content), dict):
         return []
     owners = [part.owner for part in parts_of(content, 0)]
@@ -66,14 +56,7 @@ def unknown_defaults(content: JsonObject) -> list[str]:
 
 
 def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversion, where: str) -> JsonObject:
-    """Return an edited configuration with the new values of IDs and sizes that it leaves to the defaults of its class.
-
-    `edited` is what `edited_configuration` returned for `content`; neither is changed. An entry is written only where
-    the class would read another value. What is stated is not changed. `where` is the name of the file, for errors.
-
-    Raises:
-        VocabularyError: The new value of an entry cannot be computed, or the class would not read it.
-    """
+    """Return an edited configuration with the new values of IDs and sizes that it leaves to the defaults of its class."""
     expected = dict(_new_entries(content, ids, where))
     moved = copy.deepcopy(edited)
     differing = _differing(moved, expected)
@@ -93,14 +76,7 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
 
 
 def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the IDs and sizes that a configuration file leaves to its class, with their values after an edit.
-
-    Each is yielded with the keys that lead to it, from the outermost configuration inwards, and its own key. Parts of
-    the configuration that have IDs of another vocabulary are left out.
-
-    Raises:
-        VocabularyError: The new value of an entry cannot be computed.
-    """
+    """Yield the IDs and sizes that a configuration file leaves to its class, with their values after an edit."""
     old = len(ids.new_ids)
     for name, owner, of_tokens in parts_of(with_defaults_of_class(content), old):
         path, beside = tuple(name.split(".") if name else ()), entries_of(owner)
@@ -128,11 +104,7 @@ def _differing(content: JsonObject, expected: Mapping[tuple[str, ...], Any]) -> 
 
 
 def _is_stated(content: JsonObject, path: tuple[str, ...], key: str, names: Mapping[str, str]) -> bool:
-    """Return whether a configuration file states an entry, under its name in the class or another one, not as null.
-
-    `path` has the keys of the configuration that contains the entry. `names` maps other names of entries to those in
-    the class.
-    """
+    """Return whether a configuration file states an entry, under its name in the class or another one, not as null."""
     inner = part_at(content, path)
     return isinstance(inner, dict) and any(
         inner.get(own) is not None for own in (key, *(a for a, b in names.items() if b == key))

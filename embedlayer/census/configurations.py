@@ -43,39 +43,17 @@ ROLE_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class IdConversion(Protocol):
-    """Conversion of old token IDs to new ones; `NewTokenIds` of `embedlayer.vocab.special_tokens` is one.
-
-    Attributes:
-        new_ids: New ID of each old ID, or -1 for a removed token.
-        size: Number of rows after the edit.
-    """
+    """Conversion of old token IDs to new ones; `NewTokenIds` of `embedlayer.vocab.special_tokens` is one."""
 
     new_ids: Sequence[int]
     size: int
 
     def of(self, key: str, value: Any, config: Mapping[str, Any], where: str, *, role: str = "") -> Any:
-        """Return the new value of an entry with one ID or a list of IDs.
-
-        Args:
-            key: Key of the entry, such as `eos_token_id`.
-            value: The old value.
-            config: The configuration with the entry.
-            where: Name of the configuration, for messages.
-            role: The usual key of the entry's role, such as `pad_token_id` for `pad_index`; "" if `key` is that key.
-
-        Raises:
-            VocabularyError: The entry needs a token that is removed, or that the new tokenizer lacks.
-        """
+        """Return the new value of an entry with one ID or a list of IDs."""
 
 
 class Part(NamedTuple):
-    """Refer to a configuration, or to a part of one.
-
-    Attributes:
-        name: Dotted name, such as `config.text_config`; "" for a configuration without a name.
-        owner: The dictionary or the configuration object.
-        of_tokens: Whether its token IDs are those of the edited vocabulary.
-    """
+    """Refer to a configuration, or to a part of one."""
 
     name: str
     owner: Any
@@ -101,12 +79,7 @@ def entries_of(owner: Any) -> dict[str, Any]:
 
 
 def parts_of(config: Any, size: int, name: str = "") -> Iterator[Part]:
-    """Yield a configuration and all configurations in it.
-
-    `size` is the number of tokens of the edited vocabulary, whose token IDs the outermost configuration always has. A
-    part without a number of tokens is as the configuration around it. One with a number has these IDs if it is none of
-    `OTHER_PARTS` and the number is `size`; if no part states `size`, it is as the configuration around it too.
-    """
+    """Yield a configuration and all configurations in it."""
     nested = [*_nested(config, name)]
     is_stated = any(size in _sizes(owner).values() for _, key, owner, _ in nested if key not in OTHER_PARTS)
     of_tokens: dict[int, bool] = {}
@@ -118,11 +91,7 @@ def parts_of(config: Any, size: int, name: str = "") -> Iterator[Part]:
 
 
 def _nested(config: Any, name: str, key: str = "", around: Any = None) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield `(name, key, configuration, around)` for a configuration and all configurations in it.
-
-    `around` is the configuration that contains it, or `None`, and `key` the key there, or "". Dictionaries under keys
-    of token IDs are no configurations.
-    """
+    """Yield `(name, key, configuration, around)` for a configuration and all configurations in it."""
     yield name, key, config, around
     for own, value in entries_of(config).items():
         if own not in KNOWN_IDS | NO_IDS and is_configuration(value):
@@ -143,14 +112,7 @@ def text_part(config: Any) -> Any:
 
 
 def id_keys(owner: Any, size: int, where: str) -> list[str]:
-    """Return the keys of a configuration that name token IDs and are not null.
-
-    `size` is the number of tokens, and `where` the name of the configuration for errors.
-
-    Raises:
-        VocabularyError: It is not known whether a key names a token ID: it has one of `ENDINGS`, is in no list of
-            `families.token_ids`, and its value is or has a whole number below `size`.
-    """
+    """Return the keys of a configuration that name token IDs and are not null."""
     entries = entries_of(owner)
     for key, value in entries.items():
         is_known = key in KNOWN_IDS or key in NO_IDS or key in FIRST_IDS or key.startswith(COUNTS)
@@ -173,10 +135,7 @@ def _holds_id(value: Any, size: int) -> bool:
 
 
 def other_models(module: nn.Module) -> set[int]:
-    """Return the `id` of each module in an encoder of images, sounds or proteins, whose tokens are no text.
-
-    Its configuration is a part of that of the model around it; see `OTHER_PARTS`.
-    """
+    """Return the `id` of each module in an encoder of images, sounds or proteins, whose tokens are no text."""
     parts = [part for part in module.modules() if is_configuration(own_attribute(part, "config"))]
     nested = {id(each.config): list(_nested(each.config, "")) for each in parts}
     others = {id(owner) for found in nested.values() for _, key, owner, _ in found if key in OTHER_PARTS}
@@ -184,11 +143,7 @@ def other_models(module: nn.Module) -> set[int]:
 
 
 def module_ids(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield `(name, module, attribute)` for the token IDs that modules of a user's class or of transformers store.
-
-    Modules of torch and of this library, and all `nn.Embedding`, are left out: the padding row of a table is no
-    attribute of the model, and that of a table of positions is a position.
-    """
+    """Yield `(name, module, attribute)` for the token IDs that modules of a user's class or of transformers store."""
     for name, part in module.named_modules():
         package = type(part).__module__.partition(".")[0]
         if package not in ("torch", "embedlayer") and not isinstance(part, nn.Embedding):
@@ -198,15 +153,7 @@ def module_ids(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def new_value(key: str, value: Any, ids: IdConversion, beside: Mapping[str, Any], where: str) -> Any:
-    """Return the value after an edit of an entry that names token IDs; nothing is changed.
-
-    `key` is one of `KNOWN_IDS`. What is no old ID in the value is returned unchanged. `beside` is the configuration
-    that contains the entry, and `where` its name for errors.
-
-    Raises:
-        VocabularyError: The entry needs a token that is removed; is one of `FIXED_IDS` whose IDs would change; names an
-            ID without a row that the edit gives to a new token; or is a `sequence_bias` that cannot be read.
-    """
+    """Return the value after an edit of an entry that names token IDs; nothing is changed."""
     if key in SUPPRESSED_IDS:
         return _without_removed(value, ids)
     if key in SEQUENCE_BIASES:
@@ -242,10 +189,7 @@ def _id_or_none(value: Any, ids: IdConversion) -> Any:
 
 
 def _without_removed(value: Any, ids: IdConversion) -> Any:
-    """Return the new IDs of a list of token IDs or of sequences of them, without removed tokens and sequences with one.
-
-    A value that is no list is returned unchanged.
-    """
+    """Return the new IDs of a list of token IDs or of sequences of them, without removed tokens and sequences with one."""
     if not isinstance(value, list | tuple):
         return value
     moved = [_sequence(one, ids) if isinstance(one, list | tuple) else _id_or_none(one, ids) for one in value]
@@ -259,10 +203,7 @@ def _sequence(value: Sequence[Any], ids: IdConversion) -> Any:
 
 
 def _moved_biases(value: Any, ids: IdConversion) -> Any:
-    """Return a `sequence_bias` with new IDs, in its form; sequences with removed tokens are left out.
-
-    transformers writes the sequences of a dictionary into a file as texts, such as `"(351, 352)"`.
-    """
+    """Return a `sequence_bias` with new IDs, in its form; sequences with removed tokens are left out."""
     pairs = value.items() if isinstance(value, Mapping) else value
     if not isinstance(value, list | tuple | Mapping):
         return value
@@ -275,11 +216,7 @@ def _moved_biases(value: Any, ids: IdConversion) -> Any:
 
 
 def _written_sequence(text: str, ids: IdConversion) -> str | None:
-    """Return the text of a tuple of token IDs with the new IDs; `None` if one of them is removed.
-
-    Raises:
-        VocabularyError: The text is none of a tuple of whole numbers.
-    """
+    """Return the text of a tuple of token IDs with the new IDs; `None` if one of them is removed."""
     if not re.fullmatch(r"\((\d+, )*\d+,?\)", text):
         raise VocabularyError(
             f"The key {text!r} of a sequence_bias is no tuple of token IDs. Change it before the edit."
@@ -289,14 +226,7 @@ def _written_sequence(text: str, ids: IdConversion) -> str | None:
 
 
 def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
-    """Check that one of the configurations that state a number of tokens states that of the table, `old`.
-
-    `owners` are all configurations of a model whose token IDs are those of the edited vocabulary. Nothing is checked if
-    none of them states a number, or if the number after the edit, `new`, equals `old`.
-
-    Raises:
-        VocabularyError: They state other numbers alone.
-    """
+    """Check that one of the configurations that state a number of tokens states that of the table, `old`."""
     sizes = [(key, value) for owner in owners for key, value in _sizes(owner).items()]
     if old != new and sizes and all(value != old for _, value in sizes):
         key, value = sizes[0]
@@ -307,13 +237,7 @@ def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
 
 
 def edited_configuration(content: JsonObject, ids: IdConversion, where: str) -> JsonObject:
-    """Return the content of a configuration file after an edit: new token IDs, and the new number of tokens.
-
-    `content` is not changed. `where` is the name of the file, for errors.
-
-    Raises:
-        VocabularyError: An entry cannot be edited, as in `id_keys`, `new_value` and `check_sizes`.
-    """
+    """Return the content of a configuration file after an edit: new token IDs, and the new number of tokens."""
     edited, old = copy.deepcopy(content), len(ids.new_ids)
     parts = [part for part in parts_of(edited, old) if part.of_tokens]
     check_sizes([part.owner for part in parts], old, ids.size)
@@ -331,10 +255,7 @@ def size_keys(owner: Any, size: int) -> list[str]:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value of a configuration as JSON has it: tuples become lists, and some dictionaries lists of pairs.
-
-    Those are the dictionaries with a key that is no string, such as the sequences of a `sequence_bias`.
-    """
+    """Return a value of a configuration as JSON has it: tuples become lists, and some dictionaries lists of pairs."""
     if isinstance(value, Mapping) and any(not isinstance(key, str) for key in value):
         return [[list(key) if isinstance(key, tuple) else key, json_value(one)] for key, one in value.items()]
     if isinstance(value, Mapping):
@@ -346,11 +267,7 @@ def json_value(value: Any) -> Any:
 
 
 def check_readers(configs: Sequence[Any], new_ids: Tensor, size: int) -> None:
-    """Check that an edit leaves as it is what a model reads from the order or the size of token IDs.
-
-    `configs` are all configurations of the model, those of other vocabularies included, and its modules. `new_ids` has
-    the new ID of each old ID, `(V,)` int64, or -1 for a removed token; `size` is the number of rows after the edit.
-    """
+    """Check that an edit leaves as it is what a model reads from the order or the size of token IDs."""
     entries = [entries_of(config) for config in configs]
     _check_first_ids(entries, new_ids, size)
     kept_ids = new_ids[new_ids >= 0]
@@ -372,10 +289,7 @@ def check_readers(configs: Sequence[Any], new_ids: Tensor, size: int) -> None:
 
 
 def check_padding(subject: str, padding: object, new_ids: Tensor) -> None:
-    """Check that the padding token keeps its ID, in a family that counts positions from that ID.
-
-    `subject` is the family with the verb, such as "roberta counts", for the message. What is no old ID is not checked.
-    """
+    """Check that the padding token keeps its ID, in a family that counts positions from that ID."""
     if type(padding) is int and 0 <= padding < len(new_ids) and int(new_ids[padding]) != padding:
         raise VocabularyError(
             f"{subject} positions from the ID of the padding token, {padding}: it must keep that ID. Keep the "
@@ -398,10 +312,7 @@ def _check_first_ids(entries: Sequence[Mapping[str, Any]], new_ids: Tensor, size
 
 
 def _check_range(last: object, key: str, new_ids: Tensor, size: int) -> None:
-    """Check that all IDs above `last`, which are numbers, stay in their order above it, and no other ID is there.
-
-    Nothing is checked if `last` is no old ID.
-    """
+    """Check that all IDs above `last`, which are numbers, stay in their order above it, and no other ID is there."""
     if type(last) is not int or not 0 <= last < len(new_ids):
         return
     above, start = new_ids[last:], int(new_ids[last])

@@ -16,14 +16,7 @@ CONFIG = "config.json"
 
 
 class FileRule(NamedTuple):
-    """Kind of files that an edited copy of a folder leaves out.
-
-    Attributes:
-        patterns: Patterns of names, as `fnmatch` reads them; of a folder with everything in it if they end in a slash.
-        what: What the files hold.
-        consequence: What follows for the edited folder, and what to do instead, as sentences.
-        needless: Names of files beside it that are of no use without it, and are left out with it.
-    """
+    """Kind of files that an edited copy of a folder leaves out."""
 
     patterns: tuple[str, ...]
     what: str
@@ -72,12 +65,7 @@ WITHOUT_ROWS = (
 
 
 def files_left_out(folder: Path) -> dict[str, FileRule]:
-    """Return the files of a folder that an edit of its vocabulary leaves out: relative paths, sorted, with their rules.
-
-    The path of a folder ends in a slash. The files that are needless without another one have its rule. A folder inside
-    with a `config.json` of its own is another model or module: nothing in it is left out, unless a rule fits its name
-    (`checkpoint-500/`), so that it is left out as a whole.
-    """
+    """Return the files of a folder that an edit of its vocabulary leaves out: relative paths, sorted, with their rules."""
     return dict(sorted(_left_out_in(folder, "")))
 
 
@@ -99,20 +87,12 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
 
 
 def is_left_out(file: str, left_out: Iterable[str]) -> bool:
-    """Return whether a file is one of `left_out`, or is in a folder of these.
-
-    `file` is relative to the folder of the model, with slashes; `left_out` is what `files_left_out` returns.
-    """
+    """Return whether a file is one of `left_out`, or is in a folder of these."""
     return any(file.startswith(path) if path.endswith("/") else file == path for path in left_out)
 
 
 def files_to_copy(source: Path, target: Path, left_out: Iterable[str]) -> Iterator[str]:
-    """Create the folders inside `source` in `target` too, and yield the paths of the files, relative and sorted.
-
-    `left_out` has paths of files and of folders, which end in a slash, as `files_left_out` returns them; these are
-    skipped, and so are locks and what a process has not finished to write. Links to folders are followed, except to one
-    that the link is in.
-    """
+    """Create the folders inside `source` in `target` too, and yield the paths of the files, relative and sorted."""
     left_out = tuple(left_out)
     for entry in sorted(source.iterdir()):
         is_folder = entry.is_dir()
@@ -129,10 +109,7 @@ def files_to_copy(source: Path, target: Path, left_out: Iterable[str]) -> Iterat
 
 
 def other_safetensors(folder: Path, left_out: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of the safetensors files of a folder, relative to it, sorted, without those of `left_out`.
-
-    Folders inside with a `config.json` of their own are other models or modules, and are skipped.
-    """
+    """Yield the paths of the safetensors files of a folder, relative to it, sorted, without those of `left_out`."""
     for file in sorted(folder.rglob("*.safetensors")):
         path = file.relative_to(folder)
         inner = [folder / parent for parent in path.parents if parent != Path()]

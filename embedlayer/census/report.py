@@ -15,16 +15,7 @@ NAMES_AT = 11
 
 @dataclass(frozen=True)
 class CensusReport:
-    """What follows the vocabulary in a folder; `print` shows it as a few lines.
-
-    Attributes:
-        tensors: Shapes of the tensors that an edit moves, by name; a second copy's name starts with its file.
-        token_ids: Entries that name token IDs, which an edit moves, by file or module and dotted name.
-        files: Names of the other files that an edit writes again or removes: tokenizers and configurations.
-        left_out: What each file holds that an edit leaves out, by path.
-        notes: Warnings that an edit would give about tensors.
-        refused: Why the vocabulary of this folder is not edited; `""` if it is.
-    """
+    """What follows the vocabulary in a folder; `print` shows it as a few lines."""
 
     tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     token_ids: JsonObject = field(default_factory=dict)
@@ -38,11 +29,7 @@ class CensusReport:
         return asdict(self)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield `(what, names)` for each attribute that is not empty.
-
-        All token IDs are named, those of each file on lines of their own; only the first of all these lines has a
-        `what`. Of tensors and files at most six are named, with the number of the rest. Notes are whole.
-        """
+        """Yield `(what, names)` for each attribute that is not empty."""
         sizes = {name: " x ".join(f"{size:,}" for size in shape) for name, shape in self.tensors.items()}
         names = {
             "tensors": [f"{name} ({size})" for name, size in sizes.items()],

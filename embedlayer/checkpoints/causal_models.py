@@ -16,20 +16,7 @@ NAMED = 3
 
 
 def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu") -> nn.Module:
-    """Load the causal language model of a checkpoint folder with transformers, and `patch` it.
-
-    The model has the dtype of its files, and is in evaluation mode. No pickle is loaded and no code of the folder is
-    run.
-
-    Args:
-        folder: A folder with `config.json` and safetensors files.
-        device: Where to put the model.
-
-    Raises:
-        CheckpointError: transformers cannot load the folder, `config.json` names a class that is no causal language
-            model, or a tensor is missing, which transformers would initialise with random numbers.
-        MissingExtraError: transformers is not installed.
-    """
+    """Load the causal language model of a checkpoint folder with transformers, and `patch` it."""
     transformers = require("transformers", extra="hf")
     options = {"local_files_only": True, "trust_remote_code": False}
     with transformers_errors(f"load {folder} as a causal language model"):
@@ -49,18 +36,12 @@ def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu")
 
 
 def attention_options(config: Any) -> dict[str, Any]:
-    """Return the options with which transformers applies a soft cap on attention scores (Gemma 2).
-
-    Before 5.22, its default for these models is SDPA, which ignores the cap.
-    """
+    """Return the options with which transformers applies a soft cap on attention scores (Gemma 2)."""
     return {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
 
 
 def missing_tensors(loaded: Mapping[str, Any]) -> tuple[int, str]:
-    """Return how many tensors transformers has filled with random numbers, and the first names as text.
-
-    `loaded` is its `output_loading_info`. At most `NAMED` names are in the text, with `...` for the others.
-    """
+    """Return how many tensors transformers has filled with random numbers, and the first names as text."""
     missing = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
     return len(missing), ", ".join([*missing[:NAMED], *["..."] * (len(missing) > NAMED)])
 

@@ -398,10 +398,7 @@ class EmbeddingLayer(Pretrained):
         codes: IdsLike | None = None,
         streams: int | None = None,
     ) -> tuple[list[EmbeddingStep], TokenBatch]:
-        """Check the arguments of `input`, and return the two arguments of `run_steps`.
-
-        With `decoder`, they are those of `decoder_input`.
-        """
+        """Check the arguments of `input`, and return the two arguments of `run_steps`."""
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
         if token_type_ids is not None and "types" not in self.recipe:
@@ -638,10 +635,7 @@ def load(
 def _read_layer(
     checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, table_only: bool | str, **parts: bool
 ) -> EmbeddingLayer:
-    """Read a checkpoint that this library did not write; arguments and errors are those of `load`.
-
-    The `config` of a checkpoint in Meta's layout is replaced by its `meta_config`.
-    """
+    """Read a checkpoint that this library did not write; arguments and errors are those of `load`."""
     try:
         if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
             checkpoint.config = meta_config(checkpoint)
@@ -661,11 +655,7 @@ def _read_layer(
 def _read_saved_layer(
     checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool, per_layer: bool
 ) -> EmbeddingLayer:
-    """Read a folder that `EmbeddingLayer.save_pretrained` wrote, by arguments of `load`.
-
-    The file is always read in full; what the arguments exclude is left out afterwards. The errors are those of
-    `Pretrained.from_pretrained`.
-    """
+    """Read a folder that `EmbeddingLayer.save_pretrained` wrote, by arguments of `load`."""
     config = checkpoint.file(CONFIG)
     assert config is not None
     layer = super(EmbeddingLayer, EmbeddingLayer).from_pretrained(config.parent, device=device).to(dtype=dtype)

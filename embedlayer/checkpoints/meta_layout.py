@@ -29,17 +29,7 @@ def has_meta_layout(checkpoint: Checkpoint) -> bool:
 
 
 def meta_config(checkpoint: Checkpoint) -> JsonObject:
-    """Return a configuration for the model of a checkpoint in Meta's layout, with the keys of transformers.
-
-    The sizes come from the metadata of the weight files, or else from `params.json`. Mistral's `yarn` and
-    `llama_4_scaling` there become `rope_parameters`, as in transformers.
-
-    Raises:
-        CheckpointError: The number of heads is missing, a value is not implemented, or a key is not known.
-        FileError: `params.json` cannot be read.
-
-    Reference: transformers/models/ministral3/convert_ministral3_weights_to_hf.py; mistral-inference, transformer.py.
-    """
+    """Return a configuration for the model of a checkpoint in Meta's layout, with the keys of transformers."""
     source = checkpoint.name
     params = {key: _parse(text) for header in checkpoint.headers.values() for key, text in header.metadata.items()}
     if "n_heads" not in params:
@@ -74,10 +64,7 @@ def meta_config(checkpoint: Checkpoint) -> JsonObject:
 
 
 def _base(params: JsonObject) -> object:
-    """Return the base of the rotary frequencies that `params.json` or metadata state, or the default of Mistral's code.
-
-    The result is `None` for the default of Meta's code.
-    """
+    """Return the base of the rotary frequencies that `params.json` or metadata state, or the default of Mistral's code."""
     if params.get("rope_theta") is not None:
         return params["rope_theta"]
     theta = re.search(r"theta ([\d.]+)", str(params.get("rope", "")))  # llama2.c's export
@@ -89,14 +76,7 @@ def _base(params: JsonObject) -> object:
 
 
 def _rope_parameters(source: str, params: JsonObject, base: object) -> JsonObject | None:
-    """Return transformers' `rope_parameters` for Mistral's `yarn` and `llama_4_scaling`; `None` if there are neither.
-
-    `params` are the keys of the file `source`, and `base` the base of the frequencies.
-
-    Raises:
-        CheckpointError: A key of the two is missing or not known, `apply_scale` is not false, or `llama_4_scaling` is
-            without a `yarn` of the same original length.
-    """
+    """Return transformers' `rope_parameters` for Mistral's `yarn` and `llama_4_scaling`; `None` if there are neither."""
     yarn, queries = params.get("yarn"), params.get("llama_4_scaling")
     for name, part, keys in (("yarn", yarn, (*YARN_PARAMS, "apply_scale")), ("llama_4_scaling", queries, QUERY_PARAMS)):
         if part is None:
@@ -123,13 +103,7 @@ def _rope_parameters(source: str, params: JsonObject, base: object) -> JsonObjec
 
 
 def _require_known(source: str, params: JsonObject, known: Iterable[str], prefix: str) -> None:
-    """Check that every key that has a value is known; null, false and 0 are no values.
-
-    `prefix` stands before the key in the message, such as `"yarn."`.
-
-    Raises:
-        CheckpointError: A key is not known.
-    """
+    """Check that every key that has a value is known; null, false and 0 are no values."""
     unknown = next((key for key, value in params.items() if key not in known and value not in (None, False)), None)
     if unknown is not None:
         raise CheckpointError(f"{source}: the key {prefix}{unknown} is not known here, so it may change the model.")
@@ -144,13 +118,7 @@ def _parse(text: str) -> object:
 
 
 def require_value(source: str, config: Mapping[str, object], key: str, *allowed: object) -> None:
-    """Check that the value of a configuration key is one that `DecoderLM` implements.
-
-    `source` is the name of the configuration, for the message. A missing key counts as `None`.
-
-    Raises:
-        CheckpointError: It is another value.
-    """
+    """Check that the value of a configuration key is one that `DecoderLM` implements."""
     if config.get(key) not in allowed:
         known = ", ".join(str(value) for value in allowed if value is not None)
         raise CheckpointError(f"{source}: {key} {config.get(key)!r} is not what DecoderLM has (known: {known}).")

@@ -30,10 +30,7 @@ class _Weights:
 
 
 def accept_token_weights(model: nn.Module) -> None:
-    """Let a patched model of transformers take `token_weights` beside `labels`; `refuse_token_weights` undoes it.
-
-    Any other module, and a model that has it already, stays as it is.
-    """
+    """Let a patched model of transformers take `token_weights` beside `labels`; `refuse_token_weights` undoes it."""
     if not hasattr(type(model), "loss_function") or _is_ours(model, FORWARD):
         return
     forward, loss_function = model.forward, cast(Callable[..., Tensor], model.loss_function)
@@ -42,10 +39,7 @@ def accept_token_weights(model: nn.Module) -> None:
 
 
 def refuse_token_weights(model: nn.Module) -> None:
-    """Give a model the `forward` and the `loss_function` that it had before `accept_token_weights`.
-
-    One that was replaced since then stays.
-    """
+    """Give a model the `forward` and the `loss_function` that it had before `accept_token_weights`."""
     for name, public_name in ((FORWARD, "forward"), (LOSS_FUNCTION, "loss_function")):
         if _is_ours(model, name):
             before = remove_own_attribute(model, name).args[1]
@@ -62,13 +56,7 @@ def _is_ours(model: nn.Module, name: str) -> bool:
 def _forward(
     model: nn.Module, forward: Callable[..., Any], *args: Any, token_weights: Tensor | None = None, **kwargs: Any
 ) -> Any:
-    """Call the `forward` of a model; with `token_weights` the loss of each label is multiplied by its weight.
-
-    If the caller has set another `loss_function`, that gets the weights.
-
-    Raises:
-        SizeError: There are no labels, or the model computes its loss by code of its own.
-    """
+    """Call the `forward` of a model; with `token_weights` the loss of each label is multiplied by its weight."""
     if token_weights is None:
         return forward(*args, **kwargs)
     if not _is_ours(model, LOSS_FUNCTION):
@@ -87,11 +75,7 @@ def _forward(
 def _loss(
     model: str, loss_function: Callable[..., Tensor], *args: Any, token_weights: _Weights | None = None, **kwargs: Any
 ) -> Tensor:
-    """Call the loss function of a model; with `token_weights` compute the same loss with them.
-
-    Raises:
-        SizeError: The loss function is not that of causal or masked language models.
-    """
+    """Call the loss function of a model; with `token_weights` compute the same loss with them."""
     if token_weights is None:
         return loss_function(*args, **kwargs)
     from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
@@ -114,14 +98,7 @@ def _weighted_loss(
     shift_labels: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
-    """Compute transformers' `ForCausalLMLoss` or `ForMaskedLMLoss`, whose arguments follow `is_causal`, with weights.
-
-    The weights are shifted as the labels are; beside `shift_labels` they are those of these.
-
-    Raises:
-        ShapeError: The weights do not fit the labels.
-        SizeError: The weight of a label that is not ignored is infinite or NaN.
-    """
+    """Compute transformers' `ForCausalLMLoss` or `ForMaskedLMLoss`, whose arguments follow `is_causal`, with weights."""
     if is_causal and shift_labels is not None:
         labels = shift_labels
     require_token_weights(token_weights, labels, "labels")

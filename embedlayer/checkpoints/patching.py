@@ -186,13 +186,7 @@ def unpatch(model: Model) -> Model:
 
 
 def _refuse_other_tables(model: nn.Module) -> None:
-    """Check that a patched model has no table that `unpatch` cannot replace by a module of transformers.
-
-    A model that is not patched is not checked.
-
-    Raises:
-        CheckpointError: A table is a `DeltaEmbedding`, or another one than a `TokenEmbedding`.
-    """
+    """Check that a patched model has no table that `unpatch` cannot replace by a module of transformers."""
     if own_attribute(model, RESIZE) is None and not modules_with(model, REPLACED):
         return
     for name, module in model.named_modules():
@@ -211,11 +205,7 @@ def _refuse_other_tables(model: nn.Module) -> None:
 
 
 def _bags(model: nn.Module) -> list[nn.EmbeddingBag]:
-    """Return each `nn.EmbeddingBag` inside of a model, which `patch` replaces; the model itself has no place for one.
-
-    Raises:
-        CheckpointError: The model is an `nn.EmbeddingBag` itself.
-    """
+    """Return each `nn.EmbeddingBag` inside of a model, which `patch` replaces; the model itself has no place for one."""
     if isinstance(model, nn.EmbeddingBag):
         raise CheckpointError(
             "This is the nn.EmbeddingBag itself: call embedlayer.tables.Bag.from_embedding_bag(module)."
@@ -224,15 +214,7 @@ def _bags(model: nn.Module) -> list[nn.EmbeddingBag]:
 
 
 def _look_ups(model: nn.Module) -> list[nn.Embedding]:
-    """Return the token embeddings that `patch` must replace.
-
-    These are the model's input embeddings, its output module if that is an embedding (FSMT), its per-layer table
-    (Gemma 3n and 4), and all other embeddings that share a weight with one of them. Modules that are already patched
-    are left out.
-
-    Raises:
-        CheckpointError: There is no `get_input_embeddings`, or it returns no `nn.Embedding`.
-    """
+    """Return the token embeddings that `patch` must replace."""
     inputs = _call_getters(model, "get_input_embeddings")
     if not hasattr(model, "get_input_embeddings") or not inputs:
         raise CheckpointError(
@@ -253,11 +235,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
 
 
 def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list[nn.Module]:
-    """Call a getter, such as `get_input_embeddings`, on a model and all its submodules; return the modules found.
-
-    A submodule without this getter is skipped. The result may contain a module several times. With `inside=False` it is
-    not called on submodules.
-    """
+    """Call a getter, such as `get_input_embeddings`, on a model and all its submodules; return the modules found."""
     modules = []
     for part in model.modules() if inside else (model,):
         with suppress(NotImplementedError, AttributeError):  # modules without embeddings raise one of these
@@ -266,10 +244,7 @@ def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list
 
 
 def _heads(model: nn.Module) -> list[nn.Linear]:
-    """Return the `nn.Linear` modules of a model that are LM heads or share the weight of a token embedding.
-
-    Modules of a subclass, such as those of PEFT and heads that are already patched, are left out.
-    """
+    """Return the `nn.Linear` modules of a model that are LM heads or share the weight of a token embedding."""
     inputs, outputs = (_call_getters(model, getter) for getter in ("get_input_embeddings", "get_output_embeddings"))
     heads = {id(each) for each in outputs}
     tables = [each for each in (*inputs, *outputs) if isinstance(each, nn.Embedding)]
@@ -279,11 +254,7 @@ def _heads(model: nn.Module) -> list[nn.Linear]:
 
 
 def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
-    """Raise a `CheckpointError` if row-sparse gradients are impossible: they need tables that are only looked up.
-
-    `tables` are the token embeddings that will be replaced. None to replace is an error too: the model is patched
-    already.
-    """
+    """Raise a `CheckpointError` if row-sparse gradients are impossible: they need tables that are only looked up."""
     if not tables:
         raise CheckpointError("The model is patched already: unpatch it first, then patch it with row_sparse=True.")
     if name := name_of_tied_module(model, [table.weight for table in tables]):
@@ -312,12 +283,7 @@ def _refuse_options(model: nn.Module) -> None:
 
 
 def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
-    """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`.
-
-    Raises:
-        CheckpointError: `old` does more than look-up and scale, has options that a `TokenEmbedding` lacks, or has a
-            replaced `forward`.
-    """
+    """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`."""
     if not _is_known(old):
         raise CheckpointError(f"What {a_or_an(old)} does beyond look-up and scale is unknown: it is not patched.")
     if old.max_norm is not None or old.scale_grad_by_freq or old.sparse or own_attribute(old, "forward") is not None:
@@ -345,11 +311,7 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
 
 
 def _is_known(old: object) -> bool:
-    """Return whether an embedding computes `scale * weight[ids]` and nothing else.
-
-    A subclass of `nn.Embedding` qualifies if it stores nothing but a weight and a scale, and a small instance of it
-    computes this formula.
-    """
+    """Return whether an embedding computes `scale * weight[ids]` and nothing else."""
     if isinstance(old, TokenEmbedding) or type(old) is nn.Embedding:
         return True
     if not isinstance(old, nn.Embedding) or old._modules or set(old._parameters) != {"weight"}:
@@ -370,10 +332,7 @@ def _is_known(old: object) -> bool:
 
 
 def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
-    """Return `(factor, is_rounded)` for an embedding of transformers that scales its rows.
-
-    The factor is `None` for no scale. `is_rounded` says whether it is rounded to the dtype of the rows (Gemma).
-    """
+    """Return `(factor, is_rounded)` for an embedding of transformers that scales its rows."""
     if type(old) is nn.Embedding:
         return None, False
     scales = [getattr(old, name) for name in SCALE_ATTRIBUTES if getattr(old, name, None) is not None]
@@ -383,10 +342,7 @@ def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
 def _head_like(
     old: nn.Linear, report: LogitsReport, options: ModelLogitOptions, products: dict[str, Any]
 ) -> OutputHead:
-    """Return an `OutputHead` with deferred logits, whose weight and bias are the parameters of a linear layer.
-
-    `products` are its options `head_dtype` and `batch_invariant`.
-    """
+    """Return an `OutputHead` with deferred logits, whose weight and bias are the parameters of a linear layer."""
     with torch.device("meta"):
         head = OutputHead(old.in_features, old.out_features, bias=old.bias is not None, **products)
     head._parameters.clear()
@@ -396,10 +352,7 @@ def _head_like(
 
 
 def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
-    """Return what a model does to its logits outside a head, as the record of its family says.
-
-    If that is not known, `unknown` of the result says why.
-    """
+    """Return what a model does to its logits outside a head, as the record of its family says."""
     owners = [part for part in model.modules() if old in _call_getters(part, "get_output_embeddings", inside=False)]
     owner = (owners or [model])[0]
     config_object: Any = getattr(owner, "config", None)
@@ -438,14 +391,7 @@ def _tensor_of(model: nn.Module, names: tuple[str, ...]) -> ChildReference | Non
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
-    """Resize the vocabulary of a patched model with transformers' own method, then patch the modules that it created.
-
-    `patch` installs this function as the model's `resize_token_embeddings`; it returns the input embeddings. Pending
-    lazy updates are applied first. Heads keep `head_dtype` and `batch_invariant`.
-
-    Raises:
-        CheckpointError: The table has no weight that transformers could resize.
-    """
+    """Resize the vocabulary of a patched model with transformers' own method, then patch the modules that it created."""
     if not _have_weights(model):
         raise CheckpointError(
             f"transformers cannot resize {a_or_an(model.get_input_embeddings())}. If rows are trained separately, call "
@@ -467,11 +413,7 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
 
 
 def _tied(model: Any, *arguments: Any, **options: Any) -> None:
-    """Tie the weights of a patched model with transformers' own method, where its table has a weight.
-
-    `patch` installs this function as the model's `tie_weights`. The head of another table, such as a quantised one or
-    one with rows that are trained separately, reads that table at each call.
-    """
+    """Tie the weights of a patched model with transformers' own method, where its table has a weight."""
     if _have_weights(model):
         type(model).tie_weights(model, *arguments, **options)
 
@@ -486,11 +428,7 @@ CONTENTS = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"
 
 
 def _swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace the module `old` by `new` in every module of `model` that has it as a child.
-
-    `new` gets the training mode of `old`. It also gets its dictionaries of hooks, the same objects, so that hooks are
-    still called and can still be removed.
-    """
+    """Replace the module `old` by `new` in every module of `model` that has it as a child."""
     new.train(old.training)
     shared = vars(nn.Module()).keys() - CONTENTS
     copy_own_attributes(old, new, {*shared, INITIALISED})  # the same dictionaries, so that handles still remove hooks

@@ -63,28 +63,14 @@ ENDINGS = (
 
 
 class _Hub(CheckpointFolder):
-    """The files of a repository on the hub, or of a folder in it; each is downloaded when it is requested.
-
-    Args:
-        repository: Name of the repository, `owner/name`.
-        revision: Branch, tag or commit; `None` for the main branch.
-        folder: Folder in the repository; empty for the repository itself.
-        online: Whether the hub can be reached; `None` to test this at the first call of `find`.
-    """
+    """The files of a repository on the hub, or of a folder in it; each is downloaded when it is requested."""
 
     def __init__(self, repository: str, revision: str | None, folder: str = "", *, online: bool | None = None) -> None:
         self.name = f"{repository}/{folder}" if folder else repository
         self.repository, self.revision, self.folder, self.online = repository, revision, folder, online
 
     def find(self, file: str) -> Path | None:
-        """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file.
-
-        If the hub cannot be reached, the result is also `None` for a file that the cache does not have.
-
-        Raises:
-            FileError: There is no such repository, or the hub cannot be reached and the cache has nothing of it.
-            MissingExtraError: huggingface_hub is not installed.
-        """
+        """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file."""
         try:
             hub = require("huggingface_hub", extra="hf")
         except MissingExtraError as error:
@@ -109,14 +95,7 @@ class _Hub(CheckpointFolder):
         return Path(path)
 
     def _is_online(self) -> bool:
-        """Return whether files are requested from the hub; if not, only its cache on this machine is read.
-
-        The result is `False` if `HF_HUB_OFFLINE` is set, or if the hub cannot be reached and the cache has the
-        repository. Without this check, the hub's client would retry each file for half a minute.
-
-        Raises:
-            FileError: The hub cannot be reached, and the cache does not have the repository.
-        """
+        """Return whether files are requested from the hub; if not, only its cache on this machine is read."""
         hub = require("huggingface_hub", extra="hf")
         errors = require("huggingface_hub.errors", extra="hf")
         constants = require("huggingface_hub.constants", extra="hf")
@@ -137,19 +116,13 @@ class _Hub(CheckpointFolder):
 
 
 def _hub_error(what: str, error: Exception) -> FileError:
-    """Return, without raising it, the error of a failed access to the hub.
-
-    `what` says what failed, without a full stop; the first line of the message of `error` follows in parentheses.
-    """
+    """Return, without raising it, the error of a failed access to the hub."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return FileError(f"{what} ({reason}). There is no folder or file of that name here either.")
 
 
 def _connect_to(url: str) -> None:
-    """Open and close a connection to a host, or to the proxy that is set for it, to test whether it answers.
-
-    An `OSError` says that the connection failed, or took longer than `SECONDS_TO_CONNECT`.
-    """
+    """Open and close a connection to a host, or to the proxy that is set for it, to test whether it answers."""
     target = urlsplit(url)
     proxies = {} if proxy_bypass(target.hostname or "") else getproxies()
     proxy = proxies.get(target.scheme) or proxies.get("all")
@@ -159,24 +132,7 @@ def _connect_to(url: str) -> None:
 
 
 class Checkpoint(WeightFiles):
-    """An open checkpoint: its configuration and its tensors, which are read on request.
-
-    Args:
-        place: Folder or hub repository that has the files.
-        file: Name of the safetensors file, GGUF file or index in `place` to read; `None` to find it by the usual names.
-        is_static_embedding: Whether it is sentence-transformers' StaticEmbedding, a table without a model.
-
-    Attributes:
-        config: Content of `config.json`, or the same for the metadata of a GGUF file; empty if there is none.
-        is_static_embedding: The argument of this name.
-        gguf: Header of a GGUF file; `None` for other checkpoints.
-
-    Raises:
-        FileError: There is no safetensors file and no GGUF file.
-        CheckpointError: A file is damaged; the weights are pickles, an adapter, or several files without an index; or a
-            GGUF file has no tensors.
-        MissingExtraError: A GGUF file needs `pip install 'embedlayer[gguf]'`.
-    """
+    """An open checkpoint: its configuration and its tensors, which are read on request."""
 
     def __init__(self, place: CheckpointFolder, file: str | None = None, *, is_static_embedding: bool = False) -> None:
         files = choose_weight_files(place, file)
@@ -199,25 +155,7 @@ class Checkpoint(WeightFiles):
 
     @classmethod
     def open(cls, source: Path | str, *, revision: str | None = None) -> "Checkpoint":
-        """Open a folder, a safetensors file, an index, a GGUF file, or a hub name such as `"openai-community/gpt2"`.
-
-        Args:
-            source: Path or hub name. The hub needs the `hf` extra; with `HF_HUB_OFFLINE` set, only its cache on this
-                machine is searched.
-            revision: Branch, tag or commit on the hub; `None` for the main branch.
-
-        Raises:
-            FileError: There is no such file, folder or repository, or it contains no safetensors file and no GGUF file.
-            CheckpointError: As in the constructor.
-            MissingExtraError: There is no such path, and the hub needs `pip install 'embedlayer[hf]'`; or a GGUF file
-                needs `'embedlayer[gguf]'`.
-
-        Example:
-            >>> from safetensors.torch import save_file
-            >>> save_file({"wte.weight": torch.ones(10, 4)}, "model.safetensors")
-            >>> Checkpoint.open("model.safetensors").info("wte.weight").shape
-            (10, 4)
-        """
+        """Open a folder, a safetensors file, an index, a GGUF file, or a hub name such as `"openai-community/gpt2"`."""
         local = find_folder(Path(source))
         if local is not None and local[1] is not None:
             return cls(*local)
@@ -235,17 +173,11 @@ class Checkpoint(WeightFiles):
         return cls(place, is_static_embedding=is_static)
 
     def file(self, name: str) -> Path | None:
-        """Return the local path of another file of the checkpoint, such as `tokenizer.json`; `None` if it is missing.
-
-        From the hub, the file is downloaded first. A GGUF file has all it needs in itself: the result is `None`.
-        """
+        """Return the local path of another file of the checkpoint, such as `tokenizer.json`; `None` if it is missing."""
         return None if self.gguf is not None else self._folder.find(name)
 
     def tokenizer_file(self) -> Path | None:
-        """Return the path of the tokenizer file that this library prefers among those of the checkpoint, or `None`.
-
-        For a GGUF file it is that file, if it has a tokenizer.
-        """
+        """Return the path of the tokenizer file that this library prefers among those of the checkpoint, or `None`."""
         if self.gguf is not None:
             return self.gguf.path if self.gguf.get("tokenizer.ggml.model") is not None else None
         for names in TOKENIZERS:
@@ -255,10 +187,7 @@ class Checkpoint(WeightFiles):
         return None
 
     def read_tokenizer(self, rows: int) -> Tokenizer | None:
-        """Read the tokenizer of the checkpoint, and warn if it has IDs without a row in a table of `rows` rows.
-
-        The result is `None` if there is no tokenizer file. The errors are those of `load_tokenizer`.
-        """
+        """Read the tokenizer of the checkpoint, and warn if it has IDs without a row in a table of `rows` rows."""
         path = self.tokenizer_file()
         if path is None:
             return None
@@ -268,11 +197,7 @@ class Checkpoint(WeightFiles):
         return tokenizer
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Read one tensor and return it, as `WeightFiles.read` does.
-
-        A quantised tensor of a GGUF file is dequantised, by default to float32. A `CheckpointError` says that there is
-        no such tensor, or that it is damaged or of a type that cannot be read.
-        """
+        """Read one tensor and return it, as `WeightFiles.read` does."""
         if self.gguf is None:
             return super().read(name, dtype=dtype, device=device)
         self.bytes_read += self.info(name).nbytes
@@ -280,12 +205,7 @@ class Checkpoint(WeightFiles):
 
     @property
     def quantisation(self) -> JsonObject | None:
-        """Return what `config.json`, or else ModelOpt's file, states about the quantisation; `None` for nothing.
-
-        Raises:
-            CheckpointError: It is stated twice, as MLX does for other readers, with different numbers; or ModelOpt's
-                file is damaged.
-        """
+        """Return what `config.json`, or else ModelOpt's file, states about the quantisation; `None` for nothing."""
         nested = self.config.get("text_config")
         for part in (self.config, nested) if isinstance(nested, dict) else (self.config,):
             schemes: list[JsonObject] = [part[key] for key in SCHEMES if isinstance(part.get(key), dict)]
@@ -310,13 +230,7 @@ class Checkpoint(WeightFiles):
         return {"quant_method": METHOD, **scheme} if isinstance(scheme, dict) else None
 
     def find(self, *suffixes: str) -> list[str]:
-        """Return the names of tensors that end in one of `suffixes`, as `WeightFiles.find` does, and of stored rows.
-
-        Stored rows are named as the weight that they replace: `lm_head.weight` for a module with `lm_head.qweight`.
-
-        Raises:
-            CheckpointError: A module of one of these names is quantised in a way that is not read.
-        """
+        """Return the names of tensors that end in one of `suffixes`, as `WeightFiles.find` does, and of stored rows."""
         return [name for suffix in suffixes for name in (*WeightFiles.find(self, suffix), *self._replaced(suffix))]
 
     def _replaced(self, suffix: str) -> list[str]:
@@ -337,15 +251,7 @@ class Checkpoint(WeightFiles):
         return {name[len(module) + 1 :]: name for name in self.names if name.startswith(f"{module}.")}
 
     def stored(self, name: str) -> tuple[StoredFormat, int] | None:
-        """Return the format of the stored rows that a module has for its weight `name`, and the number of rows V.
-
-        The result is `None` for a weight in floating point, and for one that does not exist. Headers tell, and tensors
-        of a few numbers.
-
-        Raises:
-            CheckpointError: The tensors of the module contradict each other, or are quantised in a way that is not
-                read.
-        """
+        """Return the format of the stored rows that a module has for its weight `name`, and the number of rows V."""
         if not f".{name}".endswith(WEIGHT):
             return None
         if name not in self._formats:
@@ -355,35 +261,21 @@ class Checkpoint(WeightFiles):
         return self._formats[name]
 
     def read_stored(self, name: str) -> StoredRows:
-        """Return the stored rows of a weight for which `stored` returned a format, mapped to the file.
-
-        Raises:
-            CheckpointError: A tensor is damaged, or has another type or shape than the others require; or a scale is
-                NaN or infinite.
-            FileError: A file cannot be read.
-        """
+        """Return the stored rows of a weight for which `stored` returned a format, mapped to the file."""
         stored = self.stored(name)
         assert stored is not None
         with torch.device("cpu"):
             return stored[0].read(self._module(name), stored[1])
 
     def stored_tensors(self, name: str, rows: StoredRows) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return the tensors that store new rows of a weight, by their names: the inverse of `read_stored`.
-
-        The second result has the metadata of their files that change. The rows have the format that `stored` returned.
-        A `CheckpointError` says that it cannot store this number of rows.
-        """
+        """Return the tensors that store new rows of a weight, by their names: the inverse of `read_stored`."""
         module, names = self._module(name), self.module_tensors(name)
         with torch.device("cpu"):
             tensors, metadata = rows.format.write(rows, module), rows.format.metadata(rows, module)
         return {names[rest]: tensor for rest, tensor in tensors.items()}, metadata
 
     def matrix_info(self, name: str) -> TensorInfo:
-        """Return `info(name)`; for stored rows shape `(V, D)`, name of the format and number of bytes of the matrix.
-
-        Raises:
-            CheckpointError: As in `info` and `stored`.
-        """
+        """Return `info(name)`; for stored rows shape `(V, D)`, name of the format and number of bytes of the matrix."""
         stored = self.stored(name)
         if stored is None:
             return self.info(name)
@@ -409,19 +301,13 @@ class Checkpoint(WeightFiles):
         return StoredModule(weight.rpartition(".")[0], infos, read, self.quantisation or {}, metadata)
 
     def stores(self, name: str, tensor: Tensor) -> bool:
-        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and, bit for bit, in its numbers.
-
-        `tensor` is converted to the stored dtype for this, one buffer at a time.
-        """
+        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and, bit for bit, in its numbers."""
         stored = self.read(name)
         pairs = zip(byte_chunks(stored), byte_chunks(tensor, stored.dtype), strict=True)
         return stored.shape == tensor.shape and all(torch.equal(old, new) for old, new in pairs)
 
     def is_same(self, name: str, other: str) -> bool:
-        """Return whether two tensors, by their full names, have the same shape, dtype and bits.
-
-        Stored rows are compared by their own bits, codes and scales.
-        """
+        """Return whether two tensors, by their full names, have the same shape, dtype and bits."""
         if self.stored(name) != self.stored(other):
             return False
         if self.stored(name) is None:
@@ -438,17 +324,7 @@ def weight_beside(name: str) -> str:
 
 
 def is_hub_name(source: str) -> bool:
-    """Return whether a string is a hub name: `owner/name`, and nothing that looks like a path.
-
-    A string is a path if it has no slash or more than one; if a part starts with a dot, or has other characters than
-    ASCII letters, digits, `_`, `-` and `.`; if it ends like a file that this library reads, or is longer than 96
-    characters; or if its first part is an existing folder. So a mistyped path reaches the hub only if it consists of
-    two plain words.
-
-    Example:
-        >>> [is_hub_name(source) for source in ("openai-community/gpt2", "./runs/a", "runs", "runs/a.npy")]
-        [True, False, False, False]
-    """
+    """Return whether a string is a hub name: `owner/name`, and nothing that looks like a path."""
     owner, _, name = source.partition("/")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source, re.ASCII) or len(source) > LONGEST_HUB_NAME:
         return False
@@ -456,14 +332,7 @@ def is_hub_name(source: str) -> bool:
 
 
 def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
-    """Return `(folder, is_static)` of the first module that a sentence-transformers model lists in `modules.json`.
-
-    `folder` is the module's folder in the checkpoint, empty for the checkpoint itself. `is_static` says whether the
-    module is a StaticEmbedding. A checkpoint without `modules.json` gives `("", False)`.
-
-    Raises:
-        CheckpointError: `modules.json` is damaged, or names a folder that is not directly in the checkpoint.
-    """
+    """Return `(folder, is_static)` of the first module that a sentence-transformers model lists in `modules.json`."""
     path = place.find("modules.json")
     if path is None:
         return "", False

@@ -30,10 +30,7 @@ _QUANTISED = {
 
 
 def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> CheckpointError:
-    """Return, without raising it, the error for a checkpoint whose configuration names no family that is read.
-
-    It names the known model types that are spelt most similarly, or why a known one is not read, and what to do.
-    """
+    """Return, without raising it, the error for a checkpoint whose configuration names no family that is read."""
     file = checkpoint.file(CONFIG)
     if checkpoint.gguf is not None:
         name = checkpoint.gguf.get("general.architecture")
@@ -82,11 +79,7 @@ def _states_vocabulary(config: object) -> bool:
 
 
 def table_names(checkpoint: Checkpoint) -> list[str]:
-    """Return the names of the matrices of a checkpoint that are called like tables of tokens or codes, sorted.
-
-    Matrices of numbered blocks, those that are quantised in a way that is not read, and those of fewer than
-    `FEWEST_ROWS` rows are left out. Those of numbered tables are not.
-    """
+    """Return the names of the matrices of a checkpoint that are called like tables of tokens or codes, sorted."""
     called_so = {
         weight if quantised_parts(checkpoint, (weight := f"{name.rpartition('.')[0]}.weight",)) else name
         for name in checkpoint.names
@@ -111,10 +104,7 @@ def _is_readable_table(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def table_advice(checkpoint: Checkpoint, *, is_found: bool) -> str:
-    """Return how to read a table of a refused checkpoint alone, as a sentence; `""` if it has none.
-
-    `is_found` says whether `load` finds the token table with `table_only=True`.
-    """
+    """Return how to read a table of a refused checkpoint alone, as a sentence; `""` if it has none."""
     if is_found:
         return "To read the table alone: load(..., table_only=True)."
     names = table_names(checkpoint)
@@ -126,14 +116,7 @@ def table_advice(checkpoint: Checkpoint, *, is_found: bool) -> str:
 
 
 def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
-    """Return the names of the tensors that store weights in quantised form; none for weights in full precision.
-
-    Quantisers store scales, zero points and packed numbers as further tensors of the same module, such as
-    `lm_head.qweight` or `lm_head.weight_scale`. Every quantiser of transformers names them with a word of its own.
-    `names` are full names of the weights, or ends of names.
-
-    Reference: transformers/quantizers and transformers/integrations; MLX's `nn.quantize`.
-    """
+    """Return the names of the tensors that store weights in quantised form; none for weights in full precision."""
     parts: dict[str, None] = {}
     for name in names:
         module, own_name = f".{name.rpartition('.')[0]}.", name.rpartition(".")[2]
@@ -148,11 +131,7 @@ def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
 
 
 def quantised_error(checkpoint: Checkpoint, what: str, name: str, parts: Iterable[str]) -> CheckpointError:
-    """Return, without raising it, the error for a weight that is stored in quantised form.
-
-    `what` describes the weight, such as `"table"`. `name` is its name, or the first of `parts` if the weight itself is
-    not stored; `parts` are the names of the scales and packed numbers that belong to it.
-    """
+    """Return, without raising it, the error for a weight that is stored in quantised form."""
     info = checkpoint.info(name)
     beside = [part for part in parts if part != name]
     scales = f" beside {', '.join(beside[:3])}{', ...' if len(beside) > 3 else ''}" if beside else ""
@@ -170,10 +149,7 @@ def quantised_error(checkpoint: Checkpoint, what: str, name: str, parts: Iterabl
 
 
 def combined_error(checkpoint: Checkpoint, what: str, *names: str) -> CheckpointError:
-    """Return, without raising it, the error for rows that are computed from several tensors, one of them quantised.
-
-    `what` describes the rows, such as `"table"`, and `names` are those of the tensors.
-    """
+    """Return, without raising it, the error for rows that are computed from several tensors, one of them quantised."""
     stored = next(name for name in names if checkpoint.stored(name) is not None)
     info = checkpoint.matrix_info(stored)
     return CheckpointError(

@@ -26,19 +26,7 @@ def own_files(checkpoint: Checkpoint) -> set[Path]:
 
 
 def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str], left_out: Collection[str]) -> Copies:
-    """Find the tensors with values for each token in the safetensors files beside those of a folder's checkpoint.
-
-    Such files are copies in another dtype (`model.fp16.safetensors`) or layout (`consolidated.safetensors`). Their rows
-    are those of the checkpoint in the dtype of the copy. `aliases` maps each name of such a tensor in the checkpoint to
-    one of its names; that of the table is first. Files that an edit leaves out are not read. Of stored rows, a copy is
-    in floating point (`is_dense`), or has the same bytes under the same names: then the result has the name of the
-    weight that they replace.
-
-    Raises:
-        CheckpointError: An adapter has values of tokens. Or another file has a tensor with as many rows or columns as
-            there are tokens, and how these belong to tokens is not known.
-        FileError: A file cannot be read.
-    """
+    """Find the tensors with values for each token in the safetensors files beside those of a folder's checkpoint."""
     copies: Copies = {}
     own = own_files(checkpoint)
     family = checkpoint_family(checkpoint)
@@ -87,11 +75,7 @@ def is_dense(info: TensorInfo | None) -> bool:
 def _stored_copies(
     checkpoint: Checkpoint, aliases: Mapping[str, str], file: str, path: Path, header: Header
 ) -> dict[str, str]:
-    """Return which stored rows of a checkpoint another file has with the same bytes: from name to key of the weight.
-
-    Raises:
-        CheckpointError: It has some of their tensors, or other bytes.
-    """
+    """Return which stored rows of a checkpoint another file has with the same bytes: from name to key of the weight."""
     place = find_folder(path)
     assert place is not None
     other, copies = WeightFiles(place[0], path.name), dict[str, str]()
@@ -111,17 +95,7 @@ def _stored_copies(
 def refuse_copies(
     folder: Path, files: Iterable[str], names: Collection[str], sizes: Collection[int], call: str
 ) -> None:
-    """Refuse safetensors files beside a layer or a run of this library that may have values of tokens.
-
-    `files` are relative to `folder`. `names` are those of the tensors of the layer that have values of tokens, and
-    `sizes` the lengths of their axes of tokens. `call` is the call that merges an adapter in this folder, for the
-    message.
-
-    Raises:
-        CheckpointError: A file is an adapter of a table or a head, or has a tensor with one of the names or with an
-            axis of one of the sizes.
-        FileError: A file cannot be read.
-    """
+    """Refuse safetensors files beside a layer or a run of this library that may have values of tokens."""
     for file in files:
         header = read_header(folder / file)
         if Path(file).name == ADAPTER_WEIGHTS:
@@ -141,14 +115,7 @@ def _unknown(file: str, name: str, shape: tuple[int, ...]) -> CheckpointError:
 
 
 def _check_adapter(file: str, header: Header, names: Collection[str], families: list[Family], call: str) -> None:
-    """Check that an adapter of PEFT changes no table and no head.
-
-    `file` and `call`, which merges the adapter, are for the message; `names` are those of the tensors by token in the
-    model.
-
-    Raises:
-        CheckpointError: It changes one.
-    """
+    """Check that an adapter of PEFT changes no table and no head."""
     modules = {name.rpartition(".")[0] for name in names}
     for name in header.tensors:
         parts = name.removeprefix("base_model.model.").split(".")

@@ -160,13 +160,7 @@ def write_vectors(path: Path | str, tokens: Sequence[str], rows: TableLike, form
 
 
 def _blocks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]:
-    """Yield the rows in order, in blocks: NumPy arrays of float32, `(N, D)`.
-
-    A block has at most `NUMBERS_AT_ONCE` numbers, but at least one row.
-
-    Raises:
-        CheckpointError: A row has NaN or infinity, as one has whose numbers are too large for float32.
-    """
+    """Yield the rows in order, in blocks: NumPy arrays of float32, `(N, D)`."""
     step = max(1, NUMBERS_AT_ONCE // width)
     for start in range(0, count, step):
         stop = min(count, start + step)
@@ -181,10 +175,7 @@ def _blocks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]
 
 
 def format_of(path: Path, format: str | None = None) -> VectorFormat:
-    """Return `format` if it is passed, else the one that the suffix of `path` implies; `"projector"` for a folder.
-
-    A `SizeError` says that the format is unknown, or that the suffix implies none.
-    """
+    """Return `format` if it is passed, else the one that the suffix of `path` implies; `"projector"` for a folder."""
     names = get_args(VectorFormat)
     if format is not None and format not in names:
         raise SizeError(f"There is no file format {format!r}. Choose one of {', '.join(names)}.")

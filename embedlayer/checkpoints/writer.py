@@ -57,11 +57,7 @@ class WriteReceipt:
 
 
 def weight_names(layer: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Return the names of an `EmbeddingLayer`'s tensors in its checkpoint, with one entry for a table of stored rows.
-
-    `names` is its attribute `tensor_names`. The tensors of such a table are one entry under the name of the table in
-    the layer, with the names of the weights that they replace in the checkpoint.
-    """
+    """Return the names of an `EmbeddingLayer`'s tensors in its checkpoint, with one entry for a table of stored rows."""
     tables = [name for name, part in layer.named_modules() if isinstance(part, PackedRows)]
     weights: dict[str, tuple[str, ...]] = {}
     for key, own in names.items():
@@ -73,11 +69,7 @@ def weight_names(layer: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[s
 def tensors_of_layer(
     layer: nn.Module, names: Mapping[str, Sequence[str]], *, is_part: bool, is_edited: bool
 ) -> dict[str, Rows]:
-    """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, for `write_tensors`; the table first.
-
-    Stored rows are under the names of the weights that they replace. `names` is the attribute `tensor_names` of the
-    layer, and so are the other arguments. Layers that `EmbeddingLayer.write_into` refuses are a `CheckpointError`.
-    """
+    """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, for `write_tensors`; the table first."""
     if is_part and is_edited:
         raise CheckpointError(
             "The vocabulary of this layer was edited, and the checkpoint may have more tensors with a row for each "
@@ -104,10 +96,7 @@ def tensors_of_layer(
 
 
 def rows_of_key(state: Mapping[str, Tensor], key: str) -> Tensor:
-    """Return the tensor of a key in `tensor_names`: `"weight[2:5]"` are the rows 2 to 4 of `state["weight"]`.
-
-    A checkpoint may store the rows of K streams, which are one weight here, in K tensors.
-    """
+    """Return the tensor of a key in `tensor_names`: `"weight[2:5]"` are the rows 2 to 4 of `state["weight"]`."""
     name, _, bounds = key.partition("[")
     if not bounds:
         return state[name]
@@ -127,40 +116,7 @@ def write_tensors(
     axes: Mapping[str, int] | None = None,
     shared: Collection[str] = (),
 ) -> WriteReceipt:
-    """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
-
-    If the table has another number of rows than before, every tensor of the checkpoint that follows the vocabulary, as
-    the record of its family says, must be among `tensors` and have as many rows. `vocab_size` then changes in
-    `config.json` and in the metadata of the files (llama2.c).
-
-    Args:
-        tensors: New tensors by their names in the checkpoint; each is stored in the dtype of the old one. A bias of the
-            head `(V,)` is stored as `(1, V)` if the old one is (BART). Stored rows are under the name of the weight
-            that they replace, and have the format of the old ones.
-        checkpoint_dir: A folder in Hugging Face's layout, with one safetensors file or several and an index.
-        out_dir: A folder that does not exist or is empty.
-        table: Name of the token table, which must be a key of `tensors`.
-        copies: From the path of each other safetensors file of the folder that is changed too, to its new tensors by
-            name, of any number of rows. `None`: if the vocabulary is another one than before, all copies of the tensors
-            are written, and what `files_left_out` returns is left out with a warning.
-        left_out: Paths of files that are not written, as `files_left_out` returns them.
-        is_edited: Whether the rows belong to other tokens than before, so that the vocabulary is another one, also with
-            as many rows.
-        axes: From the names of tensors that no record names to the axis of their tokens.
-        shared: Names of tensors whose rows tokens share, of any number (model2vec). `table` is then the mapping.
-
-    Returns:
-        The changed tensors and files.
-
-    Raises:
-        CheckpointError: A name in `tensors` is not in the checkpoint, a new tensor is missing or has another shape than
-            expected, the checkpoint is a GGUF file or in a folder inside `checkpoint_dir`, or `find_copies` refuses
-            another file.
-        FileError: `checkpoint_dir` is no folder; or `out_dir` is not empty or cannot be written.
-
-    Warns:
-        EmbedLayerWarning: `copies` is `None`, and files are left out.
-    """
+    """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced."""
     source, target = Path(checkpoint_dir), named_path(out_dir)
     if not source.is_dir():
         raise FileError(f"There is no folder {source} to take the other tensors from.")
@@ -248,13 +204,7 @@ def write_tensors(
 
 
 def _plain(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return new content by the names of tensors in the files, in which stored rows are several tensors.
-
-    The second result has the metadata of the files that change with stored rows.
-
-    Raises:
-        CheckpointError: The format of stored rows cannot store this number of them.
-    """
+    """Return new content by the names of tensors in the files, in which stored rows are several tensors."""
     plain: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for name, rows in tensors.items():
@@ -288,11 +238,7 @@ def _check_precision(checkpoint: Checkpoint, folder: Path, copies: Copies) -> No
 
 
 def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[str, tuple[int, ...]]:
-    """Return the new shape of each tensor of a checkpoint that follows the vocabulary, by its family's record.
-
-    A per-layer table that lacks tokens is among them, with the rows that it would have. Of an unknown family nothing is
-    known, and the result is empty.
-    """
+    """Return the new shape of each tensor of a checkpoint that follows the vocabulary, by its family's record."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, rule in tensor_rules(checkpoint).items():
         shape = [] if rule is None or rule.end is None else [*checkpoint.matrix_info(name).shape]
@@ -307,11 +253,7 @@ def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[s
 def copy_with_tensors(
     source: Path, target: Path, header: Header, changed: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a copy of one safetensors file in which some tensors are replaced; the order of the tensors stays.
-
-    A copy of the copy with the old tensors has the bytes of the old file. `changed` has the new tensors by name, which
-    may have other shapes, and `metadata` new values of the metadata. Those that the old file lacks are ignored.
-    """
+    """Write a copy of one safetensors file in which some tensors are replaced; the order of the tensors stays."""
     metadata = {key: metadata.get(key, value) for key, value in header.metadata.items()}
     sizes = {
         name: (changed[name].shape, changed[name].numel() * info.torch_dtype.itemsize)
@@ -336,12 +278,7 @@ def _rewrite_json(
     changed: Mapping[str, Tensor],
     numel: int,
 ) -> None:
-    """Update the numbers of rows in `config.json` and `params.json`, and the sizes in the shard index.
-
-    A file that is missing stays missing, and a file that states no such sizes stays as it is. `sizes` has the number of
-    rows of the new table for each configuration key; `changed` the new tensors by name. `numel` is the number of added
-    numbers; a matrix of stored rows counts V D, as in mlx-lm.
-    """
+    """Update the numbers of rows in `config.json` and `params.json`, and the sizes in the shard index."""
     config = folder / CONFIG
     if config.is_file():
         content = read_json(config)

@@ -92,11 +92,7 @@ def compress(
 
 
 def known_use(opened: "OpenedModel") -> dict[str, Any]:
-    """Return how the training text of a run uses its tokens, as keyword arguments of `compare_compression`.
-
-    These are `counts`, the occurrences of each token, and `kept`, the number of tokens that `embedlayer vocab trim`
-    would keep. `counts` is `None` for other sources than runs; `kept` needs counts and a tokenizer, or is left out.
-    """
+    """Return how the training text of a run uses its tokens, as keyword arguments of `compare_compression`."""
     from embedlayer.vocab.token_usage import with_required_tokens
 
     counts = opened.counts
@@ -106,25 +102,7 @@ def known_use(opened: "OpenedModel") -> dict[str, Any]:
 
 
 def measure_use(opened: "OpenedModel", text: Path) -> tuple[dict[str, Any], str]:
-    """Measure how a text file uses the tokens of a model.
-
-    Returns:
-        Keyword arguments of `compare_compression`, and a sentence on how the loss is measured (`""` without a loss).
-
-    The arguments are `counts`, the occurrences of each token, and `kept`, the number of tokens that
-    `embedlayer vocab trim` would keep. For a causal language model there is also `loss`, a function from a table to the
-    model's loss on the text with this table, as `embedlayer evaluate` measures it. For other models a warning says why
-    there is no loss.
-
-    Raises:
-        FileError: The text cannot be read.
-        TextError: The text is not plain text, or has fewer than two tokens.
-        TokenizerError: There is no tokenizer, or it has IDs outside the table.
-        VocabularyError: The text contains none of the tokens.
-
-    Warns:
-        EmbedLayerWarning: The loss cannot be measured.
-    """
+    """Measure how a text file uses the tokens of a model."""
     import torch
 
     from embedlayer.analysis.evaluation.text import context_of, encode_text
@@ -155,10 +133,7 @@ def measure_use(opened: "OpenedModel", text: Path) -> tuple[dict[str, Any], str]
 
 
 def _choices(width: int, to: str | None) -> list[str]:
-    """Return the kinds of compressed tables to compare, as `compress_table` names them.
-
-    Kinds that do not suit the width D are left out; `to` is included in any case.
-    """
+    """Return the kinds of compressed tables to compare, as `compress_table` names them."""
     from embedlayer.compress.report import choices_for
 
     choices = [*choices_for(width)]
@@ -169,12 +144,7 @@ def _choices(width: int, to: str | None) -> list[str]:
 
 
 def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> tuple[str, tuple[str, ...]]:
-    """Write the model with a compressed table to the folder `output`, which appears complete or not at all.
-
-    Returns:
-        A sentence on what else can open the result, or what is not in it; `""` if there is nothing to say. And the
-            paths in the folder of the source that are not copied, which a warning names.
-    """
+    """Write the model with a compressed table to the folder `output`, which appears complete or not at all."""
     from embedlayer.checkpoints.layer import EmbeddingLayer
     from embedlayer.compress.convert import replace_table
     from embedlayer.compress.transformers_models import MODULES, tensors_beside
@@ -220,13 +190,7 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> tuple[st
 
 
 def _copy_rest(opened: "OpenedModel", partial: Path, *, is_whole: bool) -> tuple[bool, dict[str, FileRule]]:
-    """Copy what is beside the table in the folder of the source into a folder with the layer.
-
-    `is_whole` says whether the layer is all of the model.
-
-    Returns:
-        Whether blocks were copied, and the paths that were not copied, with their rules.
-    """
+    """Copy what is beside the table in the folder of the source into a folder with the layer."""
     from embedlayer.checkpoints.layer import EmbeddingLayer
     from embedlayer.checkpoints.reader import Checkpoint
     from embedlayer.checkpoints.vector_formats.projector import FILES

@@ -15,11 +15,7 @@ PROBES = (" must", " returns", " called", " string", " method", " argument", " i
 
 
 def carried_text() -> str:
-    """Return a text that every Python installation contains, for the command `demo` to train on.
-
-    It is the language reference that `help()` shows. If a distribution leaves that out, it is the docstrings of the
-    standard library.
-    """
+    """Return a text that every Python installation contains, for the command `demo` to train on."""
     try:
         from pydoc_data.topics import topics
 

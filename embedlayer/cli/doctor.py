@@ -101,10 +101,7 @@ def doctor(as_json: bool) -> None:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that compute, by name; `None` for one that cannot be imported.
-
-    `"CUDA"` and `"ROCm"` are those that torch is built for, or `None`.
-    """
+    """Return the versions of Python and of the packages that compute, by name; `None` for one that cannot be imported."""
     import torch
 
     versions: dict[str, str | None] = {"embedlayer": __version__, "Python": platform.python_version()}
@@ -147,10 +144,7 @@ def gpu_problem() -> str:
 
 
 def examined(device: "torch.device") -> Device:
-    """Return what computes each operation on a device, after compiling a small kernel there.
-
-    The functions that choose in every call are asked, with a float32 tensor in eager mode.
-    """
+    """Return what computes each operation on a device, after compiling a small kernel there."""
     import torch
 
     from embedlayer.core.devices import device_kind

@@ -56,13 +56,7 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
 
 
 def _show(step: "PipelineStep", names: list[str]) -> None:
-    """Print what a step computed; nothing if it is none of the following.
-
-    - Vectors: the first numbers of each.
-    - Step `block`: the length of each vector inside of the first block, for the last token, with its formula.
-    - Step `head`: the formula of the logits z, and the most likely next tokens after each token, with z.
-    - Step `gradient`: the norm of the gradient of each row.
-    """
+    """Print what a step computed; nothing if it is none of the following."""
     if step.name == "head":
         click.echo(f"    {step.formula}")
         for name, top_tokens in zip(names, step.facts["top_tokens"], strict=True):
@@ -87,13 +81,7 @@ def _show(step: "PipelineStep", names: list[str]) -> None:
 
 
 def _as_json(result: "Pipeline") -> dict[str, Any]:
-    """Return all results of the pipeline as a dictionary for JSON.
-
-    `before_norm` is the output of the last block, `hidden` is `norm` of it, and `logits` are those of the token that
-    follows the text, `(1, V)`. `block` has the vectors inside of the first block by name, their `lengths` in order, and
-    the `state_lengths` of its input and of the output of each block, `(T, L + 1)`. Vectors inside of a SwiGLU of many
-    units are left out. All of these are `None` if the source is no whole decoder.
-    """
+    """Return all results of the pipeline as a dictionary for JSON."""
     steps = {step.name: step for step in result.steps}
     facts = {name: step.facts for name, step in steps.items()}
     vectors = result.vectors.unsqueeze(0)

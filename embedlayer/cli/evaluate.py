@@ -83,12 +83,7 @@ def evaluate(
 
 
 def causal_model(opened: "OpenedModel", device: str) -> "CausalModel":
-    """Return the causal model of a source; transformers loads the blocks that `embedlayer compress` copied.
-
-    Raises:
-        CheckpointError: The source is no causal language model.
-        MissingExtraError: transformers is needed and not installed.
-    """
+    """Return the causal model of a source; transformers loads the blocks that `embedlayer compress` copied."""
     from embedlayer.analysis.evaluation.text import CausalModel
     from embedlayer.compress.transformers_models import load_model
     from embedlayer.models.decoder import DecoderLM

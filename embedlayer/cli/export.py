@@ -106,13 +106,7 @@ def _write(opened: "OpenedModel", source: Path, files: Sequence[Path], format: s
 
 
 def _write_onnx(opened: "OpenedModel", source: Path, output: Path) -> int:
-    """Write a compressed table as an ONNX graph; return its number of rows.
-
-    Raises:
-        SizeError: The table has another layout.
-        MissingExtraError: The extra `onnx` is not installed.
-        FileError: The file cannot be written.
-    """
+    """Write a compressed table as an ONNX graph; return its number of rows."""
     from embedlayer.compress.onnx_export import export_onnx, has_onnx_layout
 
     if not has_onnx_layout(opened.table):
@@ -126,14 +120,7 @@ def _write_onnx(opened: "OpenedModel", source: Path, output: Path) -> int:
 
 
 def _write_vectors(opened: "OpenedModel", output: Path, format: "VectorFormat") -> int:
-    """Write the rows that have a token, in a file format of word vectors; return their number.
-
-    Spaces in tokens become `▁`, except for npy and projector. Of a source without a tokenizer npy has all rows.
-
-    Raises:
-        TokenizerError: There is no tokenizer, and the format is not npy.
-        FileError: The file cannot be written.
-    """
+    """Write the rows that have a token, in a file format of word vectors; return their number."""
     import torch
 
     from embedlayer.analysis.row_reader import RowReader

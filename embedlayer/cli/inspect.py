@@ -109,15 +109,7 @@ def inspect(
 def measure(
     opened: "OpenedModel", word_pairs: Path | None = None, analogies: Path | None = None, texts: Sequence[Path] = ()
 ) -> Measurements:
-    """Compute all measurements of a table. `geometry` is `None` if every row is zero, NaN or infinite.
-
-    Raises:
-        TokenIdError: The run's corpus contains IDs outside the table.
-        TokenizerError: Word pairs, analogies or texts were passed, and there is no tokenizer.
-        FileError: A file cannot be read.
-        TextError: A line of a file of word pairs or analogies has another format, or a text is not plain text.
-        SizeError: No analogy has four words of the table.
-    """
+    """Compute all measurements of a table. `geometry` is `None` if every row is zero, NaN or infinite."""
     from embedlayer.analysis.chance import chance_geometry
     from embedlayer.analysis.geometry import norms_by_frequency, table_geometry
     from embedlayer.analysis.health import model_health
@@ -221,11 +213,7 @@ def _per_layer(opened: "OpenedModel") -> dict[str, int] | None:
 
 
 def _geometry_lines(content: Measurements, health: "TableHealth") -> Iterator[tuple[str, str, str]]:
-    """Yield `(name, value, meaning)` for each geometric measurement, for `print_facts`.
-
-    Where random numbers have a value to compare with, the meaning ends with it. Where some lines leave out the rows
-    that were not learned, it names the rows. If there is no geometry, one line says that no row can be measured.
-    """
+    """Yield `(name, value, meaning)` for each geometric measurement, for `print_facts`."""
     from embedlayer.analysis.shared_variance import SAMPLED
 
     geometry, chance = content.geometry, content.chance
@@ -269,11 +257,7 @@ def _geometry_lines(content: Measurements, health: "TableHealth") -> Iterator[tu
 
 
 def _health_lines(health: "TableHealth", absent_in_text: list[int] | None) -> Iterator[tuple[str, str, str]]:
-    """Yield `(kind, number of rows, examples)` for each kind of bad row, for `print_facts`.
-
-    The kinds are zero, not finite, equal or nearly equal to another row, never touched in training, and the verdicts
-    other than learned. Without `absent_in_text` its line is left out.
-    """
+    """Yield `(kind, number of rows, examples)` for each kind of bad row, for `print_facts`."""
     yield "zero", f"{len(health.zero_rows):,}", _named(health, health.zero_rows)
     yield "NaN or infinity", f"{len(health.nonfinite_rows):,}", _named(health, health.nonfinite_rows)
     equal = sum(map(len, health.duplicates))
@@ -358,17 +342,7 @@ def _show_scores(console: "Console", content: Measurements) -> None:
 
 
 def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: bool, as_json: bool) -> None:
-    """Print whether two tables are related, and which tokens moved most and least from one to the other.
-
-    The two rows of each token are compared. If one of the models has no tokenizer, rows of the same ID are compared.
-    With `aligned`, one table is first rotated and scaled to fit the other, unless they are related as they are stored;
-    see `align_tables`. Of unrelated tables no tokens are listed.
-
-    Raises:
-        TokenizerError: The tokenizers have no token in common.
-        SizeError: Every pair of rows has one that is zero or holds NaN.
-        ShapeError: The tables differ in length and a tokenizer is missing, or in width and `aligned` is false.
-    """
+    """Print whether two tables are related, and which tokens moved most and least from one to the other."""
     from embedlayer.analysis.movement import align_tables, row_movement
     from embedlayer.analysis.relation import common_rows, rows_left_out, table_relation
 
@@ -439,12 +413,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
 
 
 def _moved(movement: "RowMovement", after: "OpenedModel", topn: int) -> "dict[str, list[MovedRow]]":
-    """Return the tokens that moved most and least, each list with at most `topn` of them.
-
-    Rows that did not move (`RowMovement.has_moved`) are in no list of those that moved most. The list of those that
-    moved least is empty if no row moved, or if `topn` rows or more did not. If the number of occurrences is known,
-    tokens that moved and never occur are in a list of their own, `"never"`.
-    """
+    """Return the tokens that moved most and least, each list with at most `topn` of them."""
     import torch
 
     occurs = torch.ones(len(movement.pairs), dtype=torch.bool)
@@ -487,11 +456,7 @@ def _named(health: "TableHealth", rows: Sequence[int], limit: int = 12) -> str:
 
 
 def _bars(shares: Sequence[float]) -> str:
-    """Return a bar chart in one line of text, of at most `BARS` bars.
-
-    Each bar shows the mean of a group of consecutive values. The scale is logarithmic, from the largest mean down to
-    1/1000 of it.
-    """
+    """Return a bar chart in one line of text, of at most `BARS` bars."""
     import numpy as np
 
     means = np.array([group.mean() for group in np.array_split(shares, min(BARS, len(shares)))])

@@ -61,10 +61,7 @@ def ending_on_interrupt() -> Iterator[None]:
 
 
 def _watch(reading: int) -> None:
-    """Wait for signals of this process, and end it if no handler of Ctrl-C runs for `SECONDS`.
-
-    `reading` is the descriptor to which Python's wakeup writes the number of each signal; it is closed at the end.
-    """
+    """Wait for signals of this process, and end it if no handler of Ctrl-C runs for `SECONDS`."""
     while signals := os.read(reading, 64):
         if signal.SIGINT in signals:
             if not _handled.wait(SECONDS):

@@ -56,16 +56,7 @@ for _command in COMMANDS:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit the process.
-
-    Exit codes: 0 for success, or for a reader of the output that ends first, such as `head`; 1 for a file, or the
-    output, that cannot be read or written, or for another process that has ended; 2 for input that cannot be used, or a
-    package that is missing; 130 for Ctrl-C. Warnings of this library are printed in yellow, errors in red without a
-    traceback.
-
-    Raises:
-        SystemExit: Always, except in a worker of torchrun; see `_exit`.
-    """
+    """Run the command and exit the process."""
     if not WAITING.keys() & os.environ.keys():
         os.environ |= WAITING
     shown: set[str] = set()
@@ -107,11 +98,7 @@ def _run(arguments: list[str] | None, shown: set[str]) -> int:
 
 
 def _exit(code: int) -> NoReturn:
-    """Exit the process; a worker of torchrun exits without finalising the interpreter.
-
-    `DistributedDataParallel` keeps gloo's threads alive after `destroy_process_group`. A thread that frees a tensor
-    while the interpreter is finalised aborts the process, and torchrun then ends the other ranks of a finished run.
-    """
+    """Exit the process; a worker of torchrun exits without finalising the interpreter."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         os._exit(code)
     sys.exit(code)
@@ -125,10 +112,7 @@ class _EchoHandler(logging.Handler):
 
 
 def _show_warning(shown: set[str], message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
-    """Print a warning in yellow on standard error, without file name and line number; a second equal one is left out.
-
-    It replaces `warnings.showwarning`, which passes the warning, its class and its place in the code.
-    """
+    """Print a warning in yellow on standard error, without file name and line number; a second equal one is left out."""
     if str(message) not in shown:
         shown.add(str(message))
         click.secho(f"Warning: {message}", fg="yellow", err=True)

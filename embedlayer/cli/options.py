@@ -32,13 +32,7 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         self.standard_input = standard_input
 
     def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the value of a parameter as a path, after a check that the command takes this kind of path.
-
-        A name on the hub and `-` are returned unchanged where they are allowed. click calls this method.
-
-        Raises:
-            FileError: The path is empty, does not exist, cannot be read, or is of another kind.
-        """
+        """Return the value of a parameter as a path, after a check that the command takes this kind of path."""
         path = named_path(value)
         if self.standard_input and str(value) == "-":
             return path
@@ -81,11 +75,7 @@ class OutputPath(click.Path):
         self.check = check
 
     def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # type: ignore[override]
-        """Return the value of a parameter as a path, after the check, which the command repeats when it is done.
-
-        Raises:
-            FileError: The value is empty, or something is at the path.
-        """
+        """Return the value of a parameter as a path, after the check, which the command repeats when it is done."""
         path = named_path(value)
         if self.check is not None:
             self.check(path)
@@ -93,10 +83,7 @@ class OutputPath(click.Path):
 
 
 def _check_new_model(path: str | Path) -> None:
-    """Raise a `FileError` unless the path of an edited model, a folder or a GGUF file, is new.
-
-    An empty folder counts as new.
-    """
+    """Raise a `FileError` unless the path of an edited model, a folder or a GGUF file, is new."""
     if is_stream(path):
         raise FileError(f"{path} is a device or a pipe. Choose a new folder or, for a GGUF file, a new file.")
     check_new_folder(path) if os.path.isdir(path) else check_new_files(path)
@@ -166,11 +153,7 @@ new_model_option = click.option(
 
 
 def chosen_device(name: str) -> str:
-    """Return the device to use for a name: for `auto` it is `cuda` if available, else `cpu`; any other as it is.
-
-    Raises:
-        SizeError: A CUDA device is requested and none is available.
-    """
+    """Return the device to use for a name: for `auto` it is `cuda` if available, else `cpu`; any other as it is."""
     import torch
 
     if name == "auto":

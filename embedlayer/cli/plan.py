@@ -43,10 +43,7 @@ Printed = tuple[str, list[str], list[list[str]], str]
 
 
 def planner_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add one click option for each field of `EmbeddingPlan` to a command, and return the command.
-
-    An option that the user leaves out is passed to the command as `None`.
-    """
+    """Add one click option for each field of `EmbeddingPlan` to a command, and return the command."""
     for name, option in reversed(OPTIONS.items()):
         choices, text, is_flag = option.metadata["choices"], option.metadata["help"], isinstance(option.default, bool)
         default = TOKENS if name == "tokens" else option.default
@@ -141,14 +138,7 @@ def plan(
 def planned(
     table: "LookupTable", head: "OutputHead | PredictionHead | None", position: "Position | None", *, name: str
 ) -> EmbeddingPlan:
-    """Return the plan of an existing table, head and position scheme.
-
-    Without a head, the table is only looked up. Of the position schemes, only learned positions add parameters.
-
-    Raises:
-        CheckpointError: The data type of the table is none of `EmbeddingPlan`.
-        SizeError: Options exclude each other, or a number is out of range; see `EmbeddingPlan`.
-    """
+    """Return the plan of an existing table, head and position scheme."""
     from embedlayer.positions.learned import LearnedPositionalEmbedding
     from embedlayer.tables.delta import DeltaEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding
@@ -202,11 +192,7 @@ def _row_size(rows: "PackedRows | Tensor") -> RowSize:
 
 
 def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, Any]) -> list[EmbeddingPlan]:
-    """Return the plan of each additional table of a decoder, named after its injection.
-
-    `options` are fields of `EmbeddingPlan` for all tables. Those that need a head or a frozen table are left out, and
-    `tokens` counts once for each row that a token looks up in a table of n-grams.
-    """
+    """Return the plan of each additional table of a decoder, named after its injection."""
     from embedlayer.injections.ngram import NgramEmbedding
     from embedlayer.tables.lookup import LookupTable
 
@@ -235,11 +221,7 @@ def _show_alternatives(
     unknown_head: bool,
     as_json: bool,
 ) -> None:
-    """Print a plan, those of additional tables, the bytes that each alternative saves, and what follows the vocabulary.
-
-    With `as_json`, print a JSON list of the plans instead; the first has the census as `vocabulary`. With
-    `unknown_head`, say that the table alone is planned because its head is not known.
-    """
+    """Print a plan, those of additional tables, the bytes that each alternative saves, and what follows the vocabulary."""
     if as_json:
         after = [{**one.plan.as_dict(), "saved_bytes": one.saved_bytes, "tradeoff": one.tradeoff} for one in changes]
         vocabulary = None if census is None else census.as_dict()
@@ -321,11 +303,7 @@ def _additional(injected: list[EmbeddingPlan]) -> Printed:
 
 
 def _comparison(plans: list[EmbeddingPlan]) -> Printed:
-    """Return a table with one line for each plan: title, headings, lines, and the note below.
-
-    The title names the data type, optimizer and tokens of the first plan. Only the data type of the others can differ,
-    if one plan is from a `config.json`.
-    """
+    """Return a table with one line for each plan: title, headings, lines, and the note below."""
     first = plans[0]
     loss = "plain" if first.plain_loss else "chunked"
     title = (

@@ -123,10 +123,7 @@ def extend(
 
 
 def _write_copy(source: Path, output: Path, longer: "RotaryExtension", length: int) -> list[str]:
-    """Write a copy of a folder with an extended configuration, and return the names of the files that it lacks.
-
-    Other files that state the old length follow. The tokenizer's `model_max_length` follows if it is smaller.
-    """
+    """Write a copy of a folder with an extended configuration, and return the names of the files that it lacks."""
     from embedlayer.census.files import files_to_copy
     from embedlayer.io.files import new_folder, read_json, write_json
 
@@ -163,11 +160,7 @@ def _shown(scheme: "RotaryEmbedding") -> str:
 def _measure(
     folders: tuple[Path, Path], length: int, trained: int, text: Path, tokenizer: Path | None, device: str
 ) -> "list[list[PositionLoss]] | None":
-    """Return the losses of both models; `None` if they do not run here.
-
-    The first loss of a model is that of texts of the trained length, the others are those by position in texts of the
-    new length.
-    """
+    """Return the losses of both models; `None` if they do not run here."""
     from embedlayer.analysis.evaluation.positions import PositionLoss, evaluate_positions
     from embedlayer.cli.evaluate import causal_model
     from embedlayer.opening.readers import open_model

@@ -27,10 +27,7 @@ def make_console() -> "Console":
 
 
 def print_line(console: "Console", text: str, indent: int = 0) -> None:
-    """Print a paragraph of text, wrapped at the console's width.
-
-    A line break in the text is kept. Without an indent the text is bold, as a heading.
-    """
+    """Print a paragraph of text, wrapped at the console's width."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -63,12 +60,7 @@ def print_table(
     widest: int = LONGEST_TOKEN,
     wrap: bool = False,
 ) -> None:
-    """Print a table with a line of headings and without rules between its cells.
-
-    The columns with the indices `left` are aligned at the left, all others at the right. Cells of more than `widest`
-    characters are cut. A last column with the heading `long` may take the rest of the console's width; with `wrap` its
-    cells take several lines where they must.
-    """
+    """Print a table with a line of headings and without rules between its cells."""
     from rich.cells import cell_len
     from rich.padding import Padding
     from rich.table import Table

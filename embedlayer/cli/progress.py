@@ -71,10 +71,7 @@ def _progress(*columns: str, quiet: bool) -> Iterator[Show]:
 
 
 def _lines() -> Show:
-    """Return a function `show(done, total, text)` that prints `text` and the estimated time left.
-
-    It prints the first and the last text, and others at most every `SECONDS_BETWEEN_LINES` seconds; each once.
-    """
+    """Return a function `show(done, total, text)` that prints `text` and the estimated time left."""
     started, shown, last = time.monotonic(), -float("inf"), ""
     first: int | None = None
 

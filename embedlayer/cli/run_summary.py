@@ -24,12 +24,7 @@ FREQUENT = 50  # occurrences in the text from which on the neighbours of a token
 
 
 def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
-    """Return the figures of a finished run: losses in nats per token, sizes, and tokens per second.
-
-    Raises:
-        FileError: The metrics are not those of a finished run.
-        CheckpointError: A line of metrics is damaged.
-    """
+    """Return the figures of a finished run: losses in nats per token, sizes, and tokens per second."""
     import statistics
 
     metrics = directory.read_metrics()
@@ -64,14 +59,7 @@ def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
 
 
 def what_was_learned(opened: "OpenedModel") -> dict[str, Any] | None:
-    """Return what the table of a run learned, and what it did not, as figures for `show_summary` and `--json`.
-
-    Returns:
-        A dictionary: `rows`, the number of rows with each verdict of `RowVerdicts`, and `sentence`, which states them;
-        `frequent`, the number of tokens that occur at least `FREQUENT` times in the text; `unigram_entropy` in nats,
-        `gain` and `is_little`, as in `LossOfRun`; and `is_sound` and `verdict`, the summary of `TableHealth`. `None` if
-        the corpus of the run was deleted.
-    """
+    """Return what the table of a run learned, and what it did not, as figures for `show_summary` and `--json`."""
     from embedlayer.analysis.row_verdicts import VERDICTS
     from embedlayer.explorer.health import table_report
 
@@ -145,14 +133,7 @@ def _sentences_learned(learned: dict[str, Any], loss: float) -> Iterator[str]:
 
 
 def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
-    """Return the nearest neighbours of the run's probe tokens, before and after training.
-
-    Those before training are read from the run's notes.
-
-    Returns:
-        A dictionary for each token: `token` (its text), `before` and `after`. The last two are lists of `(text,
-        cosine)`, nearest first.
-    """
+    """Return the nearest neighbours of the run's probe tokens, before and after training."""
     before = directory.read()["notes"].get("neighbors_before", [])
     after = neighbors_of([row["id"] for row in before], model, tokenizer)
     return [
@@ -177,17 +158,7 @@ def report(directory: Path) -> None:
 
 
 def make_report(run: "RunDirectory") -> dict[str, Any]:
-    """Write the HTML report of a finished run, `report.html`, into its folder; an old report is replaced.
-
-    Returns:
-        The figures of the run, as `summarise` returns them; also the result of `neighbor_rows` as `neighbors`, that of
-        `what_was_learned` as `learned`, and the names of the run's files as `files`.
-
-    Raises:
-        FileError: The run is not finished.
-        TokenizerError: The tokenizer is missing.
-        CheckpointError: A file of the run is damaged.
-    """
+    """Write the HTML report of a finished run, `report.html`, into its folder; an old report is replaced."""
     from embedlayer.explorer.export import write_page
     from embedlayer.opening.readers import open_model
 

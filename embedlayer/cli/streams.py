@@ -90,12 +90,7 @@ def safe_streams() -> Iterator[None]:
 
 
 def encodable(text: str, encoding: str) -> str:
-    r"""Return a text in which each character that an encoding lacks has what looks like it, or else its escape.
-
-    Example:
-        >>> encodable("▁the ── ▃█ café …", "ascii")
-        '_the -- 38 caf\\xe9 ...'
-    """
+    """Return a text in which each character that an encoding lacks has what looks like it, or else its escape."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:

@@ -59,26 +59,7 @@ def prepare_corpus(
     contents: SourceOptions = BY_DEFAULT,
     quiet: bool,
 ) -> "tuple[TokenCorpus | TokenMixture, Tokenizer]":
-    """Build or link the corpus of a new run, or the corpora of a mixture.
-
-    Args:
-        sources: Text files and files of rows, folders of them, `-` for standard input, files of token IDs, or corpora
-            that `embedlayer corpus build` wrote.
-        weights: Weight of each source in a mixture; `None`: the sources are one text, or one corpus.
-        target: New folder of the corpus.
-        options: Which tokenizer the corpus has.
-        contents: How the sources are read.
-        quiet: Whether to print nothing.
-
-    Raises:
-        FileError: A text or the tokenizer cannot be read, or `target` is not new.
-        TextError: The sources have no text, are not plain text, or are a corpus and others without weights.
-        TokenizerError: A corpus was built with another tokenizer, or a tokenizer is damaged.
-        CheckpointError: A corpus, or a GGUF file with the tokenizer, is damaged.
-        MissingExtraError: A tokenizer needs the extra `spm` or `gguf`.
-        SizeError: A weight is not above 0, or the vocabulary is too small for the kind of tokenizer; or there is a
-            `text_field`, and no source has rows.
-    """
+    """Build or link the corpus of a new run, or the corpora of a mixture."""
     if weights is not None:
         return _build_mixture(sources, weights, target, options, contents, quiet)
     ready = _find_corpus(sources)
@@ -122,14 +103,7 @@ def _build_mixture(
     contents: SourceOptions,
     quiet: bool,
 ) -> "tuple[TokenMixture, Tokenizer]":
-    """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built.
-
-    The tokenizer is that of the built corpora; without any, the one that `options` name, or one that is trained on the
-    texts, each with its share.
-
-    Raises:
-        TokenizerError: The corpora have different tokenizers, or another one than `options` name.
-    """
+    """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built."""
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.corpus_files import is_corpus
     from embedlayer.data.mixture import TokenMixture
@@ -178,11 +152,7 @@ def _build_mixture(
 
 
 def named_tokenizer(path: Path | None) -> "Tokenizer":
-    """Read the tokenizer that the user names, such as that of files of token IDs.
-
-    Raises:
-        TokenizerError: No tokenizer is named, or it is damaged.
-    """
+    """Read the tokenizer that the user names, such as that of files of token IDs."""
     from embedlayer.tokenization.read import load_tokenizer
 
     if path is None:
@@ -196,16 +166,7 @@ def named_tokenizer(path: Path | None) -> "Tokenizer":
 def learn_tokenizer(
     texts: "Sequence[Sequence[Reader]]", kind: str, vocab_size: int, *, weights: Sequence[float] = (1.0,), quiet: bool
 ) -> "Tokenizer":
-    """Train a tokenizer on texts; of long texts, only about the first `TOKENIZER_BYTES` bytes are read.
-
-    `texts` has a list of sources for each corpus, which gets a share of these bytes by its weight.
-
-    Raises:
-        FileError: A text cannot be read.
-        TextError: The texts are empty, or not plain text.
-        SizeError: The vocabulary is too small for the kind of tokenizer.
-        MissingExtraError: A Unigram tokenizer needs the extra `spm`.
-    """
+    """Train a tokenizer on texts; of long texts, only about the first `TOKENIZER_BYTES` bytes are read."""
     from embedlayer.tokenization.train import train_tokenizer
 
     say(f"Training a {kind} tokenizer of {vocab_size:,} tokens", quiet)
@@ -220,15 +181,7 @@ def learn_tokenizer(
 
 
 def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tuple[TokenCorpus, Tokenizer]":
-    """Open the corpus in the folder `ready`, and let the run use it through a symbolic link.
-
-    `tokenizer_from`, the tokenizer that the user requested, must be the corpus's own, or `None`.
-
-    Raises:
-        TokenizerError: The requested tokenizer is not the one that the corpus was built with.
-        FileError: There is no corpus at `ready`.
-        CheckpointError: The corpus is damaged.
-    """
+    """Open the corpus in the folder `ready`, and let the run use it through a symbolic link."""
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.tokenization.tokenizer_calls import fingerprint
 
@@ -241,13 +194,7 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
 
 
 def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":
-    """Read the tokenizer that the user requested, or the one in the folder of a corpus.
-
-    Raises:
-        TokenizerError: None was requested, and the folder has none; or the file is damaged.
-        FileError: The file cannot be read.
-        MissingExtraError: A `.model` needs the extra `spm`, and a `.gguf` the extra `gguf`.
-    """
+    """Read the tokenizer that the user requested, or the one in the folder of a corpus."""
     from embedlayer.data.corpus_files import TOKENIZER
     from embedlayer.tokenization.read import load_tokenizer
 
@@ -259,11 +206,7 @@ def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":
 
 
 def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
-    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none.
-
-    Raises:
-        TextError: There are other sources beside it.
-    """
+    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none."""
     from embedlayer.data.corpus_files import is_corpus
 
     corpora = [Path(source) for source in sources if is_corpus(Path(source))]
@@ -276,10 +219,7 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
 
 
 def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
-    """Yield whole chunks until they have at least `size` bytes of UTF-8 together.
-
-    The last chunk is not cut, so the result may be larger than `size`.
-    """
+    """Yield whole chunks until they have at least `size` bytes of UTF-8 together."""
     for chunk in chunks:
         yield chunk
         size -= len(chunk.encode())

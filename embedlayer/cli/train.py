@@ -44,13 +44,7 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
     def convert(
         self, value: str | tuple[float, ...], param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
-        """Return the weights that a text such as `3,1` states; `_require_weights` checks that they are above 0.
-
-        Weights that are numbers already are returned unchanged. click calls this method.
-
-        Raises:
-            SizeError: The text is not a list of numbers.
-        """
+        """Return the weights that a text such as `3,1` states; `_require_weights` checks that they are above 0."""
         if not isinstance(value, str):
             return value
         try:
@@ -149,24 +143,7 @@ def _train(
     device: str,
     parallel: "ParallelContext",
 ) -> int:
-    """Start or resume the run in `directory`, train to the last step, and print the summary on rank 0.
-
-    A run that the same torchrun launch began is resumed without `--resume`. All ranks must call this, with equal files
-    and options. The caller holds the lock of the folder. `options` has all options of the command by parameter name.
-    Defaults that depend on others are filled in, in place. With `--resume` there are no files.
-
-    Returns:
-        Exit code of the command: 0, or 130 after Ctrl-C.
-
-    Raises:
-        FileError: The folder contains a run or other files, and neither `--resume` nor `--overwrite` was passed.
-        SizeError: No text was passed to a new run; files or options of a new run were passed together with `--resume`;
-            weights do not fit the files or the run; or torchrun started the processes of a run with mapped tables.
-        PeerError: A rank has other files or options than rank 0.
-        TextError: The files contain no text or too little, or a corpus is among texts without weights.
-        TokenizerError: A corpus was built with another tokenizer, or a tokenizer is damaged.
-        CheckpointError: A file of the run or a corpus is damaged.
-    """
+    """Start or resume the run in `directory`, train to the last step, and print the summary on rank 0."""
     from embedlayer.cli.run_summary import make_report, show_summary
     from embedlayer.cli.texts import SourceOptions
     from embedlayer.cli.training_runs import start_run, train_to_the_end
@@ -284,11 +261,7 @@ def _as_text(weights: Sequence[float]) -> str:
 
 
 def was_started_by(launch: str, directory: "RunDirectory") -> bool:
-    """Return whether an earlier attempt of the same torchrun launch began the run in the folder.
-
-    `launch` has the IDs of the launch, separated by spaces. One ID that is in the notes of the run is enough; with `""`
-    the result is `False`.
-    """
+    """Return whether an earlier attempt of the same torchrun launch began the run in the folder."""
     if not launch or not directory.contains_run:
         return False
     try:

@@ -131,32 +131,7 @@ def start_run(
     contents: SourceOptions = BY_DEFAULT,
     overwrite: bool = False,
 ) -> tuple["Trainer", "Tokenizer"]:
-    """Build tokenizer, corpus, model and trainer from texts, and write them to the folder of the run.
-
-    What is in the folder is replaced when the trainer is complete, so an error leaves it as it was.
-
-    Args:
-        directory: The folder of the run; a run in it is replaced.
-        sources: Text files and files of rows, folders of them, or one corpus that `embedlayer corpus build` wrote.
-        layer: Options of the tokenizer and the decoder.
-        options: Options of the training.
-        validation_fraction: Fraction of the corpus that is held out for validation.
-        probes: Tokens whose nearest neighbours are reported; frequent words if empty.
-        device: Where to train.
-        quiet: Print nothing.
-        launch: ID of the torchrun launch, kept in the notes of the run; `""` without torchrun.
-        weights: Train on a mixture with this weight of each source, which is a text, a folder of them, or a corpus;
-            `None`: the sources are one text, or one corpus.
-        contents: How the sources are read.
-        overwrite: As for `RunDirectory.start`.
-
-    Raises:
-        FileError: A text cannot be read, or is in the corpus of the run that is replaced; or the folder cannot be
-            written.
-        SizeError: A probe is not one token, or sizes do not fit together.
-        TextError: The sources contain no text, are too short for a window and a validation part, or are a corpus and
-            texts without weights. All other errors are those of `prepare_corpus`.
-    """
+    """Build tokenizer, corpus, model and trainer from texts, and write them to the folder of the run."""
     import torch
 
     from embedlayer.data.mixture import corpora_of
@@ -201,11 +176,7 @@ def start_run(
 def build_model(
     layer: LayerOptions, tokenizer: "Tokenizer", max_length: int, tables: Path | None = None
 ) -> "DecoderLM":
-    """Return a decoder of the sizes in the options, with freshly initialised weights, on the CPU.
-
-    `max_length` is the longest sequence that the position scheme must cover, in tokens. `tables` is as in
-    `build_injections`.
-    """
+    """Return a decoder of the sizes in the options, with freshly initialised weights, on the CPU."""
     from embedlayer.heads.output import OutputHead
     from embedlayer.inputs.embedding import as_position
     from embedlayer.models.decoder import DecoderLM
@@ -238,15 +209,7 @@ def build_model(
 def build_injections(
     layer: LayerOptions, tokenizer: "Tokenizer", tables: Path | None = None
 ) -> "Iterator[EmbeddingInjection]":
-    """Yield the additional tables that the options ask for, freshly initialised, on the CPU.
-
-    Their tables are row-sparse, because they are only looked up. `tables` is the folder of their files, in folders 0,
-    1, ...; with `None` their rows are in memory. An n-gram table has its compressed vocabulary from the tokenizer.
-
-    Raises:
-        SizeError: A size does not fit the decoder.
-        TokenizerError: The tokenizer has too high IDs for a table of n-grams.
-    """
+    """Yield the additional tables that the options ask for, freshly initialised, on the CPU."""
     from embedlayer.injections.gated import GatedEmbedding
     from embedlayer.injections.ngram import NgramEmbedding, NgramHash
     from embedlayer.injections.per_layer_embedding import PerLayerEmbedding
@@ -287,16 +250,7 @@ def build_injections(
 def train_to_the_end(
     directory: "RunDirectory", trainer: "Trainer", tokenizer: "Tokenizer", *, quiet: bool, save_seconds: float = 60.0
 ) -> bool:
-    """Train up to the last step, write checkpoints, and keep the weights with the lowest validation loss.
-
-    After the last step these weights and the tokenizer are written as the result of the run. Ctrl-C stops after the
-    current step and writes a checkpoint, but no result. Checkpoints are written at the end, and at each line of metrics
-    that comes more than `save_seconds` after the last checkpoint. All ranks must call this; rank 0 writes and prints.
-    Mapped tables of the model are closed at the end.
-
-    Returns:
-        Whether the last step was reached.
-    """
+    """Train up to the last step, write checkpoints, and keep the weights with the lowest validation loss."""
     from embedlayer.cli.progress import display, stopping_gently
     from embedlayer.training.loop import trained_files
 
@@ -321,12 +275,7 @@ def train_to_the_end(
 
 
 def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
-    """Return the IDs of up to `PROBES` frequent words, the most frequent first, to show their nearest neighbours.
-
-    They are evenly spaced in a list of whole words of four letters or more, sorted by frequency, from the 1000 most
-    frequent tokens. If no token is such a word, tokens of any text are listed. A token must occur at least five times;
-    if none does, the result is empty. `counts` are the occurrences of each token in the corpus, a NumPy array `(V,)`.
-    """
+    """Return the IDs of up to `PROBES` frequent words, the most frequent first, to show their nearest neighbours."""
     import numpy as np
 
     from embedlayer.tokenization.bytes import token_text
@@ -340,11 +289,7 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
 
 
 def neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
-    """Return the nearest neighbours of some tokens in the model's table, by cosine similarity.
-
-    Returns:
-        A dictionary for each token: `id`, `token` (its text) and `near`, a list of `(text, cosine)`, nearest first.
-    """
+    """Return the nearest neighbours of some tokens in the model's table, by cosine similarity."""
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.tokenization.bytes import token_text
 
@@ -356,11 +301,7 @@ def neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokenize
 
 
 def _single_token(tokenizer: "Tokenizer", text: str) -> int:
-    """Return the ID of the one token that the text of a `--probe` option is.
-
-    Raises:
-        SizeError: The text is no single token.
-    """
+    """Return the ID of the one token that the text of a `--probe` option is."""
     from embedlayer.tokenization.tokenizer_calls import encode
 
     ids = encode(tokenizer, text).ids

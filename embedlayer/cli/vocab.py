@@ -65,12 +65,7 @@ def vocab() -> None:
 
 
 def _edit_command(edit: "Callable[..., tuple[Receipt, dict[str, Any]]]") -> click.Command:
-    """Turn a function that edits a model's folder into a subcommand of `vocab`, which prints the receipt.
-
-    The subcommand adds the argument `directory` and the options `--output`, `--pad-to-multiple-of` and `--json`. `edit`
-    has the arguments `directory`, its own options, `out` and `pad_to_multiple_of`. It returns the receipt, and a
-    dictionary of training figures that is empty if nothing was trained.
-    """
+    """Turn a function that edits a model's folder into a subcommand of `vocab`, which prints the receipt."""
 
     @vocab.command()
     @click.argument("directory", type=FOLDER)
@@ -336,10 +331,7 @@ def _bits_per_byte(first: Path, second: Path, text: Path) -> tuple[list[float] |
 
 
 def _lacks_rows(directory: Path) -> bool:
-    """Return whether the tokenizer in a model's folder or file was extended and its table was not.
-
-    The result is also `True` if the model cannot be opened because of its tokenizer; the edit then raises that error.
-    """
+    """Return whether the tokenizer in a model's folder or file was extended and its table was not."""
     from embedlayer.opening.readers import open_model
     from embedlayer.tokenization.ids import added_without_rows
 
@@ -354,12 +346,7 @@ def _lacks_rows(directory: Path) -> bool:
 
 
 def _lines(file: Path | None) -> list[str]:
-    """Return the lines of a text file, without line ends and without blank lines; an empty list if `file` is `None`.
-
-    Raises:
-        TextError: The file is not plain text.
-        FileError: The file cannot be read.
-    """
+    """Return the lines of a text file, without line ends and without blank lines; an empty list if `file` is `None`."""
     from embedlayer.data.text_chunks import read_text_chunks
 
     text = "" if file is None else "".join(read_text_chunks(file))
@@ -367,11 +354,7 @@ def _lines(file: Path | None) -> list[str]:
 
 
 def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spaced: bool) -> "list[str | AddedMerge]":
-    """Return the terms that are not yet tokens, each once, in the form in which they occur in running text.
-
-    A warning names the terms that are tokens already. A merge is not changed, and is left out if its token exists. With
-    `spaced`, a term gets a space in front; this has no effect with tokenizers that do not mark spaces.
-    """
+    """Return the terms that are not yet tokens, each once, in the form in which they occur in running text."""
     from embedlayer.tokenization.bytes import TokenBytes
     from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab.new_tokens import AddedMerge
@@ -402,23 +385,7 @@ def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spac
 def _row_init(
     start: InitOptions, directory: Path, edited: "Callable[[Tokenizer], Tokenizer]", train_on: Sequence[Path]
 ) -> "RowInit":
-    """Return the initialisation of new rows that the options choose, and seed torch's default generator.
-
-    Random rows are drawn from this generator later. `edited` returns the tokenizer after the edit for the one before
-    it; it is called only if auxiliary vectors are needed. The first nine tenths of `train_on` replace
-    `--auxiliary-text` if that is not passed; the rest may be held out to measure on.
-
-    Raises:
-        VocabularyError: An option that `--init` needs is missing, another one is passed that it does not take, or no
-            token is shared.
-        MissingExtraError: fastText vectors are to be trained, and gensim is not installed; or a tokenizer or the donor
-            needs the extra `spm`, `gguf` or `hf`.
-        FileError: A file or the donor cannot be read.
-        CheckpointError: A file of vectors or the donor is damaged.
-        TokenizerError: The donor has no tokenizer, or a tokenizer is damaged.
-        SizeError: The name of the file of vectors does not tell its format.
-        TextError: A text to train fastText vectors on is not plain text, or has no tokens.
-    """
+    """Return the initialisation of new rows that the options choose, and seed torch's default generator."""
     import torch
 
     from embedlayer.checkpoints.vector_files import read_vectors
@@ -472,27 +439,7 @@ def _train_new_rows(
     init: "RowInit",
     training: "TrainingOptions",
 ) -> "tuple[dict[str, Any], Tensor, Tensor]":
-    """Train the rows of new tokens on text, in memory; the folder does not change.
-
-    It must run inside a click command with the parameter `as_json`: progress is shown unless that is set. The first
-    Ctrl-C stops the training after its current step. The last tenth of the text, about, is held out.
-    `training.max_length` is replaced: by that of the folder's run, or 128 without a run, and by the longest text that
-    the positions cover if that is shorter.
-
-    Returns:
-        A dictionary of losses in nats per byte of held-out text (with the old tokens, before and after training), with
-        the numbers of steps and of occurrences; the new rows of the table, `(N, D)`; and the new rows of the head,
-        `(N, D)`, equal to them if the head is tied.
-
-    Raises:
-        CheckpointError: The folder has no causal language model.
-        MissingExtraError: The model needs transformers, which is not installed.
-        TokenizerError: The folder has no tokenizer.
-        TextError: The text is not plain text, or too small to hold out a part of it.
-        VocabularyError: The text contains none of the new tokens.
-        SizeError: The rows cannot be trained alone; see `train_only_rows`.
-        FileError: The folder or a text cannot be read.
-    """
+    """Train the rows of new tokens on text, in memory; the folder does not change."""
     import torch
 
     from embedlayer.cli.progress import display, stopping_gently

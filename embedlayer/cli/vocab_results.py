@@ -21,11 +21,7 @@ SHOWN = 12  # tokens in each list
 
 
 def show_receipt(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, **trained: Any) -> None:
-    """Print what an edit changed, as lines of text or, with `as_json`, as one JSON object.
-
-    `directory` is the model before the edit, `output` the one after it, and `trained` are the figures of the training
-    of new rows, if they were trained.
-    """
+    """Print what an edit changed, as lines of text or, with `as_json`, as one JSON object."""
     from embedlayer.vocab.receipt import EXTRA_SPACE, UNREACHABLE
     from embedlayer.vocab.targets.folder import receipt_beside
 
@@ -132,10 +128,7 @@ def show_comparison(
     *,
     as_json: bool,
 ) -> None:
-    """Print the comparison of two tokenizers, as lines of text or, with `as_json`, as one JSON object.
-
-    `bits_per_byte` are those of two models on the text; without them, `no_bits_per_byte` says why.
-    """
+    """Print the comparison of two tokenizers, as lines of text or, with `as_json`, as one JSON object."""
     if as_json:
         result = asdict(comparison)
         for place, side in enumerate("ab"):
@@ -173,10 +166,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
-    """Print a title with the number of rows, and one line for each of the first `SHOWN` rows.
-
-    Nothing is printed if there are no rows.
-    """
+    """Print a title with the number of rows, and one line for each of the first `SHOWN` rows."""
     if not rows:
         return
     click.echo(f"{title:<9}{len(rows):,}")
@@ -187,11 +177,7 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
 
 
 def _weight_bytes(folder: Path) -> int:
-    """Return the bytes of a model's weights on disk, or the size of a GGUF file.
-
-    Of a checkpoint these are the files that it is read from, without second copies. In other folders they are all
-    safetensors files directly in it except `checkpoint.safetensors`, which is training state.
-    """
+    """Return the bytes of a model's weights on disk, or the size of a GGUF file."""
     from embedlayer.checkpoints.reader import Checkpoint
     from embedlayer.checkpoints.second_copies import own_files
 

@@ -72,20 +72,7 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
 
 
 def check_kind(to: str) -> dict[str, int]:
-    """Check that `compress_table` knows the kind `to`, and return the numbers in its name. No table is needed.
-
-    Returns:
-        `{"rank": R}` for a factorised table, `{"blocks": B}` for GGUF's blocks of B bits. For another quantised one
-        `{"bits": B}`, and the key `group` for groups of columns; for MLX and compressed-tensors these keys begin with
-        `mlx_` or `ct_`.
-
-    Raises:
-        SizeError: `to` names no kind.
-
-    Example:
-        >>> check_kind("int4-g32")
-        {'bits': 4, 'group': 32}
-    """
+    """Check that `compress_table` knows the kind `to`, and return the numbers in its name. No table is needed."""
     match = _KIND.fullmatch(to)
     if match is None:
         raise SizeError(
@@ -97,11 +84,7 @@ def check_kind(to: str) -> dict[str, int]:
 
 
 def _stored_format(numbers: Mapping[str, int], table: TokenTable) -> StoredFormat:
-    """Return the format of another library that a kind names, with scales in the dtype of the table's rows.
-
-    Raises:
-        SizeError: The library has no such bits or groups, or the width is no multiple of the group.
-    """
+    """Return the format of another library that a kind names, with scales in the dtype of the table's rows."""
     dtype = table.rows(0, 1).dtype
     scale_dtype, width = DTYPE_NAMES[torch.float32 if dtype == torch.float64 else dtype], table.embed_dim
     if "mlx_bits" in numbers:

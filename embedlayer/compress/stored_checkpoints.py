@@ -110,11 +110,7 @@ def write_checkpoint(
 
 
 def _weights_of_table(layer: EmbeddingLayer, checkpoint: Checkpoint, source: Path) -> list[str]:
-    """Return the names of the table's weight in a checkpoint folder: the one that was read, then equal copies.
-
-    Raises:
-        CheckpointError: The table is not the weight of one module, or its file is not in the folder itself.
-    """
+    """Return the names of the table's weight in a checkpoint folder: the one that was read, then equal copies."""
     names = weight_names(layer, layer.tensor_names)
     weights = [*names.get("table", names.get("table.weight", ()))]
     inner = None if checkpoint.gguf is not None or not weights else checkpoint.matrix_info(weights[0]).file.parent
@@ -126,10 +122,7 @@ def _weights_of_table(layer: EmbeddingLayer, checkpoint: Checkpoint, source: Pat
 
 
 def _configured(config: JsonObject, settings: JsonObject) -> JsonObject:
-    """Return a configuration with other quantisation settings, where the old ones are, or else beside `model_type`.
-
-    Settings without a method are MLX's, which mlx-lm writes under both keys.
-    """
+    """Return a configuration with other quantisation settings, where the old ones are, or else beside `model_type`."""
     nested = config.get("text_config")
     keys = SCHEMES if "quant_method" not in settings else SCHEMES[:1]
     if isinstance(nested, dict) and nested.keys() & {*SCHEMES} and not config.keys() & {*SCHEMES}:

@@ -86,13 +86,7 @@ COPY_OF_TABLE = FileRule((), "a tensor with a row for each token", "Compress the
 
 
 def with_table(model: Model, table: TokenTable) -> Model:
-    """Return a copy of a patched model of transformers with another table; see `replace_table`.
-
-    Raises:
-        SizeError: The table has another size than that of the model, or cannot have the scale of a look-up.
-        CheckpointError: The model is not patched, multiplies the rows itself, or another module reads the weight of the
-            table.
-    """
+    """Return a copy of a patched model of transformers with another table; see `replace_table`."""
     root = _table_of(model)
     if (table.vocab_size, table.embed_dim) != (root.vocab_size, root.embed_dim):
         raise SizeError(
@@ -132,11 +126,7 @@ def with_table(model: Model, table: TokenTable) -> Model:
 
 
 def _table_of(model: Any) -> TokenTable:
-    """Return the table of the input embeddings of a patched model of transformers, or else that of its bags.
-
-    Raises:
-        CheckpointError: The model is not patched, or has bags of several tables.
-    """
+    """Return the table of the input embeddings of a patched model of transformers, or else that of its bags."""
     bags = {part.table: name for name, part in model.named_modules() if isinstance(part, Bag)}
     root = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else next(iter(bags), None)
     if len(bags) > 1 and root in bags:
@@ -175,13 +165,7 @@ def _rows(table: TokenTable) -> Tensor | None:
 
 
 def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
-    """Return a table with the rows of `table` and the scale of a look-up, which it can replace.
-
-    A dense table that has this scale is returned itself; any other result is a new table that shares the rows.
-
-    Raises:
-        SizeError: The scales differ, and tables of the kind of `table` have none.
-    """
+    """Return a table with the rows of `table` and the scale of a look-up, which it can replace."""
     factors = [1.0 if each.factor is None else float(each.factor) for each in (look_up, table)]
     if factors[0] == factors[1] and isinstance(table, TokenEmbedding):
         return table
@@ -232,10 +216,7 @@ def _set_saving(module: nn.Module, table: TokenTable, *, has_blocks: bool) -> No
 
 
 def _refuse_to_save(kind: str, has_blocks: bool, *arguments: Any, **options: Any) -> NoReturn:
-    """Raise the `CheckpointError` of saving a model whose table other libraries cannot store.
-
-    It takes the arguments of the method that saves, and uses none. `kind` is the class of the table, for the message.
-    """
+    """Raise the `CheckpointError` of saving a model whose table other libraries cannot store."""
     if not has_blocks:
         raise CheckpointError(
             f"sentence-transformers cannot store {a_or_an(kind)}. Call table.save_pretrained(folder, "
@@ -289,21 +270,7 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
 
 
 def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> dict[str, FileRule] | None:
-    """Copy what the embedding layer of a checkpoint lacks of the model into the folder `model` of `target`.
-
-    These are all tensors but those of the table and those that the layer stores bit for bit, which are copied from file
-    to file, and what `copy_other_files` copies.
-
-    Args:
-        layer: The layer as it was loaded from `source`, with its own table; `None` if `source` has a table alone, as
-            `save_model` writes it.
-        source: Folder of a checkpoint; or one that this function or `save_model` wrote, whose blocks are copied.
-        target: Folder in which the layer with another table is saved.
-
-    Returns:
-        The files that are left out, with their rules; `None` if there are no blocks, or they are not known (see
-            `tensors_beside`), and nothing is copied.
-    """
+    """Copy what the embedding layer of a checkpoint lacks of the model into the folder `model` of `target`."""
     if (source / BLOCKS).is_dir():
         shutil.copytree(source / BLOCKS, target / BLOCKS)
         return copy_other_files(source, target, written=[f"{BLOCKS}/", WEIGHTS, *os.listdir(target)])
@@ -318,11 +285,7 @@ def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> dic
 
 
 def tensors_beside(layer: EmbeddingLayer | None, source: Path) -> dict[str, list[TensorInfo]] | None:
-    """Return the tensors of a checkpoint that are neither its table nor stored bit for bit in its layer, by file.
-
-    The result is `None` if they are not known: `source` is no folder with a `config.json`, or the layer has no dense
-    table.
-    """
+    """Return the tensors of a checkpoint that are neither its table nor stored bit for bit in its layer, by file."""
     if layer is None or not (source / "config.json").is_file() or not layer.tensor_names.get(DENSE):
         return None
     checkpoint, state = Checkpoint.open(source), layer.state_dict()
@@ -366,20 +329,7 @@ def copy_tensors(
 def copy_other_files(
     source: Path, target: Path, *, written: Iterable[str] = (), num_rows: int = 0
 ) -> dict[str, FileRule]:
-    """Copy the files and folders of a folder, except those that belong to its old table.
-
-    Left out is what an edit of the vocabulary leaves out (`census.files`), what `OF_THE_OLD_TABLE` names, and other
-    safetensors files with a tensor of `num_rows` rows.
-
-    Args:
-        source: The folder.
-        target: The folder of the copy.
-        written: Paths in `source` that are written otherwise, and not copied; those of folders end in a slash.
-        num_rows: Number of rows of the table.
-
-    Returns:
-        The paths that are left out, sorted, with their rules.
-    """
+    """Copy the files and folders of a folder, except those that belong to its old table."""
     written = [*written]
     left_out = files_left_out(source)
     for rule in OF_THE_OLD_TABLE:
@@ -478,16 +428,7 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
 def _sentence_transformer(
     library: Any, transformers: Any, folder: Path, blocks: Sequence[Path]
 ) -> tuple[nn.Module, str]:
-    """Open a model of sentence-transformers from a folder whose weights have names that only this library reads.
-
-    The model in its first module lacks the tensors that are in the layer of the table, such as the table.
-
-    Returns:
-        The model, and the name of the model of transformers in its first module.
-
-    Raises:
-        CheckpointError: The first module has no model of transformers, or a file is damaged.
-    """
+    """Open a model of sentence-transformers from a folder whose weights have names that only this library reads."""
     kind = read_json(folder / SETTINGS).get("model_type") if (folder / SETTINGS).is_file() else None
     names = [f"model-{number:05d}-of-{len(blocks):05d}.safetensors" for number in range(1, len(blocks) + 1)]
     files = dict(zip(names, blocks, strict=True))

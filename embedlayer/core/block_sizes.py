@@ -34,14 +34,5 @@ FEW_SCORES = {"cuda": 1 << 23}
 
 
 def block_size(sizes: Mapping[str, int], device_type: str) -> int:
-    """Return the size for a type of device; that of CUDA for an accelerator without an entry.
-
-    Args:
-        sizes: One of the tables of this module.
-        device_type: `torch.device.type`.
-
-    Example:
-        >>> block_size(TABLE_ROWS, "cpu")
-        8192
-    """
+    """Return the size for a type of device; that of CUDA for an accelerator without an entry."""
     return sizes.get(device_type, sizes["cuda"])

@@ -97,15 +97,7 @@ _KIND_OF = {path: kind for kind, path in KINDS.items()}
 
 
 def kind_of(cls: type) -> str:
-    """Return the kind identifier of a class, or `"module:Class"` for a class that is not in `KINDS`.
-
-    Raises:
-        CheckpointError: The class was defined inside a function, so no file can refer to it.
-
-    Example:
-        >>> kind_of(TokenEmbedding), kind_of(torch.nn.Linear)
-        ('token_embedding', 'torch.nn.modules.linear:Linear')
-    """
+    """Return the kind identifier of a class, or `"module:Class"` for a class that is not in `KINDS`."""
     path = f"{cls.__module__}:{cls.__qualname__}"
     if "<locals>" in path:
         raise CheckpointError(
@@ -116,17 +108,7 @@ def kind_of(cls: type) -> str:
 
 
 def class_of(kind: str) -> type:
-    """Return the class that a kind identifier, or `"module:Class"`, refers to.
-
-    The module of a kind identifier is imported if needed. That of a `"module:Class"` must have been imported before.
-
-    Raises:
-        CheckpointError: The identifier or class is unknown, or its module was not imported.
-
-    Example:
-        >>> class_of("token_embedding") is TokenEmbedding
-        True
-    """
+    """Return the class that a kind identifier, or `"module:Class"`, refers to."""
     module, _, name = KINDS.get(kind, kind).partition(":")
     if kind in KINDS:
         import_module(module)

@@ -355,11 +355,7 @@ class _AllToAll(torch.autograd.Function):
 
 @contextmanager
 def peer_errors(rank: int, size: int, timeout_seconds: float | None = None) -> Iterator[None]:
-    """Convert an error of torch.distributed that the block raises to a `PeerError`, whose message says what to do.
-
-    gloo raises plain `RuntimeError`s. So every plain `RuntimeError` is converted, and the block must contain nothing
-    else that raises one. The arguments are for the message.
-    """
+    """Convert an error of torch.distributed that the block raises to a `PeerError`, whose message says what to do."""
     try:
         yield
     except RuntimeError as error:
@@ -374,12 +370,7 @@ def peer_errors(rank: int, size: int, timeout_seconds: float | None = None) -> I
 
 
 def differences(facts_by_rank: Mapping[int, Mapping[str, Any]]) -> str:
-    """Describe in words how the values of the ranks differ from those of the first rank; return "" if all are equal.
-
-    Example:
-        >>> differences({0: {"--dim": 64}, 1: {"--dim": 64}, 2: {"--dim": 32}})
-        'Rank 2 differs from rank 0 in --dim: 32 there, 64 on rank 0. Give all the same.'
-    """
+    """Describe in words how the values of the ranks differ from those of the first rank; return "" if all are equal."""
     first, *others = facts_by_rank
     expected = facts_by_rank[first]
     sentences = []

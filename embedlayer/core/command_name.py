@@ -8,11 +8,7 @@ from pathlib import Path
 
 
 def command_name() -> str:
-    """Return the words before a subcommand, as the process was started: a user can type what is printed.
-
-    They are `embedlayer` if the shell finds the running program by this name, else its path; `python -m embedlayer`,
-    with the path of Python if need be, if it was started so; and `embedlayer` in any other program.
-    """
+    """Return the words before a subcommand, as the process was started: a user can type what is printed."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py" and program.parent.name == "embedlayer":
         python = Path(sys.executable)
@@ -21,19 +17,12 @@ def command_name() -> str:
 
 
 def command_line(*words: object) -> str:
-    """Return a command of `embedlayer`, from its subcommand and arguments, as a line to type, quoted for a shell.
-
-    `...` stands for what the reader fills in, and is not quoted.
-    """
+    """Return a command of `embedlayer`, from its subcommand and arguments, as a line to type, quoted for a shell."""
     return " ".join([command_name(), *(word if word == "..." else shlex.quote(word) for word in map(str, words))])
 
 
 def _typed(program: Path, *names: str) -> str:
-    """Return the first name by which the shell finds a program in the same folder, else the program's path, quoted.
-
-    The path is relative to the working directory if the program is below it. Links are not followed: the Python of a
-    virtual environment is a link to the one outside.
-    """
+    """Return the first name by which the shell finds a program in the same folder, else the program's path, quoted."""
     folder = Path(os.path.abspath(program)).parent
     for name in names:
         command = shutil.which(name)

@@ -55,11 +55,7 @@ class ComputedBuffers(nn.Module, ABC):
 
 
 def apply_or_allocate(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """Return `fn(tensor)`, or a tensor with arbitrary values if `fn` cannot copy a tensor on the meta device.
-
-    `fn` is the function that torch's `Module._apply` was called with, such as a move to a device. Arbitrary values are
-    those of an uninitialised CPU tensor of the same shape and dtype; the caller must overwrite them.
-    """
+    """Return `fn(tensor)`, or a tensor with arbitrary values if `fn` cannot copy a tensor on the meta device."""
     try:
         return fn(tensor)
     except NotImplementedError:  # torch: there is nothing to copy out of the meta device
@@ -69,10 +65,7 @@ def apply_or_allocate(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
 
 
 def recompute_all_buffers(module: nn.Module, device: torch.device | str) -> None:
-    """Call `recompute_buffers(device)` of every `ComputedBuffers` in a module, the module itself included.
-
-    Use it for a module that was built on the meta device. Parameters and other buffers do not change.
-    """
+    """Call `recompute_buffers(device)` of every `ComputedBuffers` in a module, the module itself included."""
     for part in module.modules():
         if isinstance(part, ComputedBuffers):
             part.recompute_buffers(device)

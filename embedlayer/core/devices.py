@@ -15,24 +15,13 @@ TAKEN_AS: dict[str, str] = {}
 
 
 def device_kind(x: Tensor | torch.device) -> str:
-    """Return the type of the device of a tensor, `"cpu"`, `"cuda"`, ..., or the type as which tests take it.
-
-    Args:
-        x: A tensor, or a device.
-
-    Example:
-        >>> device_kind(torch.zeros(2))
-        'cpu'
-    """
+    """Return the type of the device of a tensor, `"cpu"`, `"cuda"`, ..., or the type as which tests take it."""
     kind = x.type if isinstance(x, torch.device) else x.device.type
     return TAKEN_AS.get(kind, kind)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return the dtype of `torch.autocast` on the device of a tensor, or `None` where it is off.
-
-    The meta device has none, whose kind `torch.autocast` refuses.
-    """
+    """Return the dtype of `torch.autocast` on the device of a tensor, or `None` where it is off."""
     kind = device_kind(x)
     return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
 
@@ -44,19 +33,7 @@ def autocast(x: Tensor | torch.device, dtype: torch.dtype | None) -> AbstractCon
 
 
 class HostCopy:
-    """A copy of a tensor's numbers to the host, which begins at once and is waited for when the numbers are read.
-
-    On CUDA the host then waits for the kernels before the copy alone, not for those that were launched since. On other
-    devices the numbers are copied when they are read first.
-
-    Args:
-        numbers: Tensor that is not changed until the numbers are read.
-
-    Example:
-        >>> copy = HostCopy(torch.tensor([3, 1]))
-        >>> copy.tolist()
-        [3, 1]
-    """
+    """A copy of a tensor's numbers to the host, which begins at once and is waited for when the numbers are read."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._numbers, self._copied = numbers, None

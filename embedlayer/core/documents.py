@@ -67,11 +67,7 @@ def check_mask(mask: object, shape: Sequence[int], name: str = "attention_mask",
 
 
 def _first_wrong_row(mask: Tensor, gaps: bool) -> int | None:
-    """Return the number of the first row whose numbers fall or are below 0, or without `gaps` go on behind padding.
-
-    Rows are counted over all batch dimensions. The result is `None` if there is no such row, and where values are not
-    read.
-    """
+    """Return the number of the first row whose numbers fall or are below 0, or without `gaps` go on behind padding."""
     if not values_are_read(mask) or mask.numel() == 0:
         return None
     mask = mask.long()
@@ -213,11 +209,7 @@ def cu_seqlens_of(documents: AttentionMask) -> Int[Tensor, " N_plus_1"]:
 
 
 def packed_lengths(mask: AttentionMask) -> tuple[Int[Tensor, " N_plus_1"], int, int]:
-    """Return the cumulative lengths of the documents of a mask, the length of the longest, and the number of tokens.
-
-    They are those of the tokens without padding, `mask != 0`, which may be anywhere. The mask is checked by the caller.
-    An accelerator is waited for once: the size of the first result depends on the mask.
-    """
+    """Return the cumulative lengths of the documents of a mask, the length of the longest, and the number of tokens."""
     number = _is_first(mask).flatten().cumsum(0)
     lengths = F.pad(torch.zeros_like(number), (1, 0)).scatter_add_(0, number, (mask != 0).flatten().long())
     cu_seqlens = lengths.cumsum(0)
@@ -226,10 +218,7 @@ def packed_lengths(mask: AttentionMask) -> tuple[Int[Tensor, " N_plus_1"], int, 
 
 
 def index_in_document(mask: AttentionMask) -> Int[Tensor, "*batch T"]:
-    """Return the index of each token in its document, from 0; padding does not count, and its result has no meaning.
-
-    The mask is checked by the caller.
-    """
+    """Return the index of each token in its document, from 0; padding does not count, and its result has no meaning."""
     index = (mask != 0).cumsum(-1) - 1
     return index - torch.where(_is_first(mask), index, 0).cummax(-1).values
 

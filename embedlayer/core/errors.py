@@ -118,22 +118,13 @@ TESTED: Mapping[str, tuple[str, str]] = {"torch": ("2.9", "2.15"), "transformers
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Return major and minor version as numbers; fewer if the text has fewer.
-
-    Example:
-        >>> release("2.13.0+cpu")
-        (2, 13)
-    """
+    """Return major and minor version as numbers; fewer if the text has fewer."""
     return tuple(int(number) for number in re.findall(r"[0-9]{1,9}", version)[:2])
 
 
 @cache
 def warn_if_untested(name: str, version: str) -> None:
-    """Warn, once per process, if the installed release of a package in `TESTED` is older or newer than the tested ones.
-
-    Warns:
-        EmbedLayerWarning: The release is outside of the tested range.
-    """
+    """Warn, once per process, if the installed release of a package in `TESTED` is older or newer than the tested ones."""
     oldest, newest = TESTED[name]
     if not release(oldest) <= release(version) <= release(newest):
         warnings.warn(
@@ -144,13 +135,7 @@ def warn_if_untested(name: str, version: str) -> None:
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import an optional dependency, such as `"matplotlib.pyplot"`, and return the module.
-
-    `extra` is the extra of embedlayer that installs it, such as `"plots"`.
-
-    Raises:
-        MissingExtraError: The module cannot be imported. The message has the command that installs it.
-    """
+    """Import an optional dependency, such as `"matplotlib.pyplot"`, and return the module."""
     from importlib import import_module
 
     package = module.partition(".")[0]
@@ -168,10 +153,7 @@ def require(module: str, *, extra: str) -> ModuleType:
 
 @contextmanager
 def transformers_errors(task: str, kind: type[EmbedLayerError] = CheckpointError) -> Iterator[None]:
-    """Context manager: raise whatever transformers raises in the block, which does `task`, as an error of `kind`.
-
-    Its classes compute with the values of a configuration as they are, and so raise errors of any class.
-    """
+    """Context manager: raise whatever transformers raises in the block, which does `task`, as an error of `kind`."""
     try:
         yield
     except EmbedLayerError:

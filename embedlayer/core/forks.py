@@ -24,15 +24,7 @@ _held: "list[RLock]" = []
 
 
 def lock_held_at_forks() -> "RLock":
-    """Return a new re-entrant lock. A fork waits until no other thread holds it, so in the forked process none does.
-
-    So a forked process finds what the lock protects as it was between two blocks, unless the thread that forks is
-    inside of a block itself: it then holds the lock in both processes. A thread that holds the lock must not
-    wait for another thread that may fork, such as one in a collective operation or in code of a user.
-
-    A thread that holds several such locks acquires the newest first, as `HeldLocks` does: a lock that is needed inside
-    blocks of another one is created earlier, such as when its module is imported.
-    """
+    """Return a new re-entrant lock. A fork waits until no other thread holds it, so in the forked process none does."""
     lock = RLock()
     with _creating:
         _locks[lock] = next(_numbers)
@@ -40,10 +32,7 @@ def lock_held_at_forks() -> "RLock":
 
 
 class HeldLocks:
-    """Context manager: hold several locks of `lock_held_at_forks`. The order of `locks` does not matter.
-
-    Threads that acquire some of the same locks in this way do not block each other for ever.
-    """
+    """Context manager: hold several locks of `lock_held_at_forks`. The order of `locks` does not matter."""
 
     def __init__(self, locks: "Sequence[RLock]") -> None:
         self._locks = sorted(locks, key=_locks.__getitem__, reverse=True) if len(locks) > 1 else locks
@@ -60,11 +49,7 @@ class HeldLocks:
 
 
 def call_in_forked_processes(callback: Callable[[], None]) -> None:
-    """Let every forked process call `callback()` before `os.fork` returns there.
-
-    The locks above are free then, unless the thread that forks holds them. The callbacks run in the order of these
-    calls. A method does not keep its object alive, and is not called once the object is gone.
-    """
+    """Let every forked process call `callback()` before `os.fork` returns there."""
     number = next(_numbers)
     if isinstance(callback, MethodType):
         _callbacks[number] = WeakMethod(callback, lambda _: _callbacks.pop(number, None))
@@ -73,19 +58,7 @@ def call_in_forked_processes(callback: Callable[[], None]) -> None:
 
 
 class BackgroundThread:
-    """One thread for jobs beside the program, which the first job starts.
-
-    A forked process starts a thread of its own. There the `result` of a job that was submitted before the fork calls
-    the function again, whether or not it was done.
-
-    Args:
-        name: Name of the thread.
-
-    Example:
-        >>> with BackgroundThread("sums") as thread:
-        ...     thread.submit(lambda: 1 + 1).result()
-        2
-    """
+    """One thread for jobs beside the program, which the first job starts."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -120,21 +93,13 @@ class BackgroundThread:
 
 
 class Job(Generic[Result]):
-    """A call of a function in a `BackgroundThread`.
-
-    Args:
-        function: The function.
-        future: Its result, in the process that submitted the job.
-    """
+    """A call of a function in a `BackgroundThread`."""
 
     def __init__(self, function: Callable[[], Result], future: Future[Result]) -> None:
         self._function, self._future, self._process = function, future, os.getpid()
 
     def result(self) -> Result:
-        """Return the result of the function, when it has ended, or raise its error.
-
-        A process that was forked after the job was submitted calls the function itself, each time.
-        """
+        """Return the result of the function, when it has ended, or raise its error."""
         if os.getpid() != self._process:  # the future's own lock may be locked there
             return self._function()
         return self._future.result()

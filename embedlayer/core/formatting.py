@@ -8,12 +8,7 @@ from typing import Any
 
 
 def format_parameters(count: int) -> str:
-    """Format a number of parameters as text in decimal units: 1 M is 10^6.
-
-    Example:
-        >>> format_parameters(38597376)
-        '38.6 M'
-    """
+    """Format a number of parameters as text in decimal units: 1 M is 10^6."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -21,14 +16,7 @@ def format_parameters(count: int) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Format a number of bytes as text in binary units: 1 MiB is 2^20 bytes.
-
-    The unit is chosen so that at most three digits stand before the decimal point, except from 1000 GiB on.
-
-    Example:
-        >>> format_bytes(32000 * 4096 * 4), format_bytes(32000 * 8192 * 4)
-        ('500.0 MiB', '1.0 GiB')
-    """
+    """Format a number of bytes as text in binary units: 1 MiB is 2^20 bytes."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count * 1024 >= size * 1000:
             return f"{count / size:.1f} {unit}"
@@ -36,22 +24,12 @@ def format_bytes(count: int) -> str:
 
 
 def count_of(number: int, noun: str) -> str:
-    """Return a number and a noun, which gets an "s" unless the number is 1.
-
-    Example:
-        >>> count_of(1, "shard"), count_of(1200, "document")
-        ('1 shard', '1,200 documents')
-    """
+    """Return a number and a noun, which gets an "s" unless the number is 1."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def a_or_an(noun: object) -> str:
-    """Return a noun after "a" or "an", by its first letter: a string, or the name of the class of any other value.
-
-    Example:
-        >>> a_or_an("TokenTable"), a_or_an("unigram model"), a_or_an(1)
-        ('a TokenTable', 'a unigram model', 'an int')
-    """
+    """Return a noun after "a" or "an", by its first letter: a string, or the name of the class of any other value."""
     word = noun if isinstance(noun, str) else type(noun).__name__
     return f"{'an' if word[:1].lower() in 'aeio' else 'a'} {word}"
 
@@ -67,16 +45,7 @@ LONGEST = 80
 
 
 def short_repr(record: Any) -> str:
-    """Return a one-line description of a dataclass or named tuple, with sizes instead of the contents of large fields.
-
-    Assign this function to `__repr__` in the class.
-
-    Example:
-        >>> from typing import NamedTuple
-        >>> Pair = NamedTuple("Pair", [("model", torch.nn.Module), ("size", int)])
-        >>> short_repr(Pair(torch.nn.Linear(3, 2), 5))
-        'Pair(model=<Linear, 8 parameters>, size=5)'
-    """
+    """Return a one-line description of a dataclass or named tuple, with sizes instead of the contents of large fields."""
     if dataclasses.is_dataclass(record):
         names = [field.name for field in dataclasses.fields(record) if field.repr]
     else:
@@ -86,11 +55,7 @@ def short_repr(record: Any) -> str:
 
 
 def _described(value: Any) -> str:
-    """Return a short text for the value of a field.
-
-    It is type and size for a module, tensor, tokenizer, or collection of more than three items. For other values it is
-    the `repr`, or only the type if the `repr` is longer than `LONGEST` or has several lines.
-    """
+    """Return a short text for the value of a field."""
     from tokenizers import Tokenizer
     from torch import Tensor, nn
 

@@ -20,10 +20,7 @@ from embedlayer.core.formatting import a_or_an
 def held_parameters(
     module: nn.Module, optimizer: Optimizer | None = None, others: Iterable[nn.Module] = ()
 ) -> set[int]:
-    """Return the `id` of each parameter of `module` and `others` that something else refers to, as an optimizer does.
-
-    References of these modules and of `optimizer` do not count.
-    """
+    """Return the `id` of each parameter of `module` and `others` that something else refers to, as an optimizer does."""
     owners = [*module.modules(), *others]
     uses = Counter(id(parameter) for owner in owners for parameter in owner._parameters.values())
     if optimizer is not None:  # a list of its group, and a key of its state
@@ -34,11 +31,7 @@ def held_parameters(
 
 
 def is_held(parameters: Mapping[str, Tensor | None], name: str, uses: int) -> bool:
-    """Return whether there are more references to a parameter than those of modules, so that it may have an optimizer.
-
-    `parameters` are those of a module, by name; `uses` is the number of references that do not count, one for each
-    module that has this one.
-    """
+    """Return whether there are more references to a parameter than those of modules, so that it may have an optimizer."""
     other = {name: nn.Parameter(requires_grad=False)}  # which only this dictionary refers to
     return _references(parameters, name) - _references(other, name) > uses - 1
 
@@ -48,21 +41,14 @@ def _references(parameters: Mapping[str, Tensor | None], name: str) -> int:
 
 
 def former_parameter(module: nn.Module, name: str) -> Tensor | None:
-    """Return the parameter of a module that is about to be replaced, or `None` if no optimizer can have it.
-
-    The result is also `None` for sharded parameters, which FSDP replaces in each forward pass, for row-sparse ones,
-    which `PendingUpdates` watches, and on the meta device.
-    """
+    """Return the parameter of a module that is about to be replaced, or `None` if no optimizer can have it."""
     parameters = module.__dict__.get("_parameters", {})
     may_be_trained = type(parameters.get(name)) is nn.Parameter and not parameters[name].is_meta
     return parameters[name] if may_be_trained and is_held(parameters, name, 1) else None
 
 
 def optimizers_of(parameters: Collection[Tensor]) -> list[Optimizer]:
-    """Return the optimizers of this process that train any of these parameters; it takes about 0.1 s.
-
-    The garbage collector finds them, as what refers to its class: a parameter does not know its optimizers.
-    """
+    """Return the optimizers of this process that train any of these parameters; it takes about 0.1 s."""
     ids, kinds = {id(parameter) for parameter in parameters}, set(_subclasses(Optimizer))
     optimizers = [each for each in gc.get_referrers(*kinds) if type(each) in kinds] if ids else []
     return [each for each in optimizers if ids & {id(parameter) for parameter in parameters_of(each)}]
@@ -81,19 +67,12 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
 
 
 def trained_by(optimizer: Optimizer, parameter_id: int) -> Tensor | None:
-    """Return the parameter of an optimizer that has this `id`, or `None`.
-
-    A weak reference in place of the `id` would forbid FSDP to give the parameter another size.
-    """
+    """Return the parameter of an optimizer that has this `id`, or `None`."""
     return next((parameter for parameter in parameters_of(optimizer) if id(parameter) == parameter_id), None)
 
 
 def watch_replacement(module: nn.Module, name: str, former: Tensor | None) -> None:
-    """Let the optimizers that train the former parameter of a module raise an error if its new one stays untrained.
-
-    The error is a `StaleRowsError` at a step; `_Replacement` says when. `former` is the result of `former_parameter`,
-    before another parameter was registered; with `None` nothing is watched.
-    """
+    """Let the optimizers that train the former parameter of a module raise an error if its new one stays untrained."""
     parameter = module._parameters.get(name)
     if former is None or former is parameter or type(parameter) is not nn.Parameter or not parameter.requires_grad:
         return
@@ -102,11 +81,7 @@ def watch_replacement(module: nn.Module, name: str, former: Tensor | None) -> No
 
 
 class _Replacement:
-    """Step pre-hook of an optimizer that trains a parameter which a module no longer has.
-
-    It raises a `StaleRowsError` if the new parameter has a gradient, the former one has none, and no optimizer has the
-    new one.
-    """
+    """Step pre-hook of an optimizer that trains a parameter which a module no longer has."""
 
     def __init__(self, module: nn.Module, name: str, former: int) -> None:
         self.module, self.name, self.former = weakref.ref(module), name, former

@@ -30,17 +30,7 @@ def length_of(indices: Tensor) -> int:
 
 
 def clamp_and_record(indices: Tensor, rows: int, record: Tensor) -> tuple[Tensor, Tensor]:
-    """Clamp row numbers on an accelerator and record the first bad one, without waiting for the device.
-
-    Args:
-        indices: Row numbers.
-        rows: Number of rows.
-        record: Flat position, value and length of the last dimension, and what else the caller stores behind these;
-            overwritten if it is empty.
-
-    Returns:
-        The clamped row numbers, and a boolean mask of the same shape that is `True` for the bad ones.
-    """
+    """Clamp row numbers on an accelerator and record the first bad one, without waiting for the device."""
     clamped = indices.clamp(0, rows - 1)
     outside = clamped != indices
     if not indices.numel():
@@ -58,12 +48,7 @@ _target_records: dict[torch.device, Tensor] = {}
 
 @constant_in_graphs
 def target_record(device: torch.device) -> Tensor:
-    """Return the record of the first bad target of all losses on an accelerator, int64 `(4,)`.
-
-    It holds flat position, value, length of the last dimension and number of tokens of the vocabulary; -1s if there was
-    none. Zeros say that weights have changed (`record_changed_weights`). If a CUDA graph is captured before the first
-    loss, each replay of the graph empties the record.
-    """
+    """Return the record of the first bad target of all losses on an accelerator, int64 `(4,)`."""
     record = _target_records.get(device)
     if record is None:
         record = torch.full((4,), -1, device=device)
@@ -78,26 +63,12 @@ def recorded_targets() -> list[Tensor]:
 
 
 def clamp_and_record_targets(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Clamp the targets of a loss on an accelerator, and record the first bad one, without waiting for the device.
-
-    Args:
-        ids: Token IDs.
-        size: Number of tokens, V.
-
-    Returns:
-        The clamped IDs, and a boolean mask of the same shape that is `True` for the bad ones.
-    """
+    """Clamp the targets of a loss on an accelerator, and record the first bad one, without waiting for the device."""
     return clamp_and_record(ids, size, target_record(ids.device))
 
 
 def record_changed_weights(is_changed: Tensor) -> None:
-    """Record on an accelerator that the weights of unread logits have changed, without waiting for the device.
-
-    The record changes only if it is empty. What reads it next raises a `StaleRowsError`.
-
-    Args:
-        is_changed: Whether they have, a boolean scalar.
-    """
+    """Record on an accelerator that the weights of unread logits have changed, without waiting for the device."""
     record = target_record(is_changed.device)
     record.masked_fill_(is_changed & (record[0] < 0), 0)
 
@@ -112,16 +83,7 @@ def changed_weights() -> StaleRowsError:
 
 
 def raise_recorded_target(record: Tensor, values: list[int]) -> None:
-    """Empty a record of targets and raise its error, if it holds one.
-
-    Args:
-        record: Result of `target_record`.
-        values: Its four numbers.
-
-    Raises:
-        TokenIdError: A target was outside.
-        StaleRowsError: Weights of logits were changed before the logits were read.
-    """
+    """Empty a record of targets and raise its error, if it holds one."""
     place, value, length, size = values
     if place >= 0:
         record.fill_(-1)
@@ -131,25 +93,7 @@ def raise_recorded_target(record: Tensor, values: list[int]) -> None:
 
 
 def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int = 0) -> Tensor | None:
-    """Return row numbers that are safe to look up, `indices + offset`, where no bad index needs to be recorded.
-
-    On the CPU a bad index raises an error, in exports and under `torch.func` transforms it is clamped, and on the meta
-    device it has no value.
-
-    Args:
-        indices: Token IDs or positions.
-        size: Number of valid indices.
-        kind: What the indices are, for error messages.
-        offset: Number that is added to each index.
-
-    Returns:
-        Row numbers; `None` on an accelerator, where an `IndexCheck` records the first bad index.
-
-    Raises:
-        ShapeError: `indices` are not int32 or int64.
-        TokenIdError: A token ID is outside, on the CPU.
-        PositionError: A position is outside, on the CPU.
-    """
+    """Return row numbers that are safe to look up, `indices + offset`, where no bad index needs to be recorded."""
     check_integer_ids(indices)
     rows = indices + offset if offset else indices
     if device_kind(rows) == "meta":
@@ -166,23 +110,7 @@ def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int =
 
 
 def as_ids(ids: IdsLike, *, beside: nn.Module | Tensor) -> Tensor:
-    """Return `ids` as a tensor: tensors unchanged, anything else as int64 on the device of a module or tensor.
-
-    Args:
-        ids: A tensor, a number, a list of numbers or of lists of one length, a NumPy array of integers, or one or
-            several encodings of a tokenizer.
-        beside: Module that looks the IDs up, with a parameter or buffer, or a tensor; what is converted is put on its
-            device.
-
-    Raises:
-        ShapeError: The values are not integers, the sequences have different lengths, or `ids` is a mapping, as
-            `transformers` tokenizers return.
-
-    Example:
-        >>> as_ids([[1, 2], [3, 4]], beside=TokenEmbedding(100, 8))
-        tensor([[1, 2],
-                [3, 4]])
-    """
+    """Return `ids` as a tensor: tensors unchanged, anything else as int64 on the device of a module or tensor."""
     if isinstance(ids, Tensor):
         return ids
     if isinstance(ids, Mapping):
@@ -212,21 +140,13 @@ def as_ids(ids: IdsLike, *, beside: nn.Module | Tensor) -> Tensor:
 
 
 def check_integer_ids(ids: Tensor) -> None:
-    """Check that token IDs are a tensor of int64 or int32.
-
-    Raises:
-        ShapeError: They are not; the message names the dtype.
-    """
+    """Check that token IDs are a tensor of int64 or int32."""
     if ids.dtype not in INTEGERS:
         raise _not_integers(str(ids.dtype).removeprefix("torch."), "ids.long()")
 
 
 def check_integer_positions(positions: object) -> None:
-    """Check that positions are a tensor of int64 or int32, as every scheme takes them.
-
-    Raises:
-        ShapeError: They are not; the message names what was found.
-    """
+    """Check that positions are a tensor of int64 or int32, as every scheme takes them."""
     if isinstance(positions, Tensor) and positions.dtype in INTEGERS:
         return
     found = type(positions).__name__
@@ -240,22 +160,13 @@ def check_integer_positions(positions: object) -> None:
 
 
 def require_counted(positions: Tensor) -> None:
-    """Check that positions count from 0; on the CPU only, and not in compiled graphs, exports and transforms.
-
-    Raises:
-        PositionError: One is below 0; the message names the first one.
-    """
+    """Check that positions count from 0; on the CPU only, and not in compiled graphs, exports and transforms."""
     if values_are_read(positions) and positions.numel() and bool(positions.amin() < 0):
         raise_if_outside(positions.clamp(max=0), 1, "position")
 
 
 def _not_integers(found: str, remedy: str) -> ShapeError:
-    """Return the error for token IDs that are not int64 or int32; the caller raises it.
-
-    Args:
-        found: Name of the dtype or type that was passed.
-        remedy: Python expression that gives integers, for the message.
-    """
+    """Return the error for token IDs that are not int64 or int32; the caller raises it."""
     return ShapeError(
         f"A token id must be int64 or int32, not {found}. "
         f"Look-up is by whole numbers: pass the tokenizer's ids, for instance {remedy}."
@@ -263,21 +174,7 @@ def _not_integers(found: str, remedy: str) -> ShapeError:
 
 
 def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | None = None, offset: int = 0) -> None:
-    """Raise an error for the first index outside `0..size - 1`; return `None` if there is none.
-
-    The values are read, so on an accelerator the call would wait for the device: call it on the CPU only.
-
-    Args:
-        indices: Integers of any shape.
-        size: Number of rows.
-        kind: What the indices are, for the message.
-        ignore: Value that is accepted although it is outside, or `None`.
-        offset: Number that the caller added to the indices; the message shows them without it.
-
-    Raises:
-        TokenIdError: A token ID is outside.
-        PositionError: A position is outside.
-    """
+    """Raise an error for the first index outside `0..size - 1`; return `None` if there is none."""
     if indices.numel() == 0:
         return
     if ignore is not None:
@@ -294,16 +191,7 @@ def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | No
 
 
 def outside_error(kind: Kind, value: int, size: int, *, first: int, row: int, column: int) -> EmbedLayerError:
-    """Return the error for an index outside its table; the caller raises it.
-
-    Args:
-        kind: What the index is, which also decides the class of the error.
-        value: The index.
-        size: Number of valid indices from 0 on.
-        first: The smallest valid index, 0 or a negative one.
-        row: Sequence in the batch that contains the index.
-        column: Place of the index in its sequence.
-    """
+    """Return the error for an index outside its table; the caller raises it."""
     name, _, stream = kind.partition(" of ")
     place = f"{name} {value} at row {row}, column {column}"
     if stream:
@@ -327,16 +215,7 @@ def outside_error(kind: Kind, value: int, size: int, *, first: int, row: int, co
 
 @torch.library.custom_op("embedlayer::checked_copy", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def checked_copy(indices: Tensor, size: int, kind: str, offset: int = 0) -> Tensor:
-    """Call `raise_if_outside` as a custom operator, and return a copy of `indices`.
-
-    `torch.compile` keeps it as one node on the CPU, without a graph break.
-
-    Args:
-        indices: Row numbers, with `offset` added.
-        size: Number of rows without the first `offset` ones.
-        kind: What the indices are.
-        offset: Number that was added to the indices.
-    """
+    """Call `raise_if_outside` as a custom operator, and return a copy of `indices`."""
     raise_if_outside(indices, size + offset, kind, offset=offset)
     return indices.clone()
 

@@ -9,22 +9,14 @@ NUMBERS_AT_ONCE = 1 << 19
 
 
 def init_normal_(weight: Tensor, *, std: float) -> None:
-    """Fill a weight in place with numbers from N(0, std^2); without effect on the meta device.
-
-    On the meta device `torch.nn.init.normal_` would import torch's compiler, which takes longer than reading most
-    tables.
-    """
+    """Fill a weight in place with numbers from N(0, std^2); without effect on the meta device."""
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)
 
 
 @torch.no_grad()
 def zero_rows_(weight: Tensor, rows: Sequence[int]) -> None:
-    """Set rows of a weight `(V, D)` to zero in place; without effect on the meta device.
-
-    The weight may be a `DTensor`: then each rank clears those rows that it stores. On a `DTensor`,
-    `weight[row].fill_(0)` would change a gathered copy only. Row numbers are those of the whole weight.
-    """
+    """Set rows of a weight `(V, D)` to zero in place; without effect on the meta device."""
     if not rows or weight.is_meta:
         return
     if not hasattr(weight, "device_mesh"):
@@ -40,20 +32,7 @@ def zero_rows_(weight: Tensor, rows: Sequence[int]) -> None:
 
 
 class NormalLinear(nn.Linear):
-    """An `nn.Linear` that initializes its weight from N(0, init_std^2) and its bias with 0.
-
-    Args:
-        in_features: Width of the input.
-        out_features: Width of the output.
-        bias: Whether to learn an additive bias.
-        init_std: Standard deviation of the weight.
-        device: Device of the parameters.
-        dtype: Data type of the parameters.
-
-    Example:
-        >>> NormalLinear(64, 256, init_std=0.5).weight.std().round(decimals=1)
-        tensor(0.5000, grad_fn=<RoundBackward1>)
-    """
+    """An `nn.Linear` that initializes its weight from N(0, init_std^2) and its bias with 0."""
 
     def __init__(
         self,
@@ -76,11 +55,7 @@ class NormalLinear(nn.Linear):
 
 
 def init_normal_rows_(part: Tensor, *, start: int, num_rows: int, std: float) -> None:
-    """Fill `part` `(N, D)` in place with rows `start` to `start + N - 1` of a table that `normal_(std=std)` would draw.
-
-    The numbers of the other rows of the `num_rows` are drawn too, a block at a time, and dropped, so the generator ends
-    in the same state. On the CPU, in float32 and float64, the rows are the same bit for bit.
-    """
+    """Fill `part` `(N, D)` in place with rows `start` to `start + N - 1` of a table that `normal_(std=std)` would draw."""
     width = part.shape[1]
     each = max(NUMBERS_AT_ONCE // width // 16, 1) * 16  # torch makes 16 normal numbers at a time
     scratch = part.new_empty(min(2 * each, num_rows), width)

@@ -38,8 +38,5 @@ def mix_(words: Words) -> Words:
 
 
 def random_words(seed: int, start: int, count: int) -> Int64[Tensor, " N"]:
-    """Return the 64-bit random numbers `start` to `start + count - 1` of SplitMix64 as int64.
-
-    Number n is `mix_(seed + n * GOLDEN)`, so number 1 is the first that the generator with this seed draws.
-    """
+    """Return the 64-bit random numbers `start` to `start + count - 1` of SplitMix64 as int64."""
     return mix_(torch.arange(start, start + count, device="cpu").mul_(GOLDEN).add_(seed))

@@ -10,10 +10,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def unknown_option(options: Mapping[str, object], kind: type, call: str) -> str | None:
-    """Return the sentence that refuses all options that a class of options does not declare, or `None`.
-
-    `kind` is the `TypedDict` class that declares the options of `call`, a public function or method.
-    """
+    """Return the sentence that refuses all options that a class of options does not declare, or `None`."""
     names = [name for name in options if name not in kind.__annotations__]
     if not names:
         return None
@@ -22,29 +19,7 @@ def unknown_option(options: Mapping[str, object], kind: type, call: str) -> str 
 
 
 def show_options(*kinds: type) -> Callable[[Function], Function]:
-    """Decorator: insert the attributes of `TypedDict` classes behind the entry of a function's `**options`.
-
-    So `help` and the API reference list the options, which are stated once. The function itself is returned; without a
-    docstring, or without that entry in it, it stays as it is.
-
-    Example:
-        >>> from typing import TypedDict
-        >>> class Options(TypedDict):
-        ...     '''Options.
-        ...
-        ...     Attributes:
-        ...         size: Number of rows.
-        ...     '''
-        >>> @show_options(Options)
-        ... def build(**options):
-        ...     '''Build.
-        ...
-        ...     Args:
-        ...         **options: See `Options`.
-        ...     '''
-        >>> print(build.__doc__.rstrip().splitlines()[-1].strip())
-        size: Number of rows.
-    """
+    """Decorator: insert the attributes of `TypedDict` classes behind the entry of a function's `**options`."""
     entries = "\n".join(_attributes(kind) for kind in kinds)
 
     def decorate(function: Function) -> Function:

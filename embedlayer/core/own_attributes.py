@@ -24,10 +24,7 @@ INITIALISED = "_is_hf_initialized"
 
 
 def own_attribute(module: object, name: str) -> Any:
-    """Return an attribute in the `__dict__` of an object; `None` without one.
-
-    Attributes of its class, and registered parameters, buffers and children, are not there.
-    """
+    """Return an attribute in the `__dict__` of an object; `None` without one."""
     return vars(module).get(name)
 
 

@@ -15,13 +15,7 @@ from embedlayer.core.errors import SizeError
 
 
 def refuse_partitioned(parameters: Iterable[tuple[str, Tensor | None]], action: str, *, gathered: bool = True) -> None:
-    """Raise a `SizeError` if DeepSpeed's ZeRO-3 has partitioned one of the named parameters.
-
-    Args:
-        parameters: Names and parameters.
-        action: What the caller does, as in "is edited"; for the message.
-        gathered: Whether parameters are accepted that DeepSpeed has gathered at present.
-    """
+    """Raise a `SizeError` if DeepSpeed's ZeRO-3 has partitioned one of the named parameters."""
     for name, parameter in parameters:
         if not hasattr(parameter, "ds_id"):
             continue

@@ -27,13 +27,7 @@ warn_if_untested("torch", torch.__version__)
 
 
 def leaf_of_trace(module: nn.Module, *arguments: object, **options: object) -> Any:
-    """Return the call of a module as one node of a graph of `torch.fx`, as a call of torch's own modules is.
-
-    `torch.fx.symbolic_trace` takes the classes of torch alone for leaves, and passes its `Proxy` into all others.
-
-    Raises:
-        SizeError: The module itself is traced, whose call is no node.
-    """
+    """Return the call of a module as one node of a graph of `torch.fx`, as a call of torch's own modules is."""
     tracer: Any = next(each.tracer for each in (*arguments, *options.values()) if isinstance(each, Proxy))
     name = tracer.path_of_module(module)
     if not name:
@@ -42,27 +36,18 @@ def leaf_of_trace(module: nn.Module, *arguments: object, **options: object) -> A
 
 
 def transforms_active() -> bool:
-    """Return whether a `torch.func` transform (`grad`, `vmap`, `jvp`, ...) is running.
-
-    `torch.autograd.Function.apply` makes the same check.
-    """
+    """Return whether a `torch.func` transform (`grad`, `vmap`, `jvp`, ...) is running."""
     active: bool = torch._C._are_functorch_transforms_active()
     return active
 
 
 def is_exporting() -> bool:
-    """Return whether `torch.export` or `torch.jit.trace` is running, which record operators and no kernels.
-
-    In graphs of `torch.compile` torch 2.11 takes `torch.compiler.is_exporting` for `True`.
-    """
+    """Return whether `torch.export` or `torch.jit.trace` is running, which record operators and no kernels."""
     return torch.compiler._is_exporting_flag or torch._C._get_tracing_state() is not None
 
 
 def plain_operators_only() -> bool:
-    """Return whether custom operators must not be used: in exports and traces, and under a `torch.func` transform.
-
-    Values of tensors cannot be read there, so a check of values cannot raise an error.
-    """
+    """Return whether custom operators must not be used: in exports and traces, and under a `torch.func` transform."""
     return is_exporting() or transforms_active()
 
 
@@ -72,11 +57,7 @@ def values_are_read(x: Tensor) -> bool:
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
-    """Return whether a `torch.func` transform is running, or a tensor takes part in an older form of one.
-
-    These forms are tensors with a tangent (`torch.autograd.forward_ad`), and batched gradients
-    (`torch.autograd.grad(..., is_grads_batched=True)`). Under `torch.compile` only `torch.func` is checked.
-    """
+    """Return whether a `torch.func` transform is running, or a tensor takes part in an older form of one."""
     if transforms_active() or torch.compiler.is_compiling():
         return transforms_active()
     below_autograd = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
@@ -91,10 +72,7 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
 
 def are_saved_tensors_hooked() -> bool:
-    """Return whether what autograd saves is passed to hooks, as in activation checkpointing, also when it recomputes.
-
-    There the tensors of the two computations must have the same shapes.
-    """
+    """Return whether what autograd saves is passed to hooks, as in activation checkpointing, also when it recomputes."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
@@ -112,32 +90,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant_in_graphs(function: Function) -> Function:
-    """Decorate a function of constants such that `torch.compile` calls it while it traces, and inserts the result.
-
-    Unlike `torch.compiler.assume_constant_result`, it does not import the compiler.
-    """
+    """Decorate a function of constants such that `torch.compile` calls it while it traces, and inserts the result."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def fusible(*tensors: Tensor | None) -> bool:
-    """Return whether a fused function may compute with `tensors`: in eager mode, without transforms and traces.
-
-    Example:
-        >>> fusible(torch.ones(3))
-        True
-        >>> torch.func.vmap(lambda x: x + fusible(x))(torch.zeros(3))
-        tensor([0., 0., 0.])
-    """
+    """Return whether a fused function may compute with `tensors`: in eager mode, without transforms and traces."""
     is_recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     return not is_recorded and not is_transformed(*tensors)
 
 
 def is_dispatch_mode_active() -> bool:
-    """Return whether a `TorchDispatchMode` is active, such as `FakeTensorMode` or a counter of operators.
-
-    It sees every operator. Code that computes without operators would go unnoticed, and fake tensors have no memory.
-    """
+    """Return whether a `TorchDispatchMode` is active, such as `FakeTensorMode` or a counter of operators."""
     active: int = torch._C._len_torch_dispatch_stack()
     return active > 0
 
@@ -168,10 +133,7 @@ def is_function_mode_active() -> bool:
 
 
 def has_more_than(x: Tensor, numel: int) -> bool:
-    """Return whether `x` has more than `numel` elements; `False` in a graph whose dynamic shapes leave it open.
-
-    The comparison adds no guard to the graph.
-    """
+    """Return whether `x` has more than `numel` elements; `False` in a graph whose dynamic shapes leave it open."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # 0.3 s, which only graphs need
 
     return statically_known_true(x.numel() > numel)
@@ -188,11 +150,7 @@ class _Dispatched(nn.Parameter):
 
 
 def set_dispatch(parameter: Any, kind: type[nn.Parameter], handler: Callable[..., Any] | None) -> None:
-    """Turn a parameter into one of class `kind` in place, whose operators `handler` runs as `__torch_dispatch__` does.
-
-    `None` for no handler. The memory, the gradient and the hooks stay. The handler belongs to the object, because
-    `torch.compile` traces no parameter whose class has a `__torch_dispatch__`.
-    """
+    """Turn a parameter into one of class `kind` in place, whose operators `handler` runs as `__torch_dispatch__` does."""
 
     def refuse(_: Any) -> None:
         raise StaleRowsError(
@@ -216,10 +174,7 @@ def set_dispatch(parameter: Any, kind: type[nn.Parameter], handler: Callable[...
 
 
 def varlen_attention() -> Callable[..., Any] | None:
-    """Return torch's attention of sequences of different lengths; torch 2.9 has none, and torch 2.10 no windows in it.
-
-    The import takes long: it imports what compiles graphs.
-    """
+    """Return torch's attention of sequences of different lengths; torch 2.9 has none, and torch 2.10 no windows in it."""
     try:
         from torch.nn.attention import varlen
     except ImportError:
@@ -228,10 +183,7 @@ def varlen_attention() -> Callable[..., Any] | None:
 
 
 def distinguish_numbers_of_rows() -> None:
-    """Make torch 2.9 plan the gradient of a looked-up DTensor by the number of its rows, as later releases do.
-
-    By itself it takes the plan for an earlier number of rows, and the backward pass raises a `RuntimeError`.
-    """
+    """Make torch 2.9 plan the gradient of a looked-up DTensor by the number of its rows, as later releases do."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 
@@ -273,15 +225,7 @@ unscale_all_ = torch._amp_foreach_non_finite_check_and_unscale_
 
 
 def bag_gradient_of_rows(grad: Tensor, ids: Tensor, bags: Tensor, num_rows: int, weights: Tensor | None) -> Tensor:
-    """Return the dense gradient of the rows of `F.embedding_bag(mode="sum")`, `(num_rows, D)`.
-
-    Args:
-        grad: Gradient of the sums, `(N, D)`.
-        ids: Row of each term, `(M,)`.
-        bags: Sum of each term, `(M,)`.
-        num_rows: Number of rows.
-        weights: Factor of each term, `(M,)`, or `None` for 1.
-    """
+    """Return the dense gradient of the rows of `F.embedding_bag(mode="sum")`, `(num_rows, D)`."""
     none = ids.new_empty(0)
     rows: Tensor = torch.ops.aten._embedding_bag_dense_backward(
         grad, ids, bags, none, none, num_rows, False, 0, weights, -1
@@ -290,24 +234,13 @@ def bag_gradient_of_rows(grad: Tensor, ids: Tensor, bags: Tensor, num_rows: int,
 
 
 def bag_gradient_of_weights(grad: Tensor, rows: Tensor, ids: Tensor, bounds: Tensor, bags: Tensor) -> Tensor:
-    """Return the gradient of the factors of the terms of `F.embedding_bag(mode="sum")`, `(M,)`.
-
-    Args:
-        grad: Gradient of the sums, `(N, D)`.
-        rows: The rows, `(V, D)`.
-        ids: Row of each term, `(M,)`.
-        bounds: First term of each sum, and the end of the last, `(N + 1,)`.
-        bags: Sum of each term, `(M,)`.
-    """
+    """Return the gradient of the factors of the terms of `F.embedding_bag(mode="sum")`, `(M,)`."""
     factors: Tensor = torch.ops.aten._embedding_bag_per_sample_weights_backward(grad, rows, ids, bounds, bags, 0, -1)
     return factors
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether calling `module` runs more than its `forward`: its own hooks, global hooks, or `module.compile()`.
-
-    `nn.Module.__call__` reads the same attributes to decide whether it can call `forward` directly.
-    """
+    """Return whether calling `module` runs more than its `forward`: its own hooks, global hooks, or `module.compile()`."""
     return bool(
         module._forward_pre_hooks
         or module._forward_hooks
@@ -343,11 +276,7 @@ UNOBTRUSIVE = ("torch.distributed.fsdp.", "torch.utils.module_tracker", "embedla
 
 
 def is_observed(module: nn.Module) -> bool:
-    """Return whether hooks may see or change what a call of `module` computes: its own hooks, or global ones.
-
-    Hooks of FSDP2 do not count: they gather the weights for a call, and free them. Nor do those of this package, and of
-    `FlopCounterMode`, which note the names of modules.
-    """
+    """Return whether hooks may see or change what a call of `module` computes: its own hooks, or global ones."""
     own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     of_all = (
         torch_module._global_forward_pre_hooks,
@@ -361,11 +290,7 @@ def is_observed(module: nn.Module) -> bool:
 
 
 def recompute_weights(module: nn.Module) -> None:
-    """Compute anew the weights of a module that are no parameters, but what hooks compute from these before each call.
-
-    `torch.nn.utils.prune`, and the older `weight_norm` and `spectral_norm`, register such hooks. Code that reads a
-    weight without a call would find that of the last call. No power iteration of a spectral norm is made.
-    """
+    """Compute anew the weights of a module that are no parameters, but what hooks compute from these before each call."""
     from torch.nn.utils import prune
     from torch.nn.utils.spectral_norm import SpectralNorm
     from torch.nn.utils.weight_norm import WeightNorm
@@ -378,11 +303,7 @@ def recompute_weights(module: nn.Module) -> None:
 
 
 def refuse_per_sample_gradients(module: nn.Module) -> None:
-    """Raise a `SizeError` if Opacus records per-sample gradients of the parameters of `module`, which are read here.
-
-    It computes them from calls of the module that has a parameter, so they would lack what comes by other ways. Callers
-    ask only if Opacus was imported.
-    """
+    """Raise a `SizeError` if Opacus records per-sample gradients of the parameters of `module`, which are read here."""
     if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
         return
     if any(hasattr(parameter, "grad_sample") for parameter in module.parameters()):
@@ -394,12 +315,7 @@ def refuse_per_sample_gradients(module: nn.Module) -> None:
 
 
 def is_unchanged(module: object, **methods: Callable[..., Any]) -> bool:
-    """Return whether the methods of `module` are still the passed functions.
-
-    For example, `is_unchanged(head, forward=OutputHead.forward)` is `False` if a subclass overrides `forward`, or if
-    another function was assigned to it in the class or the instance (accelerate does so). It is also `False` if `head`
-    has no such method.
-    """
+    """Return whether the methods of `module` are still the passed functions."""
     kind, own = type(module), vars(module)
     for name, method in methods.items():  # noqa: SIM110 - a generator takes twice as long, in each small call
         if name in own or getattr(kind, name, None) is not method:
@@ -408,20 +324,7 @@ def is_unchanged(module: object, **methods: Callable[..., Any]) -> bool:
 
 
 def is_current(kind: type, shortcut: str, definition: str) -> bool:
-    """Return whether a fast method of a class still computes what the plain method, its `definition`, computes.
-
-    This is `False` for a subclass that overrides the plain method and inherits the fast one, the `shortcut`.
-
-    Raises:
-        AttributeError: The class has neither method.
-
-    Example:
-        >>> class Doubled(TokenEmbedding):
-        ...     def rows(self, start, stop):
-        ...         return 2 * super().rows(start, stop)
-        >>> is_current(TokenEmbedding, "as_linear", "rows"), is_current(Doubled, "as_linear", "rows")
-        (True, False)
-    """
+    """Return whether a fast method of a class still computes what the plain method, its `definition`, computes."""
     for part in kind.__mro__:
         if shortcut in vars(part):
             return definition in vars(part) or issubclass(part, next(k for k in kind.__mro__ if definition in vars(k)))
@@ -431,12 +334,5 @@ def is_current(kind: type, shortcut: str, definition: str) -> bool:
 
 
 def may_use(part: object, shortcut: str, definition: str) -> bool:
-    """Return whether the method `shortcut` of `part` may be used in place of its method `definition`.
-
-    It may not if a subclass overrides only `definition`, or if `definition` was replaced on the instance.
-
-    Example:
-        >>> may_use(TokenEmbedding(100, 8), "stored", "look_up")
-        True
-    """
+    """Return whether the method `shortcut` of `part` may be used in place of its method `definition`."""
     return definition not in vars(part) and is_current(type(part), shortcut, definition)

@@ -259,17 +259,7 @@ class TokenCorpus:
 
 
 class CorpusWriter:
-    """Encode documents one after another, pass their IDs to a function, and record what a `TokenCorpus` needs.
-
-    Recorded are the start of each document and the numbers of tokens and bytes; see `tables` and `index`. The separator
-    in front of a chat has the weight 0.
-
-    Args:
-        tokenizer: Encodes the documents.
-        write: Called with the IDs of each text chunk, and with the ID that separates two documents. The arrays are
-            uint16 or uint32.
-        write_weights: Called with the weights of the same tokens, uint8, 0 or 1; `None`: they are not recorded.
-    """
+    """Encode documents one after another, pass their IDs to a function, and record what a `TokenCorpus` needs."""
 
     def __init__(
         self,
@@ -289,22 +279,7 @@ class CorpusWriter:
     def add_source(
         self, reader: Reader, report: Callable[[int], object], *, begin: int = 0, end: int | None = None
     ) -> int:
-        """Encode the documents of a source between two places, and pass their IDs to `write`.
-
-        After each encoded text chunk, `report` is called with the number of bytes read so far, earlier sources
-        included.
-
-        Returns:
-            Number of the documents with a token. Documents without tokens are not recorded.
-
-        Raises:
-            FileError: The source cannot be read or decompressed, or is damaged.
-            TextError: The source is not plain text, or a record is not what it should be.
-            TokenizerError: The tokenizer cannot encode the text.
-
-        Warns:
-            EmbedLayerWarning: Some rows of the source are left out, because they have no text.
-        """
+        """Encode the documents of a source between two places, and pass their IDs to `write`."""
         count = 0
 
         def counted() -> Iterator[Document]:
@@ -328,15 +303,7 @@ class CorpusWriter:
     def add_documents(
         self, documents: Iterable[Document], after_chunk: Callable[[], object] = lambda: None, *, are_rows: bool = False
     ) -> int:
-        """Encode documents, and pass their IDs to `write`.
-
-        `after_chunk` is called after each encoded text chunk, to report progress. `are_rows`: they may be short, so
-        several of them share an entry of `blocks`.
-
-        Returns:
-            Number of the documents with a token. A document without tokens is not recorded; its bytes count in
-            `num_bytes`.
-        """
+        """Encode documents, and pass their IDs to `write`."""
         recorded, starts_document = len(self.documents), False
         for chunk, ids, encoding in encode_ahead(self._chunks(documents), self.tokenizer):
             self.num_bytes += len(chunk.text.encode())
@@ -374,10 +341,7 @@ class CorpusWriter:
         self.num_tokens += len(array)
 
     def _end_block(self, *, may_extend: bool) -> None:
-        """Record that a block ends here; `may_extend`: it may be the last one, which then becomes longer.
-
-        A block of rows has about a 64th of the bytes before it, from 512 to 16384, as the chunks of a text have.
-        """
+        """Record that a block ends here; `may_extend`: it may be the last one, which then becomes longer."""
         if may_extend and self.byte_ends:
             begin = self.byte_ends[-2] if len(self.byte_ends) > 1 else 0
             if self.byte_ends[-1] - begin < min(max(begin // 64, _FEWEST_BYTES), _MOST_BYTES):
@@ -387,11 +351,7 @@ class CorpusWriter:
         self.byte_ends.append(self.num_bytes)
 
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the arrays `documents` and `blocks` of a `TokenCorpus` for the documents so far.
-
-        `documents`, `(documents,)` int64, has the index of each document's first token. `blocks`, `(chunks, 2)` int64,
-        has the numbers of tokens and of UTF-8 bytes up to the end of each text chunk.
-        """
+        """Return the arrays `documents` and `blocks` of a `TokenCorpus` for the documents so far."""
         blocks = np.stack([np.array(ends, dtype=np.int64) for ends in (self.token_ends, self.byte_ends)], axis=1)
         return np.array(self.documents, dtype=np.int64), blocks
 
@@ -419,11 +379,7 @@ def corpus_writer(folder: Path, tokenizer: Tokenizer, *, has_weights: bool) -> I
 
 
 def token_weights(encoding: Encoding, count: int, weighted: Sequence[tuple[int, int]] | None) -> IdArray:
-    """Return the weights of the last `count` tokens of an encoding, `(count,)` uint8: 1 for those that are trained on.
-
-    They are the tokens that overlap one of the ranges in `weighted`, as in the assistant mask of transformers; all
-    tokens for `None`.
-    """
+    """Return the weights of the last `count` tokens of an encoding, `(count,)` uint8: 1 for those that are trained on."""
     if weighted is None:
         return np.ones(count, dtype=np.uint8)
     if not weighted:
@@ -445,13 +401,7 @@ def ignore_progress(read: int, total: int) -> None:
 
 
 def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
-    """Raise an error if the sources of a corpus gave no token.
-
-    `has_text` is the number of tokens or documents, or whether there are any.
-
-    Raises:
-        TextError: There are none.
-    """
+    """Raise an error if the sources of a corpus gave no token."""
     if not has_text:
         raise TextError(
             f"There is no text in {', '.join(map(source_name, sources))}. Pass a file with at least one word."

@@ -106,16 +106,7 @@ _NPY_HEADER = re.compile(
 
 
 class CorpusShard(NamedTuple):
-    """Content of one shard of a corpus, or of a corpus without shards.
-
-    Attributes:
-        ids: Memory-mapped token IDs. Those of a shard start with a document separator, if the tokenizer has one.
-        documents: Index of the first token of each document, not counting that separator.
-        blocks: Number of tokens and of UTF-8 bytes up to the end of each text chunk, `(chunks, 2)`.
-        sources: Numbers of the sources in the plan that have documents here, in order.
-        metadata: Content of `index.json`; `separators` is 0 if the file has none.
-        weights: Memory-mapped weights of the token IDs, or `None`.
-    """
+    """Content of one shard of a corpus, or of a corpus without shards."""
 
     ids: IdArray
     documents: Offsets
@@ -126,10 +117,7 @@ class CorpusShard(NamedTuple):
 
 
 def is_corpus(path: Path) -> bool:
-    """Return whether `path` is the folder of a corpus, or of one whose build was started.
-
-    It is one also if `ids.bin` is a link to a file of token IDs that is missing.
-    """
+    """Return whether `path` is the folder of a corpus, or of one whose build was started."""
     return (path / PLAN_FILE).exists() or all(os.path.lexists(path / name) for name in (INDEX_FILE, IDS_FILE))
 
 
@@ -139,18 +127,12 @@ def shard_folder(path: Path, number: int) -> Path:
 
 
 def plan_digest(plan: JsonObject) -> str:
-    """Return a digest of a plan, 16 hexadecimal digits.
-
-    Each shard stores the digest of the plan that it was built for.
-    """
+    """Return a digest of a plan, 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def file_digest(source: str) -> list[Any]:
-    """Return `[size, digest]` of a file: its size in bytes, and 16 hexadecimal digits of a SHA-256 of its content.
-
-    Of a file above 1 MiB, only 64 blocks of 16 KiB, evenly spread, are read.
-    """
+    """Return `[size, digest]` of a file: its size in bytes, and 16 hexadecimal digits of a SHA-256 of its content."""
     digest = hashlib.sha256()
     require_file(source)
     with file_errors(f"read {source}"), open(source, "rb") as file:
@@ -163,25 +145,14 @@ def file_digest(source: str) -> list[Any]:
 
 
 def write_shard_tables(folder: Path, documents: Offsets, blocks: Offsets, index: JsonObject) -> None:
-    """Write `documents.npy`, `blocks.npy` and `index.json` into the folder of a shard or corpus.
-
-    They have the form that `CorpusShard` describes; the format version is added to `index`.
-    """
+    """Write `documents.npy`, `blocks.npy` and `index.json` into the folder of a shard or corpus."""
     np.save(folder / "documents.npy", documents, allow_pickle=False)
     np.save(folder / "blocks.npy", blocks, allow_pickle=False)
     write_json(folder / INDEX_FILE, {"format_version": FORMAT_VERSION, **index})
 
 
 def read_shards(path: Path) -> list[CorpusShard]:
-    """Read and check all shards of the corpus in folder `path`, in order; their token IDs are memory-mapped.
-
-    A corpus without shards is returned as a single one.
-
-    Raises:
-        FileError: There is no corpus at `path`, or a file cannot be read.
-        CheckpointError: The plan or a shard is damaged; a shard is not built yet, or was built for another plan; or no
-            shard has a token.
-    """
+    """Read and check all shards of the corpus in folder `path`, in order; their token IDs are memory-mapped."""
     if not (recover_folder(path) / PLAN_FILE).exists():
         return [_read_shard(path)]
     plan = read_plan(path)
@@ -208,17 +179,7 @@ Ids = IdArray | ConcatenatedArray
 
 
 def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[Ids, Offsets, Offsets, Ids | None]:
-    """Join the shards of a corpus, without copying, into the IDs, documents, blocks and weights of one `TokenCorpus`.
-
-    IDs and documents are what `TokenCorpus.build` gives for the same sources. The chunks of `blocks` end elsewhere.
-
-    A separator at the start of a shard is kept only between two documents. It is left out before the first document of
-    the corpus, and where the shard continues the last document of the shard before. Shards without documents add no
-    IDs.
-
-    Args:
-        shards: All shards of the corpus, in order; at least one has a document.
-    """
+    """Join the shards of a corpus, without copying, into the IDs, documents, blocks and weights of one `TokenCorpus`."""
     ids: list[IdArray] = []
     weights: list[IdArray] = []
     documents: list[Offsets] = []
@@ -266,14 +227,7 @@ def read_index(path: Path) -> JsonObject:
 
 
 def _read_shard(path: Path) -> CorpusShard:
-    """Read one shard in the folder `path`, or a corpus without shards, and check that its files fit each other.
-
-    The token IDs are memory-mapped. In a corpus without a plan, each document counts as a source of its own.
-
-    Raises:
-        FileError: There is no `index.json`, or a file cannot be read or mapped.
-        CheckpointError: A file is missing or damaged, or the files do not fit each other.
-    """
+    """Read one shard in the folder `path`, or a corpus without shards, and check that its files fit each other."""
     index = read_index(path)
     is_planned = "plan" in index
     try:
@@ -332,15 +286,7 @@ def _read_shard(path: Path) -> CorpusShard:
 
 
 def read_offsets(path: Path) -> Offsets:
-    """Read an int64 array, `(N,)` or `(N, K)`, from an `.npy` file of a corpus.
-
-    The size of the file is compared with its header before memory is allocated for the array.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        CheckpointError: The file is damaged or holds another kind of array.
-        FileError: The file cannot be read.
-    """
+    """Read an int64 array, `(N,)` or `(N, K)`, from an `.npy` file of a corpus."""
     path.stat()  # raises FileNotFoundError
     require_file(path)
     content = bytearray(path.read_bytes())

@@ -14,10 +14,7 @@ IdArray = npt.NDArray[np.integer[Any]]
 
 
 class MemmapSlice(NamedTuple):
-    """Location of a memory-mapped array in its file, with which another process can map the same array.
-
-    `offset` is in bytes from the start of the file, `length` is the number of elements.
-    """
+    """Location of a memory-mapped array in its file, with which another process can map the same array."""
 
     filename: str
     dtype: np.dtype[Any]
@@ -26,10 +23,7 @@ class MemmapSlice(NamedTuple):
 
     @classmethod
     def of(cls, ids: IdArray) -> "MemmapSlice | None":
-        """Return the file and byte range that the array `ids` maps.
-
-        `None` if `ids` is not memory-mapped, or is no contiguous part of a memory-mapped array.
-        """
+        """Return the file and byte range that the array `ids` maps."""
         root: Any = ids
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -39,13 +33,7 @@ class MemmapSlice(NamedTuple):
         return cls(str(root.filename), ids.dtype, offset, len(ids))
 
     def open(self) -> IdArray:
-        """Map this part of the file into memory, read-only, and return it as an array.
-
-        The file must reach to the end of the part.
-
-        Raises:
-            FileError: The file cannot be read, or this process has too many files open.
-        """
+        """Map this part of the file into memory, read-only, and return it as an array."""
         if Path(self.filename).exists():  # else the error below says so
             require_file(self.filename)
         try:

@@ -174,13 +174,7 @@ def corpora_of(text: TokenCorpus | TokenMixture) -> tuple[TokenCorpus, ...]:
 def training_sampler(
     corpus: TokenCorpus | TokenMixture, *, max_length: int, batch_size: int, seed: int, documents: bool = False
 ) -> WindowSampler | MixedSampler:
-    """Return the sampler of training windows of a corpus, or of a mixture; see `WindowSampler` for the options.
-
-    Raises:
-        SizeError: `max_length` or `batch_size` is not an integer or is below 1.
-        ShapeError: The IDs are not integers.
-        TextError: A corpus is too short for one window and its target.
-    """
+    """Return the sampler of training windows of a corpus, or of a mixture; see `WindowSampler` for the options."""
     sizes = {"max_length": max_length, "batch_size": batch_size, "seed": seed}
     if isinstance(corpus, TokenCorpus):
         return WindowSampler(corpus, **sizes, documents=documents)
@@ -188,17 +182,7 @@ def training_sampler(
 
 
 def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return how many windows of each corpus an epoch of a mixture has: multiples of the weights, `EPOCH` or more.
-
-    Weights are rounded to fractions with denominators up to `DENOMINATOR`.
-
-    Raises:
-        SizeError: There is no weight, or one is no `int` or `float`, infinite, not above 0 or rounded to 0.
-
-    Example:
-        >>> windows_of_an_epoch([3, 1])
-        (768, 256)
-    """
+    """Return how many windows of each corpus an epoch of a mixture has: multiples of the weights, `EPOCH` or more."""
     if not weights or any(type(weight) not in (int, float) or not 0 < weight < math.inf for weight in weights):
         raise SizeError(f"A mixture has a weight above 0 for each corpus, not {list(weights)}.")
     shares = [Fraction(weight).limit_denominator(DENOMINATOR) for weight in weights]
@@ -212,12 +196,7 @@ def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def _split_pairs(weights: Weights[Ids]) -> tuple[tuple[Ids, ...], tuple[float, ...]]:
-    """Return the corpora and the weights of a mixture; the weights are not checked.
-
-    Raises:
-        SizeError: `weights` is not made of pairs.
-        TokenizerError: Two of the `TokenCorpus` objects have different tokenizers.
-    """
+    """Return the corpora and the weights of a mixture; the weights are not checked."""
     pairs = list(weights.items() if isinstance(weights, Mapping) else weights)
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise SizeError("A mixture is a list of pairs (corpus, weight), such as [(books, 3), (code, 1)].")

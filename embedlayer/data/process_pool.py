@@ -33,26 +33,7 @@ def run_jobs(
     on_progress: Callable[[int, int], None],
     on_interrupted: Callable[[int], None],
 ) -> None:
-    """Run a numbered job for each number in worker processes: `prepare(argument)(number, report)`.
-
-    The processes are spawned: a script that calls this outside of an `if __name__ == "__main__":` block fails. Warnings
-    of the jobs are repeated in this process. If the call ends by an error or by Ctrl-C, the processes are killed.
-
-    Args:
-        prepare: Function at the top level of a module. Each process calls it once, with `argument`; it returns the
-            function that does a job.
-        argument: Argument of `prepare`.
-        numbers: Numbers of the jobs, at least one; they are started in this order.
-        workers: Largest number of processes at a time, at least 1. If there are fewer jobs, the tokenizer of each
-            process uses `workers // len(numbers)` threads.
-        on_progress: Called in this process with the number of a job and what the job last passed to `report`.
-        on_interrupted: Called after all processes have ended, in this process, if the call ends by an error: with the
-            number of each job that was started and is not known to have ended without an error.
-
-    Raises:
-        EmbedLayerError: A job raised this error; its other errors are raised unchanged too.
-        FileError: A process was killed, or failed to start.
-    """
+    """Run a numbered job for each number in worker processes: `prepare(argument)(number, report)`."""
     context = _KillableContext()
     progress = context.RawArray("q", [_NOT_STARTED] * len(numbers))
     processes = min(workers, len(numbers))
@@ -100,10 +81,7 @@ def usable_cores() -> int:
 
 
 class _KillableContext(SpawnContext):
-    """`multiprocessing` context that starts processes by spawning and keeps a list of them in `processes`.
-
-    With this list they can be killed, which `ProcessPoolExecutor` cannot do.
-    """
+    """`multiprocessing` context that starts processes by spawning and keeps a list of them in `processes`."""
 
     def __init__(self) -> None:
         self.processes: list[SpawnProcess] = []
@@ -114,10 +92,7 @@ class _KillableContext(SpawnContext):
         return self.processes[-1]
 
     def cause_of_death(self) -> str:
-        """Describe the signal or exit code of the first process in the list that failed, for an error message.
-
-        Processes that `terminate` ended are left out.
-        """
+        """Describe the signal or exit code of the first process in the list that failed, for an error message."""
         terminated = (None, 0, -signal.SIGTERM)
         code = next((process.exitcode for process in self.processes if process.exitcode not in terminated), None)
         if code == -signal.SIGKILL:
@@ -132,11 +107,7 @@ _progress: Any = None
 
 
 def _start_worker(progress: Any, threads: int) -> None:
-    """Initialise a worker process; it runs once in each, before the first job.
-
-    The process ignores Ctrl-C, limits the threads of the `tokenizers` library, and exits when its parent has ended.
-    `progress` is an array in shared memory with one integer for each job: its progress, or -1 before it is started.
-    """
+    """Initialise a worker process; it runs once in each, before the first job."""
     global _progress
     _progress = progress
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the caller kills us
@@ -146,10 +117,7 @@ def _start_worker(progress: Any, threads: int) -> None:
 
 
 def _exit_with_parent() -> None:
-    """Wait in a thread of a worker process until its parent has ended; two seconds later, end the process.
-
-    In these seconds a running job notices it too, and can remove its temporary files.
-    """
+    """Wait in a thread of a worker process until its parent has ended; two seconds later, end the process."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -158,11 +126,7 @@ def _exit_with_parent() -> None:
 
 
 def _run_job(prepare: Callable[[str], Job], argument: str, place: int, number: int) -> list[str]:
-    """Do one job in a worker process, and return the messages of the embedlayer warnings in it.
-
-    Other warnings are dropped. `prepare(argument)` returns the function which does a job; `place` is the job's index in
-    the shared array of `_start_worker`.
-    """
+    """Do one job in a worker process, and return the messages of the embedlayer warnings in it."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

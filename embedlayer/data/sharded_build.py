@@ -133,10 +133,7 @@ def build_in_shards(
 
 
 def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress) -> None:
-    """Build the shards of a plan that are not built yet, in at most `workers` processes.
-
-    With one worker, or a single missing shard, this process builds them. The caller holds the lock of the folder.
-    """
+    """Build the shards of a plan that are not built yet, in at most `workers` processes."""
     plan = read_plan(folder)
     total = sum(size for _, size, _ in plan["sources"])
     missing = missing_shards(folder)
@@ -209,16 +206,7 @@ def build_shard(
 
 
 def shard_builder(folder: str) -> Callable[[int, Report], None]:
-    """Read the plan and the tokenizer in a corpus folder, and return a function that builds one shard of the plan.
-
-    The function is `build(number, report)`: the number of the shard, and a function that is called with the number of
-    bytes read so far. Each worker process calls `shard_builder` once.
-
-    Raises:
-        FileError: There is no plan or tokenizer in the folder.
-        CheckpointError: The plan is damaged, or the tokenizer is not that of the plan.
-        TokenizerError: The tokenizer is damaged.
-    """
+    """Read the plan and the tokenizer in a corpus folder, and return a function that builds one shard of the plan."""
     path = Path(folder)
     plan, tokenizer = read_plan(path), load_tokenizer(path / TOKENIZER)
     if fingerprint(tokenizer) != plan["tokenizer"]:
@@ -244,10 +232,7 @@ def _shard_lock(path: Path, number: int) -> FileLock:
 
 
 def _remove_partials_of(path: Path, number: int) -> None:
-    """Delete the temporary files that a killed worker left of shard `number` of the corpus in folder `path`.
-
-    Nothing is deleted if another process has the lock of the shard: it is building the shard now.
-    """
+    """Delete the temporary files that a killed worker left of shard `number` of the corpus in folder `path`."""
     with suppress(FileError), _shard_lock(path, number):
         remove_partials(shard_folder(path, number))
 
@@ -255,10 +240,7 @@ def _remove_partials_of(path: Path, number: int) -> None:
 def _write_shard(
     folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, chat_template: Path, report: Report
 ) -> None:
-    """Encode the ranges of the sources that belong to one shard, and write the files of the shard.
-
-    `chat_template` is the folder with the tokenizer and its chat template.
-    """
+    """Encode the ranges of the sources that belong to one shard, and write the files of the shard."""
     places: list[int] = []
     starts_document = False
     with corpus_writer(folder, tokenizer, has_weights="chat_template" in plan) as writer:
@@ -284,18 +266,7 @@ def _write_shard(
 
 
 def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shards: int, options: RowOptions) -> Path:
-    """Create the corpus folder with the plan and tokenizer of a build, or check that the plan there is the same one.
-
-    Files in the corpus folder itself are no sources. Returns `path`.
-
-    Raises:
-        SizeError: `shards` is below 1.
-        FileError: The folder has other files or another plan, or cannot be written; or a source cannot be read, has
-            changed, has a name that is not UTF-8, or is no regular file (standard input).
-        CheckpointError: The plan in the folder is damaged.
-        TextError: A source is not plain text, or a folder has no text files.
-        TokenizerError: `tokenizer` is no tokenizer.
-    """
+    """Create the corpus folder with the plan and tokenizer of a build, or check that the plan there is the same one."""
     if shards < 1:
         raise SizeError(f"shards is {shards}; it must be 1 or more.")
     tokenizer = as_tokenizer(tokenizer)
@@ -379,15 +350,7 @@ def _check_unchanged(source: str, planned: list[Any], current: list[Any]) -> Non
 def _source_ranges(
     plan: JsonObject, part: int, tokenizer: Tokenizer, chat_template: Path
 ) -> Iterator[tuple[int, Reader, int, int]]:
-    """Yield the ranges of the sources that belong to shard `part`, in order.
-
-    A range is `(number, reader, begin, end)`: the number of the source in the plan, its reader, and the places where
-    the range begins and ends, as `Reader.cut` returns them. Empty ranges are left out.
-
-    Raises:
-        FileError: A source cannot be read, or has changed since the build started.
-        TextError: A source is not what it should be.
-    """
+    """Yield the ranges of the sources that belong to shard `part`, in order."""
     total = sum(size for _, size, _ in plan["sources"])
     low, high = (total * number // plan["shards"] for number in (part, part + 1))
     start = 0

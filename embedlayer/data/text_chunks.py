@@ -83,14 +83,7 @@ def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "")
 
 
 class TextChunk(NamedTuple):
-    """A chunk of a document, and what its token IDs depend on.
-
-    Attributes:
-        text: The chunk.
-        anchor: The last characters before it in its document, `""` at the start of the document.
-        starts_document: Whether it is the first chunk of its document.
-        weighted: The `weighted` of its `Document`, whose only chunk it is; `None` for chunks of other documents.
-    """
+    """A chunk of a document, and what its token IDs depend on."""
 
     text: str
     anchor: str
@@ -99,11 +92,7 @@ class TextChunk(NamedTuple):
 
 
 def document_chunks(text: str | Iterable[str], tokenizer: Tokenizer, *, before: str = "") -> Iterator[TextChunk]:
-    """Split a document into chunks, such that their IDs, concatenated, are the IDs of the whole document.
-
-    A string of up to some ten thousand characters is one chunk, blocks are cut as in `split_text`. `before` are the
-    last characters before the text, if it is the rest of a document.
-    """
+    """Split a document into chunks, such that their IDs, concatenated, are the IDs of the whole document."""
     if isinstance(text, str):
         blocks = (text[at : at + _MOST_CHARS] for at in range(0, len(text), _MOST_CHARS))
         return _behind_anchors(split_text(blocks, tokenizer, fewest=_MOST_CHARS), before)
@@ -119,14 +108,7 @@ def _behind_anchors(chunks: Iterable[str], before: str) -> Iterator[TextChunk]:
 
 
 def encode_ahead(chunks: Iterator[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[TextChunk, IdArray, Encoding]]:
-    """Yield each chunk with its token IDs, `(N,)` int64, and the encoding of the chunk behind its anchor.
-
-    The chunks are those of documents, one after another. A thread encodes a batch of chunks while the caller uses the
-    one before and the next one is cut. The encodings of chunks with `weighted` have offsets.
-
-    Raises:
-        TokenizerError: The tokenizer cannot encode a chunk.
-    """
+    """Yield each chunk with its token IDs, `(N,)` int64, and the encoding of the chunk behind its anchor."""
     tokenizer = pure_tokenizer(tokenizer)
     with BackgroundThread("embedlayer-encode") as thread:
         begun: list[tuple[list[TextChunk], Job[list[Encoding]]]] = []
@@ -164,13 +146,7 @@ def _without_anchors(
 
 
 def split_text(texts: Iterable[str], *tokenizers: Tokenizer, fewest: int = _FEWEST_CHARS) -> Iterator[str]:
-    """Split a text into chunks, such that the IDs of the chunks, concatenated, are the IDs of the whole text.
-
-    The first chunks have up to `fewest` characters, by default 512, later ones up to 16384, so that a short text has
-    several chunks too. A chunk is longer where no cut is safe; after a million characters the text is cut anyway, with
-    a warning. Without a tokenizer cuts are not checked, and IDs may change; with several tokenizers each one's are
-    unchanged.
-    """
+    """Split a text into chunks, such that the IDs of the chunks, concatenated, are the IDs of the whole text."""
     rest, done, wanted = "", 0, fewest
     for text in texts:
         rest += text
@@ -195,12 +171,7 @@ def split_text(texts: Iterable[str], *tokenizers: Tokenizer, fewest: int = _FEWE
 
 
 def _find_cut(text: str, end: int, tokenizers: tuple[Tokenizer, ...]) -> int | None:
-    """Return an index between `end / 2` and `end` at which a text can be cut safely; `None` if none is found.
-
-    Cuts between two words are tried first, then those at white space and at punctuation; of each kind, the last ones.
-    `text` has at least 128 characters after `end`. Without a tokenizer, with which a cut is checked, the first one
-    tried is returned.
-    """
+    """Return an index between `end / 2` and `end` at which a text can be cut safely; `None` if none is found."""
     for pattern in _CUTS:
         for place in _last_places(pattern, text, end):
             if all(is_safe_cut(text, place, tokenizer) for tokenizer in tokenizers):
@@ -220,11 +191,7 @@ def _last_places(pattern: re.Pattern[str], text: str, end: int) -> list[int]:
 
 
 def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
-    """Return whether the IDs of a text stay the same if it is cut in two at `place`.
-
-    Only the 128 characters on either side of the cut are encoded and compared. `place` is the index of the first
-    character after the cut.
-    """
+    """Return whether the IDs of a text stay the same if it is cut in two at `place`."""
 
     def ids_of(part: str) -> list[int]:
         """Return the token IDs of a string, without special tokens."""

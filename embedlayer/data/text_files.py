@@ -68,15 +68,7 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
 
 
 def _texts_below(folder: Path) -> list[Path]:
-    """Return the text files below a folder, sorted, at least one; see `find_text_files` for what is left out.
-
-    Raises:
-        TextError: The folder is a corpus or a saved data set, or has no text file, or at least as many bytes in files
-            of the formats in `embedlayer.data.text_formats`.
-
-    Warns:
-        EmbedLayerWarning: Files of the formats in `embedlayer.data.text_formats` are left out.
-    """
+    """Return the text files below a folder, sorted, at least one; see `find_text_files` for what is left out."""
     if DATASET.matches(folder, b""):
         raise TextError(is_other(folder, DATASET))
     texts: list[Path] = []
@@ -95,14 +87,7 @@ def _texts_below(folder: Path) -> list[Path]:
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Return the files below a folder, sorted, without hidden files and without those of corpora.
-
-    Links to folders are followed, and each folder is read once.
-
-    Raises:
-        TextError: The folder is a corpus.
-        FileError: A folder cannot be listed.
-    """
+    """Return the files below a folder, sorted, without hidden files and without those of corpora."""
     if is_corpus(folder):
         raise TextError(
             f"The folder {folder} is a corpus of token IDs, and not text. Train on it, without other files: "
@@ -135,11 +120,7 @@ def _cannot_list(error: OSError) -> None:
 
 
 def leave_out(folder: Path, others: Mapping[Path, TextFormat], texts: Sequence[Path]) -> None:
-    """Warn that files of a folder are left out of its texts, which are other files with more bytes.
-
-    Raises:
-        TextError: The files that would be left out have at least as many bytes as the texts.
-    """
+    """Warn that files of a folder are left out of its texts, which are other files with more bytes."""
     if not others:
         return
     first, other = next(iter(others.items()))
@@ -158,10 +139,7 @@ def leave_out(folder: Path, others: Mapping[Path, TextFormat], texts: Sequence[P
 
 
 def start_of(file: Path) -> bytes:
-    """Return the first 64 KiB of a file, decompressed if it is compressed.
-
-    They are empty for a file that cannot be read: reading its text raises the error later.
-    """
+    """Return the first 64 KiB of a file, decompressed if it is compressed."""
     try:
         with opened(file) as (read, _):
             return checked(file, read)
@@ -176,15 +154,7 @@ def _sizes(files: Iterable[Path]) -> int:
 
 @contextmanager
 def saved_standard_input(sources: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
-    """Yield the sources with `-` replaced by a temporary file in `folder` that has the standard input.
-
-    Standard input can be read only once, and a corpus reads its sources twice: to recognise them, and to encode them.
-    The file is deleted at the end of the block; its name ends in `.gz` or `.zst` if its first bytes are of such a file.
-    Without `-` the sources are yielded unchanged.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
+    """Yield the sources with `-` replaced by a temporary file in `folder` that has the standard input."""
     if "-" not in map(str, sources):
         yield sources
         return
@@ -202,18 +172,7 @@ def saved_standard_input(sources: Sequence[str | Path], folder: Path) -> Iterato
 
 @contextmanager
 def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[_Read, Callable[[], int]]]:
-    """Context manager: open a source of text and yield two functions, `read` and `position`.
-
-    `read(size)` returns at most `size` bytes of the text, decompressed if the name ends in `.gz` or `.zst`; empty bytes
-    mean the end. `position()` returns how many bytes of the file were read, compressed ones for a compressed file; 0
-    for standard input. It is counted from `begin` if `end` applies, else from the start of the file. The bytes from
-    offset `begin` up to `end` are read, by default to the end of the file. Standard input and compressed files are read
-    whole: `begin` must be 0.
-
-    Raises:
-        FileError: The file cannot be opened.
-        MissingExtraError: A `.zst` needs `pip install 'embedlayer[parquet]'`.
-    """
+    """Context manager: open a source of text and yield two functions, `read` and `position`."""
     if str(source) == "-":
         yield sys.stdin.buffer.read, lambda: 0
         return
@@ -237,13 +196,7 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
 
 
 def checked(source: str | Path, read: _Read, size: int = READ_BYTES) -> bytes:
-    """Return `read(size)`, and turn an error in it into a `FileError`.
-
-    `read` is the function that `opened` yields, and `source` the path, for the error.
-
-    Raises:
-        FileError: The source cannot be read or decompressed.
-    """
+    """Return `read(size)`, and turn an error in it into a `FileError`."""
     try:
         return read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -255,18 +208,7 @@ def checked(source: str | Path, read: _Read, size: int = READ_BYTES) -> bytes:
 
 
 def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:
-    """Read UTF-8 text block by block and yield it as strings. Line ends are kept; a byte-order mark is left out.
-
-    `read` is a function of `opened`, and `offset` that of its first byte in the file; at 0 the text may start with a
-    byte-order mark.
-
-    Raises:
-        FileError: The source cannot be read or decompressed.
-        TextError: The source is not plain text; see `embedlayer.data.text_formats`.
-
-    Warns:
-        EmbedLayerWarning: The source has JSON lines and a name that ends in `.txt`.
-    """
+    """Read UTF-8 text block by block and yield it as strings. Line ends are kept; a byte-order mark is left out."""
     rest, block, begins = b"", checked(source, read), not offset
     if begins and block.startswith(codecs.BOM_UTF8):
         offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or checked(source, read)

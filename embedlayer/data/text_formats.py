@@ -43,17 +43,7 @@ LINES_SUFFIXES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True)
 class TextFormat:
-    """A format of files that hold texts or token IDs.
-
-    Attributes:
-        name: The format, with an article.
-        matches: Function from the path of a file and its first bytes to whether it has the format. Those of
-            `TEXT_FORMATS` are for bytes that are not plain text, and that of `DATASET` is for the path of a folder.
-        command: Shell command that writes what is in the file into `NEW_FILE` or `NEW_FOLDER`; `FILE` is the file.
-        condition: What the command does or assumes: the sentence before it in a message, without its end.
-        has_columns: Whether a corpus reads a column of such a file, as documents.
-        has_ids: Whether a corpus maps such a file, as token IDs.
-    """
+    """A format of files that hold texts or token IDs."""
 
     name: str
     matches: Callable[[Path, bytes], bool]
@@ -148,10 +138,7 @@ DATASET = TextFormat(
 
 
 def format_of_text(source: str | Path, start: bytes) -> TextFormat | None:
-    """Return which of `TEXT_FORMATS` a file has, or `JSON_LINES`; `None` for plain text and for any other file.
-
-    `start` are its first bytes, decompressed if it is compressed.
-    """
+    """Return which of `TEXT_FORMATS` a file has, or `JSON_LINES`; `None` for plain text and for any other file."""
     if is_plain(start):
         return JSON_LINES if JSON_LINES.matches(Path(source), start) else None
     return next((each for each in TEXT_FORMATS if each.matches(Path(source), start)), None)
@@ -167,18 +154,7 @@ def is_plain(start: bytes) -> bool:
 
 
 def refuse_json_lines(source: str | Path, start: bytes) -> None:
-    """Raise an error for a file of JSON lines, which would be read as one text with its escapes.
-
-    The evidence is that ten in eleven lines of `start` are JSON objects, and there are at least two; or that the name
-    ends in `.jsonl` or `.ndjson`. A name that ends in `.txt` says that it is text: it is read, with a warning. `start`
-    are the first bytes of the file, decompressed if it is compressed, without a byte-order mark.
-
-    Raises:
-        TextError: The file has JSON lines.
-
-    Warns:
-        EmbedLayerWarning: The file has JSON lines, and its name ends in `.txt`.
-    """
+    """Raise an error for a file of JSON lines, which would be read as one text with its escapes."""
     if not _is_json_lines(Path(source), start):
         return
     if text_suffix(Path(source)) == ".txt":
@@ -207,11 +183,7 @@ def refuse_json_lines(source: str | Path, start: bytes) -> None:
 
 
 def not_text(source: str | Path, start: bytes, offset: int, byte: int) -> str:
-    """Return the error message for a byte that plain text does not have, with a command that converts the file.
-
-    The byte at `offset` is 0, or not UTF-8. `start` are the first bytes of the file, or those that were read from
-    elsewhere in it.
-    """
+    """Return the error message for a byte that plain text does not have, with a command that converts the file."""
     other = format_of_text(source, start)
     if other is not None:
         return is_other(source, other)
@@ -239,11 +211,7 @@ def is_other(source: str | Path, other: TextFormat) -> str:
 
 
 def command_for(command: str, source: str | Path) -> str:
-    """Return a command of a `TextFormat` with the path of a file, quoted for a shell, in place of `FILE`.
-
-    A compressed file is decompressed for the command, except for `tar`, which does so itself. If another command has to
-    read the file itself, the result only decompresses it. For standard input, `-`, `FILE` stays.
-    """
+    """Return a command of a `TextFormat` with the path of a file, quoted for a shell, in place of `FILE`."""
     unzip = next((line for suffix, line in COMPRESSIONS.items() if str(source).endswith(suffix)), None)
     if unzip is not None and "tar -xf" not in command:
         command = f"{unzip} | {command.replace('< FILE ', '')}" if "< FILE" in command else f"{unzip} > NEW_FILE"
@@ -272,10 +240,7 @@ def text_suffix(path: Path) -> str:
 
 
 def _is_json_lines(path: Path, start: bytes) -> bool:
-    """Return whether a file has JSON lines, by its name or the lines of its first bytes; see `refuse_json_lines`.
-
-    One line in eleven may be no object: a damaged line makes no text of the others.
-    """
+    """Return whether a file has JSON lines, by its name or the lines of its first bytes; see `refuse_json_lines`."""
     if is_named_json_lines(path, start):
         return bool(start.strip())
     if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
@@ -285,11 +250,7 @@ def _is_json_lines(path: Path, start: bytes) -> bool:
 
 
 def _objects(start: bytes) -> tuple[list[dict[str, object]], list[int]]:
-    """Return the JSON objects that are the lines of the first bytes of a file, and the numbers of the other lines.
-
-    The last line may be cut off behind its first key. It then has this key alone, with the value `""` for a text and
-    `None` for any other. Empty lines are counted, from 1, and otherwise ignored.
-    """
+    """Return the JSON objects that are the lines of the first bytes of a file, and the numbers of the other lines."""
     objects: list[dict[str, object]] = []
     others: list[int] = []
     lines = start.removeprefix(codecs.BOM_UTF8).split(b"\n")

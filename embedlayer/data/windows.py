@@ -235,10 +235,7 @@ class WindowSampler:
         return _gather(self.ids, self.document_starts, self.token_weights, self._starts(numbers), self.max_length)
 
     def _starts(self, numbers: Indices) -> Indices:
-        """Return the index of the first token of each window.
-
-        Windows have numbers in the order of training, counted from 0 over all epochs.
-        """
+        """Return the index of the first token of each window."""
         epochs, places = np.divmod(numbers, self.num_windows)
         starts = np.empty_like(numbers)
         for epoch in np.unique(epochs):
@@ -248,11 +245,7 @@ class WindowSampler:
         return starts
 
     def _offset_and_order(self, epoch: int) -> tuple[int, RandomPermutation]:
-        """Draw how the epoch `epoch` cuts and orders its windows; equal for equal seeds and epochs.
-
-        Returns:
-            Index of the token at which the first window starts, and the permutation of the windows.
-        """
+        """Draw how the epoch `epoch` cuts and orders its windows; equal for equal seeds and epochs."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
         spare = len(self.ids) - 1 - self.num_windows * self.max_length
         phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
@@ -266,14 +259,7 @@ def check_rank(rank: int, ranks: int) -> None:
 
 
 def items_of_rank(count: int, rank: int, ranks: int) -> range:
-    """Return which of the items `0..count - 1` a rank gets if they are split evenly over the ranks, in order.
-
-    The numbers of items of two ranks differ by at most 1.
-
-    Example:
-        >>> [list(items_of_rank(5, rank, 2)) for rank in range(2)]
-        [[0, 1], [2, 3, 4]]
-    """
+    """Return which of the items `0..count - 1` a rank gets if they are split evenly over the ranks, in order."""
     return range(rank * count // ranks, (rank + 1) * count // ranks)
 
 
@@ -314,12 +300,7 @@ def _gather(
     starts: npt.NDArray[np.int64],
     length: int,
 ) -> Batch:
-    """Copy windows of token IDs and return them as a batch, `(starts, length)` each.
-
-    Returns:
-        Inputs, `ids[s : s + length]` for each start `s`, and targets, `ids[s + 1 : s + length + 1]`, int64; then the
-        mask of the documents, int64, and the `token_weights` of the targets, float32, unless these are `None`.
-    """
+    """Copy windows of token IDs and return them as a batch, `(starts, length)` each."""
     rows = _windows(ids, starts, length + 1).astype(np.int64)
     batch = [rows[:, :-1].copy(), rows[:, 1:].copy()]
     if document_starts is not None:
@@ -341,11 +322,7 @@ def _windows(array: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], 
 
 
 def derive_seed(seed: int, *numbers: int) -> int:
-    """Hash a seed and other numbers, such as step and rank, to a new seed from 0 to `2**63 - 1`.
-
-    `seed` is any integer, and counts modulo `2**64`; the other numbers are 0 or more. Seeds for neighbouring numbers
-    are unrelated.
-    """
+    """Hash a seed and other numbers, such as step and rank, to a new seed from 0 to `2**63 - 1`."""
     return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -360,14 +337,7 @@ def _documents_of(ids: TokenIds) -> npt.NDArray[np.int64]:
 
 
 def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
-    """Return token IDs of any accepted kind as a NumPy array or `ConcatenatedArray`.
-
-    Arrays and CPU tensors are not copied.
-
-    Raises:
-        ShapeError: The IDs are not integers, or not an array.
-        TextError: Text was passed instead of IDs.
-    """
+    """Return token IDs of any accepted kind as a NumPy array or `ConcatenatedArray`."""
     if isinstance(ids, TokenCorpus):
         return ids.ids
     if isinstance(ids, ConcatenatedArray):
@@ -391,17 +361,7 @@ def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
 
 
 def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenIds:
-    """Encode a text or a text file into a `TokenCorpus`; return token IDs of any other kind unchanged.
-
-    Args:
-        text_or_corpus: A text as `str`, the `Path` of a text file, or token IDs.
-        tokenizer: Tokenizer for a text; may be `None` for token IDs.
-
-    Raises:
-        TokenizerError: A text is passed without a tokenizer, or with one that cannot encode it.
-        TextError: The text is empty or not plain text, or is a path as `str`.
-        FileError: A text file cannot be read.
-    """
+    """Encode a text or a text file into a `TokenCorpus`; return token IDs of any other kind unchanged."""
     if not isinstance(text_or_corpus, str | Path):
         return text_or_corpus
     if tokenizer is None:
@@ -421,14 +381,7 @@ def _check_sizes(**sizes: int) -> None:
 
 
 def _check_windows(ids: IdArray | ConcatenatedArray, max_length: int, **sizes: int) -> None:
-    """Raise an error unless windows of `max_length` tokens can be cut from token IDs.
-
-    Further sizes, such as `stride`, must be integers of at least 1.
-
-    Raises:
-        SizeError: A size is not an integer or is below 1, or the IDs are not in one dimension.
-        TextError: The IDs are too few for one window and its target.
-    """
+    """Raise an error unless windows of `max_length` tokens can be cut from token IDs."""
     _check_sizes(max_length=max_length, **sizes)
     if ids.ndim != 1:
         raise SizeError(

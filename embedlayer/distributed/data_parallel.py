@@ -23,12 +23,7 @@ DATA_PARALLEL, VOCAB_PARALLEL = "data_parallel", "vocab_parallel"
 
 
 def data_parallel_mesh(device: str, ranks: int, vocab_parallel_size: int | None) -> DeviceMesh:
-    """Create the device mesh with the dimensions `data_parallel` and `vocab_parallel`, over all processes.
-
-    Every rank must call it. With S = `vocab_parallel_size`, the number of processes that share one table (by default
-    all), rank r stores shard `r % S` of replica `r // S`. A `SizeError` says that S does not divide the number of
-    ranks.
-    """
+    """Create the device mesh with the dimensions `data_parallel` and `vocab_parallel`, over all processes."""
     size = ranks if vocab_parallel_size is None else vocab_parallel_size
     if size < 1 or ranks % size:
         raise SizeError(
@@ -38,12 +33,7 @@ def data_parallel_mesh(device: str, ranks: int, vocab_parallel_size: int | None)
 
 
 def average_over_replicas(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
-    """Replace the gradient of this rank's rows by its mean over all replicas of the same rows.
-
-    Every rank must call it, for the same parameters in the same order, with the result of `data_parallel_mesh`. Of a
-    row-sparse gradient only the looked-up rows and their IDs are sent. Nothing happens if there is one replica, or if
-    the parameter has no gradient.
-    """
+    """Replace the gradient of this rank's rows by its mean over all replicas of the same rows."""
     replicas = Collectives(mesh.get_group(DATA_PARALLEL), mesh.device_type)
     if replicas.size > 1 and parameter.grad is not None:
         sum_gradient(parameter, replicas)
@@ -51,11 +41,7 @@ def average_over_replicas(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
 
 
 def sum_gradient(parameter: nn.Parameter, ranks: Collectives) -> None:
-    """Replace the gradient of a parameter by its sum over the ranks that have the same rows; all of them must call it.
-
-    The sums have equal bits on all ranks. Of a row-sparse gradient only the looked-up rows and their IDs are sent. Of a
-    DTensor the shard of this rank is summed.
-    """
+    """Replace the gradient of a parameter by its sum over the ranks that have the same rows; all of them must call it."""
     grad = cast(Tensor, parameter.grad)
     if grad.layout is not torch.sparse_coo:
         ranks.all_reduce(to_local(grad))

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 
 def as_dtensor(part: Tensor, mesh: DeviceMesh, size: int, dim: int = 0) -> "DTensor":
-    """Return a DTensor that is sharded in one dimension, whose shard on this rank is `part`, without a copy.
-
-    `size` is that of the sharded dimension, 0 or 1, over all ranks.
-    """
+    """Return a DTensor that is sharded in one dimension, whose shard on this rank is `part`, without a copy."""
     from torch.distributed.tensor import DTensor, Shard
 
     shape = torch.Size((*part.shape[:dim], size, *part.shape[dim + 1 :]))
@@ -54,10 +51,7 @@ def placements_of(tensor: Tensor) -> tuple[object, ...] | None:
 
 
 def rank_of(tensor: Tensor) -> int | None:
-    """Return the rank whose shard a DTensor has, which after `torch.load` is the one that saved it.
-
-    The result is `None` in a process outside of its mesh.
-    """
+    """Return the rank whose shard a DTensor has, which after `torch.load` is the one that saved it."""
     mesh = cast("DTensor", tensor).device_mesh
     coordinate = mesh.get_coordinate()
     return None if coordinate is None else int(mesh.mesh[tuple(coordinate)])
@@ -71,16 +65,7 @@ def rows_of_this_rank(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def row_collectives(tensor: Tensor) -> Collectives:
-    """Return the ranks over which the rows of a DTensor are sharded; a single process if each rank has all rows.
-
-    The rows may be sharded over several dimensions of the mesh, as by tensor parallelism and then by FSDP2. Columns may
-    be sharded over others: those ranks are not in the result. A group of ranks that torch does not have is created,
-    unless `create_groups` did; then all ranks must make the call.
-
-    Raises:
-        SizeError: The DTensor is sharded otherwise than by rows and columns, or its shard on this rank has other rows
-            than its placements say, or is on another device than the mesh.
-    """
+    """Return the ranks over which the rows of a DTensor are sharded; a single process if each rank has all rows."""
     if not is_dtensor(tensor):
         return SINGLE_PROCESS
     rows = cast("DTensor", tensor)
@@ -119,11 +104,7 @@ def first_local_row(tensor: "DTensor") -> int:
 
 
 def _sharded_dims(tensor: "DTensor", axis: int) -> list[int]:
-    """Return the dimensions of the mesh over which one axis of a DTensor is sharded, 0 for rows or 1 for columns.
-
-    Raises:
-        SizeError: It is sharded otherwise than by rows and columns, or its shard is on another device than the mesh.
-    """
+    """Return the dimensions of the mesh over which one axis of a DTensor is sharded, 0 for rows or 1 for columns."""
     sharded = {dim: each for dim, each in enumerate(tensor.placements) if not each.is_replicate()}
     axes = {dim: getattr(each, "dim", None) for dim, each in sharded.items()}
     if any(axes[dim] not in (0, 1) or (axes[dim] == 1 and hasattr(sharded[dim], "split_factor")) for dim in sharded):
@@ -158,10 +139,7 @@ def mesh_collectives(tensor: Tensor) -> Collectives:
 
 
 def create_groups(module: nn.Module) -> None:
-    """Create the process groups of the functions above for the parameters of a module; all ranks must call this.
-
-    Afterwards these functions send nothing, so a block that may fail on one rank can call them.
-    """
+    """Create the process groups of the functions above for the parameters of a module; all ranks must call this."""
     for parameter in module.parameters():
         if is_dtensor(parameter):
             tensor = cast("DTensor", parameter)
@@ -172,10 +150,7 @@ def create_groups(module: nn.Module) -> None:
 
 
 def _group_over(mesh: DeviceMesh, dims: Sequence[int]) -> dist.ProcessGroup | None:
-    """Return the group of the ranks that differ from this one in some dimensions of a mesh alone; `None` is the world.
-
-    A group that torch does not have is created, once; all of its ranks must make the call.
-    """
+    """Return the group of the ranks that differ from this one in some dimensions of a mesh alone; `None` is the world."""
     if len(dims) == 1:
         return mesh.get_group(dims[0])
     coordinate = cast("list[int]", mesh.get_coordinate())
@@ -195,10 +170,7 @@ _groups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.Process
 
 
 def dtensor_like(tensor: Tensor, local: Tensor, num_rows: int) -> "DTensor":
-    """Return a DTensor with the mesh and placements of another and `num_rows` rows, whose shard is `local`, not copied.
-
-    `num_rows` counts over all ranks.
-    """
+    """Return a DTensor with the mesh and placements of another and `num_rows` rows, whose shard is `local`, not copied."""
     from torch.distributed.tensor import DTensor
 
     like, shape = cast("DTensor", tensor), torch.Size((num_rows, *tensor.shape[1:]))
@@ -230,11 +202,7 @@ def check_replaceable(parameter: Tensor) -> None:
 
 
 def replace_dtensor(parameter: Tensor, tensor: Tensor) -> None:
-    """Replace the values of a DTensor parameter by those of another DTensor; the parameter stays the same object.
-
-    With the same number of rows they are copied in place. With another number the parameter takes over `tensor`, and
-    `check_replaceable` must have passed.
-    """
+    """Replace the values of a DTensor parameter by those of another DTensor; the parameter stays the same object."""
     if tensor.shape == parameter.shape:
         to_local(parameter.detach()).copy_(to_local(tensor))
         torch.autograd.graph.increment_version(parameter)  # a loss that still exists must not be differentiated

@@ -80,24 +80,13 @@ ARGUMENTS = (
 
 @dataclass(frozen=True)
 class FsdpParameter:
-    """A parameter that `fully_shard` has sharded, and the FSDP group that gathers it.
-
-    Attributes:
-        parameter: The parameter, a DTensor.
-        group: FSDP's group of parameters that are gathered together (`FSDPParamGroup`).
-    """
+    """A parameter that `fully_shard` has sharded, and the FSDP group that gathers it."""
 
     parameter: nn.Parameter
     group: Any
 
     def check(self, num_rows: int) -> None:
-        """Check that `replace` can replace the parameter by one with `num_rows` rows; nothing is changed.
-
-        Raises:
-            SizeError: FSDP has gradients that it has not reduced or is gathering the parameter. For another number of
-                rows also: torch has another `FSDPParam` than this module knows, `fully_shard` was called with
-                `dp_mesh_dims`, or `check_replaceable` raises the error.
-        """
+        """Check that `replace` can replace the parameter by one with `num_rows` rows; nothing is changed."""
         record = self._record()
         pending = (
             getattr(record, "unsharded_accumulated_grad", None),
@@ -125,11 +114,7 @@ class FsdpParameter:
         check_replaceable(self.parameter)
 
     def replace(self, tensor: Any) -> None:
-        """Replace the values of the parameter by those of a DTensor; the parameter stays the same object.
-
-        With the same number of rows the values are copied in place. With another number FSDP's record of the sizes is
-        replaced by a new one. `check` must have passed.
-        """
+        """Replace the values of the parameter by those of a DTensor; the parameter stays the same object."""
         record = self._record()
         if hasattr(record, "unsharded_param"):  # a loss that still exists must not be differentiated with new rows
             torch.autograd.graph.increment_version(record.unsharded_param)
@@ -167,17 +152,7 @@ class FsdpParameter:
 
 
 def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> dict[int, FsdpParameter]:
-    """Reshard a module, and return the parameters that FSDP2 shards in it, by the `id` of the parameter.
-
-    After `fully_shard` a module has sharded or gathered parameters, depending on its last call. Afterwards all are the
-    sharded ones, which have the optimizer's state. The values of no parameter change. The result is empty if FSDP
-    shards none. `parts` are the submodules whose parameters the caller needs: FSDP must shard them in `module`, or not
-    at all.
-
-    Raises:
-        SizeError: FSDP shards a parameter of `parts` in a module that contains `module`, or the FSDP of this torch has
-            no groups of parameters where this function looks for them.
-    """
+    """Reshard a module, and return the parameters that FSDP2 shards in it, by the `id` of the parameter."""
     sharded: dict[int, FsdpParameter] = {}
     for wrapped in module.modules():
         if not isinstance(wrapped, FSDPModule):

@@ -25,15 +25,7 @@ from embedlayer.core.errors import PeerError, SizeError
 
 
 class Launch(NamedTuple):
-    """Describe the processes that were started together; by default the single process.
-
-    Attributes:
-        collectives: Collective operations of the processes; `SINGLE_PROCESS` without torchrun.
-        device: Device of this process.
-        store: Key-value store that only these processes use; `None` without torchrun.
-        launch_id: Sorted results of `launcher_id()` on all ranks, separated by spaces. It stays the same when torchrun
-            restarts the processes. Empty without torchrun.
-    """
+    """Describe the processes that were started together; by default the single process."""
 
     collectives: Collectives = SINGLE_PROCESS
     device: torch.device = torch.device("cpu")
@@ -43,16 +35,7 @@ class Launch(NamedTuple):
 
 @contextmanager
 def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
-    """Initialise the default process group from torchrun's environment variables, and destroy it after the block.
-
-    Without torchrun, the block gets the single process, and nothing is initialised. `device` is `"cpu"`, or `"cuda"`
-    for the GPU with the local rank of the process. The time-out is that of collective operations. On a GPU the group is
-    not destroyed after an error, as NCCL would wait for the other processes.
-
-    Raises:
-        PeerError: Another process hangs or has ended.
-        SizeError: The time is not positive, or there are fewer GPUs than processes.
-    """
+    """Initialise the default process group from torchrun's environment variables, and destroy it after the block."""
     if not 0 < timeout_seconds < 1e9:
         raise SizeError(f"The time-out must be a positive number of seconds, not {timeout_seconds:g}.")
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
@@ -80,10 +63,7 @@ def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
 
 
 def device_of_process(kind: str) -> torch.device:
-    """Return the device of this process: for `kind` `"cuda"`, the GPU with the number `LOCAL_RANK`.
-
-    Fewer GPUs than processes on this machine are a `SizeError`.
-    """
+    """Return the device of this process: for `kind` `"cuda"`, the GPU with the number `LOCAL_RANK`."""
     if kind != "cuda":
         return torch.device(kind)
     number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -96,15 +76,7 @@ def device_of_process(kind: str) -> torch.device:
 
 
 def attempt_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
-    """Return a part of `store` that only the ranks of this attempt use, whatever earlier attempts left in `store`.
-
-    torchrun's workers share the store, also after restarts. An attempt is one start of all ranks by torchrun. Rank 0
-    publishes the name of a new part. Every other rank reads the name and writes a request to that part. The name may be
-    that of an earlier attempt, so the rank repeats both until rank 0 accepts its request.
-
-    Raises:
-        PeerError: Rank 0 does not answer within `timeout`.
-    """
+    """Return a part of `store` that only the ranks of this attempt use, whatever earlier attempts left in `store`."""
     own_id, deadline = uuid4().hex, time.monotonic() + timeout.total_seconds()
     if rank == 0:
         store.set("embedlayer/attempt", own_id)
@@ -126,11 +98,7 @@ def attempt_store(store: Store, rank: int, size: int, timeout: timedelta) -> Sto
 
 
 def launcher_id() -> str:
-    """Return a text that identifies the torchrun process that started this one; it is the same after each restart.
-
-    It contains the host name, and torchrun's process number, run ID and, on Linux, start time. Without torchrun it is
-    the host name and a random number.
-    """
+    """Return a text that identifies the torchrun process that started this one; it is the same after each restart."""
     host = socket.gethostname()
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return f"{host}:{uuid4().hex}"

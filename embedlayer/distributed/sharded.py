@@ -236,12 +236,7 @@ class ShardedTable(TokenTable, checks_ids=True):
     """Whether `DistributedDataParallel` gets a `SizeError`; `distributed_data_parallel` hides the rows from it."""
 
     def _mark_rows(self) -> None:
-        """Prepare the parameters with this rank's rows: divide their gradients, and mark them as sharded.
-
-        A hook divides each gradient, which is a sum over the ranks, by the number of ranks, and another one makes it a
-        `TableGradient` of all ranks. The attribute `shard_group` is the mark that `sharded_parameters`, `_check_rows`
-        and the optimizer read.
-        """
+        """Prepare the parameters with this rank's rows: divide their gradients, and mark them as sharded."""
         ranks = self.mesh.size()
         for _, parameter in self.sharded_parameters():
             wanted = parameter.requires_grad
@@ -404,10 +399,7 @@ class ShardedTable(TokenTable, checks_ids=True):
         return f"rows {self.partition.start} to {self.partition.stop - 1} of {self.vocab_size}"
 
     def _local_logits(self, hidden: Tensor, counts: list[int] | None, options: LogitOptions) -> Tensor:
-        """Return the logits of the hidden states of all ranks over this rank's rows, `(tokens of all ranks, rows)`.
-
-        Without `counts`, the number of hidden states of each rank is gathered first.
-        """
+        """Return the logits of the hidden states of all ranks over this rank's rows, `(tokens of all ranks, rows)`."""
         self._check_rows()
         options.setdefault("padding_idx", self.padding_idx)
         settings = LogitSettings(**options)
@@ -419,20 +411,7 @@ class ShardedTable(TokenTable, checks_ids=True):
 
 
 class DistinctIds:
-    """The distinct IDs of a batch in ascending order, computed without waiting for the device.
-
-    Args:
-        ids: Token IDs of any shape.
-        partition: Which rank stores which rows.
-
-    Attributes:
-        counts: Number of distinct IDs whose rows each rank stores, `(ranks,)`.
-
-    Example:
-        >>> found = DistinctIds(torch.tensor([7, 2, 7]), RowPartition(10, rank=0, size=2))
-        >>> found.counts, found.ids[:2], found.inverse
-        (tensor([1, 1]), tensor([2, 7]), tensor([1, 0, 1]))
-    """
+    """The distinct IDs of a batch in ascending order, computed without waiting for the device."""
 
     def __init__(self, ids: Int[Tensor, "*batch"], partition: RowPartition) -> None:
         self._shape = ids.shape
@@ -462,10 +441,7 @@ def _take_gradient(parameter: Tensor) -> None:
 
 
 def caller_among(functions: Collection[tuple[str, str]]) -> tuple[str, str] | None:
-    """Return the innermost caller that is one of `functions`, each the name of a module and of a function in it.
-
-    `None` if there is none, and under `torch.compile`, where the stack is not read.
-    """
+    """Return the innermost caller that is one of `functions`, each the name of a module and of a function in it."""
     frame = None if torch.compiler.is_compiling() else sys._getframe(1)
     while frame is not None:
         name = (frame.f_globals.get("__name__", ""), frame.f_code.co_name)
@@ -476,11 +452,7 @@ def caller_among(functions: Collection[tuple[str, str]]) -> tuple[str, str] | No
 
 
 def collectives_of(mesh: DeviceMesh) -> Collectives:
-    """Return the collective operations of the ranks of a device mesh.
-
-    Raises:
-        SizeError: The mesh does not have one dimension.
-    """
+    """Return the collective operations of the ranks of a device mesh."""
     if mesh.ndim != 1:
         raise SizeError(f"A table is sharded along one dimension, and the mesh has {mesh.ndim}: pass mesh['name'].")
     return Collectives(mesh.get_group(), mesh.device_type)
@@ -540,13 +512,7 @@ def sharded_parameters(model: nn.Module) -> set[nn.Parameter]:
 
 @torch.no_grad()
 def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
-    """Return a new table of the same kind that contains only the rows of `partition`, with the dtype of `table`.
-
-    The rows are copied, on the device of `table`. For a table on the meta device they are drawn instead, on the CPU.
-
-    Raises:
-        TypeError: This kind of table cannot be sharded, or it is a quantised table on the meta device.
-    """
+    """Return a new table of the same kind that contains only the rows of `partition`, with the dtype of `table`."""
     kind, rows, tensors = type(table), slice(partition.start, partition.stop), table.state_dict()
     if kind not in ROW_TENSORS:
         raise TypeError(
@@ -576,11 +542,7 @@ def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
 
 
 def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
-    """State dict hook: name the entries of `table` as those of an unsharded table, and convert its rows to DTensors.
-
-    Raises:
-        SizeError: The caller is one of `REFUSED_SAVES`.
-    """
+    """State dict hook: name the entries of `table` as those of an unsharded table, and convert its rows to DTensors."""
     caller = caller_among(REFUSED_SAVES)
     if caller is not None and (caller != PEFT_SAVE or "modules_to_save" in prefix.split(".")):
         raise SizeError(REFUSED_SAVES[caller])
@@ -591,13 +553,7 @@ def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _
 
 
 def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Load hook: replace the entries of an unsharded table in `state` by those of `table`, with this rank's rows.
-
-    An entry may be a DTensor, as `ShardedTable.state_dict()` returns it, or the whole tensor of an unsharded table.
-
-    Raises:
-        CheckpointError: A DTensor has the rows of another rank.
-    """
+    """Load hook: replace the entries of an unsharded table in `state` by those of `table`, with this rank's rows."""
     for name in table.local.state_dict():
         value = state.pop(prefix + name, None)
         if is_dtensor(value):
@@ -620,14 +576,7 @@ def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Sh
 
 
 def unsharded_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
-    """Yield (name, parameter, table) for each parameter of `model`.
-
-    The name is that in the unsharded model. The table is the `ShardedTable` whose rows the parameter contains, or
-    `None`.
-
-    Raises:
-        SizeError: DeepSpeed's ZeRO-3 has partitioned a parameter.
-    """
+    """Yield (name, parameter, table) for each parameter of `model`."""
     refuse_partitioned(model.named_parameters(), "is saved and shared between ranks", gathered=False)
     tables = list(sharded_tables(model))
     named = {
@@ -641,10 +590,7 @@ def unsharded_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, 
 
 
 def sharded_tables(model: nn.Module) -> Iterator[tuple[str, ShardedTable]]:
-    """Yield (name, table) for each `ShardedTable` in `model`.
-
-    The name is that of the module in the unsharded model: for the rows of an untied head, the name of the head.
-    """
+    """Yield (name, table) for each `ShardedTable` in `model`."""
     for name, module in model.named_modules():
         if isinstance(module, ShardedTable):
             yield name.removesuffix(".rows"), module

@@ -19,12 +19,7 @@ from embedlayer.io.safetensors_files import byte_chunks, encode_header, open_saf
 
 
 class ShardedRows(NamedTuple):
-    """Describe a tensor in a file whose rows are sharded over ranks.
-
-    Attributes:
-        table: The sharded table, which says which rows this rank stores.
-        stored: Number of rows in the file: those of the vocabulary, then spare rows.
-    """
+    """Describe a tensor in a file whose rows are sharded over ranks."""
 
     table: ShardedTable
     stored: int
@@ -37,15 +32,7 @@ def save_sharded(
     collectives: Collectives,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write one safetensors file with whole tensors on rank 0, atomically. Every rank must call it.
-
-    The tensors have the same names, in the same order, on every rank; they are DTensors where rows are `sharded`. Of
-    the ranks in `collectives`, rank 0 receives the rows from those of the first replica of a table.
-
-    Raises:
-        FileError: The folder cannot be written, or the disk is full.
-        PeerError: Another rank has ended.
-    """
+    """Write one safetensors file with whole tensors on rank 0, atomically. Every rank must call it."""
     if not collectives.is_first:
         with collectives.peer_errors():
             for name, tensor in tensors.items():
@@ -69,15 +56,7 @@ def save_sharded(
 def load_sharded(
     path: Path, sharded_among: Callable[[Iterable[str]], Mapping[str, ShardedRows]]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file; of tensors with sharded rows, read only this rank's rows, as DTensors.
-
-    `sharded_among` gets the names in the file, and returns those of tensors with sharded rows, each with its
-    `ShardedRows`. The result is the tensors by name, and the metadata of the file.
-
-    Raises:
-        FileError: There is no such file, or it cannot be read.
-        CheckpointError: The file is truncated or not a safetensors file.
-    """
+    """Read a safetensors file; of tensors with sharded rows, read only this rank's rows, as DTensors."""
     with open_safetensors(path) as file:
         names = list(file.keys())
         sharded = sharded_among(names)
@@ -92,11 +71,7 @@ def load_sharded(
 
 
 def _write_rows(file: BinaryIO, own: Tensor, rows: ShardedRows, collectives: Collectives) -> None:
-    """Write one sharded tensor on rank 0: its own rows, those of the other ranks as they arrive, and spare rows.
-
-    Spare rows are zeros. In an int32 tensor, which contains step numbers of pending updates, they are the largest
-    number in `own`.
-    """
+    """Write one sharded tensor on rank 0: its own rows, those of the other ranks as they arrive, and spare rows."""
     write_tensor(file, own)
     table = rows.table
     buffer = own.new_empty((rows_per_chunk(own), *own.shape[1:]), device="cpu")

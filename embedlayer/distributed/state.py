@@ -94,10 +94,7 @@ def _moments(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]
 
 
 def _create_state(optimizer: Optimizer) -> None:
-    """Create the state of parameters that have none: by a step with zero gradients and without a learning rate.
-
-    torch.distributed.checkpoint does the same. The parameters and their gradients stay as they are.
-    """
+    """Create the state of parameters that have none: by a step with zero gradients and without a learning rate."""
     groups = optimizer.param_groups
     new = [each for group in groups for each in group["params"] if each.requires_grad and not optimizer.state[each]]
     others = [each for group in groups for each in group["params"]]

@@ -24,20 +24,7 @@ from embedlayer.positions.position import Position, PreparedPositions
 
 
 class BlockTrace(NamedTuple):
-    """Hold what the first block of a decoder computes for T tokens.
-
-    Attributes:
-        vectors: Vectors of each token in the order of the computation, `(T, D)`, or `(T, F)` inside of SwiGLU: `input`,
-            `attention_norm`, `attention`, `attention_sum`, `mlp_norm`, `gate`, `up`, `product`, `mlp`, `mlp_sum`; then
-            `stream`, if injections add vectors after the block.
-        scores: Scores of each query, a row, with each key, a column, bias included; those of later keys mean nothing.
-        weights: Attention weights, the softmax of the scores of each query with the keys up to its own position.
-        values: Values that the weights multiply, with those of value embeddings.
-        heads: Sum of the weighted values in each head.
-        states: Input of the first block, then the output of each block.
-        value_tables: Classes of the injections that add vectors to the values; `""` for none.
-        stream_tables: Classes of those that add vectors after the block.
-    """
+    """Hold what the first block of a decoder computes for T tokens."""
 
     vectors: dict[str, Float[Tensor, "T _"]]
     scores: Float[Tensor, "H T T"]
@@ -53,14 +40,7 @@ class BlockTrace(NamedTuple):
 def trace_first_block(
     model: DecoderLM, ids: Int[Tensor, " T"] | None, inputs_embeds: Float[Tensor, "T D"], positions: Int[Tensor, " T"]
 ) -> BlockTrace:
-    """Run a decoder of at least one block, and return what its first block computes.
-
-    Args:
-        model: Decoder in evaluation mode.
-        ids: Token IDs, for a model with injections; else `None`.
-        inputs_embeds: Vectors of the tokens in place of the look-up, as in `DecoderLM.hidden`.
-        positions: Position of each token.
-    """
+    """Run a decoder of at least one block, and return what its first block computes."""
     model = _with_own_first_block(model)
     block = cast(Block, model.blocks[0])
     attention, mlp = block.attention, block.mlp
@@ -142,11 +122,7 @@ def _weights_and_values(
     past: None,
     add_to_values: AddToValues | None,
 ) -> tuple[Float[Tensor, "G T K"], Float[Tensor, "H T T"], Float[Tensor, "G T K"]]:
-    """Return the values without other tables, the weights, and the values of an attention.
-
-    The arguments are those of its `forward`. The weights are the sums for values that are one-hot vectors, K keys at a
-    time: the input of its projection `out`, which a hook reads.
-    """
+    """Return the values without other tables, the weights, and the values of an attention."""
     sums: list[Tensor] = []
     values: list[Tensor] = []
     attention.out.register_forward_hook(lambda module, inputs, result: sums.append(inputs[0]))
@@ -162,19 +138,7 @@ def _weights_and_values(
 
 
 def block_formulas(model: DecoderLM, trace: BlockTrace) -> dict[str, tuple[str, str]]:
-    """Return symbol and formula of each vector of a trace, as this model computes it in evaluation mode.
-
-    `w` is the weight of a norm, and `W_gate` the matrix of the projection `gate`; `W` alone is the embedding table.
-    `q`, `k` and `v` are queries, keys and values of one head, and `p` its attention weights. A factor, rotation, bias
-    or table that the model does not have is left out.
-
-    Example:
-        >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2, num_heads=4).eval()
-        >>> ids = torch.tensor([1, 2, 3])
-        >>> trace = trace_first_block(model, None, model.table(ids), torch.arange(3))
-        >>> block_formulas(model, trace)["attention"]
-        ('a', 'concat(p · v) · W_outᵀ, p = softmax(rotated q · rotated k / √K)')
-    """
+    """Return symbol and formula of each vector of a trace, as this model computes it in evaluation mode."""
     hook, block = model.position.hook, cast(Block, model.blocks[0])
     queries, keys = ("rotated q", "rotated k") if hook == "rotate" else ("q", "k")
     factor = model.sizes["query_scale"]
@@ -196,19 +160,7 @@ def block_formulas(model: DecoderLM, trace: BlockTrace) -> dict[str, tuple[str, 
 
 
 def head_formula(head: OutputHead | PredictionHead, norm: nn.RMSNorm | None) -> str:
-    """Return the formula from the output `x` of the last block to the probabilities `p` of the next token.
-
-    `h` is the normalised `x`, `t` the result of the head's own transform, `z` are the logits, `W` the rows of the head,
-    and `b` is its bias. What the head does not do is left out.
-
-    Args:
-        head: Head of the model.
-        norm: Norm between the last block and the head; `None` for a head that is applied to `x` itself.
-
-    Example:
-        >>> head_formula(OutputHead(8, 100, softcap=30.0), torch.nn.RMSNorm(8))
-        'h = RMSNorm(x), z = 30 · tanh(h · Wᵀ / 30), p = softmax(z / temperature)'
-    """
+    """Return the formula from the output `x` of the last block to the probabilities `p` of the next token."""
     steps, states = [], "x"
     if norm is not None:
         steps, states = ["h = RMSNorm(x)"], "h"
@@ -232,10 +184,5 @@ def head_formula(head: OutputHead | PredictionHead, norm: nn.RMSNorm | None) -> 
 
 
 def norm_formula(norm: nn.RMSNorm, x: str = "x") -> str:
-    """Return the formula of a norm with its number ε; `x` is the symbol of its input.
-
-    Example:
-        >>> norm_formula(torch.nn.RMSNorm(8, eps=1e-6))
-        'RMSNorm(x) = w · x / √(mean(x²) + 1e-06)'
-    """
+    """Return the formula of a norm with its number ε; `x` is the symbol of its input."""
     return f"RMSNorm({x}) = w · {x} / √(mean({x}²) + {norm.eps:g})"

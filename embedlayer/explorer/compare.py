@@ -31,18 +31,7 @@ NAMED_ONLY = 8  # tokens that are named of those that only one of the tables has
 
 @dataclass(frozen=True)
 class TableComparison:
-    """The rows of two tables for each of the N tokens that both have.
-
-    Attributes:
-        moved: For each token its IDs, (second table, first table), and the cosine of its two rows after the second
-            table was aligned with the first. Tokens with a zero row or a row with NaN are left out.
-        places: Coordinates of the first table's rows along its first two principal components, `(N, 2)`.
-        other_places: Coordinates of the second table's aligned rows along the same components, `(N, 2)`.
-        residual: Share of the first table that the aligned second one does not explain; `None` without an alignment.
-        relation: Whether the tables are related.
-        only: IDs of rows that only the first table has.
-        only_other: IDs of rows that only the second table has.
-    """
+    """The rows of two tables for each of the N tokens that both have."""
 
     moved: RowMovement
     places: Float[Tensor, "N 2"]
@@ -54,15 +43,7 @@ class TableComparison:
 
 
 def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Comparison:
-    """Return how far the tokens that two tables share moved.
-
-    The lists, of at most `LISTED` tokens each, are `moved_most` (rows that moved, see `RowMovement.has_moved`) and
-    `moved_least`; they are empty for unrelated tables. If the number of occurrences is known, they have the tokens of
-    the training text, and `moved_never` has those that moved most among tokens that never occur.
-
-    Raises:
-        SizeError: The tables have fewer than two tokens in common, or no token has two rows to align.
-    """
+    """Return how far the tokens that two tables share moved."""
     comparison = _compared(source, other)
     moved, scale, counts = comparison.moved, comparison.moved.scale, source.counts
     occurs = torch.ones(len(moved.pairs), dtype=torch.bool) if counts is None else counts[moved.pairs[:, 1]] > 0
@@ -95,11 +76,7 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Comparis
 
 
 def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
-    """Return the coordinates of the tokens that two tables share, for both tables, as bytes.
-
-    There are first five columns of float32 `(N,)`: x and y of the first table's rows, x and y of the second's, and the
-    cosine of both rows. Two columns of int32 `(N,)` follow: ID in the first table, ID in the second.
-    """
+    """Return the coordinates of the tokens that two tables share, for both tables, as bytes."""
     comparison = _compared(source, other)
     columns = torch.stack([*comparison.places.T, *comparison.other_places.T, comparison.moved.cosines]).float()
     ids = comparison.moved.pairs.flip(1).T.contiguous().to(torch.int32)
@@ -107,10 +84,7 @@ def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
 
 
 def other_neighbors(source: OpenedModel, other: OpenedModel, params: Params) -> list[tuple[str, float]]:
-    """Return text and cosine of the tokens of the other table nearest to a query in that table, nearest first.
-
-    `params` are those of `tokens.neighbors`, with IDs of the other table. `source` is not used.
-    """
+    """Return text and cosine of the tokens of the other table nearest to a query in that table, nearest first."""
     return [(other.token_texts[row], score) for row, score in tokens.neighbors(other, params)]
 
 
@@ -121,14 +95,7 @@ def _compared(source: OpenedModel, other: OpenedModel) -> TableComparison:
 
 @torch.no_grad()
 def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
-    """Align the table of `other` with that of `source`, and compare the rows of the tokens that both have.
-
-    If both tables have the same directions, as `source` before training has, there is no rotation. The second table is
-    then scaled by the median ratio of the norms, so that weight decay alone moves no row.
-
-    Raises:
-        SizeError: The tables have fewer than two tokens in common, or no token has two rows to align.
-    """
+    """Align the table of `other` with that of `source`, and compare the rows of the tokens that both have."""
     pairs = common_rows(source, other)
     if pairs is None:  # a table without a tokenizer names its rows "#7"
         pairs = shared_tokens(source.token_texts, other.token_texts)

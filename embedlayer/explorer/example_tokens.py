@@ -71,11 +71,7 @@ def _found(source: OpenedModel) -> Examples:
 
 
 def _ids_by_word(source: OpenedModel) -> dict[str, int]:
-    """Return the row of each word of the examples that is one token of the source.
-
-    If tokens at the start of a word begin with a space, a token without it is a part of words, and does not count. A
-    row that is zero or has NaN does not count either.
-    """
+    """Return the row of each word of the examples that is one token of the source."""
     texts = source.token_texts
     starts = " " if any(text[:1] == " " and text[1:].isalpha() for text in texts) else ""
     sums = [word for terms in EVERYDAY_SUMS + CODE_SUMS for word in terms]
@@ -89,10 +85,7 @@ def _ids_by_word(source: OpenedModel) -> dict[str, int]:
 
 
 def _answered(source: OpenedModel, ids: dict[str, int], sums: list[tuple[str, str, str, str]]) -> list[AnsweredSum]:
-    """Return those sums, at most `MOST_SUMS`, whose answer is the nearest row by more than `MARGIN`.
-
-    The nearest rows are those of `neighbors`, of all sums at once.
-    """
+    """Return those sums, at most `MOST_SUMS`, whose answer is the nearest row by more than `MARGIN`."""
     known = [[ids[word] for word in terms] for terms in sums if all(word in ids for word in terms)]
     if not known:
         return []
@@ -125,14 +118,7 @@ SHORTEST_REPEATED = 4  # letters of a word that counts as repeated
 
 
 def example_texts(source: OpenedModel) -> list[str]:
-    """Return short texts that a source can read.
-
-    With a tokenizer, first are up to `OWN` sentences of a run's text whose words and punctuation marks are one token
-    each. Sentences in which a word occurs twice come before others, so that one token can be compared at two positions.
-    `TEXTS` follow.
-    With names of rows, they are the texts of which all words are known; if none is, the first names. Otherwise the
-    result is one text that lists IDs.
-    """
+    """Return short texts that a source can read."""
     vocabulary = vocabulary_of(source)
     if isinstance(vocabulary, Tokenizer):
         fixed = [text for text in TEXTS if encode(vocabulary, text).ids]
@@ -157,10 +143,7 @@ def _is_known(vocabulary: NamedRows, text: str) -> bool:
 
 
 def _own_sentences(source: OpenedModel, tokenizer: Tokenizer) -> list[str]:
-    """Return up to `OWN` sentences of the run's text, or of the first of a mixture, of which each word is one token.
-
-    There are none without a run, or if its corpus is missing.
-    """
+    """Return up to `OWN` sentences of the run's text, or of the first of a mixture, of which each word is one token."""
     if source.run is None or not recover_folder(source.run.corpus).exists():
         return []
     ids = corpora_of(source.run.open_corpus())[0].ids[:READ_IDS]

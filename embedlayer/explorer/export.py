@@ -35,31 +35,14 @@ def write_page(
     *,
     course: str | None = None,
 ) -> None:
-    """Write the page about `sources` as one file, atomically; an existing file is replaced.
-
-    If it is interrupted, `path` is unchanged: there is no file, or the old one.
-
-    Args:
-        path: The file.
-        sources: What the page shows.
-        on_progress: Called with the progress.
-        course: Address of the course, where it is beside the file; by default that of the package's metadata.
-
-    Raises:
-        FileError: The file cannot be written.
-        TokenizerError: A tokenizer has IDs outside its table.
-    """
+    """Write the page about `sources` as one file, atomically; an existing file is replaced."""
     write_text(path, page_html(sources, on_progress, course=course))
 
 
 def page_html(
     sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None, *, course: str | None = None
 ) -> str:
-    """Return the HTML text of the exported page: one document with its styles, its script and its data.
-
-    Raises:
-        TokenizerError: A tokenizer has IDs outside its table.
-    """
+    """Return the HTML text of the exported page: one document with its styles, its script and its data."""
     page, style, script = page_in_parts()
     content = exported_answers(sources, on_progress)
     if course is not None:
@@ -75,14 +58,7 @@ def page_html(
 
 
 def exported_answers(sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None) -> dict[str, Any]:
-    """Return the answers to all requests that an exported page can make: key from `_key` -> answer from `_packed`.
-
-    An answer that raises an `EmbedLayerError` is left out, and the page says so in its place. The key `"manifest"` has
-    what the page reads first.
-
-    Raises:
-        TokenizerError: A tokenizer has IDs outside its table.
-    """
+    """Return the answers to all requests that an exported page can make: key from `_key` -> answer from `_packed`."""
     check_tokenizers(sources)
     content: dict[str, Any] = {}
 
@@ -121,20 +97,13 @@ def _prepare(source: OpenedModel, report: OnProgress) -> None:
 
 
 def _key(name: str, params: Params) -> str:
-    """Return the key under which an exported page stores the answer to a request: the name and the sorted parameters.
-
-    It must be the same as that of `keyOf` in the page's data.js.
-    """
+    """Return the key under which an exported page stores the answer to a request: the name and the sorted parameters."""
     query = urlencode(sorted(params.items()), quote_via=quote, safe="-_.!~*'()")  # as encodeURIComponent
     return f"{name}?{query}" if query else name
 
 
 def _packed(value: Any) -> dict[str, Any]:
-    """Return an answer in a form that JSON can store.
-
-    Returns:
-        `{"base64": text}` for bytes, which are compressed with gzip first; `{"json": value}` for any other value.
-    """
+    """Return an answer in a form that JSON can store."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(gzip.compress(value, mtime=0)).decode()}
     return {"json": value}

@@ -20,10 +20,7 @@ LISTED_TEXTS = 100
 
 
 def report(source: OpenedModel, params: Params) -> Health:
-    """Return the report of `table_health`: verdicts about rows, and zero, NaN, duplicate and unchanged rows.
-
-    Each list has at most `LISTED` entries.
-    """
+    """Return the report of `table_health`: verdicts about rows, and zero, NaN, duplicate and unchanged rows."""
     health = table_report(source)
     report = health.to_json(LISTED)
     report["shared"]["is_measured"] = health.shared.is_measured
@@ -63,10 +60,7 @@ def noise_shares(source: OpenedModel, params: Params) -> bytes:
 
 
 def shares(source: OpenedModel, params: Params) -> Spectrum:
-    """Return measures of the table's geometry, with the shares of at most `DIRECTIONS` principal directions.
-
-    A table without a row that is finite and not zero raises a `SizeError`.
-    """
+    """Return measures of the table's geometry, with the shares of at most `DIRECTIONS` principal directions."""
     geometry = source.once("geometry", lambda: table_geometry(source.table))
     chance = source.once("chance", lambda: chance_geometry(geometry))
     return {

@@ -21,17 +21,7 @@ LOGITS_AT_ONCE = 2**22
 
 
 class LogitLens(NamedTuple):
-    """The next token as read from each of the L + 1 hidden states of T tokens, with K tokens listed.
-
-    Layer 0 is the input of the first block, layer i the output of block i. The last layer is the model's own output.
-
-    Attributes:
-        top_ids: The K most likely tokens; of equal logits the lowest ID comes first.
-        top_probs: Their probabilities.
-        entropy: Entropy of the distribution, in nats.
-        next_probs: Probability of the token that follows in the text, for all positions but the last.
-        next_ranks: Its rank among all tokens; 1 is the most likely one.
-    """
+    """The next token as read from each of the L + 1 hidden states of T tokens, with K tokens listed."""
 
     top_ids: Int[Tensor, "layers T K"]
     top_probs: Float[Tensor, "layers T K"]
@@ -42,19 +32,7 @@ class LogitLens(NamedTuple):
 
 @torch.no_grad()
 def logit_lens(model: DecoderLM, ids: Int[Tensor, " T"], k: int = TOP_TOKENS) -> LogitLens:
-    """Compute `softmax(head(norm(x)))` for the hidden state `x` after every block, with the model's own norm and head.
-
-    The head is used whole: with its scale, bias and soft cap. Logits exist for a few tokens at a time, `LOGITS_AT_ONCE`
-    numbers or those of one token. The model must be in evaluation mode. K is `k`, or V if the vocabulary is smaller.
-
-    Reference: nostalgebraist, interpreting GPT: the logit lens, 2020.
-
-    Example:
-        >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2, num_heads=4).eval()
-        >>> lens = logit_lens(model, torch.tensor([5, 2, 7]))
-        >>> lens.top_ids.shape, lens.next_ranks.shape
-        (torch.Size([3, 3, 8]), torch.Size([3, 2]))
-    """
+    """Compute `softmax(head(norm(x)))` for the hidden state `x` after every block, with the model's own norm and head."""
     following = torch.cat([ids[1:], ids[-1:]]).long()  # that of the last token is not known; it is cut off below
     chunk = max(1, LOGITS_AT_ONCE // model.table.vocab_size)
     layers = []
@@ -81,17 +59,7 @@ def _read(
 
 
 def answer(source: OpenedModel, params: Mapping[str, str]) -> text_answers.LogitLens:
-    """Answer a request of the page: the logit lens of the token IDs in the parameter `ids`, such as `17,40`.
-
-    The model is that of `pipeline.requested_model`.
-    Tensors are packed; `top_probs` has layers and tokens in one dimension. `tokens` has the shown form of each listed
-    token.
-
-    Raises:
-        CheckpointError: The source is no whole decoder.
-        SizeError: `ids` is no list of IDs, or there are none or more than the page shows.
-        TokenIdError: An ID is outside the table.
-    """
+    """Answer a request of the page: the logit lens of the token IDs in the parameter `ids`, such as `17,40`."""
     model, vocabulary = pipeline.requested_model(source, params)
     if not isinstance(model, DecoderLM):
         model = source.require_decoder()
@@ -111,10 +79,7 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> text_answers.Logit
 
 
 def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
-    """Return the parameters of those logit-lens requests whose answers an exported page stores.
-
-    They are the requests of `pipeline.exported_requests` with the token IDs in place of the text.
-    """
+    """Return the parameters of those logit-lens requests whose answers an exported page stores."""
     requests = []
     for params in pipeline.exported_requests(source):
         model, vocabulary = pipeline.requested_model(source, params)

@@ -59,12 +59,7 @@ class _TensorInfo(NamedTuple):
 
 
 def answer(source: OpenedModel, params: Params) -> ModelTensors:
-    """Return the tensors of a model, each with its part, and rows of the table inside the model and outside of it.
-
-    The parameter `layer` selects the model: that of the source by default, `"tiny"` for the tiny layer, and `"gpt2"`
-    for the tensors of GPT-2 small, whose sizes are computed. The names are those in the files of the source; those of
-    the model in memory if there are no files.
-    """
+    """Return the tensors of a model, each with its part, and rows of the table inside the model and outside of it."""
     layer = params.get("layer", "")
     if layer == "gpt2":
         return _answer("GPT-2 small", _gpt2_tensors(), is_tied=True)
@@ -199,10 +194,7 @@ def _final_norm(checkpoint: Checkpoint | None, table: str, names: list[str]) -> 
 def _grouped(
     stored: list[_TensorInfo], parts: Mapping[str, ModelPart], *, is_tied: bool, in_bytes: bool
 ) -> list[ModelTensor]:
-    """Return the tensors in the order of their names, those of all blocks with one name and shape as one entry.
-
-    The first in `stored` is the table; other tensors with its rows are not counted.
-    """
+    """Return the tensors in the order of their names, those of all blocks with one name and shape as one entry."""
     tensors: dict[tuple[str, tuple[int, ...], ModelPart], ModelTensor] = {}
     for each in stored:
         part = parts[each.name]
@@ -225,11 +217,7 @@ def _grouped(
 def _rows(
     source: OpenedModel, in_file: torch.Tensor | None, vocabulary: Vocabulary, ids: list[int]
 ) -> list[LookedUpRow]:
-    """Return rows of some tokens: as the model's first step computes them, and as the table's tensor has them.
-
-    `in_file` are the rows outside; without them, packed rows are decoded by the table. A model whose IDs are codes
-    alone has none: each vector is the sum of several rows.
-    """
+    """Return rows of some tokens: as the model's first step computes them, and as the table's tensor has them."""
     codes = source.model.codes if isinstance(source.model, EmbeddingLayer) else None
     if codes is not None and source.table is codes.rows:
         return []

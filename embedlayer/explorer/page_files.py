@@ -46,28 +46,7 @@ def page_in_parts() -> tuple[str, str, str]:
 
 
 def one_script(modules: dict[str, str], entry: str) -> str:
-    r"""Return ES modules as one classic script that runs the module `entry`.
-
-    A module may contain `import { a, b as c } from "./x.js";` and `export function|const|let|class name`, each at the
-    start of a line.
-
-    Raises:
-        KeyError: A module imports one that is missing.
-
-    Example:
-        >>> modules = {"a.js": 'import { x as y } from "./b.js";\nlog(y);', "b.js": "export const x = 1;"}
-        >>> print(one_script(modules, "a.js"))
-        "use strict";
-        const $0 = (() => {
-        const x = 1;
-        return { x };
-        })();
-        const $1 = (() => {
-        const { x: y } = $0;
-        log(y);
-        return {  };
-        })();
-    """
+    """Return ES modules as one classic script that runs the module `entry`."""
     numbers: dict[str, int] = {}
     parts = ['"use strict";']
 

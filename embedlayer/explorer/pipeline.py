@@ -34,18 +34,7 @@ from embedlayer.opening.opened_model import TABLE_ONLY, OpenedModel
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A text and all steps from its tokens to the gradient of its loss.
-
-    Attributes:
-        how: How the text was split, as sentences for readers; `""` for a tokenizer.
-        tokens: The first T tokens of the text.
-        left_out: Number of later tokens, which are not shown.
-        vocab_size: Rows of the table, V.
-        embed_dim: Width of a row, D.
-        steps: Steps in the order in which the model computes them.
-        vectors: Input of the first block, `(T, D)`.
-        appended: IDs of tokens that follow those of the text; `tokens` has them too.
-    """
+    """A text and all steps from its tokens to the gradient of its loss."""
 
     text: str
     how: str
@@ -58,32 +47,14 @@ class Pipeline:
     appended: tuple[int, ...] = ()
 
     def to_json(self) -> text_answers.Pipeline:
-        """Return the pipeline as a JSON object of its attributes, with packed tensors; see `packed`.
-
-        `vectors` are left out. NaN and infinity outside of tensors become `None`.
-        """
+        """Return the pipeline as a JSON object of its attributes, with packed tensors; see `packed`."""
         content = {**vars(self), "tokens": list(self.tokens), "steps": [step.to_json() for step in self.steps]}
         del content["vectors"]
         return cast(text_answers.Pipeline, finite_json(content))
 
 
 def answer(source: OpenedModel, params: Params) -> text_answers.Pipeline:
-    """Answer a request of the page: the pipeline of the parameter `text`.
-
-    With `layer` = `"tiny"`, the text is computed in the tiny layer, with the position scheme `position` and a head that
-    is tied if `tied` is `"1"`.
-
-    The parameter `appended` has IDs of tokens that follow the text, such as `17,40`. Those that the tokenizer would
-    find in a longer text become part of it. Of a decoder, the last step is the logit lens, whose numbers are the answer
-    to another request, `logit_lens.answer`.
-
-    Raises:
-        CheckpointError: Only the table of a checkpoint could be read.
-        SizeError: The tiny layer has no such position scheme, or `appended` is no list of at most 100 IDs.
-        TokenizerError: The source has neither a tokenizer nor names, and the text is no list of IDs.
-        TextError: The text has no tokens.
-        TokenIdError: An ID is outside the table.
-    """
+    """Answer a request of the page: the pipeline of the parameter `text`."""
     model, vocabulary = requested_model(source, params)
     table, special = parts_of(model)[0], source.adds_special_tokens
     text, appended = params.get("text", ""), token_ids(params, "appended", table.vocab_size)
@@ -97,24 +68,14 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Pipeline:
 
 
 def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Model, Vocabulary]:
-    """Return the model that a request asks for, and what converts texts to its IDs.
-
-    The parameters `layer`, `position` and `tied` are those of `answer`.
-
-    Raises:
-        CheckpointError: Only the table of a checkpoint could be read.
-        SizeError: The tiny layer has no such position scheme.
-    """
+    """Return the model that a request asks for, and what converts texts to its IDs."""
     if params.get("layer") == "tiny":
         return tiny_layer(params.get("position", "learned"), tied=params.get("tied", "1") == "1"), TINY_WORDS
     return source.require_input(), vocabulary_of(source)
 
 
 def choices(source: OpenedModel, params: Params) -> text_answers.PipelineChoices:
-    """Return the example texts, and the texts, words and position schemes of the tiny layer, that the page offers.
-
-    The answer also says how the source reads texts, and why its model cannot be shown if that is so.
-    """
+    """Return the example texts, and the texts, words and position schemes of the tiny layer, that the page offers."""
     vocabulary = vocabulary_of(source)
     refused = TABLE_ONLY.format("this source", source.table_only) if source.table_only else ""
     tiny: text_answers.TinyChoices = {
@@ -133,11 +94,7 @@ def choices(source: OpenedModel, params: Params) -> text_answers.PipelineChoices
 
 
 def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
-    """Return the parameters of the requests whose answers an exported page stores.
-
-    These are the example texts in the model, unless only its table can be read, and the texts of the tiny layer in
-    every tiny layer.
-    """
+    """Return the parameters of the requests whose answers an exported page stores."""
     shapes = product(TINY_TEXTS, get_args(TinyPosition), "10")
     tiny = [{"layer": "tiny", "text": text, "position": name, "tied": tied} for text, name, tied in shapes]
     texts = [] if source.table_only else example_texts(source)
@@ -154,27 +111,7 @@ def pipeline(
     most_tokens: int = MOST_TOKENS,
     no_decoder: str = "",
 ) -> Pipeline:
-    """Compute every step from `text` to the gradient of its loss.
-
-    Args:
-        model: Model, layer or table; steps that it does not have are left out.
-        vocabulary: Tokenizer of the model, the names of its rows, or `None` to read IDs such as `#17 #42`.
-        text: Any text.
-        appended: IDs of tokens that follow those of the text.
-        add_special_tokens: Whether the tokenizer adds the tokens that start or end a text. Checkpoints expect them;
-            models that were trained by embedlayer do not.
-        most_tokens: The text is cut after this many tokens, and at the longest sequence of the positions.
-        no_decoder: Why the model has no blocks, see `OpenedModel.no_decoder`.
-
-    Raises:
-        TokenizerError: There is neither a tokenizer nor names, and the text is no list of IDs.
-        TextError: The text has no tokens.
-        TokenIdError: An ID of the text, or an appended one, is outside the table.
-
-    Example:
-        >>> [step.name for step in pipeline(model, tokenizer, "I love dogs").steps]
-        ['tokenize', 'one_hot', 'look_up', 'scale', 'position', 'dropout', 'rotation', 'block', 'head', 'gradient']
-    """
+    """Compute every step from `text` to the gradient of its loss."""
     table, position = parts_of(model)
     read = text_ids(vocabulary, text, table.vocab_size, add_special_tokens=add_special_tokens)
     ids = [*read.ids, *appended][: longest(position, most_tokens)]

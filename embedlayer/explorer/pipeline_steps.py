@@ -62,18 +62,7 @@ _POSITION_KINDS = {"add": "added", "rotate": "rotation", "bias": "bias", None: "
 
 @dataclass
 class PipelineStep:
-    """One step of the computation, from text to gradient, as the page shows it.
-
-    Args:
-        name: Identifier of the step, a key of `TITLES`, which has its title and formula unless its sentence does.
-        note: The sizes and factors of this model, in one line of text.
-        values: Tensors to draw, by name: `(T, C)`, or `(H, T, C)` for the first heads.
-        facts: All other data of the step, as JSON.
-        sentence: Key of the explanation in `SENTENCES`; `""` for the name of the step.
-        own_formula: Formula of this model; `""` for that of `TITLES`.
-        idle: Whether the step changes nothing in this model, such as a scale that it does not have.
-        vectors: Vectors after the step, `(T, D)`, which are detached; `None` for a step that changes no vectors.
-    """
+    """One step of the computation, from text to gradient, as the page shows it."""
 
     name: str
     note: str
@@ -104,10 +93,7 @@ class PipelineStep:
         return TITLES.get(self.sentence, TITLES[self.name])
 
     def to_json(self) -> JsonObject:
-        """Return the step as a JSON object, with its title, formula and explanation, and with packed tensors.
-
-        `vectors` are left out, because they are among the `values`.
-        """
+        """Return the step as a JSON object, with its title, formula and explanation, and with packed tensors."""
         return {
             "name": self.name,
             "title": self.title,
@@ -121,12 +107,7 @@ class PipelineStep:
 
 
 def packed(values: Tensor) -> PackedTensor:
-    """Return a tensor as JSON: its shape, and its float32 numbers, little-endian, in base64.
-
-    Example:
-        >>> packed(torch.tensor([[1.0, 2.0]]))
-        {'shape': [1, 2], 'float32': 'AACAPwAAAEA='}
-    """
+    """Return a tensor as JSON: its shape, and its float32 numbers, little-endian, in base64."""
     numbers = values.detach().cpu().float().contiguous().numpy().astype("<f4")
     return {"shape": list(values.shape), "float32": base64.b64encode(numbers.tobytes()).decode("ascii")}
 
@@ -156,11 +137,7 @@ def queries_and_keys(
 
 
 class TracedText(NamedTuple):
-    """The input embedding of one text in a model, computed in one autograd graph with all that follows.
-
-    Attributes:
-        steps: The steps without dropout. The first is the look-up, whose vectors require a gradient.
-    """
+    """The input embedding of one text in a model, computed in one autograd graph with all that follows."""
 
     model: Model
     ids: Int[Tensor, " T"]
@@ -198,11 +175,7 @@ def trace_text(model: Model, ids: Int[Tensor, " T"]) -> TracedText:
 def pipeline_steps(
     traced: TracedText, tokens: Sequence[ShownToken], vocabulary: Vocabulary, no_decoder: str = ""
 ) -> Iterator[PipelineStep]:
-    """Yield all steps of a text in order, from its tokens to the gradient of the loss.
-
-    `vocabulary` gives the texts of other tokens: those near in the table, and the most likely next ones. `no_decoder`
-    says why the model has no blocks, see `OpenedModel.no_decoder`.
-    """
+    """Yield all steps of a text in order, from its tokens to the gradient of the loss."""
     table, position = parts_of(traced.model)
     yield _tokenize(tokens, vocabulary)
     yield PipelineStep("one_hot", f"for each of {len(traced.ids)} tokens, {table.vocab_size:,} entries")
@@ -241,16 +214,7 @@ def _tokenize(tokens: Sequence[ShownToken], vocabulary: Vocabulary) -> PipelineS
 def _near_rows(
     table: LookupTable, token_ids: Int[Tensor, " T"], vocabulary: Vocabulary
 ) -> tuple[Float[Tensor, "N W C"], JsonObject]:
-    """Return parts of the table around the looked-up rows, for a picture of the table.
-
-    Of a table of at most `WHOLE_TABLE` rows this is one part, the whole table; else a part is a row with `NEAR_ROWS`
-    rows on either side. Where there are more than `NEAR_COLUMNS` dimensions, each column shows the number of largest
-    absolute value in its share of them.
-
-    Returns:
-        The numbers of the N parts, and for JSON `parts`, the `first` row and the `names` of each, `part_of`, the index
-        of each token's part, and `whole`, whether the part is the whole table.
-    """
+    """Return parts of the table around the looked-up rows, for a picture of the table."""
     size = table.vocab_size
     wide = size if size <= WHOLE_TABLE else min(size, 2 * NEAR_ROWS + 1)
     firsts, part_of = (token_ids - NEAR_ROWS).clamp(0, size - wide).unique(return_inverse=True)
@@ -271,10 +235,7 @@ def _largest_of_each(rows: Float[Tensor, "*batch D"], count: int) -> Int[Tensor,
 
 
 def _input_steps(traced: TracedText, table: LookupTable, position: Position) -> Iterator[PipelineStep]:
-    """Yield the steps of the input embedding after the look-up, without dropout.
-
-    A model without a scale or without positions in the input has a step that says so.
-    """
+    """Yield the steps of the input embedding after the look-up, without dropout."""
     x, steps = traced.scaled, traced.steps[1:]
     if x is traced.steps[0].vectors:
         facts = {"factor": 1.0, "scaled": False}
@@ -299,10 +260,7 @@ def _input_steps(traced: TracedText, table: LookupTable, position: Position) -> 
 
 
 def _position_steps(traced: TracedStep, before: Tensor, position: Position) -> Iterator[PipelineStep]:
-    """Yield one step with the position vectors and one with the sum of both.
-
-    A scheme that adds nothing to the input yields a single step that says so.
-    """
+    """Yield one step with the position vectors and one with the sum of both."""
     x, note = traced.vectors, traced.description
     facts = {"kind": _POSITION_KINDS[position.hook], "scheme": type(position).__name__}
     if traced.added is None:
@@ -315,10 +273,7 @@ def _position_steps(traced: TracedStep, before: Tensor, position: Position) -> I
 
 
 def _dropout(layer: nn.Module | None, x: Float[Tensor, "T D"]) -> PipelineStep:
-    """Return the dropout step: the vectors before and after an example mask, which is the same in every call.
-
-    The probability is the model's, or `SHOWN_DROPOUT` if the model has none or 0.
-    """
+    """Return the dropout step: the vectors before and after an example mask, which is the same in every call."""
     p = layer.p if isinstance(layer, nn.Dropout) else None
     shown = p or SHOWN_DROPOUT
     mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) >= shown
@@ -330,10 +285,7 @@ def _dropout(layer: nn.Module | None, x: Float[Tensor, "T D"]) -> PipelineStep:
 
 
 def _rotation(rotation: PairRotation, position: Position, traced: TracedText, trace: BlockTrace | None) -> PipelineStep:
-    """Return the step with the rotation angles of each position.
-
-    For a decoder it also has the queries and keys of the first block before and after rotation.
-    """
+    """Return the step with the rotation angles of each position."""
     values = {"angles": rotation.angles}
     note = f"{len(rotation.channels)} pairs of dimensions rotate"
     if trace is not None:
@@ -359,11 +311,7 @@ def _first_block(traced: TracedText) -> BlockTrace | None:
 
 
 def _block(trace: BlockTrace, model: DecoderLM) -> PipelineStep:
-    """Return the step with the vectors inside of the first block, its attention weights, and the length of all states.
-
-    Of more than `BINS` units of SwiGLU it has in each column the unit with the largest product among its neighbours.
-    Matrices of at most `SMALL_MATRIX` numbers are shown whole.
-    """
+    """Return the step with the vectors inside of the first block, its attention weights, and the length of all states."""
     block, formulas = cast(Block, model.blocks[0]), block_formulas(model, trace)
     vectors, product = trace.vectors, trace.vectors["product"]
     units_a_column = -(-product.shape[-1] // BINS)
@@ -417,12 +365,7 @@ def _head_steps(
     vocabulary: Vocabulary,
     no_decoder: str,
 ) -> Iterator[PipelineStep]:
-    """Yield the step with the most likely next tokens after each token, and the step with the gradient of the loss.
-
-    Of a decoder, the first step has the output `x` of the last block and the hidden states `h = norm(x)`; of any other
-    model the head is applied to the input of the first block. The loss predicts each token from those before it, so a
-    text of one token has no gradient step.
-    """
+    """Yield the step with the most likely next tokens after each token, and the step with the gradient of the loss."""
     model, ids, hidden = traced.model, traced.ids, traced.vectors
     values, norm = {}, None
     if isinstance(model, DecoderLM):
@@ -483,11 +426,7 @@ def _gradient(
     head: OutputHead,
     tokens: Sequence[ShownToken],
 ) -> PipelineStep:
-    """Return the step with the norms of the loss's gradient: of each looked-up row, and of the whole table by rows.
-
-    Of more than `BINS` rows it has the largest norm in each of at most `BINS` bins of rows. The gradient flows
-    through the look-up and, with a tied head, also through the scores.
-    """
+    """Return the step with the norms of the loss's gradient: of each looked-up row, and of the whole table by rows."""
     ids, table, tied = traced.ids, parts_of(traced.model)[0], head.tied
     of_rows, scores = torch.autograd.grad(loss, [traced.steps[0].vectors, raw_logits])
     if table.padding_idx is not None:

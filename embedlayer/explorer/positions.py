@@ -36,13 +36,7 @@ TEXT = "The cat sat on the mat and the dog sat on the cat."
 
 
 def answer(source: OpenedModel, params: Mapping[str, str]) -> PositionsData:
-    """Return the position schemes of a source and some example tokens; see `positions_data`.
-
-    For a run, the trained length is the sequence length of its training.
-
-    Raises:
-        CheckpointError: Only the table of a checkpoint could be read, so its positions are not known.
-    """
+    """Return the position schemes of a source and some example tokens; see `positions_data`."""
     model = source.require_input()
     run = source.run
     trained = run.read()["options"]["max_length"] if run is not None and run.contains_run else None
@@ -55,11 +49,7 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> PositionsData:
 def positions_data(
     model: Model, tokenizer: Tokenizer | None, trained_length: int | None = None, *, names: Sequence[str] = ()
 ) -> PositionsData:
-    """Describe the position schemes of a model, with some tokens that the page places at two positions.
-
-    Without a tokenizer the tokens are the first rows of the table, and `names` are their texts, by default `#0`, `#1`,
-    ... `trained_length` is as in `described`.
-    """
+    """Describe the position schemes of a model, with some tokens that the page places at two positions."""
     table, position = parts_of(model)
     schemes = [described(position, "", trained_length)]
     if isinstance(model, EmbeddingLayer):
@@ -93,15 +83,7 @@ def example_ids(vocab_size: int, tokenizer: Tokenizer | None) -> list[int]:
 
 
 def described(position: Position, layers: str = "", trained_length: int | None = None) -> DescribedScheme:
-    """Describe a position scheme with all that the page needs to compute or draw it.
-
-    `layers` is the type of the layers that use it, in a model with several schemes. `trained_length` is the longest
-    sequence of the training, for a scheme that has no limit itself.
-
-    Example:
-        >>> described(AlibiBias(8))["kind"]
-        'alibi'
-    """
+    """Describe a position scheme with all that the page needs to compute or draw it."""
     limit = None
     content: JsonObject = {"kind": "none"}
     if isinstance(position, SinusoidalPositionalEmbedding):
@@ -125,11 +107,7 @@ def described(position: Position, layers: str = "", trained_length: int | None =
 
 
 def _rotation(position: Position) -> JsonObject:
-    """Describe a scheme that rotates queries and keys, by its numbers at the first `ROTATED` positions.
-
-    Frequencies that depend on the length of the text are those of the trained length. The result is
-    `{"kind": "undrawn"}` if the scheme does more than rotate pairs of channels.
-    """
+    """Describe a scheme that rotates queries and keys, by its numbers at the first `ROTATED` positions."""
     scaling, note = getattr(position, "scaling", None), ""
     if isinstance(position, RotaryEmbedding) and scaling is not None:
         note = f"{scaling}."
@@ -155,10 +133,7 @@ def _distinct(rows: Float[Tensor, "T D"]) -> JsonObject:
 
 
 def _biases(position: Position) -> Float[Tensor, "H distances"]:
-    """Return the bias of each head for each distance between query and key, `(H, 2 * DISTANCES - 1)`.
-
-    Column 0 is a key `DISTANCES - 1` positions before the query; the last column is a key as far after it.
-    """
+    """Return the bias of each head for each distance between query and key, `(H, 2 * DISTANCES - 1)`."""
     positions = torch.arange(2 * DISTANCES - 1, device=position.device)
     biases = position.bias(positions[DISTANCES - 1 : DISTANCES], positions)
     assert biases is not None  # the scheme overrides this hook

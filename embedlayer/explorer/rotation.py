@@ -16,14 +16,7 @@ TOLERANCE = 1e-4
 
 
 class PairRotation(NamedTuple):
-    """What a scheme does to queries and keys, `(a, b) -> (a cos - b sin, a sin + b cos)` for each pair of channels.
-
-    Attributes:
-        channels: The channels a and b of each of the P pairs.
-        queries: For each position the cosine and the sine of each pair, times the factor of the scheme, and in the last
-            column the factor of all other channels; of queries.
-        keys: The same of keys.
-    """
+    """What a scheme does to queries and keys, `(a, b) -> (a cos - b sin, a sin + b cos)` for each pair of channels."""
 
     channels: Int[Tensor, "P 2"]
     queries: Float[Tensor, "T columns"]
@@ -41,11 +34,7 @@ def width_of(position: Position) -> int:
 
 
 def pair_rotation(position: Position, positions: Int[Tensor, " T"]) -> PairRotation | None:
-    """Return the rotation of each pair at some positions; `None` for a scheme that does not rotate pairs.
-
-    A scheme is asked for the rotation of one vector with a 1 in the first channel of each pair. Random queries and keys
-    show whether it does nothing else.
-    """
+    """Return the rotation of each pair at some positions; `None` for a scheme that does not rotate pairs."""
     width = width_of(position)
     pairs = position.pair_channels() if isinstance(position, RotaryEmbedding) else _pairs(position, width)
     if pairs is None:
@@ -87,10 +76,7 @@ def _pairs(position: Position, width: int) -> Int[Tensor, "P 2"] | None:
 
 
 def _columns(rotated: Float[Tensor, "1 T K"], pairs: Int[Tensor, "P 2"], others: Tensor) -> Float[Tensor, "T columns"]:
-    """Return cosine and sine of each pair and the factor of the other channels, from a rotated probe.
-
-    The factor is 1 if there are no other channels.
-    """
+    """Return cosine and sine of each pair and the factor of the other channels, from a rotated probe."""
     rest = rotated[0][:, others][:, :1] if bool(others.any()) else torch.ones_like(rotated[0][:, :1])
     return torch.cat([rotated[0][:, pairs].flatten(1), rest], dim=1)
 

@@ -40,16 +40,7 @@ Answer = Any  # bytes, or a record of `explorer.answers` that JSON can represent
 
 @dataclass(frozen=True)
 class Route:
-    """One kind of data that the page can request.
-
-    Attributes:
-        answer: Function from a source and the request's parameters to the data: bytes, or a value for JSON. It raises
-            an `EmbedLayerError` if there is no answer.
-        exported: Function from a source to the parameters of the requests whose answers an exported page stores; by
-            default one request without parameters.
-        needs: What the source must have, strings in `page_facts(source)["has"]`.
-        acts: Whether the request starts or ends something: it is a POST of the page itself, not a GET.
-    """
+    """One kind of data that the page can request."""
 
     answer: Callable[[OpenedModel, Params], Answer]
     exported: Callable[[OpenedModel], Iterable[Params]] = lambda source: ({},)
@@ -108,22 +99,14 @@ EXPORTED_PAIRS = ("compare", "compare-places")
 
 
 def check_tokenizers(sources: Sequence[OpenedModel]) -> None:
-    """Check that every tokenizer fits its table, so that the page can show a text for each token.
-
-    Raises:
-        TokenizerError: A tokenizer has IDs outside its table.
-    """
+    """Check that every tokenizer fits its table, so that the page can show a text for each token."""
     for opened in sources:
         if opened.text_tokenizer is not None:
             require_rows(opened.text_tokenizer, opened.table.vocab_size, opened.title)
 
 
 def page_facts(opened: OpenedModel) -> SourceManifest:
-    """Return the description of a source for the page: title, sizes and kind.
-
-    Its key `"has"` lists the available data: some of `vectors`, `tokens`, `tokenizer`, `input` (scale and positions are
-    known), `position`, `head`, `metrics`, `before` (the table before training) and `frequency`.
-    """
+    """Return the description of a source for the page: title, sizes and kind."""
     position, run = opened.position, opened.run
     there = {
         "vectors": True,
@@ -160,23 +143,13 @@ def method_of(name: str) -> str:
 
 
 def others(sources: list[OpenedModel], source: OpenedModel) -> list[str]:
-    """Return the sources that a source can be compared with, as values of the request parameter `other`.
-
-    They are `"before"`, if its table before training is known, and the numbers of the other sources.
-    """
+    """Return the sources that a source can be compared with, as values of the request parameter `other`."""
     numbers = [str(number) for number, other in enumerate(sources) if other is not source]
     return ["before", *numbers] if "before" in page_facts(source)["has"] else numbers
 
 
 def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
-    """Return the data of the request `/data/NAME?params`: bytes, or a value for JSON.
-
-    `name` is a key of `ROUTES` or `PAIRS`, or `"manifest"`. The parameter `source` is the number of a source, 0 by
-    default.
-
-    Raises:
-        EmbedLayerError: There is no such data, or the parameters are not valid.
-    """
+    """Return the data of the request `/data/NAME?params`: bytes, or a value for JSON."""
     if name == "manifest":
         return manifest(sources)
     source = _source(sources, params.get("source", "0"))
@@ -212,11 +185,7 @@ def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
 
 
 def manifest(sources: list[OpenedModel]) -> Manifest:
-    """Return what the page requests first.
-
-    This is the library's version, how the user types the `embedlayer` command, the address of the course, and a
-    description of each source.
-    """
+    """Return what the page requests first."""
     from embedlayer import __version__
 
     facts = [page_facts(source) for source in sources]
@@ -230,10 +199,7 @@ def manifest(sources: list[OpenedModel]) -> Manifest:
 
 
 def course_address() -> str:
-    """Return the address of the course beside that of the documentation in the package's metadata.
-
-    It is `""` if the distribution was built without the address of its repository, or is not installed.
-    """
+    """Return the address of the course beside that of the documentation in the package's metadata."""
     try:
         urls = metadata("embedlayer").get_all("Project-URL", [])
     except PackageNotFoundError:

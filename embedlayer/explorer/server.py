@@ -50,14 +50,7 @@ HEADERS = {
 
 
 def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str], None]) -> None:
-    """Serve the page on 127.0.0.1 until Ctrl-C, and then return.
-
-    Port 0 chooses a free one. `on_start` is called with the page's URL when the server listens.
-
-    Raises:
-        FileError: The port cannot be used.
-        TokenizerError: A tokenizer has IDs outside its table.
-    """
+    """Serve the page on 127.0.0.1 until Ctrl-C, and then return."""
     with make_server(sources, port=port) as server:
         on_start(address(server))
         with suppress(KeyboardInterrupt):
@@ -65,14 +58,7 @@ def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str]
 
 
 def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPServer:
-    """Return a server that listens on 127.0.0.1; it answers requests once `serve_forever` is called.
-
-    Port 0 chooses a free one.
-
-    Raises:
-        FileError: The port cannot be used.
-        TokenizerError: A tokenizer has IDs outside its table.
-    """
+    """Return a server that listens on 127.0.0.1; it answers requests once `serve_forever` is called."""
     check_tokenizers(sources)
     mapped = [file for source in sources if not _moved_to_memory(source) for file in _mapped_files(source)]
     try:
@@ -87,10 +73,7 @@ def address(server: ThreadingHTTPServer) -> str:
 
 
 def _moved_to_memory(source: OpenedModel) -> bool:
-    """Copy the tensors of a source from its files to memory, unless they are large; return whether they were copied.
-
-    A file that is cut short while it is mapped, as `open(file, "wb")` does, ends a process that reads it by SIGBUS.
-    """
+    """Copy the tensors of a source from its files to memory, unless they are large; return whether they were copied."""
     modules = [module for module in (source.table, source.model) if module is not None]
     tensors = {id(each): each for module in modules for each in (*module.parameters(), *module.buffers())}.values()
     if default_resident_bytes(sum(tensor.nbytes for tensor in tensors)) is not None:
@@ -109,11 +92,7 @@ def _mapped_files(source: OpenedModel) -> list[tuple[Path, os.stat_result]]:
 
 
 class _Server(ThreadingHTTPServer):
-    """HTTP server whose `server_close` ends all connections and computations, and waits for their threads.
-
-    A thread that is inside torch while Python exits would abort the process. `http.server` closes no connection by
-    itself, so an idle connection would keep its thread for `_Handler.timeout` seconds.
-    """
+    """HTTP server whose `server_close` ends all connections and computations, and waits for their threads."""
 
     daemon_threads = False  # so that server_close waits for them
     request_queue_size = 128  # http.server has 5: of more requests at once, Linux would lose some
@@ -160,10 +139,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answer the HTTP requests of one connection, with files of the page or data of the sources.
-
-    Requests for another host name than 127.0.0.1 and localhost are refused, and so are those with a body.
-    """
+    """Answer the HTTP requests of one connection, with files of the page or data of the sources."""
 
     server: "_Server"
     server_version = "embedlayer"
@@ -216,11 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing, so that requests do not fill the terminal."""
 
     def _data(self, name: str, params: dict[str, str]) -> None:
-        """Send the data of a route, as bytes or as JSON.
-
-        An error of the request is sent as JSON, with status 400. Any other exception is sent with status 500 and raised
-        again.
-        """
+        """Send the data of a route, as bytes or as JSON."""
         try:
             self.server.check_files()
             content = answer(self.sources, name, params)
@@ -238,10 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, "application/json", to_json({"error": sentence}), **headers)
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes, **headers: str) -> None:
-        """Send a response with the common headers.
-
-        If the browser has closed the connection, `_Server.handle_error` prints nothing.
-        """
+        """Send a response with the common headers."""
         self.send_response(status)
         if self.close_connection:
             headers["Connection"] = "close"
@@ -253,9 +222,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def to_json(value: Any) -> bytes:
-    """Return a value as JSON text in bytes, with all characters outside ASCII escaped, lone surrogates included.
-
-    Raises:
-        ValueError: The value contains NaN or infinity.
-    """
+    """Return a value as JSON text in bytes, with all characters outside ASCII escaped, lone surrogates included."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()

@@ -44,13 +44,7 @@ _SHARES = {SEARCHING: (0.0, 0.6), MOVING: (0.6, 0.35)}  # where a stage begins, 
 
 @dataclass(frozen=True)
 class TableMap:
-    """What the page draws as the map of a table.
-
-    Attributes:
-        layout: Coordinates `(V, 2)`, NaN for the rows of `folded_rows`, and the recall of the neighbours.
-        levels: Clusters of the rows at each level of `CLUSTERS`.
-        names: IDs of the tokens that name each cluster, by level.
-    """
+    """What the page draws as the map of a table."""
 
     layout: NeighborLayout
     levels: tuple[PlaneClusters, ...]
@@ -128,12 +122,7 @@ class MapJob:
             }
 
     def result(self) -> TableMap:
-        """Return the map.
-
-        Raises:
-            SizeError: It is not ready.
-            EmbedLayerError: The source cannot be mapped; the error is that of the computation.
-        """
+        """Return the map."""
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
@@ -142,14 +131,7 @@ class MapJob:
             return self._map
 
     def wait(self, on_progress: OnProgress = lambda stage, share: None) -> TableMap:
-        """Start the computation if need be, wait for it, and return the map.
-
-        If the waiting is interrupted, by Ctrl-C or by `on_progress`, the computation is cancelled.
-
-        Raises:
-            SizeError: It failed or was cancelled.
-            EmbedLayerError: As in `result`.
-        """
+        """Start the computation if need be, wait for it, and return the map."""
         self.start()
         try:  # not `join` with a timeout: if Ctrl-C ends it, Python 3.11 takes the thread for ended
             while not self._ended.wait(SECONDS_BETWEEN_REPORTS):
@@ -195,10 +177,7 @@ def map_job(source: OpenedModel) -> MapJob:
 
 
 def folded_rows(source: OpenedModel) -> Bool[Tensor, " V"]:
-    """Return a mask `(V,)` of the rows that are not learned or were never seen, are zero, or hold NaN or infinity.
-
-    If more than `LARGEST_FOLDED` of the rows are not learned, only zero rows and rows with NaN or infinity are.
-    """
+    """Return a mask `(V,)` of the rows that are not learned or were never seen, are zero, or hold NaN or infinity."""
     report = table_report(source)
     folded = report.verdicts.is_unlearned.clone()
     if folded.float().mean() > LARGEST_FOLDED:
@@ -248,40 +227,22 @@ def progress(source: OpenedModel, params: Params) -> LayoutProgress:
 
 
 def layout(source: OpenedModel, params: Params) -> bytes:
-    """Return 2-D coordinates of the rows that keep nearest neighbours close, as the bytes of float32 `(2, V)`.
-
-    The rows of `folded_rows` have NaN.
-
-    Raises:
-        SizeError: The map is not ready; the other errors are those of `MapJob.result`.
-    """
+    """Return 2-D coordinates of the rows that keep nearest neighbours close, as the bytes of float32 `(2, V)`."""
     return to_bytes(map_job(source).result().layout.places.T)
 
 
 def layout_recall(source: OpenedModel, params: Params) -> LayoutRecall:
-    """Return the share of true nearest neighbours that the layout used; 1 if it was exact.
-
-    Raises:
-        SizeError: The map is not ready; the other errors are those of `MapJob.result`.
-    """
+    """Return the share of true nearest neighbours that the layout used; 1 if it was exact."""
     return {"recall": round(map_job(source).result().layout.recall, 4)}
 
 
 def clusters(source: OpenedModel, params: Params) -> Clusters:
-    """Return the clusters of the map, see `TableMap.to_json`.
-
-    Raises:
-        SizeError: The map is not ready; the other errors are those of `MapJob.result`.
-    """
+    """Return the clusters of the map, see `TableMap.to_json`."""
     return {"clusters": map_job(source).result().to_json()}
 
 
 def cluster_of(source: OpenedModel, params: Params) -> bytes:
-    """Return the cluster of each row at each level, as the bytes of int32 `(2, V)`; -1 for none.
-
-    Raises:
-        SizeError: The map is not ready; the other errors are those of `MapJob.result`.
-    """
+    """Return the cluster of each row at each level, as the bytes of int32 `(2, V)`; -1 for none."""
     return map_job(source).result().cluster_of.to(torch.int32).numpy().tobytes()
 
 
@@ -291,18 +252,12 @@ def folded(source: OpenedModel, params: Params) -> bytes:
 
 
 def exported_requests(source: OpenedModel) -> list[Params]:
-    """Return the requests for the map that an exported page stores: one, or none for a large table.
-
-    The map is computed first.
-    """
+    """Return the requests for the map that an exported page stores: one, or none for a large table."""
     return [{}] if prepare(source) else []
 
 
 def prepare(source: OpenedModel, on_progress: OnProgress = lambda stage, share: None) -> bool:
-    """Compute the map for an exported page; return whether it stores one, which it does not of a large table.
-
-    The errors are those of `MapJob.wait`.
-    """
+    """Compute the map for an exported page; return whether it stores one, which it does not of a large table."""
     if source.table.vocab_size > EXPORTED_ROWS:
         return False
     map_job(source).wait(on_progress)
@@ -330,10 +285,7 @@ def layout_path(rows: Float[Tensor, "V D"], keep: Bool[Tensor, " V"]) -> Path:
 
 
 def load_layout(path: Path, size: int) -> NeighborLayout | None:
-    """Read a layout; return `None` if there is no file, or it is damaged or not a layout of `size` rows.
-
-    A file that is damaged or of another size is named in the log.
-    """
+    """Read a layout; return `None` if there is no file, or it is damaged or not a layout of `size` rows."""
     if not path.is_file():
         return None
     with suppress(EmbedLayerError, KeyError, ValueError):

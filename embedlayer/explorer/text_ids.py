@@ -26,20 +26,7 @@ _IDS = re.compile(r"#\d+(?:[\s,]+#\d+)*")
 
 
 class NamedRows:
-    """The names of a table's rows, and the rows whose names are in a text.
-
-    Args:
-        names: Name of each row; `""` for a row without one. The first of several rows of one name is used.
-
-    Attributes:
-        unknown: The first row with a name of `UNKNOWN_NAMES`, which unknown words become; `None` if there is none.
-
-    Example:
-        >>> NamedRows(["new", "york", "new_york"]).ids("New York")
-        ([2], [])
-        >>> NamedRows(["<unk>", "york"]).ids("New York")
-        ([0, 1], ['New'])
-    """
+    """The names of a table's rows, and the rows whose names are in a text."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -53,12 +40,7 @@ class NamedRows:
                     self._folded.setdefault(key(name).casefold(), row)
 
     def ids(self, text: str) -> tuple[list[int], list[str]]:
-        """Return the rows of a text, and its words that are no row's name.
-
-        At each word the longest name that matches is taken, of up to `WORDS_OF_A_NAME` words or punctuation marks.
-        Spaces inside a name may be written `_` in the table. A name in other letters' case matches if no other does.
-        A word that is no row's name becomes the row `unknown`, or is left out if there is none.
-        """
+        """Return the rows of a text, and its words that are no row's name."""
         ids: list[int] = []
         unknown: list[str] = []
         for start, stop, row in self.places(text):
@@ -69,10 +51,7 @@ class NamedRows:
         return ids, unknown
 
     def places(self, text: str) -> Iterator[tuple[int, int, int | None]]:
-        """Yield for each name in a text, as in `ids`, its first character, the one behind it, and its row.
-
-        The row of a word that is no row's name is `None`.
-        """
+        """Yield for each name in a text, as in `ids`, its first character, the one behind it, and its row."""
         words = list(_WORD.finditer(text))
         first = 0
         while first < len(words):
@@ -110,28 +89,14 @@ def vocabulary_of(source: OpenedModel) -> Vocabulary:
 
 @dataclass(frozen=True)
 class TextIds:
-    """The token IDs of a text.
-
-    Attributes:
-        ids: Token IDs; never empty.
-        how: How the text was split, as sentences for readers; `""` for a tokenizer.
-    """
+    """The token IDs of a text."""
 
     ids: list[int]
     how: str
 
 
 def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_tokens: bool = False) -> TextIds:
-    """Return the token IDs of a text, and how it was split.
-
-    Without a tokenizer, a text such as `#17 #42` lists IDs below `vocab_size`. A tokenizer adds the tokens that start
-    or end a text if `add_special_tokens` is set.
-
-    Raises:
-        TextError: The tokenizer cannot encode the text; or the text has no tokens, or no word that names a row.
-        TokenIdError: A typed ID is outside the table.
-        TokenizerError: There is neither a tokenizer nor names, and the text does not list IDs.
-    """
+    """Return the token IDs of a text, and how it was split."""
     if isinstance(vocabulary, Tokenizer):
         try:
             ids = encode(vocabulary, text, add_special_tokens=add_special_tokens).ids
@@ -197,17 +162,7 @@ def _quoted(words: Sequence[str]) -> str:
 def longer_text(
     vocabulary: Vocabulary, text: str, appended: Sequence[int], vocab_size: int, *, add_special_tokens: bool = False
 ) -> tuple[str, tuple[int, ...]]:
-    """Return the text with as many of the appended tokens as possible, and the IDs of the others.
-
-    Tokens become text only if the longer text is split into the same tokens, and if it is one line, as the page's text
-    field is. So a special token stays appended, as do a part of a character, a token that would be merged with the one
-    before, and a line break with all that follows it. The errors are those of `text_ids`.
-
-    Example:
-        >>> tokenizer = train_tokenizer("dogs love cats", kind="word")
-        >>> longer_text(tokenizer, "dogs", [tokenizer.token_to_id("love")], vocab_size=9)
-        ('dogs love', ())
-    """
+    """Return the text with as many of the appended tokens as possible, and the IDs of the others."""
     if not appended:
         return text, ()
 
@@ -234,10 +189,7 @@ _unknown_id = lru_cache(maxsize=8)(unknown_id)  # a Unigram model says it only w
 
 
 def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken, ...]:
-    """Return tokens in the form that the page shows, one for each ID. The unknown token is a special one.
-
-    An ID that the tokenizer does not know has the text `row ID`; one without a name has the text `#ID`.
-    """
+    """Return tokens in the form that the page shows, one for each ID. The unknown token is a special one."""
     if vocabulary is None:
         return tuple(ShownToken(id=number, decoded="", text=f"#{number}", kind="text") for number in ids)
     if isinstance(vocabulary, NamedRows):

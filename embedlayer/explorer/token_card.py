@@ -36,12 +36,7 @@ TRIED_BEFORE = ("The ", "The", "", *CONTEXTS, *"abcdefghijklmnopqrstuvwxyz")
 
 
 def card(source: OpenedModel, params: Params) -> TokenFacts:
-    """Return the facts about the token with the ID in the parameter `id`.
-
-    Raises:
-        SizeError: `id` is not one ID.
-        TokenIdError: The ID is outside the table.
-    """
+    """Return the facts about the token with the ID in the parameter `id`."""
     token = _token(source, params)
     facts: dict[str, Any] = {"id": token}
     facts |= {name: _plain(column[token].item()) for name, column in _numbers(source).items()}
@@ -52,12 +47,7 @@ def card(source: OpenedModel, params: Params) -> TokenFacts:
 
 
 def cards(source: OpenedModel, params: Params) -> bytes:
-    """Return the facts about all tokens, as the bytes of a JSON object, for an exported page.
-
-    Its key `numbers` has the columns of `card` with a value for each token, `some` those with a value for some tokens:
-    ID -> value, and `all` what is the same for all tokens. `some` also has `text`, `at` and `position` of `placed`, of
-    texts that the exported page contains.
-    """
+    """Return the facts about all tokens, as the bytes of a JSON object, for an exported page."""
     every = [[token, other] for token, others in _variants(source).items() for other in others]
     some = {**_some(source), "variants": _with_cosines(source, torch.tensor(every, dtype=torch.int64).view(-1, 2))}
     some["position"] = _first_places(_position_ids(source))
@@ -72,12 +62,7 @@ def cards(source: OpenedModel, params: Params) -> bytes:
 
 
 def places(source: OpenedModel, params: Params) -> TokenPlaces:
-    """Return where other views show the token with the ID in the parameter `id`.
-
-    Raises:
-        SizeError: `id` is not one ID.
-        TokenIdError: The ID is outside the table.
-    """
+    """Return where other views show the token with the ID in the parameter `id`."""
     token = _token(source, params)
     text, ids = next(((text, ids) for text, ids in _texts(source, token) if token in ids), (None, []))
     at = None if text is None else ids.index(token)
@@ -190,10 +175,7 @@ def _variants(source: OpenedModel) -> dict[int, list[int]]:
 
 
 def _with_cosines(source: OpenedModel, pairs: Int[Tensor, "N 2"]) -> dict[int, list[list[Any]]]:
-    """Return the second tokens of pairs by the first, each with the cosine of both rows, largest cosine first.
-
-    The cosine with a zero row, or a row with NaN, is `None`.
-    """
+    """Return the second tokens of pairs by the first, each with the cosine of both rows, largest cosine first."""
     cosines = row_movement(source.table, source.table, pairs=pairs).cosines.tolist()
     by_token: dict[int, list[list[Any]]] = {}
     for (token, other), cosine in zip(pairs.tolist(), cosines, strict=True):
@@ -204,11 +186,7 @@ def _with_cosines(source: OpenedModel, pairs: Int[Tensor, "N 2"]) -> dict[int, l
 
 
 def _texts(source: OpenedModel, token: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield texts that may contain a token, each with its token IDs.
-
-    They are the example texts, then texts built from the token's own text. Without a tokenizer the latter are the name
-    of the row and `#ID`.
-    """
+    """Yield texts that may contain a token, each with its token IDs."""
     yield from _example_ids(source)
     vocabulary = vocabulary_of(source)
     if not isinstance(vocabulary, Tokenizer):

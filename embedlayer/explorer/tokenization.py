@@ -52,18 +52,7 @@ _ID = re.compile(r"#(\d+)")
 
 
 def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
-    """Answer a request of the page: how the parameter `text` becomes tokens, and how the model splits each pre-token.
-
-    The parameter `tokenizer` is `""` for the source's own tokenizer, or for its names of rows; or a key of `TITLES`.
-    With `layer` = `"tiny"` the source is the tiny layer. The text is cut after `MOST_TOKENS` tokens. One of more than
-    `MOST_CHARS` characters has no pre-tokens, nor has one whose tokens depend on chance; `refused` says so.
-
-    Raises:
-        SizeError: There is no such tokenizer.
-        TokenizerError: The source has neither a tokenizer nor names, and the text is no list of IDs.
-        TextError: The text has no tokens.
-        TokenIdError: An ID is outside the table.
-    """
+    """Answer a request of the page: how the parameter `text` becomes tokens, and how the model splits each pre-token."""
     name, text, is_tiny = params.get("tokenizer", ""), params.get("text", ""), params.get("layer") == "tiny"
     title, vocabulary, size = source.title, vocabulary_of(source), source.table.vocab_size
     if name and name not in TITLES:
@@ -97,11 +86,7 @@ def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
 
 
 def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
-    """Return the parameters of the requests whose answers an exported page stores.
-
-    These are the texts of the Pipeline by the source's tokenizer and the page's own, and `TEXTS` by the small one. Of
-    the tiny layer's parameters, `layer` alone is part of a request.
-    """
+    """Return the parameters of the requests whose answers an exported page stores."""
     texts = [] if source.table_only else [{"text": text} for text in example_texts(source)]
     texts += [{"layer": "tiny", "text": text} for text in TINY_TEXTS]
     of_texts = [text | name for text, name in product(texts, [{}, *({"tokenizer": name} for name in TITLES)])]
@@ -110,15 +95,7 @@ def exported_requests(source: OpenedModel) -> list[dict[str, str]]:
 
 @cache
 def own_tokenizer(name: str) -> Tokenizer:
-    """Return a tokenizer of the page itself by its key in `TITLES`; the same object at each call.
-
-    The small one is a byte-level BPE of 1,200 tokens. It is trained on the 4,000 words of the package's table, each
-    with a space before it and as often as Zipf's law says: the r-th most frequent one 1/r times as often as the first.
-
-    Example:
-        >>> [own_tokenizer("small").encode(text).tokens for text in (" love", "love")]
-        [['Ġlove'], ['l', 'o', 've']]
-    """
+    """Return a tokenizer of the page itself by its key in `TITLES`; the same object at each call."""
     if name == "bytes":
         return train_tokenizer((), "byte", special_tokens=())
     ids = load_tokenizer(WORD_TABLE).get_vocab(with_added_tokens=False)
@@ -262,15 +239,7 @@ WORD_TABLE = Path(__file__).with_name("words")  # folder of the saved table; its
 
 
 def open_word_table() -> OpenedModel:
-    """Open the table of 4,000 words, `(4007, 384)`, with its tokenizer.
-
-    Raises:
-        CheckpointError: The source is damaged, or has no token table; the other errors are those of `open_model`.
-
-    Example:
-        >>> open_word_table().encode("the queen")
-        [2, 904]
-    """
+    """Open the table of 4,000 words, `(4007, 384)`, with its tokenizer."""
     opened = open_model(WORD_TABLE, parts="table")
     opened.title, opened.source = "4,000 words of MiniLM", ""  # a page that is exported names no folder of this machine
     return opened

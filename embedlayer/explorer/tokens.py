@@ -41,14 +41,7 @@ def axes(source: OpenedModel, params: Params) -> AxisShares:
 
 
 def coordinates(source: OpenedModel, params: Params) -> bytes:
-    """Return the coordinates of all rows along the first principal components, as the bytes of float32 `(count, V)`.
-
-    The parameter `count` is the number of components, `COMPONENTS` by default; there are fewer if the table has fewer
-    dimensions. A row with NaN has NaN coordinates.
-
-    Raises:
-        SizeError: `count` is not a number from 1 to `COMPONENTS`.
-    """
+    """Return the coordinates of all rows along the first principal components, as the bytes of float32 `(count, V)`."""
     count = _number(params, "count", COMPONENTS, most=COMPONENTS)
     return to_bytes(principal(source).coordinates[:, :count].T)
 
@@ -59,25 +52,13 @@ def norms(source: OpenedModel, params: Params) -> bytes:
 
 
 def frequencies(source: OpenedModel, params: Params) -> bytes:
-    """Return how often each token occurs in the training text of the run, as the bytes of float32 `(V,)`.
-
-    The source must be a run.
-    """
+    """Return how often each token occurs in the training text of the run, as the bytes of float32 `(V,)`."""
     assert source.counts is not None
     return to_bytes(source.counts)
 
 
 def neighbors(source: OpenedModel, params: Params) -> list[Neighbor]:
-    """Return ID and cosine of the rows nearest to a query, nearest first; the result is exact, over all rows.
-
-    The query is the sum of the rows with the IDs in the parameter `plus`, minus the sum of those in `minus`. Each row
-    is normalised to length 1 first. Tokens of the query and rows without a token are left out. The parameter `topn` is
-    the number of results, 20 by default.
-
-    Raises:
-        SizeError: `plus` and `minus` are both empty, or a parameter is no valid number or list.
-        TokenIdError: An ID is outside the table.
-    """
+    """Return ID and cosine of the rows nearest to a query, nearest first; the result is exact, over all rows."""
     plus, minus = (token_ids(params, name, source.table.vocab_size) for name in ("plus", "minus"))
     if not plus and not minus:
         raise SizeError("neighbors needs at least one token ID in plus or minus; found none.")
@@ -89,26 +70,13 @@ def neighbors(source: OpenedModel, params: Params) -> list[Neighbor]:
 
 
 def along(source: OpenedModel, params: Params) -> bytes:
-    """Return the cosine of every row with a query, as the bytes of float32 `(V,)`.
-
-    The query is the sum of the rows with the IDs in the parameter `plus`, minus the sum of those in `minus`. Each row
-    is normalised to length 1 first.
-
-    Raises:
-        SizeError: A parameter is no valid list.
-        TokenIdError: An ID is outside the table.
-    """
+    """Return the cosine of every row with a query, as the bytes of float32 `(V,)`."""
     query = sum_of_rows(source, *(token_ids(params, name, source.table.vocab_size) for name in ("plus", "minus")))
     return to_bytes(table_cosines(RowReader(source.rows), query)[0])
 
 
 def encode(source: OpenedModel, params: Params) -> list[int]:
-    """Return the IDs of the tokens that the text in the parameter `text` is split into, without special tokens.
-
-    Raises:
-        SizeError: There is no text, or it is longer than `MOST` characters.
-        TokenizerError: The tokenizer cannot encode the text.
-    """
+    """Return the IDs of the tokens that the text in the parameter `text` is split into, without special tokens."""
     tokenizer = vocabulary_of(source)
     assert isinstance(tokenizer, Tokenizer)
     text = params.get("text", "")
@@ -118,11 +86,7 @@ def encode(source: OpenedModel, params: Params) -> list[int]:
 
 
 def vectors(source: OpenedModel, params: Params) -> bytes:
-    """Return all rows rounded to int8, as bytes: first the scale of each row, then the rows.
-
-    The scales are float32 `(V,)`: the largest absolute value of each row, which the integer 127 stands for. The rows
-    are int8 `(V, D)`. The scale of a row with NaN or infinity is not finite, and its integers are arbitrary.
-    """
+    """Return all rows rounded to int8, as bytes: first the scale of each row, then the rows."""
     largest, parts = [], []
     for _, chunk in RowReader(source.rows).chunks():
         chunk = chunk.float()
@@ -133,19 +97,12 @@ def vectors(source: OpenedModel, params: Params) -> bytes:
 
 
 def exported_vectors(source: OpenedModel) -> list[Params]:
-    """Return the parameters of those requests to `vectors` whose answers are stored in an exported page.
-
-    This is one request without parameters, `[{}]`; or `[]` for a table with more than `EXPORTED_NUMBERS` numbers.
-    """
+    """Return the parameters of those requests to `vectors` whose answers are stored in an exported page."""
     return [{}] if _is_small(source) else []
 
 
 def nearest(source: OpenedModel, params: Params, on_progress: Callable[[float], None] = lambda share: None) -> bytes:
-    """Return the `NEAREST` nearest rows of every row, as bytes: IDs, int32 `(V, NEAREST)`, then cosines, float32.
-
-    The first call computes them and stores them in the source. Rows without a token are no neighbours. A missing
-    neighbour has ID 0 and cosine -2.
-    """
+    """Return the `NEAREST` nearest rows of every row, as bytes: IDs, int32 `(V, NEAREST)`, then cosines, float32."""
 
     def compute() -> bytes:
         V, candidates, parts = source.table.vocab_size, ~nameless(source), []
@@ -161,11 +118,7 @@ def nearest(source: OpenedModel, params: Params, on_progress: Callable[[float], 
 
 
 def exported_nearest(source: OpenedModel) -> list[Params]:
-    """Return the requests for lists of nearest rows that an exported page stores: one or none.
-
-    They are stored for tables of medium size only. From the vectors of a small table the page computes its neighbours
-    itself, and the lists of a large table are too long.
-    """
+    """Return the requests for lists of nearest rows that an exported page stores: one or none."""
     return [{}] if not _is_small(source) and source.table.vocab_size <= EXPORTED_ROWS else []
 
 
@@ -184,11 +137,7 @@ def _is_small(source: OpenedModel) -> bool:
 
 
 def principal(source: OpenedModel) -> PrincipalComponents:
-    """Return the principal components of a source's table, and the coordinates of its rows along them.
-
-    Rows with NaN have NaN coordinates. The first call computes the result and stores it in the source. A table without
-    a finite row raises a `SizeError`.
-    """
+    """Return the principal components of a source's table, and the coordinates of its rows along them."""
     count = min(COMPONENTS, source.table.embed_dim)
     return source.once("principal_components", lambda: principal_components(source.rows, count, skip_nonfinite=True))
 
@@ -206,12 +155,7 @@ def sum_of_rows(source: OpenedModel, plus: list[int], minus: list[int]) -> Float
 
 
 def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
-    """Read token IDs such as `17,4` from a parameter of a request; a missing parameter gives an empty list.
-
-    Raises:
-        SizeError: The parameter is not a list of at most 100 IDs.
-        TokenIdError: An ID is outside the table.
-    """
+    """Read token IDs such as `17,4` from a parameter of a request; a missing parameter gives an empty list."""
     parts = [part for part in params.get(name, "").split(",") if part]
     if len(parts) > 100 or not all(part.isdecimal() for part in parts):
         raise SizeError(f"{name} is a list of at most 100 token IDs, 17,4; found {params.get(name)!r}.")
@@ -223,10 +167,7 @@ def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
 
 
 def _number(params: Params, name: str, default: int, *, most: int) -> int:
-    """Read a whole number from a parameter of a request; a missing parameter gives `default`.
-
-    Anything but a number from 1 to `most` raises a `SizeError`.
-    """
+    """Read a whole number from a parameter of a request; a missing parameter gives `default`."""
     text = params.get(name, str(default))
     if not text.isdecimal() or not 1 <= whole_number(text) <= most:
         raise SizeError(f"{name} is a number from 1 to {most}; found {text!r}.")

@@ -32,13 +32,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class UserColumn:
-    """A value for each row of a table: numbers, or texts as groups.
-
-    Attributes:
-        name: Name of the column in the file.
-        values: The number of each row, or the index of its text in `groups`, `(V,)`; NaN without a value.
-        groups: The texts, most frequent first; `None` for a column of numbers.
-    """
+    """A value for each row of a table: numbers, or texts as groups."""
 
     name: str
     values: Float[Tensor, " V"]
@@ -47,14 +41,7 @@ class UserColumn:
 
 @dataclass(frozen=True)
 class UserColumns:
-    """The columns of a file.
-
-    Attributes:
-        columns: The columns in the order of the file.
-        rows: Number of rows of the table that have a line.
-        left_out: Names of columns that hold neither numbers nor texts.
-        unknown: Texts of the column `token` that no token has; their lines are skipped.
-    """
+    """The columns of a file."""
 
     columns: tuple[UserColumn, ...] = ()
     rows: int = 0
@@ -63,18 +50,7 @@ class UserColumns:
 
 
 def read_user_columns(path: Path | str, source: OpenedModel) -> UserColumns:
-    """Read columns for the rows of a source's table from a file.
-
-    A column holds numbers if every value in it is one, and texts otherwise. A file may have both key columns; they must
-    then agree. The file ends in `.csv`, `.tsv` or `.parquet`.
-
-    Raises:
-        FileError: The file cannot be read or has another suffix; it has no key column, no other column, or a column
-            twice; or a line has another number of values than the header.
-        SizeError: An ID or all tokens are unknown, a key stands for several rows or occurs twice, or the two key
-            columns disagree.
-        MissingExtraError: The file ends in `.parquet`, and pyarrow is missing: `pip install 'embedlayer[parquet]'`.
-    """
+    """Read columns for the rows of a source's table from a file."""
     path = Path(path)
     names, columns = _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
     repeated = [name for name, count in Counter(names).items() if count > 1]
@@ -111,11 +87,7 @@ def columns(source: OpenedModel, params: Params) -> list[OwnColumn]:
 
 
 def column(source: OpenedModel, params: Params) -> bytes:
-    """Return the values of the column with the name in the parameter `name`, as the bytes of float32 `(V,)`.
-
-    Raises:
-        SizeError: There is no such column.
-    """
+    """Return the values of the column with the name in the parameter `name`, as the bytes of float32 `(V,)`."""
     name = params.get("name", "")
     for each in _columns_of(source):
         if each.name == name:
@@ -177,10 +149,7 @@ def _read_parquet(path: Path) -> tuple[list[str], list[list[Any]]]:
 
 
 def _rows_of(keys: Mapping[str, list[Any]], source: OpenedModel, path: Path) -> list[int | None]:
-    """Return the row of the table for each line of a file; `None` for a line about a token that the table lacks.
-
-    An ID outside the table, two lines about one row, and keys that disagree raise a `SizeError`.
-    """
+    """Return the row of the table for each line of a file; `None` for a line about a token that the table lacks."""
     rows: list[int | None]
     if "id" in keys:
         rows = [_checked_id(key, source.table.vocab_size, path) for key in keys["id"]]
@@ -228,11 +197,7 @@ def _check_texts(rows: list[int], texts: list[Any], source: OpenedModel, path: P
 
 
 def _rows_of_texts(texts: list[str], source: OpenedModel, path: Path) -> list[int | None]:
-    """Return the rows that the column `token` stands for; `None` for a text that no token has.
-
-    The texts are entries of the vocabulary or readable texts, whichever more of them are. A text of several rows, or a
-    file without any known text, raises a `SizeError`.
-    """
+    """Return the rows that the column `token` stands for; `None` for a text that no token has."""
     entries, by_text = _entries(source), _readable(source)
     if sum(text in entries for text in texts) >= sum(text in by_text for text in texts):
         by_text = entries

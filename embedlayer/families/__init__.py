@@ -189,10 +189,7 @@ def is_table_name(name: str) -> bool:
 
 
 def stated_size(config: Mapping[str, object], key: str) -> object:
-    """Return the size that a configuration states under one of the names in `CONFIG_KEYS[key]`; `None` if under none.
-
-    The value is returned as the configuration has it, without a check of its type.
-    """
+    """Return the size that a configuration states under one of the names in `CONFIG_KEYS[key]`; `None` if under none."""
     return next((config[name] for name in CONFIG_KEYS[key] if config.get(name) is not None), None)
 
 
@@ -202,14 +199,7 @@ def family_of(model_type: object) -> Family | None:
 
 
 def nearest_model_types(model_type: str, count: int = 3) -> list[str]:
-    """Return the known model types whose spelling is most similar to an unknown one, at least one and at most `count`.
-
-    Those with which the unknown one begins are first.
-
-    Example:
-        >>> nearest_model_types("gpt22")[0]
-        'gpt2'
-    """
+    """Return the known model types whose spelling is most similar to an unknown one, at least one and at most `count`."""
     own = (META_LLAMA, STATIC_EMBEDDING)  # names that no configuration has
     known = [*(name for family in FAMILIES for name in family.model_types if name not in own), *MULTIMODAL]
     starts = sorted((name for name in known if model_type.startswith(name)), key=len, reverse=True)

@@ -55,20 +55,13 @@ META_TENSORS: Mapping[str, str] = {
 
 
 def _llama(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias.
-
-    `name` is that in reports, and the only model type if none follows; `changes` are the fields in which the family
-    differs from LLaMA. The functions below take the same arguments.
-    """
+    """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias."""
     llama = Family(name, model_types or (name,), table=("embed_tokens.weight",), position="rotary")
     return replace(llama, **changes)
 
 
 def _muse(name: str, model_type: str, factor: float) -> Family:
-    """Return a family like Muse Glimmer, which normalises its rows and scales and caps its logits.
-
-    `factor` is that on the logits if a configuration states none.
-    """
+    """Return a family like Muse Glimmer, which normalises its rows and scales and caps its logits."""
     return _llama(
         name,
         model_type,
@@ -80,20 +73,14 @@ def _muse(name: str, model_type: str, factor: float) -> Family:
 
 
 def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes: Any) -> Family:
-    """Return a family like Gemma 2: rows times sqrt(D) rounded to their dtype, and a tied head with a cap.
-
-    `softcap` is transformers' default of `final_logit_softcapping`; `None` for no cap by default.
-    """
+    """Return a family like Gemma 2: rows times sqrt(D) rounded to their dtype, and a tied head with a cap."""
     default = () if softcap is None else (("final_logit_softcapping", softcap),)
     head = HeadSpec(softcap="final_logit_softcapping", tied=True)
     return _llama(name, *model_types, **{"scale": SQRT_DIM_ROUNDED, "head": head, "defaults": default, **changes})
 
 
 def _gpt2(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like GPT-2: learned positions, segments that are rows of the table, and a tied head.
-
-    Arguments are those of `_llama`.
-    """
+    """Return a family like GPT-2: learned positions, segments that are rows of the table, and a tied head."""
     gpt2 = Family(
         name,
         model_types or (name,),
@@ -107,19 +94,13 @@ def _gpt2(name: str, *model_types: str, **changes: Any) -> Family:
 
 
 def _granite(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like Granite, which multiplies its rows and divides its logits by numbers of the configuration.
-
-    Arguments are those of `_llama`.
-    """
+    """Return a family like Granite, which multiplies its rows and divides its logits by numbers of the configuration."""
     head = HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0))
     return _llama(name, *model_types, **{"scale": Factor("embedding_multiplier", default=1.0), "head": head, **changes})
 
 
 def _inkling(name: str, model_type: str, head: HeadSpec, **changes: Any) -> Family:
-    """Return a family like Inkling, which normalises its rows and has positions that depend on hidden states.
-
-    `head` has the factor or the cap on its logits.
-    """
+    """Return a family like Inkling, which normalises its rows and has positions that depend on hidden states."""
     rows = CountedRows("unpadded_vocab_size")
     return _llama(
         name,

@@ -39,10 +39,7 @@ def _fixed(stack: str, *, after_padding: bool = False) -> SinusoidalPositions:
 
 
 def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Family:
-    """Return a family like BART: learned positions and a LayerNorm after them in both stacks, and a head with a bias.
-
-    The arguments are those of `_llama` in `causal`; the position tables have `offset` rows before position 0.
-    """
+    """Return a family like BART: learned positions and a LayerNorm after them in both stacks, and a head with a bias."""
     bart = Family(
         name,
         model_types or (name,),
@@ -71,10 +68,7 @@ def _without_norm(name: str, *model_types: str, offset: int = 0, **changes: Any)
 
 
 def _sinusoidal(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like Marian: fixed positions in both stacks, and a head with a bias.
-
-    Arguments are those of `_bart`.
-    """
+    """Return a family like Marian: fixed positions in both stacks, and a head with a bias."""
     return _without_norm(
         name,
         *model_types,
@@ -83,10 +77,7 @@ def _sinusoidal(name: str, *model_types: str, **changes: Any) -> Family:
 
 
 def _t5(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like T5: a relative bias in each stack, and a head that always shares the table.
-
-    Arguments are those of `_bart`.
-    """
+    """Return a family like T5: a relative bias in each stack, and a head that always shares the table."""
     biases = tuple(f"block.0.layer.0.{kind}.relative_attention_bias.weight" for kind in _T5_ATTENTION)
     t5 = Family(
         name,

@@ -36,12 +36,7 @@ _BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.\d+\.")
 
 
 def has_no_token_rows(name: str) -> bool:
-    """Return whether a tensor of a GGUF file is known, by its name in llama.cpp, to have no row for each token.
-
-    Example:
-        >>> [has_no_token_rows(name) for name in ("blk.0.ffn_up.weight", "token_embd.weight", "blk.0.map.weight")]
-        [True, False, False]
-    """
+    """Return whether a tensor of a GGUF file is known, by its name in llama.cpp, to have no row for each token."""
     stem = name.removesuffix(".weight").removesuffix(".bias")
     block = _BLOCK.match(stem)
     return stem in _WITHOUT_TOKENS if block is None else stem[block.end() :].startswith(_OF_BLOCKS)
@@ -126,12 +121,7 @@ def gguf_family(family: Family) -> Family:
 
 
 def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Return the configuration that transformers would have for the model of a GGUF file.
-
-    It has no `model_type` if the architecture is none of `GGUF_ARCHITECTURES`. `values` are the metadata of the file,
-    which has no rows of a head if `is_tied`. `factors` are the numbers of the tensors `ROPE_FACTORS`, `LONG_FACTORS`
-    and `SHORT_FACTORS` that the file has.
-    """
+    """Return the configuration that transformers would have for the model of a GGUF file."""
     name = values.get("general.architecture")
     own = {key.removeprefix(f"{name}."): value for key, value in values.items() if key.startswith(f"{name}.")}
     config: dict[str, Any] = {"tie_word_embeddings": is_tied, **GGUF_DEFAULTS.get(str(name), {})}
@@ -153,10 +143,7 @@ def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[st
 def _rope_scaling(
     own: Mapping[str, Any], length: int | None, factors: Mapping[str, list[float]]
 ) -> dict[str, Any] | None:
-    """Return the `rope_scaling` of transformers; `None` for unscaled frequencies.
-
-    `own` is the metadata of the architecture, without its name; `factors` as in `gguf_config`.
-    """
+    """Return the `rope_scaling` of transformers; `None` for unscaled frequencies."""
     kind, original = own.get("rope.scaling.type", "none"), own.get("rope.scaling.original_context_length")
     lengths = {"factor": own.get("rope.scaling.factor"), "original_max_position_embeddings": original or length}
     if ROPE_FACTORS in factors or LONG_FACTORS in factors:  # LLaMA 3.1 in this form; Phi-3
@@ -182,13 +169,7 @@ GGUF_TOKENIZERS: Mapping[str, Literal["byte-level", "sentencepiece", "unigram", 
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How a byte-level BPE tokenizer of a GGUF file splits a text before it merges bytes.
-
-    Attributes:
-        patterns: Regular expressions that split the text one after the other.
-        ignores_merges: Whether a part of the text that is a token is not merged from bytes.
-        adds_bos: Whether a text starts with the begin-of-text token if the file does not say so.
-    """
+    """How a byte-level BPE tokenizer of a GGUF file splits a text before it merges bytes."""
 
     patterns: tuple[str, ...]
     ignores_merges: bool = False

@@ -26,11 +26,7 @@ from embedlayer.families.records import (
 
 
 def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act") -> HeadSpec:
-    """Return the spec of a masked LM head (BERT), which is tied to the token table by default.
-
-    The module `name` stores the bias of the head, and in some checkpoints its rows; `dense` is the projection, and
-    `activation` is the name of one or `"hidden_act"`, the key that has the name.
-    """
+    """Return the spec of a masked LM head (BERT), which is tied to the token table by default."""
     return HeadSpec(
         weight=(f"{name}.decoder.weight",),
         bias=(f"{name}.decoder.bias", f"{name}.bias"),
@@ -42,10 +38,7 @@ def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act
 
 
 def _bert(name: str, model_types: Names, **changes: Any) -> Family:
-    """Return a family like BERT, which adds up token, type and position embeddings and normalises the sum.
-
-    `name` is that in reports; `changes` are the fields in which the family differs from BERT.
-    """
+    """Return a family like BERT, which adds up token, type and position embeddings and normalises the sum."""
     bert = Family(
         name,
         model_types,
@@ -78,10 +71,7 @@ _PROJECTED = ("types", "position", "norm", "project")
 
 
 def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
-    """Return a family like RoBERTa, whose positions count the tokens that are not padding, from `pad_token_id + 1`.
-
-    Arguments are those of `_bert`.
-    """
+    """Return a family like RoBERTa, whose positions count the tokens that are not padding, from `pad_token_id + 1`."""
     return _bert(name, model_types, **{"position": _FROM_PADDING, "numbering": "ids", "head": _ROBERTA_HEAD, **changes})
 
 

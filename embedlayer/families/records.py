@@ -42,20 +42,7 @@ OWN_MODEL_TYPE = "embedlayer"
 
 @dataclass(frozen=True)
 class Factor:
-    """Factor `of / per` on looked-up rows or on logits, from numbers of the configuration.
-
-    In place of a key, `"sqrt_dim"` means sqrt(D) and `"1/sqrt_dim"` means D^-0.5, where D is the width of a row.
-
-    Attributes:
-        of: Configuration key of the numerator; `None` for 1.
-        per: Configuration key of the denominator; `None` for 1.
-        default: Factor if one of the keys is missing or null; `None` if such a configuration is a `CheckpointError`.
-        only_if: Configuration keys that switch the factor on or off. The first one that is present decides. Empty for a
-            factor that always applies.
-        otherwise: Whether the factor applies if none of `only_if` is present.
-        rounding: Dtype to which the factor is rounded: `"rows"` for that of the rows (Gemma), or `"bfloat16"`. `None`
-            for no rounding.
-    """
+    """Factor `of / per` on looked-up rows or on logits, from numbers of the configuration."""
 
     of: str | None = None
     per: str | None = None
@@ -80,14 +67,7 @@ SQRT_DIM_IF_SCALE_EMBEDDING = Factor("sqrt_dim", only_if=("scale_embedding",))
 
 @dataclass(frozen=True)
 class LearnedPositions:
-    """Learned position embeddings of a family: a table with one row per position.
-
-    Attributes:
-        names: Names under which checkpoints store the table; the reader takes the first one that the checkpoint has.
-        offset: Number of rows of the table before the row of position 0. `"padding"` means `pad_token_id + 1`.
-        ids_include_offset: Whether `position_ids` in transformers are rows of the table, so that the first token has
-            the position ID `offset`. Otherwise they count from 0.
-    """
+    """Learned position embeddings of a family: a table with one row per position."""
 
     names: Names
     offset: int | Literal["padding"] = 0
@@ -96,21 +76,7 @@ class LearnedPositions:
 
 @dataclass(frozen=True)
 class SinusoidalPositions:
-    """Fixed sinusoidal positions of a family: a vector holds all sines, then all cosines.
-
-    The vectors are computed, not stored.
-
-    Attributes:
-        after_padding: Whether the first token gets the vector of position `pad_token_id + 1` and a padding token a zero
-            vector, with the wavelengths of `endpoint` (M2M-100). Otherwise the first token gets the vector of position
-            0 and padding is not treated apart (Marian).
-        offset: Position whose vector the first token gets, if the family's code has a fixed one (XGLM: 2).
-        endpoint: Whether the last pair of channels has exactly the longest wavelength; `None` if `after_padding` says
-            so (Pegasus-X: true without padding).
-        stored: Names under which a checkpoint may store the vectors. As in transformers, stored ones are read instead
-            of computed (FSMT, Marian, Pegasus).
-        cosines_first: Whether a vector holds all cosines, then all sines (MusicGen).
-    """
+    """Fixed sinusoidal positions of a family: a vector holds all sines, then all cosines."""
 
     after_padding: bool = True
     offset: int | None = None
@@ -121,26 +87,14 @@ class SinusoidalPositions:
 
 @dataclass(frozen=True)
 class AlibiPositions:
-    """Linear attention biases (ALiBi) of a family, which are computed from the number of heads.
-
-    `max_bias` of `AlibiBias` is 8; MPT's configuration may state another value as `attn_config.alibi_bias_max`.
-
-    Attributes:
-        is_divided: Whether the biases are divided by the square root of a head's width (Falcon).
-    """
+    """Linear attention biases (ALiBi) of a family, which are computed from the number of heads."""
 
     is_divided: bool = False
 
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Learned relative attention biases of a family, one number for each head and bucket of distances (T5).
-
-    Attributes:
-        names: Names under which checkpoints store the table. `"{}"` in a name stands for the number of a block, if
-            every block has its own table (UMT5).
-        bidirectional: Whether the table tells keys before and after the query apart (encoders).
-    """
+    """Learned relative attention biases of a family, one number for each head and bucket of distances (T5)."""
 
     names: Names
     bidirectional: bool = True
@@ -148,12 +102,7 @@ class RelativePositions:
 
 @dataclass(frozen=True)
 class AxialPositions:
-    """Axial learned positions of a family: one table for the rows and one for the columns of a grid (Reformer).
-
-    Attributes:
-        names: Names of the tables of rows, `(A, 1, D1)`, and of columns, `(1, B, D2)`.
-        plain: Learned positions of a checkpoint without these tables.
-    """
+    """Axial learned positions of a family: one table for the rows and one for the columns of a grid (Reformer)."""
 
     names: tuple[Names, Names]
     plain: LearnedPositions
@@ -161,10 +110,7 @@ class AxialPositions:
 
 @dataclass(frozen=True)
 class BiasedPositions:
-    """Positions that are added to the input, and a bias that all blocks apply in attention (MPNet).
-
-    The loaded layer has the bias as `position_of("attention")`.
-    """
+    """Positions that are added to the input, and a bias that all blocks apply in attention (MPNet)."""
 
     added: LearnedPositions
     bias: RelativePositions
@@ -172,10 +118,7 @@ class BiasedPositions:
 
 @dataclass(frozen=True)
 class StreamPositions:
-    """Positions of a decoder whose step `"streams"` appends the vectors of the streams that predict later tokens.
-
-    The step adds the vector of the following position to a row of the table of streams (ProphetNet).
-    """
+    """Positions of a decoder whose step `"streams"` appends the vectors of the streams that predict later tokens."""
 
     added: LearnedPositions
     streams: Names
@@ -183,14 +126,7 @@ class StreamPositions:
 
 @dataclass(frozen=True)
 class PositionChoice:
-    """Position scheme of a family that a configuration key selects (ESM, Falcon, Zamba 2).
-
-    Attributes:
-        key: The configuration key.
-        choices: Pairs (value, scheme).
-        otherwise: Scheme of a configuration without the key or with another value; `None` for no positions.
-            `"refused"`: a configuration without the key has the first value, and other values are refused.
-    """
+    """Position scheme of a family that a configuration key selects (ESM, Falcon, Zamba 2)."""
 
     key: str
     choices: tuple[tuple[str | bool, LearnedPositions | AlibiPositions | Literal["rotary"]], ...]
@@ -213,21 +149,7 @@ PositionSpec = (
 
 @dataclass(frozen=True)
 class NormSpec:
-    """Name and epsilon of a norm in a checkpoint.
-
-    The two tensors of a LayerNorm are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
-
-    Attributes:
-        name: End of the module's name in the checkpoint: `"norm"` finds `norm` and `encoder.norm`. Of several names,
-            the first one that the checkpoint has is used.
-        eps_key: Key of its epsilon in `config.json`; `None` if the family's code has no other epsilon than `eps`.
-        eps: Epsilon if that key is missing.
-        affine_key: Pair (configuration key, value) for which the norm does not normalise, but only multiplies by
-            `weight` and adds `bias` (MobileBERT); `None` for a family without such a key.
-        bias: Whether a LayerNorm has a bias: yes or no, or a configuration key that says it and its default.
-        kind: `"layer"`: LayerNorm. `"rms"`: RMSNorm, which has a weight only. `"rms_offset"`: RMSNorm that multiplies
-            by `1 + weight` (Gemma). `"rms_plain"`, `"layer_plain"`: RMSNorm and LayerNorm without tensors.
-    """
+    """Name and epsilon of a norm in a checkpoint."""
 
     name: str | Names
     eps_key: str | None = "layer_norm_eps"
@@ -239,12 +161,7 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class ShiftSpec:
-    """Names of two vectors in a checkpoint, with which the step `"norm"` computes `(x + shift) * scale` per channel.
-
-    Attributes:
-        shift: Tensor names of the vector that is added.
-        scale: Tensor names of the vector that the sum is multiplied with; empty for none.
-    """
+    """Names of two vectors in a checkpoint, with which the step `"norm"` computes `(x + shift) * scale` per channel."""
 
     shift: Names
     scale: Names = ()
@@ -252,14 +169,7 @@ class ShiftSpec:
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """Name of a linear projection in a checkpoint, and whether it has a bias.
-
-    Attributes:
-        name: End of the module's name in the checkpoint: `"project_in"` finds `model.decoder.project_in`. Of several
-            names, the first one that the checkpoint has is used.
-        bias: Whether the projection has a bias vector: yes or no, or a configuration key that says it and its default.
-        optional: Whether a checkpoint may have the head without this projection before it (OPT).
-    """
+    """Name of a linear projection in a checkpoint, and whether it has a bias."""
 
     name: str | Names
     bias: Presence = True
@@ -268,10 +178,7 @@ class LinearSpec:
 
 @dataclass(frozen=True)
 class TrigramSpec:
-    """Projection that reads the vectors of the next token, the token and the token before (MobileBERT).
-
-    The configuration key switches the neighbours on; without the key, they are on.
-    """
+    """Projection that reads the vectors of the next token, the token and the token before (MobileBERT)."""
 
     linear: LinearSpec
     key: str
@@ -302,17 +209,7 @@ class FoldedRows:
 
 @dataclass(frozen=True)
 class OtherTable:
-    """A table of a family that `load` does not read, beside the token table that it reads.
-
-    Attributes:
-        name: End of its tensor's name in the checkpoint.
-        use: What the model does with its rows, as a sentence without full stop.
-        end: Which initialisation computes the rows of new tokens; `None` if they are not known, so that the vocabulary
-            is not edited.
-        of_tokens: Whether its rows belong to tokens of the vocabulary.
-        is_input: Whether its rows are a part of the input of the first block, so that `load` refuses a checkpoint that
-            has it unless the table alone is requested.
-    """
+    """A table of a family that `load` does not read, beside the token table that it reads."""
 
     name: str
     use: str
@@ -323,17 +220,7 @@ class OtherTable:
 
 @dataclass(frozen=True)
 class PerLayerSpec:
-    """Names of the per-layer inputs of a family: a second table, whose rows have a vector for each block (Gemma 3n, 4).
-
-    Attributes:
-        table: End of the table's name in the checkpoint.
-        projection: End of the name of the projection of the input embeddings.
-        norm: End of the name of the norm after that projection.
-        rows: Configuration key of the number of rows of the table, which may be smaller than `vocab_size`.
-        width: Configuration key of the width of one block's vector, P; 0 for a model without per-layer inputs.
-        missing_row: Row that is looked up for tokens which the table lacks; `None` if it has a row for each token.
-        round_scales: Whether the factors on projection and sum are rounded to the dtype of the weights.
-    """
+    """Names of the per-layer inputs of a family: a second table, whose rows have a vector for each block (Gemma 3n, 4)."""
 
     table: str = "embed_tokens_per_layer.weight"
     projection: str = "per_layer_model_projection.weight"
@@ -351,20 +238,14 @@ class PerLayerSpec:
 
 @dataclass(frozen=True)
 class AddedColumns:
-    """Tensor names of columns, stored as `(columns, V)`, that follow those of the token table (MobileBERT).
-
-    Such a head is loaded as an untied one.
-    """
+    """Tensor names of columns, stored as `(columns, V)`, that follow those of the token table (MobileBERT)."""
 
     names: Names
 
 
 @dataclass(frozen=True)
 class CountedRows:
-    """Configuration key of the number of rows of a head; without a value, all stored rows count.
-
-    Stored rows beyond it have no logits (Inkling), or there are none (Apertus 1.5).
-    """
+    """Configuration key of the number of rows of a head; without a value, all stored rows count."""
 
     key: str
 
@@ -378,28 +259,7 @@ class WideRows:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Describe the LM head of a family: the names of its tensors, and the steps that it computes.
-
-    The head computes `logits = softcap(logit_scale * norm(activation(dense(hidden))) @ weight.T + bias)`. Most families
-    have neither dense layer, activation nor norm.
-
-    Attributes:
-        weight: Tensor names of the rows of an untied head.
-        bias: Tensor names of the bias, one number per token, `(V,)` or `(1, V)`; empty for a head without a bias.
-        has_bias: Whether the head has that bias: yes, or a configuration key that says it and its default. `"stored"`
-            if the checkpoint decides, because transformers takes zeros for a bias that is not stored (BART).
-        rows: How the rows differ from one row of width D for each row of the table; `None` if they do not.
-        dense: Projection before the product with `weight`. A checkpoint without its tensors has no head, unless the
-            projection is optional.
-        activation: Name of the activation, or the configuration key that states the name, such as `"hidden_act"`.
-        norm: LayerNorm before the product with `weight`.
-        logit_scale: Factor on the logits; `None` for the factor 1.
-        scales_hidden: Whether the model applies that factor to the hidden states, before it calls the head.
-        softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
-        tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`
-            ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5). `"never"`
-            does not tie it whatever that key says, because the family's code has no tying (Moshi).
-    """
+    """Describe the LM head of a family: the names of its tensors, and the steps that it computes."""
 
     weight: Names = ("lm_head.weight",)
     bias: Names = ()
@@ -421,24 +281,7 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Input embedding of the decoder of an encoder-decoder model, where it differs from that of the encoder.
-
-    Fields that are `None` are those of the encoder. A checkpoint that stores only the decoder (`AutoModelForCausalLM`)
-    is read with these fields alone; one that stores only the encoder has no decoder input.
-
-    Attributes:
-        table: Names of the decoder's token table. A table that differs from the encoder's is a second one; a checkpoint
-            without it, or with equal rows, has one table for both.
-        vocab_size: Configuration key of the number of rows of a second table.
-        position: Position scheme of the decoder.
-        norm: LayerNorm of the step `"norm"`.
-        recipe: Steps of the decoder's input embedding.
-        is_scaled: Whether the decoder applies the family's scale to its rows (not in Blenderbot Small).
-        layers: Configuration keys of the number of blocks, the preferred one first; without them, both stacks have as
-            many blocks.
-        sub_configs: Configuration keys of the configurations of encoder and decoder, if the two have their own
-            (T5Gemma); empty for other models.
-    """
+    """Input embedding of the decoder of an encoder-decoder model, where it differs from that of the encoder."""
 
     table: Names = ("decoder.embed_tokens.weight",)
     vocab_size: str = "vocab_size"
@@ -452,44 +295,7 @@ class DecoderSpec:
 
 @dataclass(frozen=True)
 class Family:
-    """Description of one model family, from which the reader builds the embedding layer of its checkpoints.
-
-    Tensor names are suffixes, as the docstring of this module says.
-
-    Attributes:
-        name: Name in reports. Empty for a group of families; their layers have the `model_type` as name.
-        model_types: Values of `model_type` in its configurations.
-        table: Names of the token table in a checkpoint, the preferred one first. A checkpoint with several of them
-            stores the same rows several times. Empty for a model whose IDs are `codes` alone.
-        rows: How the rows of the table differ from one stored row for each of `vocab_size` tokens; `None` if they do
-            not.
-        width: Configuration keys that may state the width of the table; the first one that is present is used.
-        aliases: Pairs (key in the configurations of this family, common key of the same meaning) (T5, Meta's LLaMA).
-        scale: Factor on looked-up rows; `None` for no factor.
-        position: Position scheme; `None` for no positions.
-        numbering: How default positions are counted; see `Numbering`.
-        recipe: Steps of the input embedding after look-up and scale, in order.
-        optional: Triples (step, configuration key, default): the step is left out if the configuration's value, or
-            without one the default, is false or 0.
-        types: Tensor names of the token types (segments); `"table"` if segments are rows of the token table (GPT-2).
-        more_types: Further tables that the step `"types"` adds, by default their row 0: pairs (tensor names, factor).
-            A table that the checkpoint lacks is left out.
-        norm: Norm of the step `"norm"`, or the vectors that are added and multiplied in its place (Zaya).
-        projection: Projection of the step `"project"`; a checkpoint without its tensors has no such step.
-        head: LM head, or `None` for a family without one.
-        decoder_input: Input embedding of the decoder of an encoder-decoder model; `None` for other models.
-        not_computed: Pairs (configuration key, values): the family computes something else for other values of the
-            key, which is refused. The first of the values is the default.
-        decoder: Name of each tensor in `DecoderLM` -> its name in the checkpoint, for `load_llama`; `{}` stands for the
-            number of the block. `None` for a family that `load_llama` does not read.
-        defaults: Pairs (configuration key, transformers' default) of keys that published configurations leave out.
-        other_tables: Tables that the model has beside the token table, and that are not read.
-        per_layer: Per-layer inputs; `None` for a family without them.
-        codes: K streams of codes beside the tokens, or in their place; `None` for a model of tokens alone.
-        vocab_size: Configuration key of the number of rows of the table.
-        notes: Sentences about what transformers computes for this family and the layer does not; shown when a
-            checkpoint is loaded.
-    """
+    """Description of one model family, from which the reader builds the embedding layer of its checkpoints."""
 
     name: str
     model_types: Names
@@ -530,22 +336,7 @@ class Family:
 
 @dataclass(frozen=True)
 class MultimodalSpec:
-    """How a multimodal model uses the head of its language model, whose record is that of `text_config.model_type`.
-
-    Attributes:
-        tied_by: Configuration whose `tie_word_embeddings` decides whether the head is tied: that of the whole model
-            (`"model"`) or `text_config` (`"text"`), or a true one of either (`"either"`). `"none"`: the code never
-            ties it.
-        tied: Whether the head is tied if that key is missing in the configuration of the whole model. `"text"`: it is
-            if `text_config` says so.
-        scales_logits: Whether the model applies the factor and the cap that the language model alone applies to its
-            logits. If not, and the language model has one, its logits differ from those of the whole model.
-        table: Names of the token table, the preferred one first, if the multimodal model looks tokens up by itself and
-            not by its language model's table. Empty for the names in the record of the language model.
-        part: Configuration key of the language model's configuration.
-        flat: `model_type` of the language model if older configurations have its keys beside those of the whole model,
-            without `text_config`; `None` if there are no such configurations.
-    """
+    """How a multimodal model uses the head of its language model, whose record is that of `text_config.model_type`."""
 
     tied_by: Literal["model", "text", "either", "none"] = "model"
     tied: bool | Literal["text"] = False

@@ -14,13 +14,7 @@ from embedlayer.families.records import META_LLAMA
 
 @dataclass(frozen=True)
 class SectionAxes:
-    """Several position axes, each of which rotates a section of the pairs of channels (Qwen2-VL).
-
-    Attributes:
-        layout: How the pairs are divided: a key of `AXES` in `embedlayer.positions.rotary.config`.
-        sections: Pairs of each axis if a configuration states no `mrope_section`; `None` for a single axis then.
-        names: Other names of `mrope_section` in the configurations of this family.
-    """
+    """Several position axes, each of which rotates a section of the pairs of channels (Qwen2-VL)."""
 
     layout: Literal["chunked", "interleaved", "alternating", "channels"]
     sections: tuple[int, ...] | None = None
@@ -29,12 +23,7 @@ class SectionAxes:
 
 @dataclass(frozen=True)
 class GridAxes:
-    """Axes of a vision tower, with an equal number of pairs each: `AxialAxes` in which some options are set.
-
-    Attributes:
-        num_axes: Number of axes: 2 for rows and columns.
-        options: Names of the arguments of `AxialAxes` that are true.
-    """
+    """Axes of a vision tower, with an equal number of pairs each: `AxialAxes` in which some options are set."""
 
     num_axes: int = 2
     options: Names = ()
@@ -42,10 +31,7 @@ class GridAxes:
 
 @dataclass(frozen=True)
 class PowerQueries:
-    """Factor on queries of layers without rotation, a power of the position (Beam).
-
-    The attributes are arguments of `PowerQueryScaling`.
-    """
+    """Factor on queries of layers without rotation, a power of the position (Beam)."""
 
     exponent: float
     length: int
@@ -53,50 +39,7 @@ class PowerQueries:
 
 @dataclass(frozen=True)
 class RotaryPositions:
-    """Rotary settings of a family that transformers has in its code and not in `config.json`.
-
-    "The reader" below is `RotaryEmbedding.from_config`.
-
-    Attributes:
-        base: Base of the frequencies (theta) that transformers uses if a configuration states none.
-        fixed_base: Whether the family's code has no other base than `base`, or had none when its checkpoints were
-            published. The reader then accepts a configuration without a base. For other families the reader refuses it,
-            unless its caller passes a default.
-        interleaved: Whether the channels (2i, 2i + 1) form a rotated pair, not (i, i + half).
-        reads_layout: Whether the family's code reads `rope_interleave`; elsewhere another layout there is an error.
-        rotation: `"reversed"`: the family's code rotates by the negative angle. `"trailing"`: it rotates the last
-            channels of a head, not the first. `None` for neither.
-        default_share: Share of a head's channels that transformers rotates if a configuration states no share. The
-            reader refuses a configuration without a share. `None`: the default is all channels, and the reader uses it.
-        reads_share: Whether the family's code reads a share although its default is all channels. Code of a family with
-            neither ignores a share, or fails if the `rope_type` is another than `"default"`.
-        rope_types: Values of `rope_type` other than `"default"` that the family's code has; empty for those of
-            transformers' `ROPE_INIT_FUNCTIONS`. `"ntk_alpha"` is `"dynamic"` with a fixed `alpha` (HunYuan).
-        former_rope_types: Pairs (old name, present name) of a `rope_type`; the reader understands both.
-        other_parameters: Keys of `rope_parameters` that the family's code has beside those of its rope type.
-        by_layer_type: Which parameters a layer type has. `"full_attention"`: `rope_scaling` applies only to layers of
-            full attention, not to layers of sliding attention. Pairs: (layer type, its key in `rope_parameters`) where
-            they differ; the type `""` stands for all others.
-        without_positions: Which layers have no positions. `"listed"`: the configuration states them in `no_rope_layers`
-            or `no_rope_layer_interval`. `"full_attention"`: all layers of full attention, in a model that also has
-            sliding attention. `"all"`: all layers. `None`: none, beside those that `rotated_types` leaves out.
-        only_if: Configuration key and the value that it must have for any layer to be rotated; `None` for no such key.
-        rotated_types: Layer types that are rotated; layers of other types have no positions. `None` for all types.
-        aliases: Pairs (key in the configurations of this family, common key of the same meaning); `None` for a key
-            about positions that the family's code does not read, or a size of another part of the model.
-        defaults: Pairs (configuration key, transformers' default) of keys that a configuration may leave out.
-        stated: Groups of keys of which a configuration must have one, because transformers has a default of its own.
-            A null does not count, unless the key is `sliding_window`.
-        axes: How pairs of channels are divided over several position axes; `None` for positions on a single axis.
-        needs_head_dim: Whether the family's code computes scaled frequencies of the types `dynamic`, `yarn` and
-            `longrope` only if a configuration states `head_dim`, and fails otherwise.
-        base_key: Key beside `rope_parameters` from which the family's class reads the base; `None` for none.
-        original_beside: Whether the family's class has `original_max_position_embeddings` beside the rotary parameters,
-            with a default of its own that counts more than the number in them.
-        query_scaling: Factor on queries by position. `"rotated"`: Ministral 3's, from the rotary parameter
-            `llama_4_scaling_beta`. `"unrotated"`: Llama 4's in layers without rotation, from the keys `attn_scale` and
-            `floor_scale`. `PowerQueries`: Beam's. `None` for no factor.
-    """
+    """Rotary settings of a family that transformers has in its code and not in `config.json`."""
 
     base: float = 10000.0
     fixed_base: bool = False

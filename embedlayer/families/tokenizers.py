@@ -18,23 +18,7 @@ Roles = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class BpeRules:
-    """Rules of a class whose BPE has a vocabulary and a list of merges.
-
-    Attributes:
-        normalizer: What changes a text first: nothing; NFC; CLIP's NFC, single spaces and lower case; BERT's with lower
-            case, or BERT's without.
-        patterns: Regular expressions that split a text one after the other. Empty: BERT's rules split it.
-        drops_rest: Whether text that no pattern matches is left out; GPT-2's pattern then splits the matches (CLIP).
-        is_byte_level: Whether entries are written in GPT-2's alphabet of bytes.
-        end_of_word: What entries have at the end of a word.
-        unknown: Whether the role `unk_token` replaces what the vocabulary lacks.
-        adds_space: Whether a space is put before a text, if `add_prefix_space` is not set.
-        roles: Special tokens by role, if no file sets them.
-        starts: Roles or tokens in front of a text.
-        ends: Roles or tokens behind a text.
-        between: Roles or tokens between two texts; `None` for `ends`, or `starts` if there are none.
-        lstrip: Roles whose token takes the spaces before it.
-    """
+    """Rules of a class whose BPE has a vocabulary and a list of merges."""
 
     normalizer: Literal["", "nfc", "clip", "lower case", "words"] = ""
     patterns: Names = PRE_TOKENIZERS["gpt-2"].patterns
@@ -154,13 +138,7 @@ BPE_CLASSES: Mapping[str, BpeRules] = {
 
 @dataclass(frozen=True, kw_only=True)
 class WordPieceRules:
-    """Rules of a class that reads `vocab.txt` and splits text as BERT does.
-
-    Attributes:
-        roles: Special tokens by role, if no file sets them.
-        lstrip: Roles whose token takes the spaces before it.
-        doubles_separator: Whether two separators are between two texts.
-    """
+    """Rules of a class that reads `vocab.txt` and splits text as BERT does."""
 
     roles: Roles = field(default_factory=lambda: dict(_BERT))
     lstrip: Names = ()
@@ -189,14 +167,7 @@ WORDPIECE_CLASSES: Mapping[str, WordPieceRules] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TextSteps:
-    """What a class changes in a text before SentencePiece reads it.
-
-    Attributes:
-        quotes: Whether two backticks or two apostrophes become a double quotation mark.
-        keeps_accents: Whether accents stay, if `keep_accents` is not set.
-        lower_case: Whether text is lower-cased, if `do_lower_case` is not set.
-        splits_commas: Whether a comma behind a digit is always a subword of its own.
-    """
+    """What a class changes in a text before SentencePiece reads it."""
 
     quotes: bool = True
     keeps_accents: bool = True
@@ -206,28 +177,7 @@ class TextSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceRules:
-    """Which IDs a class gives to the subwords of a SentencePiece model.
-
-    Attributes:
-        fixed: Settings that are read with this value alone.
-        reads_vocabulary: Whether a `vocab.json` beside the model has the IDs.
-        steps: What the class changes in a text first.
-        first: Tokens of the first IDs, in place of the model's first subwords.
-        skipped: Number of the model's first subwords that have no ID of their own.
-        last: Tokens behind the model's subwords.
-        unknown: Token of text that the model does not know, if it is not the model's own.
-        legacy: Whether SentencePiece puts its space before each text between special tokens, if `legacy` is not set;
-            otherwise the class puts one before the whole text, and changes nothing else. `None`: it has no such
-            setting.
-        languages: Tokens of languages among `last`; the setting `src_lang` names the one in `starts` or `ends`.
-        language: The language, if `src_lang` is not set.
-        language_form: Token of a language, with `{}` for its code.
-        starts: Tokens in front of a text; `""` is the language, and `"bos"` the token of that role, if it is added.
-        ends: Tokens behind a text; `""` is the language, and `"eos"` the token of that role, if it is added.
-        between: Tokens between two texts; `None` for `ends`, or `starts` if there are none.
-        lstrip: Tokens that take the spaces before them.
-        roles: Special tokens by role that get the next IDs if the model lacks them.
-    """
+    """Which IDs a class gives to the subwords of a SentencePiece model."""
 
     fixed: Mapping[str, object] = field(default_factory=dict)
     reads_vocabulary: bool = False
@@ -569,13 +519,7 @@ SPLITS_DIGITS: Names = ("starcoder2", "gpt_bigcode", "granite", "granitemoe", "l
 
 
 class UnreadTokenizer(NamedTuple):
-    """A kind of tokenizer file that is not read.
-
-    Attributes:
-        pattern: Glob pattern of its name.
-        what: What the file is, the middle of a sentence.
-        copied_to: Name under which a copy is read; `"*"` in it stands for the stem. Empty if no name helps.
-    """
+    """A kind of tokenizer file that is not read."""
 
     pattern: str
     what: str

@@ -25,16 +25,7 @@ _ROW_DTYPES = {str(DTYPES[name]).removeprefix("torch."): DTYPES[name] for name i
 
 @dataclass(frozen=True)
 class Int8Rows(StoredFormat):
-    """bitsandbytes' int8: `number = code * SCB * (1 / 127)`, two products in float32, each rounded.
-
-    `weight` is int8, `(V, D)`; `SCB` has the largest absolute value of each row, float32, `(V,)`. bitsandbytes itself
-    also quantises the input of a head, so its logits differ.
-
-    Args:
-        embed_dim: Columns of a row, D.
-
-    Reference: `int8_vectorwise_dequant` of bitsandbytes.
-    """
+    """bitsandbytes' int8: `number = code * SCB * (1 / 127)`, two products in float32, each rounded."""
 
     library: ClassVar[str] = "bitsandbytes"
     title: ClassVar[str] = "int8 by row"
@@ -69,10 +60,7 @@ class Int8Rows(StoredFormat):
         return codec._replace(factor=_INVERSE_127)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return codes and scales, as `int8_vectorwise_quant` computes them of rows in float16.
-
-        Codes of a row of zeros are 0; bitsandbytes divides zero by zero there.
-        """
+        """Return codes and scales, as `int8_vectorwise_quant` computes them of rows in float16."""
         halves = values.to(torch.float16)
         largest = halves.abs().amax(1).to(torch.float32)
         factor = (127.0 / largest).where(largest > 0, 0.0).unsqueeze(1)
@@ -81,20 +69,7 @@ class Int8Rows(StoredFormat):
 
 @dataclass(frozen=True)
 class FourBitRows(StoredFormat):
-    """bitsandbytes' `nf4` and `fp4`: `number = quant_map[code] * absmax[block]`, in float32.
-
-    The file has `weight`, uint8, `(V D / 2, 1)`, the first of two codes in the high bits; `weight.absmax`, float32, one
-    number for each block; and `weight.quant_map`, 16 numbers. Blocks must not cross rows. Codes are put with the low
-    bits first on reading. Blocks whose absmax is itself quantised are refused: they share an offset, and 256 of them a
-    scale.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        block_size: Columns of a block.
-        row_dtype: Data type of the matrix that was quantised, such as `"bfloat16"`.
-
-    Reference: `dequantize_4bit` of bitsandbytes.
-    """
+    """bitsandbytes' `nf4` and `fp4`: `number = quant_map[code] * absmax[block]`, in float32."""
 
     library: ClassVar[str] = "bitsandbytes"
     title: ClassVar[str] = "nf4 and fp4 by block, absmax not quantised"
@@ -172,10 +147,7 @@ class FourBitRows(StoredFormat):
         return Codec(rows["weight"], 4, levels, rows["absmax"], self.block_size, self.embed_dim, torch.float32)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return codes and absmax, as `quantize_4bit` computes them on a CPU: the nearest number of the map.
-
-        Of numbers in the middle between two of them it is the smaller one.
-        """
+        """Return codes and absmax, as `quantize_4bit` computes them on a CPU: the nearest number of the map."""
         blocks = values.to(torch.float32).unflatten(1, (self.embed_dim // self.block_size, self.block_size))
         absmax = blocks.abs().amax(2)
         scaled = (blocks * (1.0 / absmax.clamp(min=1e-38)).unsqueeze(2)).clamp(-1, 1).flatten(1)
@@ -199,11 +171,7 @@ class FourBitRows(StoredFormat):
 
 
 def _state(module: StoredModule, name: str) -> JsonObject:
-    """Return the sizes of a matrix, which are stored as JSON in a tensor of bytes.
-
-    Raises:
-        CheckpointError: They are not a JSON object.
-    """
+    """Return the sizes of a matrix, which are stored as JSON in a tensor of bytes."""
     try:
         state = json.loads(bytes(module.read(name).tolist()).decode())
     except (ValueError, UnicodeDecodeError) as error:

@@ -129,14 +129,7 @@ class SuperBlocks(NamedTuple):
 
 
 class BlockFloats(NamedTuple):
-    """A format of small floating-point codes in groups, each with a scale that is itself a code.
-
-    Attributes:
-        bits: Bits of a code.
-        levels: Number of each code, `(2^bits,)`.
-        group_size: Columns of a group.
-        scale_levels: Number of each code of a scale, `(256,)`.
-    """
+    """A format of small floating-point codes in groups, each with a scale that is itself a code."""
 
     bits: int
     levels: Tensor
@@ -146,27 +139,13 @@ class BlockFloats(NamedTuple):
     def codec(
         self, codes: Tensor, scales: Tensor, embed_dim: int, rounding: torch.dtype, divisor: Tensor | None = None
     ) -> Codec:
-        """Return rows of packed codes as a compiled kernel reads them.
-
-        Args:
-            codes: Codes, `(N, ...)`, of any type whose bytes are the packed codes.
-            scales: Codes of the scales, `(N, G)`, of any type of one byte.
-            embed_dim: Columns of a row, D.
-            rounding: Data type of the products.
-            divisor: Number by which all scales are divided, float32, `(1,)`; `None` for 1.
-        """
+        """Return rows of packed codes as a compiled kernel reads them."""
         levels = self.scale_levels if divisor is None else self.scale_levels.to(divisor.device) / divisor
         stored = codes.view(torch.uint8), scales.view(torch.uint8)
         return Codec(stored[0], self.bits, self.levels, stored[1], self.group_size, embed_dim, rounding, levels)
 
     def encode(self, numbers: Float[Tensor, "N D"], *, ties_to_even: bool = True) -> UInt8[Tensor, "N bytes"]:
-        """Return packed codes of the nearest levels of numbers.
-
-        Args:
-            numbers: Numbers that are already divided by the scales.
-            ties_to_even: Whether a number in the middle of two levels gets the even code. Otherwise it gets the level
-                that is nearer to zero, and zero has no sign. FP8 always has even codes and signs.
-        """
+        """Return packed codes of the nearest levels of numbers."""
         largest = float(self.levels[self.levels.isfinite()].max())
         numbers = numbers.clamp(-largest, largest)
         if self.bits == 8:
@@ -201,17 +180,7 @@ def rounding_range(levels: Float[Tensor, " levels"]) -> tuple[float, float]:
 
 
 def pack(codes: UInt8[Tensor, "N count"], bits: int, dtype: torch.dtype = torch.uint8) -> Shaped[Tensor, "N words"]:
-    """Return rows of codes packed as `unpack` reads them, the last word of a row filled up with zeros.
-
-    Args:
-        codes: Codes below `2^bits`.
-        bits: Bits of a code, 1 to 8.
-        dtype: Type of integers whose bytes the packed codes are.
-
-    Example:
-        >>> pack(torch.tensor([[5, 1, 6]], dtype=torch.uint8), 3)
-        tensor([[141,   1]], dtype=torch.uint8)
-    """
+    """Return rows of codes packed as `unpack` reads them, the last word of a row filled up with zeros."""
     count, per_block = codes.shape[1], 8 // bits if 8 % bits == 0 else 8  # codes in a whole number of bytes
     wide = codes if 8 % bits == 0 else codes.long()
     places = bits * torch.arange(per_block, dtype=wide.dtype, device=codes.device)
@@ -226,12 +195,7 @@ def pack(codes: UInt8[Tensor, "N count"], bits: int, dtype: torch.dtype = torch.
 
 
 def unpack(codes: UInt8[Tensor, "N bytes"], bits: int, count: int) -> UInt8[Tensor, "N count"]:
-    """Return the first `count` codes of rows of packed codes: code i has the bits from `i * bits` on, low bits first.
-
-    Example:
-        >>> unpack(torch.tensor([[0b10_001_101, 0b0000000_1]], dtype=torch.uint8), 3, 3)
-        tensor([[5, 1, 6]], dtype=torch.uint8)
-    """
+    """Return the first `count` codes of rows of packed codes: code i has the bits from `i * bits` on, low bits first."""
     if bits == 8:
         return codes[:, :count]
     starts = torch.arange(0, 8 if 8 % bits == 0 else 8 * bits, bits, device=codes.device)

@@ -23,11 +23,7 @@ _PAIRS = torch.stack([torch.arange(256, device="cpu") & 15, torch.arange(256, de
 def decoded(
     codec: Codec | SuperBlocks | None, dtype: torch.dtype, ids: Int[Tensor, " N"] | None = None
 ) -> Float[Tensor, "N D"] | None:
-    """Return the numbers of the rows of some IDs, or of all rows, in `dtype` by a kernel on the CPU.
-
-    They have the bits of `codec.decode()[ids].to(dtype)`; the bytes of these rows only are read. The result is `None`
-    if no kernel can run, or there is no codec.
-    """
+    """Return the numbers of the rows of some IDs, or of all rows, in `dtype` by a kernel on the CPU."""
     if codec is None or not _KERNELS[type(codec)].applies(ids, codec.codes):
         return None
     out_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
@@ -38,10 +34,7 @@ def decoded(
 
 
 def read_rows(stored: StoredRows, dtype: torch.dtype, ids: Int[Tensor, " N"] | None = None) -> Float[Tensor, "N D"]:
-    """Return the numbers of the rows of some IDs, or of all rows, in `dtype`: by a kernel where one can run.
-
-    Else the definition computes them, those of IDs a few rows at a time.
-    """
+    """Return the numbers of the rows of some IDs, or of all rows, in `dtype`: by a kernel where one can run."""
     by_kernel = decoded(stored.codec(dtype), dtype, ids) if stored.device.type == "cpu" else None
     if by_kernel is not None:
         return by_kernel
@@ -57,10 +50,7 @@ def read_rows(stored: StoredRows, dtype: torch.dtype, ids: Int[Tensor, " N"] | N
 
 
 def logits_of_few_tokens(x: Float[Tensor, "N D"], stored: StoredRows) -> Float[Tensor, "N V"] | None:
-    """Return `x @ rows.T` for few float32 tokens on the CPU by a kernel; `None` if there are more, or none can run.
-
-    Of bfloat16 tokens the result would not be that of products of blocks: sums in another order are rounded otherwise.
-    """
+    """Return `x @ rows.T` for few float32 tokens on the CPU by a kernel; `None` if there are more, or none can run."""
     if len(x) > FEW_TOKENS or x.dtype != torch.float32 or stored.device.type != "cpu":
         return None
     codec = stored.codec(x.dtype)

@@ -37,16 +37,7 @@ _CODES = {"I8": signed(8), "F8_E4M3": E4M3}
 
 @dataclass(frozen=True)
 class ScaledRows(StoredFormat):
-    """Abstract base class of `number = scale * (code - zero)`, computed in the dtype of the scales.
-
-    `weight_scale` is `(V, G)`, `(V, 1)`, or for one scale of the whole matrix `(1,)`.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        group_size: Columns that share a scale, D for all columns of a row; 0 for one scale of the whole matrix.
-        scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
-        is_symmetric: Whether there are no zero points.
-    """
+    """Abstract base class of `number = scale * (code - zero)`, computed in the dtype of the scales."""
 
     library: ClassVar[str] = METHOD
     scales: ClassVar[tuple[str, ...]] = (SCALE,)
@@ -147,10 +138,7 @@ class ScaledRows(StoredFormat):
         return scale * (low - zero), scale * (high - zero)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return rows as the library quantises them with scales of `calculate_qparams`, or with those that are shared.
-
-        All is computed in the dtype of the scales, to which numbers are rounded first.
-        """
+        """Return rows as the library quantises them with scales of `calculate_qparams`, or with those that are shared."""
         if not self.can_quantise:
             return super().quantise(values, shared)
         groups = values.to(self.dtype).unflatten(1, (-1, self.group_size or self.embed_dim))
@@ -189,20 +177,7 @@ class ScaledRows(StoredFormat):
 
 @dataclass(frozen=True)
 class PackQuantizedRows(ScaledRows):
-    """`pack-quantized`: integers of 1 to 8 bits in words of 32 bits, for each group of columns or each row.
-
-    `weight_packed` has codes to which `2^(bits - 1)` was added, int32, `(V, ceil(D bits / 32))`. Zero points are packed
-    in the same way along the rows, `(ceil(V bits / 32), G)`; they are unpacked on reading. `weight_shape` is `[V, D]`.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        group_size: Columns that share a scale, D for all columns of a row; 0 for one scale of the whole matrix.
-        scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
-        is_symmetric: Whether there are no zero points.
-        bits: Bits of a code, 1 to 8.
-
-    Reference: `PackedQuantizationCompressor` of compressed-tensors.
-    """
+    """`pack-quantized`: integers of 1 to 8 bits in words of 32 bits, for each group of columns or each row."""
 
     title: ClassVar[str] = "pack-quantized: integers of 1 to 8 bits by group, row or matrix, also asymmetric"
 
@@ -260,11 +235,7 @@ class PackQuantizedRows(ScaledRows):
         return pack(codes, self.bits, torch.int32)
 
     def settings_with(self, settings: JsonObject, module: str) -> JsonObject:
-        """Return settings of a configuration with a group for a module; see the base class.
-
-        The group names the module by the end of its name, because modules of a loaded model may have other names before
-        it. All groups must be of this format, because transformers reads all modules by one of them.
-        """
+        """Return settings of a configuration with a group for a module; see the base class."""
         if settings and settings.get("quant_method") != METHOD:
             raise self.other_settings(settings)
         by_row = self.group_size == self.embed_dim
@@ -298,19 +269,7 @@ class PackQuantizedRows(ScaledRows):
 
 @dataclass(frozen=True)
 class NaiveQuantizedRows(ScaledRows):
-    """`int-quantized`, `float-quantized` and `naive-quantized`: a byte for each number, int8 or FP8 E4M3.
-
-    `weight` is `(V, D)`; zero points are int8 and not packed. Scales of blocks of rows are refused.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        group_size: Columns that share a scale, D for all columns of a row; 0 for one scale of the whole matrix.
-        scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
-        is_symmetric: Whether there are no zero points.
-        code_dtype: Data type of the codes, `"I8"` or `"F8_E4M3"`.
-
-    Reference: `NaiveQuantizationCompressor` of compressed-tensors.
-    """
+    """`int-quantized`, `float-quantized` and `naive-quantized`: a byte for each number, int8 or FP8 E4M3."""
 
     title: ClassVar[str] = "int-quantized and float-quantized: int8 and FP8 by group, row or matrix"
 
@@ -353,18 +312,7 @@ class NaiveQuantizedRows(ScaledRows):
 
 @dataclass(frozen=True)
 class CompressedFloatRows(StoredFormat):
-    """`nvfp4-pack-quantized`, `mxfp4-pack-quantized`, `mxfp6-pack-quantized` and `mxfp8-quantized`.
-
-    Codes are bytes of `weight_packed`, `(V, D bits / 8)`, with MXFP8 `weight` of FP8 E4M3. `weight_scale` is `(V, G)`:
-    E4M3 with NVFP4, else E8M0 as uint8. NVFP4 has `weight_global_scale`, float32, `(1,)`, by which scales are divided.
-    The library returns bfloat16, whatever the dtype of the model.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        mode: `"nvfp4"`, `"mxfp4"`, `"mxfp6"` or `"mxfp8"`.
-
-    Reference: `NVFP4PackedCompressor`, `MXFP4PackedCompressor` and the like of compressed-tensors.
-    """
+    """`nvfp4-pack-quantized`, `mxfp4-pack-quantized`, `mxfp6-pack-quantized` and `mxfp8-quantized`."""
 
     library: ClassVar[str] = METHOD
     title: ClassVar[str] = "nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp6-pack-quantized, mxfp8-quantized"
@@ -436,10 +384,7 @@ class CompressedFloatRows(StoredFormat):
         return -largest, largest
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return rows as the library quantises a matrix of the dtype of `values` with scales of `calculate_qparams`.
-
-        We differ for float16 and groups below `2^-14`, whose scales the library computes with numbers that underflow.
-        """
+        """Return rows as the library quantises a matrix of the dtype of `values` with scales of `calculate_qparams`."""
         kind = BLOCK_FLOATS[self.mode]
         groups = values.unflatten(1, (-1, kind.group_size))
         largest = groups.abs().amax(-1)
@@ -461,11 +406,7 @@ class CompressedFloatRows(StoredFormat):
 
 
 def _group_size(module: StoredModule, vocab_size: int, embed_dim: int) -> int:
-    """Return the number of columns that share a scale; 0 for one scale of the whole matrix.
-
-    Raises:
-        CheckpointError: There are no scales, they do not divide the columns, or they are those of blocks of rows.
-    """
+    """Return the number of columns that share a scale; 0 for one scale of the whole matrix."""
     info = module.tensors.get(SCALE)
     if info is not None and info.shape in ((), (1,)) and info.dtype in _FLOATS:
         return 0

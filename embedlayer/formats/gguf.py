@@ -21,18 +21,7 @@ _CODE_BITS = {"Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
 
 @dataclass(frozen=True)
 class GGUFRows(StoredFormat):
-    """Rows in blocks of a GGUF type: 16 to 256 consecutive numbers of a row, which share scales.
-
-    Attributes:
-        embed_dim: Columns of a row, D.
-        block_type: Name of the type of the blocks, such as `"Q4_K"`.
-
-    Raises:
-        CheckpointError: The type is unknown, or a row is no whole number of blocks.
-        MissingExtraError: The `gguf` extra is not installed.
-
-    Reference: ggml/docs/gguf.md, ggml-common.h of llama.cpp.
-    """
+    """Rows in blocks of a GGUF type: 16 to 256 consecutive numbers of a row, which share scales."""
 
     library: ClassVar[str] = "GGUF"
     title: ClassVar[str] = "types of blocks"
@@ -78,10 +67,7 @@ class GGUFRows(StoredFormat):
     def dequantise(
         self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype
     ) -> Float[Tensor, "N D"]:
-        """Return the numbers of rows as the package `gguf` computes them, in float32 and then rounded to `dtype`.
-
-        A `CheckpointError` says that it cannot dequantise the type.
-        """
+        """Return the numbers of rows as the package `gguf` computes them, in float32 and then rounded to `dtype`."""
         packed = rows["packed"]
         if not len(packed):  # the package divides by the number of blocks
             return packed.new_empty(0, self.embed_dim, dtype=dtype)

@@ -30,16 +30,7 @@ _TOKENS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class ColumnRows(StoredFormat):
-    """Abstract base class of `number = scale * (code - zero)`, rounded to the dtype of the scales.
-
-    In memory `qweight` is `(V, D bits / 8)` of uint8, `scales` and `qzeros` are `(V, G)`.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        bits: Bits of a code.
-        group_size: Columns that share a scale.
-        scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
-    """
+    """Abstract base class of `number = scale * (code - zero)`, rounded to the dtype of the scales."""
 
     scales: ClassVar[tuple[str, ...]] = ("scales",)
 
@@ -125,11 +116,7 @@ class ColumnRows(StoredFormat):
         return math.lcm(8, 32 // math.gcd(32, self.bits))
 
     def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
-        """Return codes, scales and zero points with tokens as columns.
-
-        Raises:
-            CheckpointError: The number of rows is no multiple of `row_multiple`.
-        """
+        """Return codes, scales and zero points with tokens as columns."""
         multiple = self.row_multiple
         if stored.shape[0] % multiple:
             raise CheckpointError(
@@ -145,22 +132,7 @@ class ColumnRows(StoredFormat):
 
 @dataclass(frozen=True)
 class GPTQRows(ColumnRows):
-    """GPTQ: `qweight` int32, `(D bits / 32, V)`; `scales` `(G, V)`; `qzeros` `(G, V bits / 32)`; `g_idx` `(D,)`.
-
-    Files of `checkpoint_format` `gptq` store zero points minus 1, those of `gptq_v2` as they are. Columns of a group
-    must be neighbours.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        bits: Bits of a code: 2, 3, 4 or 8.
-        group_size: Columns that share a scale.
-        scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
-        zero_offset: What is added to a stored zero point, 1 or 0.
-        symmetric: Whether the zero points of the first group are `2^(bits - 1)`. Those of new rows are too: some
-            kernels read none.
-
-    Reference: `BaseQuantLinear.dequantize_weight` of GPTQModel.
-    """
+    """GPTQ: `qweight` int32, `(D bits / 32, V)`; `scales` `(G, V)`; `qzeros` `(G, V bits / 32)`; `g_idx` `(D,)`."""
 
     library: ClassVar[str] = "GPTQ"
     title: ClassVar[str] = "heads of 2, 3, 4 and 8 bits by group, also asymmetric"
@@ -224,11 +196,7 @@ class GPTQRows(ColumnRows):
         return ((zeros + self.zero_offset) % 8 if self.bits == 3 else zeros).T
 
     def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
-        """Return the parts with tokens as columns, and for a new file `g_idx`.
-
-        Raises:
-            CheckpointError: The number of rows is no multiple of `row_multiple`, or that of a table below D.
-        """
+        """Return the parts with tokens as columns, and for a new file `g_idx`."""
         parts = super().write(stored, module)
         if stored.shape[0] < self.embed_dim and is_table_name(module.name):
             raise CheckpointError(
@@ -253,10 +221,7 @@ class GPTQRows(ColumnRows):
         return pack(stored.to(torch.uint8), self.bits, torch.int32) - self.word_offset
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parts of rows as GPTQModel's `RTN` and `pack` compute them: rounded to nearest in float32.
-
-        The range of a group includes zero. That of zeros alone is from -1 to 1.
-        """
+        """Return the parts of rows as GPTQModel's `RTN` and `pack` compute them: rounded to nearest in float32."""
         groups, top = self.groups_of(values.to(torch.float32)), 2**self.bits - 1
         low, high = groups.amin(2, keepdim=True).clamp(max=0), groups.amax(2, keepdim=True).clamp(min=0)
         if self.symmetric:
@@ -271,18 +236,7 @@ class GPTQRows(ColumnRows):
 
 @dataclass(frozen=True)
 class AWQRows(ColumnRows):
-    """AWQ's version `gemm`: `qweight` int32, `(D, V / 8)`, 4 bits; `scales` `(G, V)`; `qzeros` `(G, V / 8)`.
-
-    A word has 8 neighbouring tokens in the order 0, 2, 4, 6, 1, 3, 5, 7.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        bits: Bits of a code, 4.
-        group_size: Columns that share a scale.
-        scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
-
-    Reference: `AutoAWQConverter` of compressed-tensors.
-    """
+    """AWQ's version `gemm`: `qweight` int32, `(D, V / 8)`, 4 bits; `scales` `(G, V)`; `qzeros` `(G, V / 8)`."""
 
     library: ClassVar[str] = "AWQ"
     title: ClassVar[str] = "heads of version gemm, 4 bits by group"
@@ -337,10 +291,7 @@ class AWQRows(ColumnRows):
         return pack(in_words.to(torch.uint8), 4, torch.int32)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parts of rows as AutoAWQ's `pseudo_quantize_tensor` computes them, in the dtype of the scales.
-
-        The range of a group includes zero: AutoAWQ clips all numbers of a group that have the same sign.
-        """
+        """Return the parts of rows as AutoAWQ's `pseudo_quantize_tensor` computes them, in the dtype of the scales."""
         groups = self.groups_of(values.to(self.dtype))
         low, high = groups.amin(2, keepdim=True).clamp(max=0), groups.amax(2, keepdim=True).clamp(min=0)
         scale = (high - low).clamp(min=1e-5) / 15

@@ -75,16 +75,7 @@ class RowLayout(Described, ABC):
 
 
 class RowFormat(NamedTuple):
-    """Sizes of a stored row of a quantised table: its groups of columns, one after the other.
-
-    If `embed_dim` is no multiple of `group_size`, the last group is filled up with columns that are never read.
-
-    Attributes:
-        bits: Bits of a code, 8 or 4.
-        embed_dim: Width of a row, D.
-        group_size: Columns that share a step.
-        layout_index: Place of the layout in `LAYOUTS`: custom operators take numbers only.
-    """
+    """Sizes of a stored row of a quantised table: its groups of columns, one after the other."""
 
     bits: int
     embed_dim: int
@@ -114,19 +105,12 @@ class RowFormat(NamedTuple):
         return self.groups() * self.group_bytes()
 
     def decode(self, packed: UInt8[Tensor, "N bytes"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the codes, steps and offsets of all groups of N stored rows, as `RowLayout.decode` does.
-
-        The G groups of a row follow each other: codes are `(N G, group_size)`, steps and offsets `(N G, 1)`.
-        """
+        """Return the codes, steps and offsets of all groups of N stored rows, as `RowLayout.decode` does."""
         return self.layout().decode(packed.reshape(packed.shape[0] * self.groups(), self.group_bytes()), self.bits)
 
 
 class FusedRows(RowLayout):
-    """The default layout: the codes of a group, then its step and its offset.
-
-    Reference: FBGEMM's `FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf` and its 8-bit version, which PyTorch's
-    `quantized::embedding_bag_4bit_prepack` writes.
-    """
+    """The default layout: the codes of a group, then its step and its offset."""
 
     has_torch_kernels: bool = True
 
@@ -135,11 +119,7 @@ class FusedRows(RowLayout):
         return f"int{bits}"
 
     def group_size(self, bits: int, embed_dim: int, requested: int | None) -> int:
-        """Return the requested size, or for `None` that of a whole row, with 4 bits rounded up to an even number.
-
-        Raises:
-            SizeError: The size is below 1, wider than a row, or odd with 4 bits.
-        """
+        """Return the requested size, or for `None` that of a whole row, with 4 bits rounded up to an even number."""
         if requested is None:
             return math.ceil(embed_dim * bits / 8) * 8 // bits
         if not 1 <= requested <= embed_dim or requested * bits % 8:
@@ -257,13 +237,7 @@ BLOCKS_KERNEL = Kernel("quantized", "dequantise_blocks", has_triton=True)
 
 
 def row_format_of(bits: int, embed_dim: int, group_size: int | None, layout: RowLayout | None = None) -> RowFormat:
-    """Return the sizes of a stored row for these options of a `QuantizedEmbedding`.
-
-    A `group_size` of `None` is the default of the layout, and a `layout` of `None` is `FusedRows`.
-
-    Raises:
-        SizeError: `bits` is not 8 or 4, `layout` is none of `LAYOUTS`, or it has no groups of `group_size` columns.
-    """
+    """Return the sizes of a stored row for these options of a `QuantizedEmbedding`."""
     if bits not in FUSED_KERNELS:
         raise SizeError(f"bits must be 8 or 4, not {bits}.")
     kinds = [type(each) for each in LAYOUTS]
@@ -274,11 +248,7 @@ def row_format_of(bits: int, embed_dim: int, group_size: int | None, layout: Row
 
 
 def floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tensor, "N numbers"]:
-    """Reinterpret little-endian bytes as finite numbers of `dtype`, and return them in float32.
-
-    In an exported graph and under a transform they are computed from sign, exponent and fraction: ONNX has no operator
-    that reinterprets bytes, and `vmap` of torch 2.11 has no rule for it.
-    """
+    """Reinterpret little-endian bytes as finite numbers of `dtype`, and return them in float32."""
     stored = stored.clone(memory_format=torch.contiguous_format)  # aligned: a slice of one row need not be
     if not is_exporting() and not is_transformed(stored):
         return stored.view(dtype).to(torch.float32)

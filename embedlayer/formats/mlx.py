@@ -20,20 +20,7 @@ _MODES = ("mxfp4", "nvfp4", "mxfp8")
 
 @dataclass(frozen=True)
 class MLXAffineRows(StoredFormat):
-    """MLX's mode `affine`: `number = scale * code + bias`, product and sum each rounded to the dtype of the scales.
-
-    `weight` has the codes in words of 32 bits, uint32, `(V, D bits / 32)`; `scales` and `biases` are `(V, G)`. The
-    shapes give the product of bits and group size; where several pairs have it, the configuration's key `quantization`
-    tells which, for all modules or for one.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        bits: Bits of a code: 2, 3, 4, 5, 6 or 8.
-        group_size: Columns of a group: 32, 64 or 128.
-        scale_dtype: Data type of scales and biases: `"F32"`, `"F16"` or `"BF16"`.
-
-    Reference: `mlx.core.quantize` and `mlx.core.dequantize`.
-    """
+    """MLX's mode `affine`: `number = scale * code + bias`, product and sum each rounded to the dtype of the scales."""
 
     library: ClassVar[str] = "MLX"
     title: ClassVar[str] = "affine, 2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128"
@@ -92,10 +79,7 @@ class MLXAffineRows(StoredFormat):
         )
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return rows as MLX quantises them on a CPU, after they are rounded to the dtype of the scales.
-
-        Code 0 is the end of a group's range that is farther from zero, and the scale is such that zero has a code.
-        """
+        """Return rows as MLX quantises them on a CPU, after they are rounded to the dtype of the scales."""
         groups, highest = values.to(self.dtype).to(torch.float32).unflatten(1, (-1, self.group_size)), 2**self.bits - 1
         low, high = groups.aminmax(dim=-1, keepdim=True)
         is_low = low.abs() > high.abs()
@@ -121,17 +105,7 @@ class MLXAffineRows(StoredFormat):
 
 @dataclass(frozen=True)
 class MLXFloatRows(StoredFormat):
-    """MLX's modes `mxfp4`, `nvfp4` and `mxfp8`: floating-point codes, and scales of 8 bits without a global scale.
-
-    `weight` has the codes in words of 32 bits, uint32; `scales` are uint8, `(V, G)`: E8M0, with `nvfp4` E4M3. The ratio
-    of words and scales tells the mode. MLX returns bfloat16, in which the numbers are exact.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        mode: `"mxfp4"`, `"nvfp4"` or `"mxfp8"`.
-
-    Reference: `mlx.core.quantize` and `mlx.core.dequantize`.
-    """
+    """MLX's modes `mxfp4`, `nvfp4` and `mxfp8`: floating-point codes, and scales of 8 bits without a global scale."""
 
     library: ClassVar[str] = "MLX"
     title: ClassVar[str] = "mxfp4, nvfp4 and mxfp8"
@@ -188,10 +162,7 @@ class MLXFloatRows(StoredFormat):
         return -largest, largest
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return rows as MLX quantises a matrix of the dtype of `values` on a CPU.
-
-        We differ for groups below `2^-126` times the largest level: the exponent of their scale wraps around in MLX.
-        """
+        """Return rows as MLX quantises a matrix of the dtype of `values` on a CPU."""
         kind = BLOCK_FLOATS[self.mode]
         groups = values.unflatten(1, (-1, kind.group_size))
         scale = (groups.abs().amax(-1) / (448.0 if kind.bits == 8 else 6.0)).to(torch.float32)
@@ -210,11 +181,7 @@ class MLXFloatRows(StoredFormat):
 def stated_format(
     settings: JsonObject, module_ends: tuple[str, ...], embed_dim: int, scale_dtype: str
 ) -> StoredFormat | None:
-    """Return the format in which MLX stores a table or head by the key `quantization`; `None` for a dense one.
-
-    MLX quantises both ends unless the settings of a module say `false` or its groups do not divide the width. The end
-    of the module's name is one of `module_ends`. Settings of another library are a dense matrix too.
-    """
+    """Return the format in which MLX stores a table or head by the key `quantization`; `None` for a dense one."""
     own = next((settings[key] for key in settings for end in module_ends if f".{key}".endswith(f".{end}")), settings)
     stated = {**settings, **own} if isinstance(own, dict) else {}
     bits, group_size, mode = (stated.get(name) for name in ("bits", "group_size", "mode"))

@@ -30,16 +30,7 @@ _SMALLEST_FP8 = 2.0**-9
 
 @dataclass(frozen=True)
 class NVFP4Rows(StoredFormat):
-    """ModelOpt's NVFP4: `number = level * (scale * weight_scale_2)`, in float32 and rounded once.
-
-    `weight` has two codes of FP4 in a byte, uint8, `(V, D / 2)`; `weight_scale` is E4M3, `(V, D / 16)`;
-    `weight_scale_2` is one float32 number of the whole matrix.
-
-    Args:
-        embed_dim: Columns of a row, D.
-
-    Reference: `NVFP4QTensor` of ModelOpt.
-    """
+    """ModelOpt's NVFP4: `number = level * (scale * weight_scale_2)`, in float32 and rounded once."""
 
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "NVFP4"
@@ -106,10 +97,7 @@ class NVFP4Rows(StoredFormat):
         return -largest, largest
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return codes and scales of groups, as `NVFP4QTensor.quantize` with the stored `weight_scale_2` does.
-
-        Numbers in the middle between two levels take that of an even code; small negative ones are codes of -0.
-        """
+        """Return codes and scales of groups, as `NVFP4QTensor.quantize` with the stored `weight_scale_2` does."""
         second = shared[SECOND_SCALE]
         groups = values.to(torch.float32).unflatten(1, (self.embed_dim // _NVFP4.group_size, _NVFP4.group_size))
         scale = groups.abs().amax(2, keepdim=True) / (_LARGEST_FP4 * second)
@@ -124,16 +112,7 @@ class NVFP4Rows(StoredFormat):
 
 @dataclass(frozen=True)
 class FP8Rows(StoredFormat):
-    """ModelOpt's FP8: `number = code * scale`, both of them in the dtype of the result.
-
-    `weight` is FP8 E4M3, `(V, D)`; `weight_scale` is float32: one number of the whole matrix, or one of each row.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        group_size: D for a scale of each row, 0 for one scale of the whole matrix.
-
-    Reference: `FP8QTensor` of ModelOpt.
-    """
+    """ModelOpt's FP8: `number = code * scale`, both of them in the dtype of the result."""
 
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "FP8 by row or matrix"
@@ -205,10 +184,7 @@ class FP8Rows(StoredFormat):
         return None if self.group_size else (-largest, largest)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return codes, and scales if rows have them, as ModelOpt exports them: `code = number / scale`, rounded.
-
-        The scale of a row is its largest absolute value, divided by 448; that of a row of zeros is 1.
-        """
+        """Return codes, and scales if rows have them, as ModelOpt exports them: `code = number / scale`, rounded."""
         values, scale = values.to(torch.float32), shared.get(SCALE)
         if scale is None:
             largest = values.abs().amax(1, keepdim=True)
@@ -218,20 +194,14 @@ class FP8Rows(StoredFormat):
         return {"weight": codes} | ({SCALE: scale} if self.group_size else {})
 
     def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
-        """Return the parts, with scales of rows in the number of dimensions that the module has, by default one.
-
-        That of a single row has two: `(1,)` is the shape of a scale of the whole matrix.
-        """
+        """Return the parts, with scales of rows in the number of dimensions that the module has, by default one."""
         parts = super().write(stored, module)
         has_columns = stored.shape[0] == 1 or (SCALE in module.tensors and len(module.tensors[SCALE].shape) == 2)
         return parts if has_columns or not self.group_size else parts | {SCALE: stored.rows[SCALE].squeeze(1)}
 
 
 def stated_algorithms(module: StoredModule) -> set[str]:
-    """Return the names of the algorithms that the configuration states, such as `"NVFP4"`; `set()` for none.
-
-    With mixed precision they are those of the module, if it is named.
-    """
+    """Return the names of the algorithms that the configuration states, such as `"NVFP4"`; `set()` for none."""
     layers = module.settings.get("quantized_layers")
     own = layers.get(module.name) if isinstance(layers, dict) else None
     stated = own.get("quant_algo") if isinstance(own, dict) else module.settings.get("quant_algo")

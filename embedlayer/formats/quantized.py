@@ -88,11 +88,7 @@ class QuantizedRows(StoredFormat):
 def dequantise(
     packed: UInt8[Tensor, "N bytes"], row_scale: Float[Tensor, " N"] | None, row_format: RowFormat
 ) -> Float[Tensor, "N D"]:
-    """Dequantise N stored rows to float32: `row_scale * (step * code + offset)` for each number, `(N, D)`.
-
-    This is the definition in plain PyTorch; the kernels must return the same numbers. The stored rows are uint8,
-    `(N, row_format.row_bytes())`. A `row_scale` of `None` means 1.
-    """
+    """Dequantise N stored rows to float32: `row_scale * (step * code + offset)` for each number, `(N, D)`."""
     codes, step, offset = row_format.decode(packed)
     numbers: Tensor = (step * codes + offset).view(packed.shape[0], row_format.groups() * row_format.group_size)
     numbers = numbers[:, : row_format.embed_dim]
@@ -108,14 +104,7 @@ def quantise(
     rounding: CovarianceRounding | None = None,
     weights: Float[Tensor, "D D"] | None = None,
 ) -> tuple[UInt8[Tensor, "N bytes"], Float[Tensor, " N"] | None]:
-    """Quantise float32 rows, and return `(packed, row_scale)`, the buffers of a `QuantizedEmbedding`.
-
-    The rows hold no NaN and no infinity. The options are those of `QuantizedEmbedding.from_table`; `weights` are those
-    of `rounding`.
-
-    Returns:
-        Stored rows, uint8, `(N, row_format.row_bytes())`; and the scale of each row, `(N,)`, or `None` without one.
-    """
+    """Quantise float32 rows, and return `(packed, row_scale)`, the buffers of a `QuantizedEmbedding`."""
     bits, embed_dim, group_size, _ = row_format
     layout, row_scale = row_format.layout(), None
     if layout.has_row_scale(bits):

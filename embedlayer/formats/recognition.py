@@ -31,12 +31,7 @@ FORMATS: tuple[type[StoredFormat], ...] = (
 
 
 def recognise(module: StoredModule) -> tuple[StoredFormat, int] | None:
-    """Return the format of a module's tensors and the number of their rows; `None` if no format recognises them.
-
-    Raises:
-        CheckpointError: The tensors contradict each other or the settings of the configuration, or are in a layout that
-            is refused by name.
-    """
+    """Return the format of a module's tensors and the number of their rows; `None` if no format recognises them."""
     record = next((record for kind in FORMATS if (record := kind.recognise(module)) is not None), None)
     if record is None and (error := refusal(module)) is not None:
         raise error

@@ -13,15 +13,7 @@ _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
 class RefusedLayout(NamedTuple):
-    """A layout that is not read.
-
-    Attributes:
-        library: Library that defines it.
-        title: What the library calls it.
-        reason: Why it is not read.
-        part: Returns the name of the tensor by which it is recognised; `None` for a module in another layout.
-        advice: What to do instead, as a sentence.
-    """
+    """A layout that is not read."""
 
     library: str
     title: str
@@ -41,10 +33,7 @@ def _first(*names: str) -> Callable[[StoredModule], str | None]:
 
 
 def _beside_float8(name: str, *, block_size: int = 0) -> Callable[[StoredModule], str | None]:
-    """Return a function that returns the name of a matrix of scales, if a module has it beside codes of FP8.
-
-    With `block_size`, each scale must be that of so many columns.
-    """
+    """Return a function that returns the name of a matrix of scales, if a module has it beside codes of FP8."""
 
     def part(module: StoredModule) -> str | None:
         shape = module.tensors[name].shape if name in module.tensors else ()

@@ -21,16 +21,7 @@ COLUMNS = 32
 
 
 class Levels(NamedTuple):
-    """The levels of N groups, which are the numbers `step * code + offset` that the codes of a group stand for.
-
-    Attributes:
-        step: Distance between levels, `(N, 1)`.
-        offset: Level of code 0, `(N, 1)`.
-        bits: Bits of a code, 8 or 4.
-        header: Data type in which step and offset are stored.
-        symmetric: Whether the level of code `2^(bits - 1)` is zero.
-        lowest: Smallest code that is used.
-    """
+    """The levels of N groups, which are the numbers `step * code + offset` that the codes of a group stand for."""
 
     step: Tensor
     offset: Tensor
@@ -45,10 +36,7 @@ class Levels(NamedTuple):
         return 1 << (self.bits - 1)
 
     def codes(self, x: Tensor) -> Tensor:
-        """Return for each number the code of the nearest level of its group, as floats, `(N, group_size)`.
-
-        In a group whose levels are all equal, each code is 0, or `centre` if the levels are symmetric.
-        """
+        """Return for each number the code of the nearest level of its group, as floats, `(N, group_size)`."""
         divisor = self.step.where(self.step != 0, torch.inf)  # code 0 where all levels are equal
         codes = (x - self.offset).div_(divisor).round_().clamp_(self.lowest, 2**self.bits - 1)
         return codes.masked_fill_(self.step == 0, self.centre) if self.symmetric else codes
@@ -63,20 +51,12 @@ class Levels(NamedTuple):
         return self._replace(step=step, offset=offset)
 
     def rounded(self) -> "Levels":
-        """Return the levels with steps and offsets rounded to the dtype in which they are stored, as float32.
-
-        Symmetric levels store no offset, so theirs is computed from the rounded step.
-        """
+        """Return the levels with steps and offsets rounded to the dtype in which they are stored, as float32."""
         step, offset = (part.to(self.header).to(torch.float32) for part in (self.step, self.offset))
         return self._replace(step=step, offset=-self.centre * step if self.symmetric else offset)
 
     def refitted(self, x: Tensor, mean: Tensor | float, centred: Tensor) -> "Levels":
-        """Return the levels with the steps and offsets of least squared error, if each number keeps its present code.
-
-        A group stays unchanged if all its codes are equal (symmetric levels: if all are `centre`), or if the best step
-        is zero. `x` has the numbers of each group, `(N, group_size)`. `mean` is that of each, `(N, 1)`, or 0 for
-        symmetric levels, and `centred` is `x - mean`.
-        """
+        """Return the levels with the steps and offsets of least squared error, if each number keeps its present code."""
         codes = self.codes(x)
         middle = self.centre if self.symmetric else codes.mean(1, keepdim=True)
         codes -= middle
@@ -87,13 +67,7 @@ class Levels(NamedTuple):
 def fit_levels(
     x: Float[Tensor, "N group_size"], bits: int, header: torch.dtype, *, symmetric: bool, signed: bool, clip: bool
 ) -> Levels:
-    """Return levels for each group of numbers that keep the squared error of quantisation small.
-
-    With `clip`, each of the ranges `SHRINKS` is refined by least squares, and the best result is taken; otherwise the
-    levels cover the whole range. Steps and offsets are rounded to the dtype in which they are stored. `symmetric` and
-    `clip` are options of `QuantizedEmbedding.from_table`. With `symmetric`, `signed` says whether code 0 is used too
-    and a step may be negative: there is one level more on one side of zero, and the sign of the step chooses the side.
-    """
+    """Return levels for each group of numbers that keep the squared error of quantisation small."""
     if symmetric:
         whole = x.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
         centre = torch.zeros_like(whole)

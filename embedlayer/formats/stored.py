@@ -28,15 +28,7 @@ _ROWS_AT_ONCE, _WIDEST = 8192, 1 << 40
 
 
 class StoredModule(NamedTuple):
-    """The tensors of one module of a checkpoint, before it is known whether they are a quantised matrix.
-
-    Attributes:
-        name: Name of the module, such as `"model.embed_tokens"`.
-        tensors: Type and shape of each of its tensors by the rest of the name, such as `"weight_scale"`.
-        read: Returns one of them by this rest of the name, mapped to the file.
-        settings: What the configuration says about the quantisation of the model; empty if it says nothing.
-        metadata: Metadata of the file that has the tensors.
-    """
+    """The tensors of one module of a checkpoint, before it is known whether they are a quantised matrix."""
 
     name: str
     tensors: Mapping[str, TensorInfo]
@@ -49,11 +41,7 @@ class StoredModule(NamedTuple):
         return self.tensors[part].dtype if part in self.tensors else ""
 
     def matrix(self, part: str, *dtypes: str) -> tuple[int, int]:
-        """Return the shape of a tensor of two dimensions, none of them 0, and one of some types.
-
-        Raises:
-            CheckpointError: The module has no such tensor, or it has another type or shape.
-        """
+        """Return the shape of a tensor of two dimensions, none of them 0, and one of some types."""
         info = self.tensors.get(part)
         if info is None:
             raise self.error(part, f"is missing beside {', '.join(sorted(self.tensors))}")
@@ -65,10 +53,7 @@ class StoredModule(NamedTuple):
     def error(
         self, part: str, what: str, advice: str = "Copy the checkpoint again.", *, stated: str = ""
     ) -> CheckpointError:
-        """Return, without raising it, the error for the tensor `part`; `what` completes the sentence.
-
-        `stated` is what the configuration states that does not fit the tensors: it may be wrong instead of them.
-        """
+        """Return, without raising it, the error for the tensor `part`; `what` completes the sentence."""
         info = self.tensors.get(part) or next(iter(self.tensors.values()))
         if stated:
             what, advice = f"{what}, and the configuration states {stated}", CORRECT

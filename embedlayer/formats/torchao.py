@@ -31,24 +31,7 @@ _ROW_DTYPES = {str(DTYPES[name]).removeprefix("torch."): DTYPES[name] for name i
 
 @dataclass(frozen=True)
 class TorchAORows(StoredFormat):
-    """torchao's `Int8Tensor`, `IntxUnpackedToInt8Tensor` and `Float8Tensor`: `number = (code - zero) * scale`.
-
-    `_weight_qdata` is `(V, D)`, a byte for each number, also of integers of fewer bits. `_weight_scale` is `(V, G)` or
-    `(1, 1)`; integers may have `_weight_zero_point`, int8. The product has the wider dtype of result and scales, and is
-    rounded to that of the result; with FP8 it is float32.
-
-    Args:
-        embed_dim: Columns of a row, D.
-        tensor_type: Name of torchao's class.
-        group_size: Columns that share a scale, D for all columns of a row; 0 for one scale of the whole matrix.
-        scale_dtype: Data type of the scales: `"F32"`, `"F16"` or `"BF16"`.
-        has_zero_points: Whether there are zero points.
-        row_dtype: Data type of the matrix that was quantised, such as `"bfloat16"`.
-        bits: Bits of an integer, 1 to 8, by which new rows are quantised.
-        is_symmetric: Whether new rows have zero points of 0, as all rows of a symmetric matrix have.
-
-    Reference: `dequantize` of these classes, and `torchao.prototype.safetensors`.
-    """
+    """torchao's `Int8Tensor`, `IntxUnpackedToInt8Tensor` and `Float8Tensor`: `number = (code - zero) * scale`."""
 
     library: ClassVar[str] = "torchao"
     title: ClassVar[str] = "int8, integers of 1 to 8 bits by group and FP8, a byte for each number"
@@ -155,11 +138,7 @@ class TorchAORows(StoredFormat):
         return scale * (low - zero), scale * (high - zero)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return rows as `from_hp` of torchao's class quantises them, after rounding them to the dtype of the matrix.
-
-        Integers are symmetric if all zero points of the matrix are 0. A group of zeros has codes of 0 also where
-        torchao divides zero by zero, in FP8.
-        """
+        """Return rows as `from_hp` of torchao's class quantises them, after rounding them to the dtype of the matrix."""
         groups = values.to(self.dtype).unflatten(1, (-1, self.group_size or self.embed_dim))
         parts = self._scales_of(groups) if self.group_size else dict(shared)
         scale = parts[SCALE].unsqueeze(-1)
@@ -205,12 +184,7 @@ def _dtype_of(data: JsonObject, name: str) -> str:
 
 
 def tensor_metadata(module: StoredModule) -> tuple[str, JsonObject, list[str]]:
-    """Return what the metadata of the file states about the weight of a module.
-
-    These are torchao's class, its attributes, and the names of its tensors; `""` and nothing if it states none.
-
-    Reference: `torchao.prototype.safetensors.safetensors_utils`.
-    """
+    """Return what the metadata of the file states about the weight of a module."""
     try:
         stated = json.loads(module.metadata.get(f"{module.name}.weight", "{}"))
     except json.JSONDecodeError:

@@ -52,12 +52,7 @@ Kwargs = dict[str, Any]
 
 
 class Deferred(Tensor):
-    """A tensor with shape, dtype and device, and no memory, whose values are computed when something reads them.
-
-    Attributes:
-        source: The inputs of the head.
-        computed: The real tensor, once it was read.
-    """
+    """A tensor with shape, dtype and device, and no memory, whose values are computed when something reads them."""
 
     source: LogitSource
     computed: Tensor | None
@@ -71,10 +66,7 @@ class Deferred(Tensor):
         raise NotImplementedError
 
     def deferred_result(self, func: object, args: Args) -> "Deferred | None":
-        """Return the result of an operator of ATen as a deferred tensor; `None` if the operator needs the values.
-
-        `args` are all arguments of the operator; this tensor is one of them.
-        """
+        """Return the result of an operator of ATen as a deferred tensor; `None` if the operator needs the values."""
         raise NotImplementedError
 
     @classmethod
@@ -127,16 +119,7 @@ class Deferred(Tensor):
 
 
 class DeferredLogits(Deferred):
-    """Logits that are computed when they are read; `defer_logits` creates those of a head, `RULES` others from those.
-
-    Attributes:
-        like: Tensor on the meta device with the shape, strides and dtype of the logits; views share its storage.
-        described: The same logits, not computed from the leaves of `source`: for each row its hidden state, and what
-            the model did to each logit.
-        parent: The deferred logits from which these follow by `step`; `None` for those of the head.
-        step: Function that computes these logits from the real logits of `parent`.
-        node: Node of the autograd graph with which they were created.
-    """
+    """Logits that are computed when they are read; `defer_logits` creates those of a head, `RULES` others from those."""
 
     like: Tensor
     described: UncomputedLogits
@@ -165,14 +148,7 @@ class DeferredLogits(Deferred):
         return self.computed is None and (self.parent is None or self.parent.is_unread)
 
     def uncomputed(self) -> UncomputedLogits | None:
-        """Return the logits without computing them, with gradients to hidden states and tensors of the head.
-
-        The result is `None`, so that the caller reads the real logits, if they were read already, under a `torch.func`
-        transform, and if FSDP has freed the weights.
-
-        Raises:
-            StaleRowsError: The weights were changed since the forward pass.
-        """
+        """Return the logits without computing them, with gradients to hidden states and tensors of the head."""
         source = self.source
         if not self.is_unread or source.is_freed or is_transformed(*source.originals):
             return None
@@ -181,11 +157,7 @@ class DeferredLogits(Deferred):
             return logits.replaced(marked(logits.hidden, is_changed), logits.options)
 
     def materialize(self) -> Tensor:
-        """Return the real logits, a plain tensor at the same place of the autograd graph; it is the same each time.
-
-        Raises:
-            StaleRowsError: The weights were changed since the forward pass, or FSDP has sharded them again.
-        """
+        """Return the real logits, a plain tensor at the same place of the autograd graph; it is the same each time."""
         if self.computed is None:
             parent, is_own = self.parent, self.grad_fn is None or self.grad_fn is self.node
             with torch.set_grad_enabled(self.requires_grad):
@@ -196,10 +168,7 @@ class DeferredLogits(Deferred):
         return self.computed
 
     def values(self) -> Tensor:
-        """Return the real logits, detached; logits that were unread stay unread.
-
-        Logits that `materialize` has returned contain all writes in place since then; others come from `original`.
-        """
+        """Return the real logits, detached; logits that were unread stay unread."""
         return self.original() if self.computed is None else self.computed.detach()
 
     def original(self) -> Tensor:
@@ -210,10 +179,7 @@ class DeferredLogits(Deferred):
             return self.step(self.parent.original())
 
     def deferred_result(self, func: object, args: Args) -> "DeferredLogits | None":
-        """Return the result of an operator as unread logits if it only makes an alias of these; else `None`.
-
-        The result is also `None` if these logits, or those from which they follow, were read.
-        """
+        """Return the result of an operator as unread logits if it only makes an alias of these; else `None`."""
         if not self.is_unread or not _is_alias(func, args):
             return None
         return DeferredLogits(self.source, self.like, self.described, self)
@@ -225,15 +191,7 @@ class DeferredLogits(Deferred):
         select: Step = lambda rows: rows,
         change: Callable[[LogitSettings], LogitSettings] = lambda options: options,
     ) -> "DeferredLogits | None":
-        """Return deferred logits that follow from these, in the autograd graph behind them.
-
-        `step` computes the new logits from the real ones; `like` is the attribute `like` of the new logits. `select`
-        does with the hidden states what `step` does with the rows of logits, and `change` returns the options of the
-        new logits.
-
-        The result is `None`, so that the caller reads the real logits, unless `like` has the dtype of these logits,
-        float32, bfloat16 or float16.
-        """
+        """Return deferred logits that follow from these, in the autograd graph behind them."""
         if like.dtype not in (self.dtype, torch.float32, *HALF):
             return None
         with torch.set_grad_enabled(self.source.requires_grad):
@@ -243,12 +201,7 @@ class DeferredLogits(Deferred):
 
 
 class DeferredGradient(Deferred):
-    """The gradient of a loss by its logits, which the head turns into its own gradients without computing it.
-
-    Attributes:
-        leaf_gradients: Function that computes the gradients of the leaves of `source`.
-        compute: Function that computes the real gradient of the logits.
-    """
+    """The gradient of a loss by its logits, which the head turns into its own gradients without computing it."""
 
     leaf_gradients: Callable[[], list[Tensor | None]]
     compute: Callable[[], Tensor]
@@ -272,11 +225,7 @@ class DeferredGradient(Deferred):
         return self.materialize()
 
     def deferred_result(self, func: object, args: Args) -> "DeferredGradient | None":
-        """Return the result of an operator as a deferred gradient if it is an alias, a clone or a sum; else `None`.
-
-        Autograd makes aliases and clones of a gradient, and adds the gradients of logits that are used several times. A
-        sum stays deferred if both gradients are deferred and have the same dtype.
-        """
+        """Return the result of an operator as a deferred gradient if it is an alias, a clone or a sum; else `None`."""
         if func is torch.ops.aten.clone.default or _is_alias(func, args):
             return DeferredGradient(self, self.leaf_gradients, self.materialize)
         other = args[1] if func is torch.ops.aten.add.Tensor else None
@@ -362,10 +311,7 @@ class _Read(torch.autograd.Function):
 
 
 class _Loss(torch.autograd.Function):
-    """Compute the cross entropy of deferred logits from their hidden states; `backward` returns a deferred gradient.
-
-    With `create_graph=True` and for batched gradients, `backward` returns the real gradient.
-    """
+    """Compute the cross entropy of deferred logits from their hidden states; `backward` returns a deferred gradient."""
 
     @staticmethod
     def forward(
@@ -397,10 +343,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _gradient(step: Step, logits: DeferredLogits, grad: Tensor) -> Tensor:
-    """Return the gradient of real logits, for the gradient of what `step` returns for them.
-
-    With `create_graph=True` the result can be differentiated again.
-    """
+    """Return the gradient of real logits, for the gradient of what `step` returns for them."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         real = logits.materialize() if create_graph else logits.original().detach().requires_grad_()
@@ -423,13 +366,7 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
     token_weights: Tensor | None = None,
 ) -> Tensor | None:
-    """Return `F.cross_entropy` of unread logits `(N, V)` or `(V,)` and token IDs, from the hidden states.
-
-    With `token_weights` it is `weighted_cross_entropy`.
-
-    The result is `None` for class probabilities, class weights, deprecated arguments, arguments that torch refuses, and
-    targets that do not fit or are empty.
-    """
+    """Return `F.cross_entropy` of unread logits `(N, V)` or `(V,)` and token IDs, from the hidden states."""
     is_known = type(target) in PLAIN_TYPES and target.dtype == torch.int64 and target.device == logits.device
     is_known = is_known and logits.dim() in (1, 2) and target.shape == logits.shape[:-1] and target.numel() > 0
     is_known = is_known and (weight, size_average, reduce) == (None, None, None)
@@ -461,18 +398,7 @@ def _loss_of_values(logits: Tensor, targets: Tensor, token_weights: Tensor | Non
 def weighted_cross_entropy(
     logits: Tensor, targets: Tensor, token_weights: Tensor, *, ignore_index: int, reduction: Reduction
 ) -> Tensor:
-    """Return `F.cross_entropy` with a weight of each target, of deferred logits without computing them.
-
-    Args:
-        logits: Logits of a model, `(N, V)`.
-        targets: Token IDs or `ignore_index`, `(N,)`.
-        token_weights: See `LossOptions`, checked by `require_token_weights`, `(N,)`.
-        ignore_index: Target that is ignored.
-        reduction: `"mean"` divides by the number of targets that are not ignored; over none it is NaN, as in torch.
-
-    Raises:
-        SizeError: The weight of a target that is not ignored is infinite or NaN; see `LossOptions`.
-    """
+    """Return `F.cross_entropy` with a weight of each target, of deferred logits without computing them."""
     arguments: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "token_weights": token_weights}
     result, is_safe = None, torch.is_grad_enabled() or not logits.requires_grad  # see `__torch_function__`
     if isinstance(logits, DeferredLogits) and logits.is_unread and is_safe:
@@ -481,11 +407,7 @@ def weighted_cross_entropy(
 
 
 def _rearranged(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
-    """Return the result of a function that keeps the order of all numbers, if the vocabulary stays the last dimension.
-
-    Otherwise, and if the dtype would change, the result is `None`. The function is called on the meta device, so shape,
-    strides and errors are those of torch.
-    """
+    """Return the result of a function that keeps the order of all numbers, if the vocabulary stays the last dimension."""
     others = [each.like if isinstance(each, DeferredLogits) else each for each in args[1:]]
     like = func(logits.like, *others, **kwargs)
     if like is logits.like:
@@ -497,11 +419,7 @@ def _rearranged(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwar
 
 
 def _indexed(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
-    """Return logits indexed in their leading dimensions, by integers, slices, masks or tensors of indices.
-
-    The last key may be `:` for the vocabulary. The result is `None` if another key reaches the vocabulary, or may reach
-    it behind `...`, or if a key is itself a deferred tensor.
-    """
+    """Return logits indexed in their leading dimensions, by integers, slices, masks or tensors of indices."""
     keys = args[1] if isinstance(args[1], tuple) else (args[1],)
     if any(isinstance(each, Deferred) for each in keys):
         return None
@@ -518,10 +436,7 @@ def _indexed(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs)
 
 
 def _cast(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
-    """Return logits of another dtype, or the logits themselves; `None` for another device.
-
-    The function is called on an empty tensor.
-    """
+    """Return logits of another dtype, or the logits themselves; `None` for another device."""
     empty, *others = (
         torch.empty(0, dtype=each.dtype, device=each.device) if isinstance(each, DeferredLogits) else each
         for each in args
@@ -536,10 +451,7 @@ def _cast(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) ->
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite factor as a number; `None` for a boolean, an infinite one or NaN, and for other objects.
-
-    A scalar tensor of floats counts as a number if it is on the CPU and has no gradient.
-    """
+    """Return a finite factor as a number; `None` for a boolean, an infinite one or NaN, and for other objects."""
     if isinstance(value, Tensor):
         is_known = type(value) in PLAIN_TYPES and value.dim() == 0 and device_kind(value) == "cpu"
         value = value.item() if is_known and not value.requires_grad and value.is_floating_point() else None
@@ -574,10 +486,7 @@ def _bounded(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs)
 
 
 def _shifted(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
-    """Return logits plus a tensor without gradient that has one number for each token of the vocabulary.
-
-    The result is `None` for another addend, and behind a tanh.
-    """
+    """Return logits plus a tensor without gradient that has one number for each token of the vocabulary."""
     if kwargs:
         return None
     other, size = args[1] if args[0] is logits else args[0], logits.shape[-1]
@@ -620,16 +529,7 @@ AUTOGRAD = {torch.autograd.grad, torch.autograd.backward}  # functions that take
 def defer_logits(
     head: nn.Module, hidden: Tensor, tensors: HeadTensors, settings: LogitSettings, report: LogitsReport
 ) -> DeferredLogits | None:
-    """Return the deferred logits of a head, or `None` where its logits must be computed at once.
-
-    That is the case for no or a single position, as in generation; for hidden states that are not floats; on the meta
-    device; under `torch.func`, tracing and CUDA graph capture; where the tensors differ in device; where hidden states
-    and weight differ in dtype, without `head_dtype` and without autocast, or with autocast and one of them in float64;
-    and for tensor subclasses, such as a `DTensor` or a quantised weight.
-
-    `head` gathers its weights if FSDP has sharded it, `settings` have `head_dtype` and `batch_invariant`, and `report`
-    logs that logits are read.
-    """
+    """Return the deferred logits of a head, or `None` where its logits must be computed at once."""
     parts = (hidden, *tensors.flat())
     is_batch = hidden.dim() > 1 and hidden.shape[-2] > 1 and hidden.numel() > 0
     is_plain = all(type(each) in PLAIN_TYPES and each.device == hidden.device for each in parts)

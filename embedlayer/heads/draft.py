@@ -415,32 +415,20 @@ class DraftHead(ComputedBuffers):
         return f"{self.draft_vocab_size} of {self.vocab_size} tokens"
 
     def _described(self, hidden: Tensor, options: ScoreOptions) -> tuple[UncomputedLogits, LossSettings]:
-        """Return the draft logits to compute, and the options of a loss of draft IDs.
-
-        Raises:
-            SizeError: `vocab_size` is passed, and it is not that of the full vocabulary.
-            ShapeError: `hidden` has another width than the rows.
-        """
+        """Return the draft logits to compute, and the options of a loss of draft IDs."""
         if options.get("vocab_size") not in (None, self.vocab_size):
             raise SizeError(f"This draft head is of {self.vocab_size} tokens, not vocab_size={options['vocab_size']}.")
         return resolve_logits(hidden, self, {**options, "vocab_size": None, "ignore_index": IGNORED})
 
     def _draft_targets(self, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-        """Return the draft ID of each target, or -100 where there is none, and a mask of targets outside the draft.
-
-        Ignored targets are not in the mask.
-        """
+        """Return the draft ID of each target, or -100 where there is none, and a mask of targets outside the draft."""
         ignored = targets == ignore_index
         drafts = self.to_draft(targets.masked_fill(ignored, 0))
         missing = (drafts < 0) & ~ignored
         return drafts.masked_fill(missing | ignored, IGNORED), missing
 
     def _operands(self, hidden: Tensor, options: LogitSettings) -> tuple[Tensor, Tensor] | None:
-        """Return two tensors whose product is the raw draft logits: `(..., K)`, and rows `(N, K)`.
-
-        K is the width of the stored rows, as in `TokenTable.as_linear`. The result is `None` if the head or the table
-        computes its logits in a way that rows do not tell.
-        """
+        """Return two tensors whose product is the raw draft logits: `(..., K)`, and rows `(N, K)`."""
         self._check_vocab_size()
         table = self._table()
         if not self._is_product(table):
@@ -517,10 +505,7 @@ class DraftHead(ComputedBuffers):
         return options_after_call(self, self._logit_options(), self._model_options(), options)
 
     def _draft_options(self, options: LogitOptions) -> LogitOptions:
-        """Return a copy of logit options in terms of draft IDs: the bias of its tokens, and the padding token.
-
-        A padding token outside the draft vocabulary becomes `None`.
-        """
+        """Return a copy of logit options in terms of draft IDs: the bias of its tokens, and the padding token."""
         changed = options.copy()
         bias, padding_idx = options.get("bias"), options.get("padding_idx")
         if bias is not None:
@@ -558,17 +543,7 @@ def _computes_logits_by(table: TokenTable, method: str) -> bool:
 
 @torch.library.custom_op("embedlayer::require_draft_tokens", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def require_draft_tokens(drafts: Tensor, targets: Tensor, missing: Tensor) -> Tensor:
-    """Raise an error for the first target outside the draft vocabulary; else return a copy of `drafts`.
-
-    It is a custom operator, so that `torch.compile` keeps it as one node. The values are read, so on an accelerator it
-    waits for the device.
-
-    All have one shape, `(...)`: `targets` are token IDs of the full vocabulary or an ignored value, `drafts` their
-    draft IDs, and `missing` is the mask of those outside the draft vocabulary.
-
-    Raises:
-        TokenIdError: A target is outside; the message names its row, column and token.
-    """
+    """Raise an error for the first target outside the draft vocabulary; else return a copy of `drafts`."""
     places = missing.flatten().nonzero().flatten()
     if len(places):
         place, length = int(places[0]), targets.shape[-1] if targets.dim() else 1

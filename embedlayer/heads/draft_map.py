@@ -25,21 +25,7 @@ _PICKLE_SUFFIXES = (FR_SPEC_SUFFIX, ".pth")
 
 
 def check_draft_tokens(token_ids: Iterable[int] | Int[Tensor, " N"], vocab_size: int) -> tuple[int, ...]:
-    """Check the tokens of a draft vocabulary and return them in the given order: draft ID i is token `token_ids[i]`.
-
-    Args:
-        token_ids: Token IDs, each once, in any order.
-        vocab_size: Number of tokens of the full vocabulary, V.
-
-    Raises:
-        SizeError: The list is empty, or a token is in it twice.
-        TokenIdError: A token is outside the full vocabulary.
-        ShapeError: The entries are not integers, as those of a mask such as `t2d`, or a tensor is not `(N,)`.
-
-    Example:
-        >>> check_draft_tokens([2, 7, 5], 10)
-        (2, 7, 5)
-    """
+    """Check the tokens of a draft vocabulary and return them in the given order: draft ID i is token `token_ids[i]`."""
     if isinstance(token_ids, Tensor | np.ndarray):
         if token_ids.ndim != 1:
             raise ShapeError(f"token_ids must be (N,), not {tuple(token_ids.shape)}.")
@@ -220,10 +206,7 @@ def load_draft_tokens(path: Path | str) -> tuple[int, ...]:
 
 
 def _tokens_of(d2t: Tensor, t2d: Tensor | None, *, source: str) -> tuple[int, ...]:
-    """Return the token IDs that EAGLE-3's offsets and mask describe; `t2d` is `None` if the file `source` has no mask.
-
-    A `CheckpointError` says what is wrong with shapes, data types or values.
-    """
+    """Return the token IDs that EAGLE-3's offsets and mask describe; `t2d` is `None` if the file `source` has no mask."""
     if d2t.dim() != 1 or d2t.dtype not in (torch.int64, torch.int32):
         raise CheckpointError(
             f"{source}: {D2T} must be int64 or int32 of shape (N,), not {str(d2t.dtype).removeprefix('torch.')} of "

@@ -127,13 +127,7 @@ class ModelLogitOptions:
 
 
 class HeadTensors(NamedTuple):
-    """Hold the tensors of an LM head at the time of its forward pass.
-
-    Attributes:
-        weight: One row per token, `(V, D)`.
-        bias: Bias of the tokens, `(V,)`, or `None`.
-        adapters: PEFT adapters of the rows, in the order in which they are applied.
-    """
+    """Hold the tensors of an LM head at the time of its forward pass."""
 
     weight: Tensor
     bias: Tensor | None
@@ -164,10 +158,7 @@ class HeadTensors(NamedTuple):
         return products
 
     def logits(self, hidden: Tensor, settings: LogitSettings) -> Tensor:
-        """Return all logits, computed by the operations of the plain head; the bias is that of these tensors.
-
-        Of `settings`, `head_dtype` and `batch_invariant` apply.
-        """
+        """Return all logits, computed by the operations of the plain head; the bias is that of these tensors."""
         if settings.batch_invariant:
             return self.uncomputed_logits(hidden, settings._replace(bias=self.bias)).head_logits()
         return in_head_dtype(self._plain_logits, hidden, settings.head_dtype)
@@ -189,23 +180,7 @@ class HeadTensors(NamedTuple):
 
 
 class LogitSource:
-    """The inputs from which deferred logits are computed: hidden states, tensors of the head, and the state of torch.
-
-    All tensors are detached aliases of the model's, the leaves of a graph of their own, so that gradients can be
-    computed from them at any time without running hooks of the model's parameters.
-
-    A change of weights is noticed by torch's version counters, and by samples of the weights: PEFT writes a merged
-    adapter through `.data`, and FSDP2 preserves the counters when it gathers weights. An accelerator compares the
-    samples without waiting: what is computed from changed weights is NaN there, and the next loss that waits, or
-    `check()` of a layer, raises the error.
-
-    Args:
-        head: The head, which can gather sharded weights.
-        hidden: Hidden states, `(..., D)`.
-        tensors: Tensors of the head.
-        settings: How the products are computed: `head_dtype` and `batch_invariant`.
-        report: Where to log that logits are read.
-    """
+    """The inputs from which deferred logits are computed: hidden states, tensors of the head, and the state of torch."""
 
     def __init__(
         self, head: nn.Module, hidden: Tensor, tensors: HeadTensors, settings: LogitSettings, report: LogitsReport
@@ -227,10 +202,7 @@ class LogitSource:
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """Return the dtype of the logits: `head_dtype`, or that of autocast if it was active, or of the hidden states.
-
-        Autocast has no effect on hidden states in float64.
-        """
+        """Return the dtype of the logits: `head_dtype`, or that of autocast if it was active, or of the hidden states."""
         if self.settings.head_dtype is not None:
             return self.settings.head_dtype
         narrow = self.autocast_dtype
@@ -256,14 +228,7 @@ class LogitSource:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[Tensor | None]:
-        """Restore grad mode and autocast of the forward pass, and gather weights that FSDP has sharded since.
-
-        Yields:
-            On an accelerator whether the weights have changed, a boolean scalar; else `None`.
-
-        Raises:
-            StaleRowsError: The weights were changed or freed since the forward pass.
-        """
+        """Restore grad mode and autocast of the forward pass, and gather weights that FSDP has sharded since."""
         is_freed = self.is_freed
         if is_freed and not hasattr(self.head, "unshard"):
             raise StaleRowsError(
@@ -301,10 +266,7 @@ class LogitSource:
         return changes[0] if len(changes) == 1 else torch.stack(changes).any()
 
     def logits(self) -> Tensor:
-        """Return the real logits, computed once, with a graph from the leaves.
-
-        If they were written in place since, they are computed again. Errors are those of `restored`.
-        """
+        """Return the real logits, computed once, with a graph from the leaves."""
         if self._logits is None or _version(self._logits) != self._logits_version:
             with self.restored() as is_changed:
                 self._logits = self.tensors.logits(marked(self.hidden, is_changed), self.settings)
@@ -314,11 +276,7 @@ class LogitSource:
     def gradients_of(
         self, output: Tensor, grad_output: Tensor, inputs: Sequence[Tensor] | None = None
     ) -> list[Tensor | None]:
-        """Return the gradients of hidden states and tensors of the head; `None` for those that need none.
-
-        `output` was computed from `inputs`, and `grad_output` is its gradient. `inputs` are the leaves; or the tensors
-        of the model, and then the gradients can be differentiated again.
-        """
+        """Return the gradients of hidden states and tensors of the head; `None` for those that need none."""
         create_graph = inputs is not None
         inputs = self.leaves if inputs is None else inputs
         wanted = [each for each in inputs if each.requires_grad]

@@ -276,11 +276,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return require_same_adapters(self._resolved())._replace(padding_idx=self.padding_idx)
 
     def _resolved(self) -> list[AdaptedTable]:
-        """Return the tables that the references of `follow` find now, each with the PEFT adapters on it.
-
-        A head that was built untied returns only tables that share its weight, since transformers may tie the two
-        later. The list is empty for an untied head, and for a head on which `follow` was never called.
-        """
+        """Return the tables that the references of `follow` find now, each with the PEFT adapters on it."""
         if not self.table_references:
             return []
         references = [each for each in self.table_references if each.module is not None]
@@ -344,10 +340,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     _stated_sizes = (0, 0)
 
     def _sizes(self) -> tuple[int, int]:
-        """Return `(V, D)` of the tied table, or of the head's own weight.
-
-        If that weight is missing or not 2-D, return the sizes passed at construction.
-        """
+        """Return `(V, D)` of the tied table, or of the head's own weight."""
         if self.own_table is not None:
             table = self._rows_of()
             return table.vocab_size, table.embed_dim
@@ -507,11 +500,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return defer_logits(self, hidden, tensors, settings, report)
 
     def _dense_rows(self, table: TokenTable | None) -> AdaptedTable | None:
-        """Return the module that has the dense weight of the head, with PEFT's adapters of its rows.
-
-        The result is `None` for a head with a scale, a soft cap or a padding token, for one whose `table` is not `None`
-        and has no adapters, and for other kinds of rows.
-        """
+        """Return the module that has the dense weight of the head, with PEFT's adapters of its rows."""
         rows = table.adapted_table() if isinstance(table, AdaptedRows) else AdaptedTable(self)
         is_dense = table is None or (isinstance(table, AdaptedRows) and type(rows.table) is TokenEmbedding)
         return rows if is_dense and (self.logit_scale, self.softcap, self.padding_idx) == (1.0, None, None) else None
@@ -622,20 +611,7 @@ def tied_alone() -> CheckpointError:
 
 
 def called_logits(head: nn.Module, output: OutputHead, hidden: Tensor, options: Mapping[str, Any]) -> UncomputedLogits:
-    """Describe the logits that a call of a head returns, whose hooks or whose own `forward` decide them.
-
-    Hooks see one call with all hidden states, as where the head is called. Without hooks, `forward` is called for a
-    chunk of tokens at a time.
-
-    Args:
-        head: The head.
-        output: The part of the head that has options.
-        hidden: Hidden states, `(..., D)`.
-        options: Options of this call, checked.
-
-    Raises:
-        SizeError: An option would replace one that the call applies.
-    """
+    """Describe the logits that a call of a head returns, whose hooks or whose own `forward` decide them."""
     own = output.logit_options()
     rest: Any = {name: own[name] for name in ("padding_idx", "mask_padding", "batch_invariant")}
     rest |= options_after_call(head, own, output.model_options, options)
@@ -647,17 +623,7 @@ def called_logits(head: nn.Module, output: OutputHead, hidden: Tensor, options: 
 def options_after_call(
     head: nn.Module, own: LogitOptions, of_model: ModelLogitOptions | None, options: Mapping[str, Any]
 ) -> LogitOptions:
-    """Return what is done to the logits that a head returns: options of its model and of a call.
-
-    Args:
-        head: The head, for the error.
-        own: Options that the head applies.
-        of_model: What a patched model does to the logits behind the head, which an option of a call replaces.
-        options: Options of this call, checked.
-
-    Raises:
-        SizeError: An option would replace one that the head applies.
-    """
+    """Return what is done to the logits that a head returns: options of its model and of a call."""
     merged = {**({} if of_model is None else of_model.logit_options()), **options}
     for name in ("head_dtype", "logit_scale", "bias", "softcap"):
         applied: Any = cast("dict[str, Any]", own).get(name)

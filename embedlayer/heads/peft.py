@@ -53,10 +53,7 @@ class ChildReference:
 
 
 class AdaptedTable(NamedTuple):
-    """Hold a table, and the active PEFT adapters that change its rows, in the order in which they are applied.
-
-    `padding_idx` is the token whose adapted row gets no gradient from products, or `None`.
-    """
+    """Hold a table, and the active PEFT adapters that change its rows, in the order in which they are applied."""
 
     table: nn.Module
     adapters: tuple[Adapter, ...] = ()
@@ -64,10 +61,7 @@ class AdaptedTable(NamedTuple):
 
 
 def weight_of(found: AdaptedTable) -> Tensor | None:
-    """Return the weight of `found.table`, or `None` if it has no weight.
-
-    The weight of a `DeltaEmbedding` is that of its base.
-    """
+    """Return the weight of `found.table`, or `None` if it has no weight."""
     table = found.table
     while isinstance(table, DeltaEmbedding):
         table = table.base
@@ -75,13 +69,7 @@ def weight_of(found: AdaptedTable) -> Tensor | None:
 
 
 def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
-    """Return the table inside a module that looks up rows, and the active adapters that PEFT has put on it.
-
-    `name` is that of the module in its parent, for the error.
-
-    Raises:
-        CheckpointError: The module is of an unknown class, or an adapter is of an unknown kind.
-    """
+    """Return the table inside a module that looks up rows, and the active adapters that PEFT has put on it."""
     here: Any = module
     if isinstance(module, (TokenTable, nn.Embedding, nn.Linear)):  # graphs of torch 2.9 have no unions of classes
         return AdaptedTable(module)
@@ -103,11 +91,7 @@ def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
 
 
 def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:
-    """Yield the active adapters of one PEFT module that wraps a table.
-
-    Raises:
-        CheckpointError: A tied head cannot read an adapter of this kind.
-    """
+    """Yield the active adapters of one PEFT module that wraps a table."""
     low_rank, replaced = (hasattr(wrapper, kind) for kind in ("lora_embedding_A", "trainable_tokens_delta"))
     if not low_rank and not replaced:
         raise CheckpointError(
@@ -149,15 +133,7 @@ def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
 
 
 def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: tuple[Adapter, ...]) -> bool:
-    """Return whether PEFT wraps a tied head and already adds the table's adapters to its logits.
-
-    PEFT does so with `ensure_weight_tying=True`. The head must then not add them a second time.
-
-    `reference` has the parent and the name of the head, and `adapters` are the active ones of the table.
-
-    Raises:
-        CheckpointError: PEFT has put other adapters on the head. Merging them would change the table too.
-    """
+    """Return whether PEFT wraps a tied head and already adds the table's adapters to its logits."""
     wrapper: Any = reference.module
     if wrapper is head or not hasattr(wrapper, "base_layer") or wrapper.disable_adapters or wrapper.merged:
         return False
@@ -173,10 +149,7 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
 
 
 def require_unwrapped(head: nn.Linear, reference: ChildReference | None) -> None:
-    """Raise a `CheckpointError` if PEFT wraps an untied head by an active module, so that its rows are not its logits.
-
-    `reference` has the parent and the name of the head; without it, nothing is checked.
-    """
+    """Raise a `CheckpointError` if PEFT wraps an untied head by an active module, so that its rows are not its logits."""
     wrapper: Any = None if reference is None else reference.module
     if wrapper is None or wrapper is head or not hasattr(wrapper, "active_adapters"):
         return

@@ -128,10 +128,7 @@ _FORWARD = PredictionHead.forward
 
 
 def part_config(part: nn.Module | None) -> JsonObject | None:
-    """Return the constructor's arguments of a projection or a norm of torch as JSON; `None` for `None`.
-
-    Any other module is returned as its description, with a kind identifier; see `describe`.
-    """
+    """Return the constructor's arguments of a projection or a norm of torch as JSON; `None` for `None`."""
     if part is None:
         return None
     if isinstance(part, Described) or not isinstance(part, nn.Linear | nn.RMSNorm | nn.LayerNorm):
@@ -146,15 +143,7 @@ def part_config(part: nn.Module | None) -> JsonObject | None:
 
 
 def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
-    """Build a projection or a norm from a result of `part_config`, with fresh weights; `None` for `None`.
-
-    `kind` is `nn.Linear` or `nn.LayerNorm`, for a result without a kind identifier. An `nn.RMSNorm` is recognised by
-    its argument `elementwise_affine` without `bias`.
-
-    Raises:
-        CheckpointError: An argument has another type.
-        TypeError: An argument is missing or unknown.
-    """
+    """Build a projection or a norm from a result of `part_config`, with fresh weights; `None` for `None`."""
     if config is None:
         return None
     if is_description(config):
@@ -167,14 +156,7 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
 
 
 def describe_head(head: OutputHead | PredictionHead) -> JsonObject:
-    """Return `{"tied": head.tied, **describe(head)}`, the description from which `build_head` constructs a head.
-
-    That of a tied head lacks the table and its sizes. That of a `PredictionHead` is that of its product, with its own
-    arguments `dense`, `activation` and `norm`.
-
-    Raises:
-        CheckpointError: The head cannot be saved; see `describe`.
-    """
+    """Return `{"tied": head.tied, **describe(head)}`, the description from which `build_head` constructs a head."""
     if isinstance(head, PredictionHead):
         own = {"dense": part_config(head.dense), "activation": head.activation, "norm": part_config(head.norm)}
         return {**describe_head(head.output), **own}
@@ -182,17 +164,7 @@ def describe_head(head: OutputHead | PredictionHead) -> JsonObject:
 
 
 def build_head(config: JsonObject, table: TokenTable) -> OutputHead | PredictionHead:
-    """Build a head from a description, with fresh weights.
-
-    Args:
-        config: Result of `describe_head`. Without a kind, as files of earlier versions, it is that of an `OutputHead`.
-        table: Table that the new head is tied to if `config["tied"]` is true.
-
-    Raises:
-        CheckpointError: A field has another type, or the class is unknown or does not fit its arguments.
-        KeyError: There is no field `tied`.
-        TypeError: An argument of the head, the projection or the norm is missing or unknown.
-    """
+    """Build a head from a description, with fresh weights."""
     options = {name: build(value) if name == ROWS else value for name, value in config.items()}
     tied, dense = options.pop("tied"), build_part(nn.Linear, options.pop("dense", None))
     activation, norm = options.pop("activation", None), build_part(nn.LayerNorm, options.pop("norm", None))

@@ -217,12 +217,7 @@ _METADATA = ("draft_size", "target_size", "draft_digest", "target_digest")
 
 
 def _others(head: Head, token_ids: Tensor) -> DraftHead:
-    """Return the draft head over all tokens of a head but some.
-
-    Raises:
-        SizeError: There are no others.
-        TokenIdError: The head has fewer rows than the tokens need.
-    """
+    """Return the draft head over all tokens of a head but some."""
     size = DraftHead(head, token_ids).vocab_size
     others = torch.ones(size, dtype=torch.bool).index_fill(0, token_ids, False).nonzero().flatten()
     if not len(others):
@@ -234,11 +229,7 @@ def _others(head: Head, token_ids: Tensor) -> DraftHead:
 
 
 def _mapped(ids: Tensor, sources: Tensor, results: Tensor, size: int) -> Tensor:
-    """Return the result of each ID whose source it is, and -1 for the others; `size` is the number of IDs.
-
-    Raises:
-        TokenIdError: An ID is below 0, or `size` or more.
-    """
+    """Return the result of each ID whose source it is, and -1 for the others; `size` is the number of IDs."""
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
         raise TokenIdError(f"token ids {int(ids.min())}..{int(ids.max())} are not all in 0..{size - 1}.")
     places = torch.full((size,), _NONE, device=sources.device).index_copy(0, sources, results)

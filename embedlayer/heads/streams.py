@@ -473,13 +473,7 @@ class StreamHead(Pretrained, nn.Module):
     def _requested(
         self, hidden: Tensor, targets: Tensor, options: Any
     ) -> tuple[list[UncomputedLogits], TargetGroups, LossSettings]:
-        """Return the logits of each stream, the targets one stream after another, and the options of the loss.
-
-        Raises:
-            ShapeError: The targets have another shape than `(..., K)`, or are no integers.
-            SizeError: `vocab_size` is not that of each stream.
-            TokenIdError: On the CPU, a target is outside of its stream.
-        """
+        """Return the logits of each stream, the targets one stream after another, and the options of the loss."""
         loss, of_logits = divided_options(options)
         vocab_size = of_logits.pop("vocab_size", None)
         if vocab_size is not None and set(self.sizes) != {vocab_size}:
@@ -497,11 +491,7 @@ class StreamHead(Pretrained, nn.Module):
         return heads, TargetGroups(_by_stream(targets), [targets[..., 0].numel()] * self.num_streams), loss
 
     def _checked(self, targets: Tensor, ignore_index: int) -> Tensor:
-        """Return targets after a check that each is in its own stream, which graphs contain.
-
-        Raises:
-            TokenIdError: One is not; the message names the stream, row and column.
-        """
+        """Return targets after a check that each is in its own stream, which graphs contain."""
         parts = []
         for stream, (ids, size) in enumerate(zip(targets.unbind(-1), self.sizes, strict=True)):
             kind = f"token id of stream {stream}"

@@ -12,11 +12,7 @@ DecodingState = dict[str, Tensor]
 
 
 def documents_of(documents: AttentionMask | None, shape: torch.Size) -> Int64[Tensor, "*batch T"] | None:
-    """Return a mask of padding and packed documents of tokens of a shape `(..., T)` as int64; `None` for `None`.
-
-    Raises:
-        ShapeError: See `check_mask`; or a document has padding inside: `[1, 0, 1]`.
-    """
+    """Return a mask of padding and packed documents of tokens of a shape `(..., T)` as int64; `None` for `None`."""
     if documents is None:
         return None
     check_mask(documents, shape, "documents", gaps=False)
@@ -26,33 +22,7 @@ def documents_of(documents: AttentionMask | None, shape: torch.Size) -> Int64[Te
 def prepend_history(
     name: str, x: Tensor, documents: Int64[Tensor, "B T"] | None, state: DecodingState | None, *, length: int, fill: int
 ) -> tuple[Tensor, Int64[Tensor, "B S"] | None]:
-    """Return tokens and their documents behind the last `length` tokens of the earlier calls, and update `state`.
-
-    The history of a row is its last `length` tokens that are not padding. So padding at the end of a part does not
-    separate the part from the next one. Before the first token the history is `fill`, with document 0.
-
-    Args:
-        name: Key in `state`; the documents are stored at `name + "_documents"`.
-        x: A number or a vector for each token, `(B, T, ...)`.
-        documents: 0 for padding, else the number of the document; `None` to continue the last document of each row.
-        state: What earlier calls have stored; `None` without earlier and later calls.
-        length: Number of earlier tokens, at least 1.
-        fill: Value before the first token.
-
-    Returns:
-        `(B, length + T, ...)` and `(B, length + T)`. The documents are `None` without a state and a mask: all tokens
-        then belong to one document.
-
-    Raises:
-        ShapeError: The state is that of another batch size.
-
-    Example:
-        >>> state = {}
-        >>> prepend_history("ids", torch.tensor([[5, 6, 7]]), None, state, length=2, fill=0)
-        (tensor([[0, 0, 5, 6, 7]]), tensor([[0, 0, 1, 1, 1]]))
-        >>> prepend_history("ids", torch.tensor([[8]]), None, state, length=2, fill=0)
-        (tensor([[6, 7, 8]]), tensor([[1, 1, 1]]))
-    """
+    """Return tokens and their documents behind the last `length` tokens of the earlier calls, and update `state`."""
     batch, tokens, *rest = x.shape
     history = None if state is None else state.get(name)
     if history is None:

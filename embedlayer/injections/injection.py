@@ -146,20 +146,12 @@ VectorSource = LookupTable | NgramEmbedding
 
 
 def as_source(table: VectorSource | nn.Embedding) -> VectorSource:
-    """Return a source of vectors unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
-
-    Any other object raises a `SizeError`.
-    """
+    """Return a source of vectors unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight."""
     return table if isinstance(table, NgramEmbedding) else as_lookup_table(table)
 
 
 def vectors_of(table: VectorSource, context: InjectionContext) -> Float[Tensor, "B T E"]:
-    """Return the vectors of a table for the tokens of a batch.
-
-    Raises:
-        TokenIdError: On the CPU, an ID is outside the table.
-        ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
-    """
+    """Return the vectors of a table for the tokens of a batch."""
     if isinstance(table, NgramEmbedding):
         vectors: Tensor = table(context.ids, context.documents, context.state)
     else:
@@ -226,13 +218,7 @@ def look_up_injections(
     documents: AttentionMask | None = None,
     states: Sequence[DecodingState] | None = None,
 ) -> tuple[Injected, ...]:
-    """Look up the vectors of all injections of a decoder for one batch of token vectors `(..., T, D)`.
-
-    `states` has what each injection keeps in cached decoding, which is changed in place; `None` without a cache.
-
-    Raises:
-        TokenIdError, ShapeError: As in `EmbeddingInjection.look_up`.
-    """
+    """Look up the vectors of all injections of a decoder for one batch of token vectors `(..., T, D)`."""
     injected = []
     for number, injection in enumerate(injections):
         context = InjectionContext(ids, documents, None if states is None else states[number])
@@ -259,10 +245,7 @@ def add_to_stream(
 def add_to_values(
     values: Float[Tensor, "*batch G T K"], x: Float[Tensor, "*batch T D"], injected: tuple[Injected, ...], block: int
 ) -> Float[Tensor, "*batch G T K"]:
-    """Return the values of the attention of block `block` with those of all injections, in order.
-
-    `x` is the normalised input of the attention.
-    """
+    """Return the values of the attention of block `block` with those of all injections, in order."""
     for injection, _, vectors in injected:
         values = injection.add_to_values(values, x, vectors, block)
     return values
@@ -292,11 +275,7 @@ class InputInjections:
 
 
 def check_blocks(blocks: Iterable[int], num_layers: int | None = None) -> tuple[int, ...]:
-    """Return block numbers as a tuple, after a check.
-
-    A `SizeError` says that there is none, that one occurs twice, or that there is no such block. `num_layers` is the
-    number of blocks of the decoder, `None` if unknown.
-    """
+    """Return block numbers as a tuple, after a check."""
     numbers = tuple(blocks)
     if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
         raise SizeError(f"blocks must be distinct block numbers from 0, at least one, not {numbers}.")

@@ -357,10 +357,7 @@ class NgramHash(Pretrained, ComputedBuffers):
             )
 
     def _fault_of(self, token_map: Tensor | None) -> str | None:
-        """Return what is wrong with the compressed IDs of a token map; `None` if nothing is.
-
-        A map that is `None`, empty or on the meta device is not checked.
-        """
+        """Return what is wrong with the compressed IDs of a token map; `None` if nothing is."""
         if token_map is None or token_map.is_meta or token_map.numel() == 0:
             return None
         smallest, largest = map(int, torch.aminmax(token_map))
@@ -372,11 +369,7 @@ class NgramHash(Pretrained, ComputedBuffers):
         )
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Load as torch does, after a check of the token map.
-
-        Raises:
-            CheckpointError: A compressed ID in the saved token map is outside `0..compressed_size - 1`.
-        """
+        """Load as torch does, after a check of the token map."""
         if self.token_map is not None and (fault := self._fault_of(state_dict.get(f"{prefix}token_map"))) is not None:
             raise CheckpointError(
                 f"{prefix}{fault} The weights and the configuration of the n-gram hash do not belong together, or one "
@@ -552,10 +545,7 @@ def _primes(smallest: int, used: Collection[int] = ()) -> Iterator[int]:
 
 
 def _is_prime(number: int) -> bool:
-    """Return whether a number is prime, by Miller and Rabin's test, which is exact for these bases below 3e23.
-
-    Reference: Sorenson and Webster, Strong pseudoprimes to twelve prime bases, 2015.
-    """
+    """Return whether a number is prime, by Miller and Rabin's test, which is exact for these bases below 3e23."""
     if number < 2 or any(number % base == 0 for base in _WITNESSES):
         return number in _WITNESSES
     twos = ((number - 1) & (1 - number)).bit_length() - 1

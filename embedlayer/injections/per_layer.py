@@ -22,21 +22,7 @@ from embedlayer.tables.lookup import LookupTable
 
 
 class GemmaRMSNorm(nn.RMSNorm):
-    """RMSNorm as Gemma 3n and 4 compute it: `out = x * (mean(x^2) + eps)^-0.5 * weight`, in float32 or wider.
-
-    It is an `nn.RMSNorm` with the same parameter. The power replaces torch's `rsqrt`, so that the result equals that of
-    transformers bit for bit.
-
-    Args:
-        width: Width of the vectors.
-        eps: Term that is added to the mean square.
-
-    Example:
-        >>> GemmaRMSNorm(8)(torch.ones(2, 8)).sum()
-        tensor(16.0000, grad_fn=<SumBackward0>)
-
-    Reference: transformers/models/gemma4/modeling_gemma4.py (`Gemma4RMSNorm`).
-    """
+    """RMSNorm as Gemma 3n and 4 compute it: `out = x * (mean(x^2) + eps)^-0.5 * weight`, in float32 or wider."""
 
     eps: float
 

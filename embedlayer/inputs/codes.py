@@ -156,19 +156,7 @@ def _build_stream_head(config: JsonObject | None, table: StreamTable) -> StreamH
 
 
 class StreamLookup:
-    """The look-up of K streams as the first step of an input embedding, whose IDs are those of the first stream.
-
-    Args:
-        table: Rows of all streams.
-        ids: IDs of all streams, `(..., T, K)`, as `StreamTable.forward` takes them.
-        streams: Number of streams that are summed; `None` for all.
-
-    Attributes:
-        first: IDs of the first stream, `(..., T)`.
-
-    Raises:
-        ShapeError: The IDs have no dimension of streams.
-    """
+    """The look-up of K streams as the first step of an input embedding, whose IDs are those of the first stream."""
 
     def __init__(self, table: StreamTable, ids: Int[Tensor, "*batch K"], streams: int | None = None) -> None:
         if ids.dim() < 2:

@@ -12,14 +12,7 @@ from embedlayer.tables.table import TokenTable
 
 
 class DecoderInput(Pretrained):
-    """Parts of the decoder's input embedding that are not those of the encoder; the others are shared.
-
-    Args:
-        recipe: Steps of the decoder's input embedding; `None` for those of the encoder.
-        table: Token table of the decoder; `None` if the encoder's table is read at both inputs.
-        norm: LayerNorm of the step `"norm"`; `None` for the encoder's.
-        is_scaled: Whether the decoder multiplies the rows that it looks up by the scale of the table.
-    """
+    """Parts of the decoder's input embedding that are not those of the encoder; the others are shared."""
 
     def __init__(
         self,

@@ -34,11 +34,7 @@ PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "
 
 
 def as_dropout(probability: float) -> nn.Dropout:
-    """Return a dropout layer.
-
-    Raises:
-        SizeError: The probability is not from 0 to 1.
-    """
+    """Return a dropout layer."""
     if not 0 <= probability <= 1:
         raise SizeError(f"dropout must be from 0 to 1, not {probability}.")
     return nn.Dropout(probability)
@@ -52,16 +48,7 @@ def as_position(
     num_heads: int | None = None,
     head_dim: int | None = None,
 ) -> Position:
-    """Return a position scheme: `position` itself if it is an object, or a new scheme of that name.
-
-    An object is checked against the sizes: `embed_dim` is the width of the vectors that positions are added to, and
-    `head_dim` is `embed_dim / num_heads` by default. `"relative"` is T5's bias for decoders. `"scaled-sinusoidal"` has
-    one learned factor, which starts at `1/sqrt(D)`.
-
-    Raises:
-        SizeError: The name is unknown, the scheme was built for other sizes, the object is no `Position`; or a scheme
-            that is applied in attention is named, and `num_heads` is `None` or does not divide `embed_dim`.
-    """
+    """Return a position scheme: `position` itself if it is an object, or a new scheme of that name."""
     if isinstance(position, Position):
         position.require_sizes(embed_dim=embed_dim, num_heads=num_heads, head_dim=head_dim)
         return position
@@ -357,15 +344,7 @@ def trace_embed(
     injections: Iterable[EmbeddingInjection] = (),
     **options: Unpack[InputOptions],
 ) -> Iterator[TracedStep]:
-    """Run the steps of `embed` one after another, and yield a `TracedStep` with the vectors after each.
-
-    The arguments are those of `embed`. Of `injections`, the additional tables of a decoder, those that enter at its
-    input are a step before dropout.
-
-    Raises:
-        SizeError, ShapeError, TokenIdError, PositionError: As in `InputEmbedding.forward`. But with injections at the
-            input, `ids` are needed also beside `inputs_embeds`.
-    """
+    """Run the steps of `embed` one after another, and yield a `TracedStep` with the vectors after each."""
     inputs_embeds, positions = options.get("inputs_embeds"), options.get("positions")
     at_input = injections_at_input(injections)
     ids = sequence_of(ids, None if at_input else inputs_embeds, table)
@@ -390,15 +369,7 @@ def checked_positions(
 def sequence_of(
     ids: IdsLike | None, inputs_embeds: Float[Tensor, "*batch T D"] | None, table: nn.Module
 ) -> Int[Tensor, "*batch T"]:
-    """Return the token IDs as a tensor `(..., T)`, or zeros in their place if `inputs_embeds` `(..., T, D)` are passed.
-
-    Lists are converted to a tensor on the device of the table. IDs are not checked against its size.
-
-    Raises:
-        SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
-        ShapeError: `ids` are a single number or cannot be converted (see `as_ids`), or `inputs_embeds` have another
-            width than the table.
-    """
+    """Return the token IDs as a tensor `(..., T)`, or zeros in their place if `inputs_embeds` `(..., T, D)` are passed."""
     if (ids is None) == (inputs_embeds is None):
         raise SizeError("Give token IDs or inputs_embeds, exactly one of them.")
     if inputs_embeds is not None:
@@ -423,10 +394,7 @@ def _embed_fused(
     positions: Positions | None,
     dropout: nn.Module | None,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(position.add(table(ids), positions))` in one pass over the looked-up vectors.
-
-    The calls of `table` and `position` are skipped; `dropout` is called after the pass if its call may not be.
-    """
+    """Compute `dropout(position.add(table(ids), positions))` in one pass over the looked-up vectors."""
     stored = table.stored(ids) if may_use(table, "stored", "look_up") else None
     is_gathered = stored is not None and is_gathered_faster(stored)
     addend: Tensor | StoredRows | None = None

@@ -51,12 +51,7 @@ SKIPPED_METHODS: tuple[tuple[type, dict[str, Callable[..., Any]]], ...] = (
 
 
 def may_skip_call(part: Callable[..., Any]) -> bool:
-    """Return whether a fused computation may replace the calls of a table, a position scheme or a dropout module.
-
-    This is so where nothing could observe the difference: the methods are those of embedlayer or torch, not overridden
-    or replaced, and a module that would be called has no hooks. Whether a kernel may compute with tensors is another
-    question, which `Kernel.applies` answers.
-    """
+    """Return whether a fused computation may replace the calls of a table, a position scheme or a dropout module."""
     for kind, methods in SKIPPED_METHODS:
         if isinstance(part, kind):
             is_observed = isinstance(part, nn.Module) and "__call__" in methods and has_hooks(part)
@@ -70,12 +65,7 @@ def scale_add_drop(
     addend: Float[Tensor, "*rows T D"] | StoredRows | None,
     dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(scale * x + addend)` of freshly looked-up vectors that no other code reads; may overwrite `x`.
-
-    `x` is `(T, D)` or `(B, T, D)`, and `dropout` the probability of a 0. In eager mode this is one pass over `x`, on a
-    CPU in place and on CUDA into new memory. Elsewhere `plain_scale_add_drop` computes it. Without dropout both differ
-    by one rounding at most, because multiplication and addition are one operation here.
-    """
+    """Compute `dropout(scale * x + addend)` of freshly looked-up vectors that no other code reads; may overwrite `x`."""
     if device_kind(x) == "cuda" and look_up_applies(x):
         return _on_cuda(x, tuple(x.shape), scale, addend, dropout)
     addend = gather_rows(addend) if isinstance(addend, StoredRows) else addend
@@ -94,13 +84,7 @@ def gather_scale_add_drop(
     addend: Float[Tensor, "*rows T D"] | StoredRows | None,
     dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(scale * weight[ids] + addend)` with the IDs and the weight of `stored`.
-
-    The IDs are `(T,)` or `(B, T)`. On a CPU in eager mode this is one pass over the result, and on CUDA too, where
-    `stored` has the check of the IDs. Elsewhere `plain_scale_add_drop` computes it. The gradient of the weight is
-    sparse if `stored.sparse`; its rows are then distinct and in ascending order. The addend may be the look-up of
-    position vectors on CUDA.
-    """
+    """Compute `dropout(scale * weight[ids] + addend)` with the IDs and the weight of `stored`."""
     ids, weight, padding_idx, sparse, check = stored
     shape = (*ids.shape, weight.shape[1])
     if check is not None:
@@ -124,11 +108,7 @@ def _on_cuda(
     addend: Tensor | StoredRows | None,
     dropout: float,
 ) -> Tensor:
-    """Compute `dropout(scale * source + addend)` on CUDA, in one launch where a kernel takes the scale and the addend.
-
-    `source` are vectors or their look-up. While a CUDA graph is captured, torch draws the mask: a seed of the kernel
-    would be the same in each replay.
-    """
+    """Compute `dropout(scale * source + addend)` on CUDA, in one launch where a kernel takes the scale and the addend."""
     rows = source.weight if isinstance(source, StoredRows) else source
     if isinstance(addend, StoredRows) and addend.weight.dtype != rows.dtype:
         addend = gather_rows(addend)
@@ -146,11 +126,7 @@ def _on_cuda(
 
 
 def is_gathered_faster(stored: StoredRows) -> bool:
-    """Return whether `gather_scale_add_drop` is faster than `scale_add_drop` of rows that were looked up.
-
-    On CUDA, where `stored` has a check, and without gradients it always is; with gradients on the CPU a kernel must
-    apply. It is not used for transformed weights.
-    """
+    """Return whether `gather_scale_add_drop` is faster than `scale_add_drop` of rows that were looked up."""
     if stored.check is not None:
         return True
     if torch.is_grad_enabled() and not GATHER_SCALE_ADD_DROP.applies(stored.ids, raw_weight(stored.weight)):
@@ -164,22 +140,14 @@ def plain_scale_add_drop(
     addend: Float[Tensor, "*rows T D"] | None,
     dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(scale * x + addend)` by separate PyTorch operations: the definition of `scale_add_drop`.
-
-    Its arguments are those of `scale_add_drop`; `x` is not changed.
-    """
+    """Compute `dropout(scale * x + addend)` by separate PyTorch operations: the definition of `scale_add_drop`."""
     x = x if scale is None else scale * x
     x = x if addend is None else x + addend.to(x.dtype)
     return F.dropout(x, dropout) if dropout else x
 
 
 def dropout_step(module: Callable[..., Any], x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-    """Return `module(x)` for a dropout module.
-
-    In a graph of `torch.compile` on a CPU an `nn.Dropout` runs as one custom operator. Inductor draws each random
-    number by itself: a training forward of (8, 1024) tokens of width 768 took 123 ms of one core, and 10 ms with the
-    operator. Look-up, scale and positions are left to inductor, whose code takes as long as the kernel.
-    """
+    """Return `module(x)` for a dropout module."""
     in_graph = GATHER_SCALE_ADD_DROP.applies_in_graph(x)
     if in_graph and type(module) is nn.Dropout and module.training and module.p > 0 and may_skip_call(module):
         dropped: Tensor = dropout_in_graph(x, torch.randint(1 << 62, (), device=x.device), module.p)
@@ -190,10 +158,7 @@ def dropout_step(module: Callable[..., Any], x: Float[Tensor, "*batch D"]) -> Fl
 
 @torch.library.custom_op("embedlayer::dropout", mutates_args=())
 def dropout_in_graph(x: Tensor, seed: Tensor, probability: float) -> Tensor:
-    """Set elements of `x` to 0 by the mask of a seed, and multiply the others by `1 / (1 - probability)`.
-
-    This is one node of a compiled graph. The seed, an int64 scalar, is an argument, so the node may be computed again.
-    """
+    """Set elements of `x` to 0 by the mask of a seed, and multiply the others by `1 / (1 - probability)`."""
     x = x.contiguous()
     out = torch.empty_like(x)
     vectors = (-1, x.shape[-1]) if x.dim() > 1 else (1, x.numel())
@@ -291,11 +256,7 @@ class _GatherScaleAddDrop(torch.autograd.Function):
 
 
 def _fits(shape: tuple[int, ...], addend: Tensor | StoredRows | None) -> bool:
-    """Return whether vectors `(B, T, D)` or `(T, D)` of this shape can take `addend` in one pass.
-
-    This is so if one vector is added for each token, for each position of all sequences, or none (`None`). Vectors of
-    another number of dimensions cannot.
-    """
+    """Return whether vectors `(B, T, D)` or `(T, D)` of this shape can take `addend` in one pass."""
     if len(shape) not in (2, 3):
         return False
     if addend is None:
@@ -314,10 +275,7 @@ def _compute(
     *,
     by_kernel: bool,
 ) -> None:
-    """Write `dropout(scale * rows[ids] + addend)` to `out`.
-
-    Without `ids`, `rows` has the shape of `out`, and may be `out`.
-    """
+    """Write `dropout(scale * rows[ids] + addend)` to `out`."""
     width = out.shape[-1]
     if by_kernel and out.is_contiguous():
         places = torch.arange(out.numel() // max(width, 1), device=out.device) if ids is None else ids.view(-1)
@@ -359,10 +317,7 @@ def _masked(grad: Tensor, dropout: Dropout) -> Tensor:
 
 
 def _table_gradient(ctx: Any, ids: Tensor, grad: Tensor) -> Tensor | None:
-    """Return the gradient of the weight, each row once; `None` if the kernel cannot run.
-
-    Memory of a dense gradient that no row is written to stays untouched, so it costs no time.
-    """
+    """Return the gradient of the weight, each row once; `None` if the kernel cannot run."""
     segments = segments_of_equal_ids(ids.view(-1), drop=ctx.padding_idx)
     rows = len(segments.rows)
     if not ctx.sparse:
@@ -387,10 +342,7 @@ def _addend_gradient(ctx: Any, grad: Tensor) -> Tensor | None:
 
 
 def _sum_masked(ctx: Any, grad: Tensor, segments: Segments, places: Tensor, scale: float, out: Tensor) -> bool:
-    """Write the sum of the masked gradients of each segment times `scale` to `out[places]`, in one pass over `grad`.
-
-    The result is whether the kernel could be compiled.
-    """
+    """Write the sum of the masked gradients of each segment times `scale` to `out[places]`, in one pass over `grad`."""
     _, order, offsets = segments
     return SUM_MASKED_SEGMENTS.run(
         *(len(places), grad.view(-1, grad.shape[-1]), order, offsets, places, scale * ctx.dropout.growth),
@@ -400,14 +352,7 @@ def _sum_masked(ctx: Any, grad: Tensor, segments: Segments, places: Tensor, scal
 
 
 def _blocks(x: Tensor, *others: Tensor | None) -> Iterator[tuple[int, list[Any]]]:
-    """Divide the tokens of `x` into blocks, and yield the first token and the views of each block.
-
-    A block of `x` has at most `BLOCK_NUMEL` elements, but at least one token, and never spans two sequences.
-
-    The views are those in `x` and in the other tensors. Tokens are counted over all sequences. Other tensors have the
-    same tokens, `(B, T, ...)`, or `(T, ...)` and `(1, T, ...)` for tokens that are the same in all sequences; `None` is
-    yielded as `None`.
-    """
+    """Divide the tokens of `x` into blocks, and yield the first token and the views of each block."""
     *batch, length, width = x.shape
     tokens = max(1, BLOCK_NUMEL // max(width, 1))
     for sequence in range(batch[0] if batch else 1):

@@ -16,25 +16,7 @@ from embedlayer.tables.dense import TokenEmbedding
 
 
 class TypeTables(Pretrained):
-    """Several tables of token types, whose rows are summed: `out = tables[0](ids) + sum_i tables[i](0)`.
-
-    ERNIE has a table for tasks, LayoutLM tables for places on a page, and TAPAS tables for columns, rows and ranks.
-    Without such inputs transformers uses row 0 of each, as this module does.
-
-    Args:
-        tables: The tables, of one width; each applies its own scale.
-
-    Raises:
-        SizeError: There is no table, or the widths differ.
-
-    Example:
-        >>> types = TypeTables([TokenEmbedding(2, 8), TokenEmbedding(3, 8)])
-        >>> types(torch.tensor([[0, 1, 1]])).shape
-        torch.Size([1, 3, 8])
-
-    Reference: transformers/models/tapas/modeling_tapas.py and models/ernie/modeling_ernie.py
-    (without their further inputs `token_type_ids[..., 1:]` and `task_type_ids`).
-    """
+    """Several tables of token types, whose rows are summed: `out = tables[0](ids) + sum_i tables[i](0)`."""
 
     def __init__(self, tables: Sequence[TokenEmbedding]) -> None:
         super().__init__()
@@ -57,11 +39,7 @@ class TypeTables(Pretrained):
         return [table for table in self.tables if isinstance(table, TokenEmbedding)]
 
     def forward(self, ids: Ids) -> Float[Tensor, "*batch T D"]:
-        """Return the sum of one row of each table for each token: that of `ids` of the first, row 0 of the others.
-
-        Raises:
-            TokenIdError: On the CPU, a type is outside the first table.
-        """
+        """Return the sum of one row of each table for each token: that of `ids` of the first, row 0 of the others."""
         first, *others = self._tables()
         rows: Tensor = first(ids)
         for table in others:
@@ -70,18 +48,7 @@ class TypeTables(Pretrained):
 
 
 class ElementwiseAffine(Pretrained):
-    """Multiply and add without normalising: `out = x * weight + bias`, MobileBERT's `NoNorm`.
-
-    Args:
-        width: Width of the vectors, D.
-
-    Example:
-        >>> x = torch.randn(3, 8)
-        >>> torch.equal(ElementwiseAffine(8)(x), x)
-        True
-
-    Reference: Sun et al., MobileBERT, 2020; transformers/models/mobilebert/modeling_mobilebert.py (`NoNorm`).
-    """
+    """Multiply and add without normalising: `out = x * weight + bias`, MobileBERT's `NoNorm`."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -100,19 +67,7 @@ class ElementwiseAffine(Pretrained):
 
 
 class OffsetRMSNorm(Pretrained):
-    """RMSNorm whose weight counts from one: `out = x / sqrt(mean(x^2) + eps) * (1 + weight)`, in float32 or wider.
-
-    Args:
-        width: Width of the vectors, D.
-        eps: Term that is added to the mean square.
-
-    Example:
-        >>> norm, x = OffsetRMSNorm(8, eps=1e-6), torch.randn(3, 8)
-        >>> torch.allclose(norm(x), torch.nn.functional.rms_norm(x, (8,), eps=1e-6))
-        True
-
-    Reference: transformers/models/gemma/modeling_gemma.py (`GemmaRMSNorm`).
-    """
+    """RMSNorm whose weight counts from one: `out = x / sqrt(mean(x^2) + eps) * (1 + weight)`, in float32 or wider."""
 
     def __init__(self, width: int, *, eps: float) -> None:
         super().__init__()
@@ -133,19 +88,7 @@ class OffsetRMSNorm(Pretrained):
 
 
 class ShiftScale(Pretrained):
-    """Add one vector and multiply with another: `out = (x + shift) * scale` (Zaya), or `x + shift` (HRM-Text).
-
-    Args:
-        width: Width of the vectors, D.
-        scales: Whether the sum is multiplied with the parameter `scale`.
-
-    Example:
-        >>> x = torch.randn(3, 8)
-        >>> torch.equal(ShiftScale(8)(x), x)
-        True
-
-    Reference: transformers/models/zaya/modeling_zaya.py (`input_hidden_states_bias`).
-    """
+    """Add one vector and multiply with another: `out = (x + shift) * scale` (Zaya), or `x + shift` (HRM-Text)."""
 
     scale: nn.Parameter | None
 
@@ -168,21 +111,7 @@ class ShiftScale(Pretrained):
 
 
 class TrigramProjection(nn.Linear, Pretrained):
-    """Projection of each vector together with its neighbours: `out[t] = weight @ [x[t + 1], x[t], x[t - 1]] + bias`.
-
-    Vectors beyond the ends of the sequence are zero.
-
-    Args:
-        in_features: Three times the width of a vector.
-        out_features: Width of the result.
-        bias: Whether the projection has a bias.
-
-    Example:
-        >>> TrigramProjection(24, 16)(torch.randn(2, 5, 8)).shape
-        torch.Size([2, 5, 16])
-
-    Reference: transformers/models/mobilebert/modeling_mobilebert.py (`trigram_input`).
-    """
+    """Projection of each vector together with its neighbours: `out[t] = weight @ [x[t + 1], x[t], x[t - 1]] + bias`."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         nn.Linear.__init__(self, in_features, out_features, bias=bias)
@@ -200,23 +129,7 @@ class TrigramProjection(nn.Linear, Pretrained):
 
 
 class FeatureProjection(nn.Linear, Pretrained):
-    """Projection of each vector with constant features appended: `out = weight @ [x, rows[0], ...] + bias`.
-
-    RoCBert appends a row for the shape and one for the pronunciation of each token. Without such inputs, transformers
-    uses row 0 of both tables, as this module does.
-
-    Args:
-        in_features: Width of the vectors and all features together.
-        out_features: Width of the result.
-        bias: Whether the projection has a bias.
-        features: Sizes (rows, width) of the tables of features.
-
-    Example:
-        >>> FeatureProjection(14, 16, features=[(20, 6)])(torch.randn(2, 5, 8)).shape
-        torch.Size([2, 5, 16])
-
-    Reference: transformers/models/roc_bert/modeling_roc_bert.py (`map_inputs_layer`).
-    """
+    """Projection of each vector with constant features appended: `out = weight @ [x, rows[0], ...] + bias`."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, features: Sequence[Sequence[int]] = ()
@@ -245,19 +158,7 @@ class FeatureProjection(nn.Linear, Pretrained):
 
 
 class TokenDropout(Pretrained):
-    """Set the vectors of the mask token to zero, and rescale the others by the share of mask tokens (ESM).
-
-    `out = x * (1 - expected) / (1 - found)`, where `found` is the number of mask tokens of a sequence divided by the
-    number of its tokens that the attention mask keeps. `expected = 0.15 * 0.8` is that share in ESM's training. The
-    result for a sequence of mask tokens only is NaN.
-
-    Args:
-        mask_token_id: ID of the mask token.
-        expected: Share of mask tokens in training.
-
-    Reference: Lin et al., Evolutionary-scale prediction of atomic-level protein structure, 2023;
-    transformers/models/esm/modeling_esm.py (`token_dropout`).
-    """
+    """Set the vectors of the mask token to zero, and rescale the others by the share of mask tokens (ESM)."""
 
     def __init__(self, mask_token_id: int, expected: float = 0.15 * 0.8) -> None:
         super().__init__()
@@ -282,21 +183,7 @@ class TokenDropout(Pretrained):
 
 
 class PredictionStreams(Pretrained):
-    """Append the first vectors of the streams that predict later tokens (ProphetNet).
-
-    `out = [x, weight[n - 1] + p, weight[0] + p, ..., weight[n - 2] + p]` along the tokens, where p is the vector of the
-    position after that of each token. So T vectors become `(1 + n) * T`.
-
-    Args:
-        count: Number of streams, n.
-        width: Width of the vectors, D.
-
-    Example:
-        >>> PredictionStreams(2, 8)(torch.randn(1, 5, 8), torch.randn(5, 8)).shape
-        torch.Size([1, 15, 8])
-
-    Reference: Qi et al., ProphetNet, 2020; transformers/models/prophetnet/modeling_prophetnet.py (`ngram_embeddings`).
-    """
+    """Append the first vectors of the streams that predict later tokens (ProphetNet)."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()

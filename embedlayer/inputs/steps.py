@@ -139,10 +139,7 @@ def trace_steps(
 
 
 def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
-    """Return the vectors after one step.
-
-    `x` has the vectors before it, and is `None` before the look-up; given vectors, the look-up returns them unchanged.
-    """
+    """Return the vectors after one step."""
     name, module = step
     if x is None:
         x = module(batch.ids)
@@ -169,10 +166,7 @@ def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
 
 
 def _trace_look_up(table: Callable[..., Any], ids: Ids) -> Iterator[TracedStep]:
-    """Look up `ids`, and yield the rows and, if the table has a scale, the scaled rows, which equal `table(ids)`.
-
-    Only `table(ids)` is yielded if a hook or an override may change it.
-    """
+    """Look up `ids`, and yield the rows and, if the table has a scale, the scaled rows, which equal `table(ids)`."""
     if not isinstance(table, LookupTable) or not may_skip_call(table):
         yield TracedStep("look_up", table(ids), f"{type(table).__name__}: rows, with any scale applied")
         return
@@ -216,10 +210,7 @@ def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[Traced
 
 
 def _added_positions(position: Position, x: Tensor, result: Tensor, positions: Positions) -> tuple[str, Tensor | None]:
-    """Return a description of what `position.add` did, and the vectors that it added.
-
-    The vectors are `None` for a scheme that is applied in attention.
-    """
+    """Return a description of what `position.add` did, and the vectors that it added."""
     kind = type(position).__name__
     if position.hook != "add":
         effects = {"rotate": "it rotates queries and keys", "bias": "it is a bias on attention scores"}

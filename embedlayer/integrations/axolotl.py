@@ -23,18 +23,7 @@ WITHOUT_LOGITS = ("dpo", "ipo", "kto", "grpo", "gdpo")
 
 
 class EmbedLayerPlugin(BasePlugin):  # type: ignore[misc]
-    """Plugin of axolotl that patches its model, so that the loss needs no logits.
-
-    Write `plugins: [embedlayer.integrations.axolotl.EmbedLayerPlugin]` in the YAML. The model is patched when it is
-    built, before its vocabulary is resized and before adapters are added; see `embedlayer.patch`. With `rl:` dpo, ipo,
-    kto, grpo or gdpo, the trainer, which is one of TRL, is patched by `patch_trainer` as well. Tables keep dense
-    gradients, and the optimizer is axolotl's.
-
-    Raises:
-        SizeError: The YAML has an option that replaces the loss, such as `cut_cross_entropy`; or as in `patch_trainer`.
-        CheckpointError: As in `embedlayer.patch` and in `patch_trainer`.
-        VersionError: With such an `rl:`, the release of TRL is none of those of `patch_trainer`; axolotl 0.21 has one.
-    """
+    """Plugin of axolotl that patches its model, so that the loss needs no logits."""
 
     def pre_model_load(self, cfg: Any) -> None:
         """Check that no option of the configuration replaces the loss of the model."""

@@ -46,14 +46,7 @@ def base_model(model: Any) -> Any:
 
 
 def replace_losses(trainer: Any) -> None:
-    """Compute the losses of a trainer of TRL with `token_statistics`: those of its policy and reference model.
-
-    Raises:
-        VersionError: The release of TRL is not between 1.14 and 1.16.
-        SizeError: The trainer computes its loss in another way, with FSDP or DeepSpeed; or with TRL 1.14 an option of
-            it needs all logits.
-        CheckpointError: The forward of the model is not TRL's any more.
-    """
+    """Compute the losses of a trainer of TRL with `token_statistics`: those of its policy and reference model."""
     installed = version("trl")
     if not OLDEST <= release(installed) <= NEWEST:
         raise VersionError(f"TRL {installed} is installed; patch_trainer replaces the losses of TRL 1.14 to 1.16.")
@@ -71,12 +64,7 @@ def replace_losses(trainer: Any) -> None:
 
 
 class HeadKernel:
-    """Replace TRL's `ChunkedLogProbFunction`, for the heads of some models.
-
-    Args:
-        models: The models. A head of theirs that is patched is asked itself, so that PEFT's adapters of its rows and
-            `head_dtype` apply; of any other the weight is multiplied.
-    """
+    """Replace TRL's `ChunkedLogProbFunction`, for the heads of some models."""
 
     def __init__(self, models: list[nn.Module]) -> None:
         self.models = [weakref.ref(model) for model in models]
@@ -93,22 +81,7 @@ class HeadKernel:
         logit_scale: float = 1.0,
         outputs: tuple[str, ...] | None = None,
     ) -> tuple[Tensor | None, ...]:
-        """Return log-probabilities, entropy, log of the sum of p², mean logit, and whether the target is the argmax.
-
-        Those that are not in `outputs` are `None`. Without `outputs`, as in TRL 1.14, they are the first two. The last
-        three have no gradient, as in TRL.
-
-        Args:
-            hidden: Hidden states, `(N, D)`.
-            weight: Rows of the head, `(V, D)`.
-            bias: Bias of the head, `(V,)`.
-            targets: Token IDs, `(N,)`.
-            temperature: Divides the logits.
-            chunk_size: Not used; our chunks have sizes of their own.
-            final_logit_softcapping: Soft cap of the logits.
-            logit_scale: Factor on the logits.
-            outputs: Names of the results beside the log-probabilities.
-        """
+        """Return log-probabilities, entropy, log of the sum of p², mean logit, and whether the target is the argmax."""
         options = {"temperature": temperature, "softcap": final_logit_softcapping, "logit_scale": logit_scale}
         logits = self._logits(hidden, weight, bias, options)
         names = ("entropy",) if outputs is None else outputs
@@ -175,11 +148,7 @@ class HeadKernel:
 
 
 def _forward_of(model: Any) -> FunctionType:
-    """Return TRL's forward of a model, also if accelerate has wrapped it in autocast since.
-
-    Raises:
-        CheckpointError: The forward is another one.
-    """
+    """Return TRL's forward of a model, also if accelerate has wrapped it in autocast since."""
     forward = vars(model).get("_original_forward", vars(model).get("forward"))
     if isinstance(forward, partial):  # around it is the forward of a patched model
         forward = getattr(forward, "__wrapped__", None)
@@ -194,10 +163,7 @@ def _forward_of(model: Any) -> FunctionType:
 
 
 def _replace_forward(trainer: Any, model: Any, function: FunctionType) -> None:
-    """Set the forward of a model to a copy of TRL's function with our kernel.
-
-    A reference model is already prepared by accelerate; then its new forward is prepared again.
-    """
+    """Set the forward of a model to a copy of TRL's function with our kernel."""
     if isinstance(function.__globals__.get(KERNEL), HeadKernel):
         return
     is_patched = isinstance(vars(model)["forward"], partial)
@@ -228,13 +194,7 @@ def _always(device: torch.device) -> bool:
 
 
 def _replace_methods(trainer: Any, models: list[nn.Module]) -> None:
-    """Set the methods of a DPO, KTO or GRPO trainer of TRL 1.14 that compute log-probabilities.
-
-    They are those of its option `use_liger_kernel`, which calls no kernel of Liger there. Its checks are made here.
-
-    Raises:
-        SizeError: An option of the trainer needs all logits.
-    """
+    """Set the methods of a DPO, KTO or GRPO trainer of TRL 1.14 that compute log-probabilities."""
     head = models[0].get_output_embeddings()  # type: ignore[operator]
     is_peft = hasattr(trainer.model, "peft_config")
     configs = trainer.model.peft_config.values() if is_peft else ()

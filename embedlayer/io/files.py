@@ -56,11 +56,7 @@ GGUF = b"GGUF"
 
 @contextmanager
 def file_errors(action: str, advice: str = "") -> Iterator[None]:
-    """Context manager: turn an `OSError` in the block into the `FileError` "Cannot ACTION: REASON.ADVICE".
-
-    `action` is what the block does, such as `"read config.json"`, and `advice` starts with white space. A `FileError`
-    in the block is not changed: its message is more precise.
-    """
+    """Context manager: turn an `OSError` in the block into the `FileError` "Cannot ACTION: REASON.ADVICE"."""
     try:
         yield
     except FileError:
@@ -70,15 +66,7 @@ def file_errors(action: str, advice: str = "") -> Iterator[None]:
 
 
 def named_path(path: Path | str) -> Path:
-    """Return a path that a user names as a `Path`, before anything is read or written there.
-
-    Raises:
-        FileError: The name is empty, which `Path` takes for the current folder.
-
-    Example:
-        >>> named_path("model")
-        PosixPath('model')
-    """
+    """Return a path that a user names as a `Path`, before anything is read or written there."""
     if not os.fspath(path):
         raise FileError("The name of the file or folder is empty. For the current folder, pass a dot.")
     return Path(path)
@@ -86,16 +74,7 @@ def named_path(path: Path | str) -> Path:
 
 @contextmanager
 def replace_file(path: Path | str) -> Iterator[Path]:
-    """Context manager: yield a temporary path to write to, and rename that file to `path` when the block ends.
-
-    If the block raises an error, the temporary file is removed and `path` is unchanged. The file is flushed to the
-    disk before it is renamed. It has the permissions of the file that it replaces. If `path` is a link, the file that
-    it names is replaced. A character device or a pipe gets the content when the block ends, and is not replaced.
-
-    Raises:
-        FileError: `path` is a folder, a block device or a socket; its folder is missing or cannot be written; the disk
-            is full; or the block raises another `OSError`. An old file is unchanged.
-    """
+    """Context manager: yield a temporary path to write to, and rename that file to `path` when the block ends."""
     advice = "\nThe old file, if any, is unchanged. Free some space or choose a folder that can be written."
     with file_errors(f"write {path}", advice):
         target = _real_path(path)
@@ -114,32 +93,14 @@ def replace_file(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_file(path: Path | str) -> Iterator[Path]:
-    """Context manager: yield a temporary path to write to, and rename that file to `path`, which must be new.
-
-    As `new_files`, for one file.
-
-    Raises:
-        FileError: The file exists, or cannot be written.
-    """
+    """Context manager: yield a temporary path to write to, and rename that file to `path`, which must be new."""
     with new_files(path) as (partial,):
         yield partial
 
 
 @contextmanager
 def new_files(path: Path | str, *beside: Path | str) -> Iterator[Sequence[Path]]:
-    """Context manager: yield temporary paths to write to, and rename the files to new names when the block ends.
-
-    The check that nothing is at a name and the renaming are one step. If something is at one of the names, it stays,
-    and none of the files is written. Missing folders above `path` are created.
-
-    Args:
-        path: The file. A device or a pipe is written to.
-        *beside: More files in the same folder, of names that follow from that of `path`.
-
-    Raises:
-        FileError: A file exists, before the block or after it, or cannot be written; or `path` is a device or a pipe,
-            and there are files beside it.
-    """
+    """Context manager: yield temporary paths to write to, and rename the files to new names when the block ends."""
     check_new_files(path, *beside)
     with file_errors(f"write {path}"):
         targets = [_real_path(each) for each in (path, *beside)]
@@ -167,13 +128,7 @@ def new_files(path: Path | str, *beside: Path | str) -> Iterator[Sequence[Path]]
 
 
 def check_new_files(path: Path | str, *beside: Path | str) -> None:
-    """Check that files do not exist and can have their names, before the work of which they are the result.
-
-    A single file may be a device or a pipe.
-
-    Raises:
-        FileError: A file exists; or one is a device or a pipe, and there are several.
-    """
+    """Check that files do not exist and can have their names, before the work of which they are the result."""
     for each in (path, *beside):
         with file_errors(f"write {each}"):
             target = _real_path(each)
@@ -198,11 +153,7 @@ def _stream(path: Path) -> Iterator[Path]:
 
 
 def is_stream(path: Path | str) -> bool:
-    """Return whether a character device or a pipe is at `path`, also through a link.
-
-    Raises:
-        FileError: A block device or a socket is there, to which no file is written.
-    """
+    """Return whether a character device or a pipe is at `path`, also through a link."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -226,10 +177,7 @@ def _name(path: Path | str, target: Path) -> str:
 
 @contextmanager
 def _created(partial: Path, old_file: Path | None) -> Iterator[Path]:
-    """Context manager: create a file and yield its path; at the end set its permissions and flush it to the disk.
-
-    The permissions are those of `old_file`, which it will replace, if that exists; else those of any new file.
-    """
+    """Context manager: create a file and yield its path; at the end set its permissions and flush it to the disk."""
     old = None if old_file is None or not old_file.exists() else stat.S_IMODE(old_file.stat().st_mode)
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if old is None else old | 0o600))
     mode = stat.S_IMODE(partial.stat().st_mode) if old is None else old  # the kernel applies the umask
@@ -241,17 +189,7 @@ def _created(partial: Path, old_file: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path | str) -> Iterator[Path]:
-    """Context manager: yield a temporary folder to write to, and rename it to `path` when the block ends.
-
-    If the block raises an error, the temporary folder is removed and `path` is unchanged. An existing folder at `path`
-    is replaced atomically where the system can exchange two names (Linux and macOS, on most file systems). Elsewhere
-    `path` is missing for a moment; if the process is killed in this moment, the next `recover_folder(path)` restores
-    the old folder. Folder and files have the permissions of those that they replace.
-
-    Raises:
-        FileError: `path` is a file; the parent folder is missing or cannot be written; the disk is full; or the folder
-            at `path` has changed since the block began, and was not replaced.
-    """
+    """Context manager: yield a temporary folder to write to, and rename it to `path` when the block ends."""
     with file_errors(f"write the folder {path}"):
         target = _real_path(recover_folder(path))
         _require_folder(target)
@@ -276,14 +214,7 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path | str) -> Iterator[Path]:
-    """Context manager: yield a temporary folder to write to, and rename it to `path`, which must be new.
-
-    The check that nothing or an empty folder is at `path` and the renaming are one step. If something appeared there
-    meanwhile, it stays, and the result is removed. Missing folders above `path` are created.
-
-    Raises:
-        FileError: `path` is a file or a folder with content, before the block or after it, or cannot be written.
-    """
+    """Context manager: yield a temporary folder to write to, and rename it to `path`, which must be new."""
     check_new_folder(path)
     with file_errors(f"write the folder {path}"):
         target = _real_path(path)
@@ -298,11 +229,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
 
 
 def check_new_folder(path: Path | str) -> None:
-    """Check that a folder does not exist or is empty, before the work of which it is the result.
-
-    Raises:
-        FileError: It is a file, or has content.
-    """
+    """Check that a folder does not exist or is empty, before the work of which it is the result."""
     target = _real_path(path)
     _require_folder(target)
     with file_errors(f"write the folder {path}"), suppress(FileNotFoundError, PermissionError):  # found when it is made
@@ -311,13 +238,7 @@ def check_new_folder(path: Path | str) -> None:
 
 
 def visible_names(folder: Path) -> list[str]:
-    """Return the sorted names in a folder, without hidden ones: locks, and results that are not complete.
-
-    A folder that does not exist has none.
-
-    Raises:
-        FileError: It is no folder, or cannot be read.
-    """
+    """Return the sorted names in a folder, without hidden ones: locks, and results that are not complete."""
     with file_errors(f"read the folder {folder}"), suppress(FileNotFoundError):
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))
     return []
@@ -355,10 +276,7 @@ def _changed(path: Path) -> FileError:
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
-    """Return inode, size and time of each file in a folder, by relative path; `None` if there is no folder.
-
-    Folders in it are listed too, with size and time 0.
-    """
+    """Return inode, size and time of each file in a folder, by relative path; `None` if there is no folder."""
     listing: dict[str, tuple[int, int, int]] = {}
     try:
         for place, folders, files in os.walk(folder, onerror=_raise):
@@ -391,15 +309,7 @@ def _keep_permissions(old: Path, new: Path) -> None:
 
 
 def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int]]) -> None:
-    """Rename the folder `new` to `path`, and what was at `path` to `new`, where it is deleted in the end.
-
-    The two names are exchanged atomically if the system supports it. Otherwise the old folder is renamed first, so that
-    `recover_folder` can restore it. What is found to have changed since `before` gets its name back.
-
-    Raises:
-        FileError: The folder at `path` has changed; it is not replaced.
-        OSError: A folder cannot be renamed.
-    """
+    """Rename the folder `new` to `path`, and what was at `path` to `new`, where it is deleted in the end."""
     if exchange(new, path):
         if _listing(new) != before:
             exchange(new, path)
@@ -418,18 +328,7 @@ def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int
 
 
 def recover_folder(path: Path | str) -> Path:
-    """Restore the old folder at `path` if a process was killed while `replace_folder` replaced it; return `Path(path)`.
-
-    Without such an interrupted replacement nothing changes, and `path` need not exist. Every reader and writer of a
-    folder that `replace_folder` writes calls this function first.
-
-    Raises:
-        FileError: The folder at `path` cannot be read, or the old folder cannot be renamed to `path`.
-
-    Example:
-        >>> recover_folder("corpus")
-        PosixPath('corpus')
-    """
+    """Restore the old folder at `path` if a process was killed while `replace_folder` replaced it; return `Path(path)`."""
     path = named_path(path)
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
@@ -457,13 +356,7 @@ def recover_folder(path: Path | str) -> Path:
 
 
 def remove_partials(path: Path | str) -> None:
-    """Delete the temporary folders that killed processes left when they wrote to `path`, as the next write does.
-
-    If `path` itself is missing because its replacement was interrupted, the old folder is restored first.
-
-    Raises:
-        FileError: The folder at `path` cannot be read or restored.
-    """
+    """Delete the temporary folders that killed processes left when they wrote to `path`, as the next write does."""
     target = Path(os.path.realpath(recover_folder(path)))
     remove_free_partials(target)
     for left in temporary_paths(target, OLD):
@@ -471,11 +364,7 @@ def remove_partials(path: Path | str) -> None:
 
 
 def create_folder(path: Path | str) -> Path:
-    """Create a folder and its parents unless it exists, check that files can be written in it, and return its path.
-
-    Raises:
-        FileError: `path` is a file, or the folder cannot be created or written.
-    """
+    """Create a folder and its parents unless it exists, check that files can be written in it, and return its path."""
     path = named_path(path)
     with file_errors(f"write into the folder {path}", " Choose another folder."):
         path.mkdir(parents=True, exist_ok=True)
@@ -484,34 +373,18 @@ def create_folder(path: Path | str) -> Path:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write `text` to a UTF-8 file, atomically; an existing file is replaced.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
+    """Write `text` to a UTF-8 file, atomically; an existing file is replaced."""
     with replace_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path | str, value: JsonObject) -> None:
-    """Write an object to a JSON file, atomically and indented; an existing file is replaced.
-
-    NaN and infinity are written as Python's `json` does, which other programs may refuse: see `finite_json`.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
+    """Write an object to a JSON file, atomically and indented; an existing file is replaced."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def require_file(path: Path | str, *, most: int | None = None) -> None:
-    """Check that a path leads to a regular file, before anything opens it: a pipe would wait, and a device never end.
-
-    Symbolic links are followed. `most` is the largest size in bytes, by default any.
-
-    Raises:
-        FileError: There is no such file, it is no regular file, or it is larger than `most`.
-    """
+    """Check that a path leads to a regular file, before anything opens it: a pipe would wait, and a device never end."""
     with file_errors(f"read {path}"):
         facts = os.stat(path)
     if not stat.S_ISREG(facts.st_mode):
@@ -525,34 +398,21 @@ def require_file(path: Path | str, *, most: int | None = None) -> None:
 
 
 def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        FileError: There is no such file, it cannot be read, is no regular file, or is larger than `most`.
-    """
+    """Return the content of a file."""
     require_file(path, most=most)
     with file_errors(f"read {path}"):
         return Path(path).read_bytes()
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a file is a GGUF file, by the end of its name or its first bytes.
-
-    Raises:
-        FileError: The file cannot be read.
-    """
+    """Return whether a file is a GGUF file, by the end of its name or its first bytes."""
     require_file(path)
     with file_errors(f"read {path}"), path.open("rb") as file:
         return path.suffix == f".{GGUF.decode().lower()}" or file.read(len(GGUF)) == GGUF
 
 
 def read_json(path: Path | str) -> JsonObject:
-    """Read a JSON file and return the object in it as a dictionary.
-
-    Raises:
-        FileError: There is no such file, it cannot be read, or it is larger than `MOST_BYTES`.
-        CheckpointError: The file is not JSON in UTF-8, or its top level is not an object.
-    """
+    """Read a JSON file and return the object in it as a dictionary."""
     value = parse_json(read_bytes(path), path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__} where an object is expected.")
@@ -560,16 +420,7 @@ def read_json(path: Path | str) -> JsonObject:
 
 
 def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> JsonObject:
-    """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary.
-
-    Fields that `kind` does not name are allowed, and are returned too. `version` is the number that the field
-    `format_version` must have; `None` if the file has no such field.
-
-    Raises:
-        FileError: There is no such file, it cannot be read, or it is larger than `MOST_BYTES`.
-        CheckpointError: The file is not a JSON object, has another format version, or a field is missing or has
-            another type or range.
-    """
+    """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary."""
     value = read_json(path)
     if version not in (None, value.get("format_version")):
         raise CheckpointError(
@@ -587,10 +438,7 @@ def _flush_folder(path: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Write a file or a folder to the disk, so that its content survives a power failure.
-
-    The content of a folder is its list of names; its files are not flushed.
-    """
+    """Write a file or a folder to the disk, so that its content survives a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         flush(handle)

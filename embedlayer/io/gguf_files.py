@@ -36,25 +36,14 @@ _NUMBERS_AT_ONCE = 1 << 20
 
 
 class MetadataValue(NamedTuple):
-    """A value of the metadata of a GGUF file.
-
-    Attributes:
-        value: A number, a string, or a list of either.
-        raw: Its bytes in the file, with the number of its type in front.
-    """
+    """A value of the metadata of a GGUF file."""
 
     value: Any
     raw: bytes
 
 
 class NewTensor(NamedTuple):
-    """A tensor to write into a GGUF file.
-
-    Attributes:
-        dtype: Name of its type, such as `"Q8_0"`.
-        shape: Sizes, rows first.
-        data: Its bytes, uint8, in a tensor of any shape.
-    """
+    """A tensor to write into a GGUF file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,17 +52,7 @@ class NewTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """The header of a GGUF file.
-
-    Attributes:
-        path: The file.
-        version: Version of the format.
-        metadata: Every value of the metadata by key, in the order of the file.
-        tensors: Every tensor by name, in the order of the file. Shapes have the rows first; `dtype` may be a type of
-            blocks, such as `"Q4_K"`.
-        alignment: Each tensor starts at a multiple of this number of bytes.
-        size: Bytes of the header.
-    """
+    """The header of a GGUF file."""
 
     path: Path
     version: int
@@ -87,13 +66,7 @@ class GGUFFile:
         return self.metadata[key].value if key in self.metadata else default
 
     def stored_rows(self, name: str) -> UInt8[Tensor, "N row_bytes"]:
-        """Return the bytes of the rows of a tensor, mapped to the file: writing to them does not change the file.
-
-        A row is the last dimension of a tensor, so a tensor of one dimension has one row.
-
-        Raises:
-            FileError: The file cannot be mapped into memory.
-        """
+        """Return the bytes of the rows of a tensor, mapped to the file: writing to them does not change the file."""
         info = self.tensors[name]
         count = prod(info.shape[:-1])
         try:
@@ -103,14 +76,7 @@ class GGUFFile:
         return torch.from_numpy(stored)
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor; quantised blocks are dequantised, a few rows at a time, by default to float32.
-
-        A tensor that is not quantised keeps its dtype by default; then it is mapped to the file if it is aligned there.
-
-        Raises:
-            CheckpointError: `gguf` cannot dequantise the type.
-            FileError: The file cannot be mapped into memory.
-        """
+        """Return a tensor; quantised blocks are dequantised, a few rows at a time, by default to float32."""
         info, stored = self.tensors[name], self.stored_rows(name)
         if info.dtype in DTYPES:
             kind = DTYPES[info.dtype]
@@ -127,11 +93,7 @@ class GGUFFile:
 
 
 def row_bytes(dtype: str, width: int) -> int:
-    """Return the number of bytes of a row of `width` numbers in a type such as `"Q4_K"`.
-
-    Raises:
-        CheckpointError: The type is unknown, or a row is no whole number of blocks.
-    """
+    """Return the number of bytes of a row of `width` numbers in a type such as `"Q4_K"`."""
     gguf = require("gguf", extra="gguf")
     if dtype not in gguf.GGMLQuantizationType.__members__:
         raise CheckpointError(f"The package gguf knows no type {dtype!r}: pip install -U gguf.")
@@ -142,10 +104,7 @@ def row_bytes(dtype: str, width: int) -> int:
 
 
 def dequantise(stored: UInt8[Tensor, "N row_bytes"], dtype: str) -> Float[Tensor, "N D"]:
-    """Return the float32 numbers of rows that are stored in a type such as `"Q4_K"` or `"F16"`.
-
-    A `CheckpointError` says that `gguf` cannot dequantise the type.
-    """
+    """Return the float32 numbers of rows that are stored in a type such as `"Q4_K"` or `"F16"`."""
     if dtype in DTYPES:
         return stored.contiguous().view(DTYPES[dtype]).float()
     gguf = require("gguf", extra="gguf")
@@ -158,10 +117,7 @@ def dequantise(stored: UInt8[Tensor, "N row_bytes"], dtype: str) -> Float[Tensor
 
 
 def quantise(rows: Float[Tensor, "N D"], dtype: str) -> UInt8[Tensor, "N row_bytes"] | None:
-    """Return the bytes of rows in a type such as `"Q8_0"` or `"F16"`; `None` if `gguf` cannot quantise to that type.
-
-    A `CheckpointError` says that a row is no whole number of blocks.
-    """
+    """Return the bytes of rows in a type such as `"Q8_0"` or `"F16"`; `None` if `gguf` cannot quantise to that type."""
     if dtype in DTYPES:
         return rows.to(DTYPES[dtype]).contiguous().view(torch.uint8)
     gguf = require("gguf", extra="gguf")
@@ -187,14 +143,7 @@ def can_quantise(dtype: str) -> bool:
 
 
 def read_gguf(path: Path | str) -> GGUFFile:
-    """Read and check the header of a GGUF file; no tensor is read.
-
-    Raises:
-        FileError: The file is missing or cannot be read.
-        CheckpointError: The file is no GGUF file, damaged, cut short, big-endian, a part of a split model, of another
-            version than 2 or 3, or has a tensor of an unknown type.
-        MissingExtraError: The `gguf` extra is not installed.
-    """
+    """Read and check the header of a GGUF file; no tensor is read."""
     path = Path(path)
     require_file(path)
     gguf = require("gguf", extra="gguf")
@@ -245,10 +194,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
 
 
 class _Header:
-    """Reads the header of a GGUF file from its bytes; `path` is for error messages.
-
-    Each method continues where the last one stopped. A `CheckpointError` says that the header is cut short or damaged.
-    """
+    """Reads the header of a GGUF file from its bytes; `path` is for error messages."""
 
     def __init__(self, path: Path, data: npt.NDArray[np.uint8]) -> None:
         self.path, self.data, self.at = path, data.data, 0
@@ -314,20 +260,7 @@ class _Header:
 
 
 def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], tensors: Mapping[str, NewTensor]) -> None:
-    """Write a copy of a GGUF file, atomically, in which some metadata and some tensors are replaced.
-
-    Order, alignment and all other bytes stay. An existing file at `path` is replaced.
-
-    Args:
-        source: Header of the file to copy.
-        path: The new file, another one than `source.path`.
-        metadata: New values by key, of the same type as the old ones. Keys that the file lacks are ignored.
-        tensors: New tensors by name, which the file has.
-
-    Raises:
-        FileError: A file cannot be read or written, or `path` is the file to copy.
-        CheckpointError: The file to copy is shorter than its header says.
-    """
+    """Write a copy of a GGUF file, atomically, in which some metadata and some tensors are replaced."""
     if path.exists() and path.samefile(source.path):
         raise FileError(f"{path} is the file that is copied: name another one.")
     gguf = require("gguf", extra="gguf")

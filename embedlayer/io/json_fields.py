@@ -21,10 +21,7 @@ _LISTS = (list, tuple, Sequence, Iterable)
 
 
 class Range(NamedTuple):
-    """Bounds of a number, both included, for the annotation of a field: `Annotated[int, Range(1, 8)]`.
-
-    NaN is outside every range.
-    """
+    """Bounds of a number, both included, for the annotation of a field: `Annotated[int, Range(1, 8)]`."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -46,14 +43,7 @@ Measurement = Annotated[float, _MEASURED]
 
 
 def parse_json(text: str | bytes, source: object) -> Any:
-    """Parse JSON text and return the value: a dictionary, a list, a string, a number, a boolean or `None`.
-
-    Bytes are decoded as UTF-8. `source` is the path or name of the JSON, for error messages. As in Python's `json`,
-    `NaN` and `Infinity` are numbers.
-
-    Raises:
-        CheckpointError: `text` is not JSON or not UTF-8, or a string has a lone surrogate, which UTF-8 cannot encode.
-    """
+    """Parse JSON text and return the value: a dictionary, a list, a string, a number, a boolean or `None`."""
     try:
         text = text if isinstance(text, str) else text.decode()
         value = json.loads(text)
@@ -70,14 +60,7 @@ def parse_json(text: str | bytes, source: object) -> Any:
 
 
 def finite_json(value: Any) -> Any:
-    """Return a JSON value with each NaN and infinity in it, which JSON does not have, replaced by `None`.
-
-    Tuples become lists.
-
-    Example:
-        >>> finite_json({"loss": math.nan, "norms": (1.0, math.inf)})
-        {'loss': None, 'norms': [1.0, None]}
-    """
+    """Return a JSON value with each NaN and infinity in it, which JSON does not have, replaced by `None`."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -86,32 +69,13 @@ def finite_json(value: Any) -> Any:
 
 
 def check_fields(value: object, kind: type, source: object) -> None:
-    """Check that `value` is a JSON object with the fields of a `TypedDict`.
-
-    A field of type `float` takes finite numbers, and a `Measurement` any. Fields that the `TypedDict` does not name
-    are allowed.
-
-    Raises:
-        CheckpointError: A field is missing, or has another type or range. The message names the first one.
-
-    Example:
-        >>> class Sizes(typing.TypedDict):
-        ...     rows: Count
-        >>> check_fields({"rows": 3}, Sizes, "sizes.json")
-    """
+    """Check that `value` is a JSON object with the fields of a `TypedDict`."""
     for fault in _faults(value, kind, ""):
         raise CheckpointError(f"{source}: {fault}. The file is damaged, or was written by another program.")
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, object], source: object) -> None:
-    """Check that each value has the type that a function's signature states for the argument of that name.
-
-    The function, or the class with a constructor, is not called. Missing arguments are no error, and names that the
-    signature lacks are not checked. A `Range` in the signature is not checked either.
-
-    Raises:
-        CheckpointError: A value has another type, a float is not finite, or an integer is outside int64.
-    """
+    """Check that each value has the type that a function's signature states for the argument of that name."""
     hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     for name, value in values.items():
         for fault in _faults(value, hints.get(name, Any), name):
@@ -119,15 +83,7 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, object], 
 
 
 def as_number(value: object, key: str, *, above: float = -math.inf) -> float:
-    """Check that the value of a configuration key is a finite number greater than `above`, and return it as a `float`.
-
-    Raises:
-        CheckpointError: The value is a boolean, not a number, not finite, or at most `above`.
-
-    Example:
-        >>> as_number(1, "rms_norm_eps", above=0.0)
-        1.0
-    """
+    """Check that the value of a configuration key is a finite number greater than `above`, and return it as a `float`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= sys.float_info.max:
         kind = "a positive number" if above == 0 else "a number"
         raise CheckpointError(f"The configuration's {key} must be {kind}, not {value!r}.")
@@ -135,17 +91,7 @@ def as_number(value: object, key: str, *, above: float = -math.inf) -> float:
 
 
 def as_whole_number(value: object, key: str, *, most: int = 2**31 - 1) -> int:
-    """Check that the value of a configuration key is a whole number from 1 to `most`, and return it as an `int`.
-
-    A float without a fraction, such as `4.0`, is accepted.
-
-    Raises:
-        CheckpointError: The value is not a whole number, or is outside 1 to `most`.
-
-    Example:
-        >>> as_whole_number(12, "num_attention_heads")
-        12
-    """
+    """Check that the value of a configuration key is a whole number from 1 to `most`, and return it as an `int`."""
     number = int(value) if isinstance(value, float) and value.is_integer() else value
     if type(number) is not int or number < 1:
         raise CheckpointError(f"The configuration's {key} must be a whole number of at least 1, not {value!r}.")
@@ -155,11 +101,7 @@ def as_whole_number(value: object, key: str, *, most: int = 2**31 - 1) -> int:
 
 
 def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
-    """Check a parsed JSON value against a type, and yield an error message for each difference.
-
-    `kind` is a class, a `TypedDict`, or an annotation such as `list[int]` or `Count`. `path` is where the value is,
-    such as `sources[2]`; empty for the whole.
-    """
+    """Check a parsed JSON value against a type, and yield an error message for each difference."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (NotRequired, Required):
         yield from _faults(value, inner[0], path)
@@ -207,10 +149,7 @@ def _faults_of_object(value: object, kind: Any, path: str) -> Iterator[str]:
 
 
 def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    """Return whether a value has a type: a class, or an annotation with this origin and these arguments.
-
-    The elements of a list and the fields of an object are checked only if the type is a union.
-    """
+    """Return whether a value has a type: a class, or an annotation with this origin and these arguments."""
     if kind is Any or isinstance(kind, typing.TypeVar):
         return True
     if origin is Literal:
@@ -230,10 +169,7 @@ def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> 
 
 
 def _name(kind: Any) -> str:
-    """Describe a type in words for an error message.
-
-    `int` gives `"a whole number"`, and `list[str]` gives `"a list of a string"`.
-    """
+    """Describe a type in words for an error message."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return " or ".join(map(repr, inner))

@@ -25,23 +25,7 @@ LOCK = ".lock"
 
 
 class FileLock:
-    """Lock file that lets one process at a time write to a folder or file.
-
-    All objects of a process with the same path share the lock. It is released when the last of them is released: by
-    `release`, at the end of a `with` block, or by garbage collection. Child processes by `fork` do not have the lock.
-    Where the system has no `flock`, acquiring the lock warns and protects nothing.
-
-    Args:
-        path: The lock file. It is created, and removed on release. A file that a killed process left is harmless.
-        what: What the lock protects, as the subject of error messages, such as "The run folder DIR".
-
-    Example:
-        >>> with FileLock(".lock", "This folder"):
-        ...     Path(".lock").exists()
-        True
-        >>> Path(".lock").exists()
-        False
-    """
+    """Lock file that lets one process at a time write to a folder or file."""
 
     def __init__(self, path: Path | str, what: str) -> None:
         self.path = Path(path)
@@ -49,17 +33,7 @@ class FileLock:
         self._release: weakref.finalize[[str], FileLock] | None = None
 
     def acquire(self, *, timeout_seconds: float = 0.0) -> None:
-        """Acquire the lock for this process; do nothing if this object has acquired it before.
-
-        If another object of this process has the lock, both share it from now on.
-
-        Args:
-            timeout_seconds: How long to wait for another process to release the lock.
-
-        Raises:
-            FileError: Another process still has the lock after this time (the message names the process), or the lock
-                file cannot be written.
-        """
+        """Acquire the lock for this process; do nothing if this object has acquired it before."""
         if self._release is None:
             key = _key(self.path)
             with _guard:
@@ -68,23 +42,13 @@ class FileLock:
             self._release = weakref.finalize(self, _release_share, key)
 
     def release(self) -> None:
-        """Release this object's share of the lock; do nothing if this object does not have the lock.
-
-        The file is unlocked and removed when no other object of this process shares the lock.
-        """
+        """Release this object's share of the lock; do nothing if this object does not have the lock."""
         if self._release is not None:
             self._release()
             self._release = None
 
     def check_unlocked(self) -> None:
-        """Check that no other process has the lock. Nothing is written, and this object does not acquire it.
-
-        A reader calls it before and after it reads, to notice a process that was writing meanwhile. Where the system
-        has no `flock`, nothing is checked.
-
-        Raises:
-            FileError: Another process has the lock. The message names the process.
-        """
+        """Check that no other process has the lock. Nothing is written, and this object does not acquire it."""
         key = _key(self.path)
         if key in _locks:
             return
@@ -118,10 +82,7 @@ _guard = threading.RLock()  # a garbage collection inside a block with this guar
 
 
 def _release_share(key: str) -> None:
-    """Give up one object's share of a lock of this process; after the last share, unlock and remove the lock file.
-
-    `key` is the real path of the lock file. Nothing happens if this process has no lock there, as in a child by `fork`.
-    """
+    """Give up one object's share of a lock of this process; after the last share, unlock and remove the lock file."""
     with _guard:
         descriptor, users = _locks.pop(key, (-1, 0))  # a child by fork has none
         if users > 1:
@@ -133,10 +94,7 @@ def _release_share(key: str) -> None:
 
 
 def _close_copies() -> None:
-    """Forget all locks in a child process after `fork`, and close its copies of the lock files' descriptors.
-
-    Otherwise the child would keep the lock after the parent process ends.
-    """
+    """Forget all locks in a child process after `fork`, and close its copies of the lock files' descriptors."""
     global _guard
     _guard = threading.RLock()
     for descriptor, _ in _locks.values():
@@ -148,12 +106,7 @@ call_in_forked_processes(_close_copies)
 
 
 def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
-    """Create a lock file unless it exists, lock it, and write the ID and host name of this process into it.
-
-    The result is the open descriptor of the file; closing it releases the lock. `what` is what the lock protects, for
-    error messages. A `FileError` says that another process still has the lock after `timeout_seconds`, or that the file
-    cannot be written.
-    """
+    """Create a lock file unless it exists, lock it, and write the ID and host name of this process into it."""
     until = time.monotonic() + timeout_seconds
     while True:
         try:
@@ -181,11 +134,7 @@ def _key(path: Path) -> str:
 
 
 def _try_to_lock(descriptor: int, what: str) -> bool:
-    """Try to lock an open file without waiting; return `False` if another process has locked it.
-
-    Where locks are not supported, warn that nothing is protected and return `True`. `what` is what the lock protects,
-    for the warning.
-    """
+    """Try to lock an open file without waiting; return `False` if another process has locked it."""
     try:
         return flock(descriptor)
     except OSError as error:
@@ -199,10 +148,7 @@ def _try_to_lock(descriptor: int, what: str) -> bool:
 
 
 def is_still_at(descriptor: int, path: str | Path) -> bool:
-    """Return whether an open file is the file that `path` names now.
-
-    It is not if the process that had the lock removed the file after this process opened it.
-    """
+    """Return whether an open file is the file that `path` names now."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -210,10 +156,7 @@ def is_still_at(descriptor: int, path: str | Path) -> bool:
 
 
 def _in_use(what: str, descriptor: int) -> FileError:
-    """Return the error which says that another process has a lock, with the name of that process.
-
-    `what` is what the lock protects; that process wrote its ID and host into the lock file.
-    """
+    """Return the error which says that another process has a lock, with the name of that process."""
     holder = os.pread(descriptor, 300, 0).decode(errors="replace").strip() or "another process"
     return FileError(
         f"{what} is in use by {holder}: two processes would mix their files in it. "

@@ -31,14 +31,7 @@ _BYTES_AROUND = 1 << 16
 
 
 class ResidentLimit:
-    """Keep the resident memory of mapped files near a limit: above it, release their pages.
-
-    Nothing is lost: what was read stays in the system's page cache, and what was written reaches the file from there.
-
-    Args:
-        max_bytes: Bytes by which the resident memory of this process may grow through mapped files; `None` for no
-            limit.
-    """
+    """Keep the resident memory of mapped files near a limit: above it, release their pages."""
 
     def __init__(self, max_bytes: int | None = RESIDENT_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -48,10 +41,7 @@ class ResidentLimit:
         self._assumed = 0
 
     def chunks(self, items: int) -> Iterator[slice]:
-        """Yield slices that cover `items` rows in turn. After each, which the caller reads, the limit is kept.
-
-        The slices are longer where reading added little resident memory before. Without a limit there is one slice.
-        """
+        """Yield slices that cover `items` rows in turn. After each, which the caller reads, the limit is kept."""
         start = 0
         while start < items:
             stop = items if self.max_bytes is None else min(start + self._items, items)
@@ -60,12 +50,7 @@ class ResidentLimit:
             start = stop
 
     def keep(self, items: int) -> None:
-        """Release the pages of all files of this limit if the resident memory has grown by more than `max_bytes`.
-
-        The growth is that since the last release. `items` is the number of rows that were read or written since the
-        last call: it determines the length of later `chunks` and, where the system does not tell the resident memory,
-        the growth that is assumed, of 64 KiB a row.
-        """
+        """Release the pages of all files of this limit if the resident memory has grown by more than `max_bytes`."""
         if self.max_bytes is None:
             return
         now = _resident_file_bytes()
@@ -93,26 +78,7 @@ class ResidentLimit:
 
 
 class MappedRows:
-    """Rows of equal size that follow each other in a file, in a shared memory map of the file.
-
-    The file is not read ahead (`MADV_RANDOM`), because rows are looked up in any order.
-
-    Args:
-        path: The file.
-        start: Offset of the first row in the file, in bytes.
-        num_rows: Number of rows, N.
-        row_bytes: Size of a row in bytes.
-        writable: Whether writing to `words` or `view` changes the file.
-        limit: Limit of resident memory that this file shares with others; by default one of its own.
-
-    Attributes:
-        words: The rows as integers of the largest size that fits them, `(N, row bytes / size)`, over the mapped memory.
-            Writing to them ends the process unless the map is writable.
-
-    Raises:
-        FileError: The file is missing, or cannot be read or written.
-        CheckpointError: The file is too short for these rows.
-    """
+    """Rows of equal size that follow each other in a file, in a shared memory map of the file."""
 
     def __init__(
         self,
@@ -168,10 +134,7 @@ class MappedRows:
         return self.words.view(dtype).view(shape)
 
     def read(self, rows: Int[Tensor, " N"], out: UInt8[Tensor, "N B"] | None = None) -> UInt8[Tensor, "N B"]:
-        """Return copies of rows as bytes, `(N, row bytes)`, in `out` or in new memory.
-
-        They are read in the order of the file. Row numbers may repeat.
-        """
+        """Return copies of rows as bytes, `(N, row bytes)`, in `out` or in new memory."""
         rows, order = torch.sort(rows)
         size = (len(rows), self.words.shape[1])
         out = self.words.new_empty(size) if out is None else out.view(self.words.dtype)
@@ -202,10 +165,7 @@ class MappedRows:
 
 
 class _Memory:
-    """Mapped memory as NumPy reads it. `np.frombuffer` would give a read-only array, about which torch warns.
-
-    The first number, of `word` bytes, is at the offset `start` in the memory map, which is kept.
-    """
+    """Mapped memory as NumPy reads it. `np.frombuffer` would give a read-only array, about which torch warns."""
 
     def __init__(self, mapped: mmap.mmap, start: int, shape: tuple[int, ...], word: int) -> None:
         self.bytes = np.frombuffer(mapped, np.uint8)
@@ -218,11 +178,7 @@ class _Memory:
 
 
 def default_resident_bytes(nbytes: int) -> int | None:
-    """Return the limit of resident memory for a file of `nbytes` bytes that is only read.
-
-    It is `None`, which means no limit, for at most a 16th of the machine's memory, else `RESIDENT_BYTES`.
-    Above the limit, pages that are in memory must be mapped again, which takes longer than reading rows from them.
-    """
+    """Return the limit of resident memory for a file of `nbytes` bytes that is only read."""
     memory = machine_bytes()
     return None if memory is not None and UNLIMITED_PART * nbytes <= memory else RESIDENT_BYTES
 

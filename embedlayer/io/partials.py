@@ -32,11 +32,7 @@ _own_folders: deque[Path] = deque(maxlen=256)
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Context manager: yield a new, locked folder beside `target`, and remove it with its content in the end.
-
-    Those that killed processes left for this target are removed first. Where the file system has no locks, they stay.
-    The target is no link: the folder is in the same file system.
-    """
+    """Context manager: yield a new, locked folder beside `target`, and remove it with its content in the end."""
     remove_free_partials(target)
     folder, descriptor = _new_folder(target)
     try:
@@ -113,10 +109,7 @@ def temporary_path(target: Path, suffix: str) -> Path:
 
 
 def temporary_paths(target: Path, suffix: str) -> list[Path]:
-    """List the temporary folders of `target` on disk, whose names end in `suffix` (`PARTIAL` or `OLD`), sorted.
-
-    There are none if the folder of `target` does not exist or cannot be listed.
-    """
+    """List the temporary folders of `target` on disk, whose names end in `suffix` (`PARTIAL` or `OLD`), sorted."""
     names = re.compile(rf"\.{re.escape(_stem(target.name))}\.[0-9a-f]{{8}}{re.escape(suffix)}")
     try:
         with os.scandir(target.parent) as entries:
@@ -144,14 +137,7 @@ def remove(path: Path) -> None:
 
 
 def name_new_file(partial: Path, path: Path) -> None:
-    """Rename the file `partial` to `path`, in one step with the check that nothing is there.
-
-    Where neither such a rename nor hard links exist, an empty file at `path` takes the name first.
-
-    Raises:
-        FileExistsError: Something is at `path`. Nothing changed.
-        OSError: The file cannot be renamed.
-    """
+    """Rename the file `partial` to `path`, in one step with the check that nothing is there."""
     if rename(partial, path, NO_REPLACE):
         return
     try:
@@ -166,14 +152,7 @@ def name_new_file(partial: Path, path: Path) -> None:
 
 
 def name_new_folder(partial: Path, path: Path) -> None:
-    """Rename the folder `partial` to `path`, in one step with the check that nothing or an empty folder is there.
-
-    An empty folder at `path` is replaced, and its permissions are kept.
-
-    Raises:
-        FileExistsError: A file or a folder with content is at `path`. Nothing changed.
-        OSError: The folder cannot be renamed.
-    """
+    """Rename the folder `partial` to `path`, in one step with the check that nothing or an empty folder is there."""
     mode = None
     try:
         with suppress(FileNotFoundError):
@@ -189,8 +168,5 @@ def name_new_folder(partial: Path, path: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two existing files or folders atomically, so that each has the other's name afterwards.
-
-    The result is `False`, and nothing changed, if the system or the file system cannot exchange names.
-    """
+    """Exchange two existing files or folders atomically, so that each has the other's name afterwards."""
     return rename(one, other, EXCHANGE)

@@ -60,16 +60,7 @@ _GENSIM_CLASS = re.compile(rb"gensim\.models\.(\w+)\W+(\w+)")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Data type, shape and byte range of one tensor in a safetensors or GGUF file.
-
-    Attributes:
-        name: Name of the tensor in the file.
-        dtype: safetensors' name of the data type, such as `"BF16"`; in a GGUF file GGUF's name, such as `"Q4_K"`.
-        shape: Sizes of the tensor.
-        file: Path of the file.
-        start: Offset of the tensor's first byte, counted from the start of the file.
-        stop: Offset of the byte after its last one.
-    """
+    """Data type, shape and byte range of one tensor in a safetensors or GGUF file."""
 
     name: str
     dtype: str
@@ -85,11 +76,7 @@ class TensorInfo:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Return the data type of the tensor as a `torch.dtype`.
-
-        Raises:
-            CheckpointError: The data type is not in `DTYPES`.
-        """
+        """Return the data type of the tensor as a `torch.dtype`."""
         if self.dtype not in DTYPES:
             raise CheckpointError(
                 f"{self.name} in {self.file} is stored as {self.dtype}; embedlayer reads {', '.join(DTYPES)}."
@@ -97,21 +84,7 @@ class TensorInfo:
         return DTYPES[self.dtype]
 
     def read_rows(self, rows: slice | Int[Tensor, " N"]) -> Shaped[Tensor, "N ..."]:
-        """Read some rows of the tensor from the file and return a copy of them.
-
-        Only the memory pages of these rows are read, so the file and the tensor may be larger than memory.
-
-        Args:
-            rows: A slice of the first dimension, or indices into it from 0. A scalar tensor has one row.
-
-        Returns:
-            The rows on the CPU, in the data type of the file.
-
-        Raises:
-            FileError: The file cannot be mapped into memory.
-            CheckpointError: The data type is not in `DTYPES`, or the file is shorter than when its header was read.
-            IndexError: An index is negative, or not below the number of rows.
-        """
+        """Read some rows of the tensor from the file and return a copy of them."""
         dtype, (count, *width) = self.torch_dtype, self.shape or (1,)
         if not self.nbytes:
             return torch.empty((count, *width), dtype=dtype)[rows]
@@ -126,27 +99,14 @@ class TensorInfo:
         return copy.flatten().view(dtype).view(-1, *width)
 
     def map_rows(self, *, writable: bool = False, limit: ResidentLimit | None = None) -> MappedRows:
-        """Map the rows of the tensor into memory, one for each index of the first dimension. Nothing is read.
-
-        If the map is `writable`, writing to the memory changes the file. `limit` is that of `MappedRows`.
-
-        Raises:
-            FileError: The file cannot be mapped into memory.
-            CheckpointError: The file is shorter than when its header was read.
-        """
+        """Map the rows of the tensor into memory, one for each index of the first dimension. Nothing is read."""
         count = (self.shape or (1,))[0]
         return MappedRows(self.file, self.start, count, self.nbytes // max(count, 1), writable=writable, limit=limit)
 
 
 @dataclass(frozen=True)
 class Header:
-    """Header of a safetensors file: what it says about each tensor, and the metadata.
-
-    Attributes:
-        tensors: Every tensor of the file by name, sorted by offset.
-        metadata: Strings that the file stores under `__metadata__`.
-        size: Number of bytes before the data, including the 8 bytes of the header's length.
-    """
+    """Header of a safetensors file: what it says about each tensor, and the metadata."""
 
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
@@ -155,16 +115,7 @@ class Header:
 
 @contextmanager
 def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt") -> Iterator[Any]:
-    """Context manager: yield `safetensors.safe_open(path)`, and replace errors of safetensors by those of embedlayer.
-
-    This applies to errors inside the block too. `device` is that of the tensors. The framework `"pt"` maps the file
-    copy-on-write, which fails for files larger than memory; `"np"` maps it read-only.
-
-    Raises:
-        FileError: The file is missing or cannot be read.
-        CheckpointError: The file is a pickle, a GGUF file, truncated, or not a safetensors file.
-        RuntimeError: `framework` is `"pt"` and the file is larger than memory, or torch knows no such `device`.
-    """
+    """Context manager: yield `safetensors.safe_open(path)`, and replace errors of safetensors by those of embedlayer."""
     path = Path(path)
     torch.device(device)  # safetensors' own error about it looks like one about the file
     require_file(path)
@@ -185,13 +136,7 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
 
 
 def read_header(path: Path | str) -> Header:
-    """Read and check the header of a safetensors file; no tensor is read, so the file may have any size.
-
-    Raises:
-        FileError: The file is missing or cannot be read.
-        CheckpointError: The file is a pickle, a GGUF file, truncated, or not a safetensors file; or it states
-            impossible sizes, offsets or data types.
-    """
+    """Read and check the header of a safetensors file; no tensor is read, so the file may have any size."""
     path = Path(path)
     with open_safetensors(path, framework="np"), path.open("rb") as file:  # safe_open does not tell the offsets
         length = int.from_bytes(file.read(8), "little")
@@ -208,35 +153,14 @@ def read_header(path: Path | str) -> Header:
 
 
 def load_tensors(path: Path | str, device: str = "cpu", prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read all tensors of a safetensors file, or those whose names begin with `prefix`, under the rest of their names.
-
-    Returns:
-        The tensors by name, and the metadata of the file: strings by name, empty if it has none.
-
-    Raises:
-        FileError: The file is missing or cannot be read.
-        CheckpointError: The file is a pickle, a GGUF file, truncated, or not a safetensors file.
-        RuntimeError: The file is larger than memory, however little of it `prefix` selects; or torch knows no such
-            `device`.
-    """
+    """Read all tensors of a safetensors file, or those whose names begin with `prefix`, under the rest of their names."""
     with open_safetensors(path, device) as file:
         names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
         return {name[len(prefix) :]: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
 
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write named tensors to one safetensors file, atomically; an existing file is replaced.
-
-    Args:
-        path: The file.
-        tensors: Tensors by name; no two of them may share memory.
-        metadata: Strings for the file's header, in addition to `{"format": "pt"}`.
-
-    Raises:
-        FileError: `path` is a folder, its folder is missing or cannot be written, or the disk is full.
-        CheckpointError: A tensor is a sharded `DTensor`.
-        RuntimeError: Two tensors share memory, or one is on the meta device.
-    """
+    """Write named tensors to one safetensors file, atomically; an existing file is replaced."""
     require_whole(tensors)
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with replace_file(path) as partial:
@@ -259,20 +183,7 @@ def require_whole(tensors: Mapping[str, Tensor]) -> None:
 def encode_header(
     tensors: Mapping[str, tuple[str | torch.dtype, Sequence[int], int]], metadata: Mapping[str, str], *, align: int = 8
 ) -> bytes:
-    """Return the first bytes of a safetensors file: everything before the data of the tensors.
-
-    The caller writes the data after it, without gaps, in the order of `tensors`.
-
-    Args:
-        tensors: By name, the data type (safetensors' name or torch's), shape and number of bytes of each tensor.
-        metadata: Strings for the file's header; may be empty.
-        align: The result is padded to a multiple of this number of bytes, itself a multiple of 8.
-
-    Example:
-        >>> header = encode_header({"weight": (torch.float32, (2, 3), 24)}, {"format": "pt"})
-        >>> len(header) % 8
-        0
-    """
+    """Return the first bytes of a safetensors file: everything before the data of the tensors."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, (dtype, shape, nbytes) in tensors.items():
@@ -287,16 +198,7 @@ def encode_header(
 def header_of_copy(
     file: BinaryIO, sizes: Mapping[str, tuple[Sequence[int], int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Return the first bytes of a copy of a safetensors file in which tensors have other sizes.
-
-    Order, spaces and padding are those of the file, so that a copy with the old sizes again has the old bytes: MLX
-    sorts names and keys and does not pad. The caller writes the data after it, without gaps, in the order of `sizes`.
-
-    Args:
-        file: The file, of which the header is read; data of its first tensor follow.
-        sizes: By name, shape and number of bytes of every tensor of the file, in the order of their offsets.
-        metadata: Strings for the header; may be empty.
-    """
+    """Return the first bytes of a copy of a safetensors file in which tensors have other sizes."""
     length = int.from_bytes(file.read(8), "little")
     raw = file.read(length)
     entries: dict[str, Any] = json.loads(raw)
@@ -316,14 +218,7 @@ def header_of_copy(
 
 
 def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorInfo:
-    """Create a safetensors file with one tensor of zeros, and return where the tensor is in it.
-
-    The disk space is allocated, so that later writes through a memory map do not find the disk full. The rows start at
-    a multiple of 4096 bytes.
-
-    Raises:
-        FileError: The file exists, cannot be written, or does not fit on the disk. Then there is no new file.
-    """
+    """Create a safetensors file with one tensor of zeros, and return where the tensor is in it."""
     path, nbytes = Path(path), math.prod(shape) * dtype.itemsize
     header = encode_header({name: (dtype, shape, nbytes)}, {"format": "pt"}, align=4096)
     info = TensorInfo(name, DTYPE_NAMES[dtype], tuple(shape), path, len(header), len(header) + nbytes)
@@ -341,11 +236,7 @@ def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype:
 
 
 def byte_chunks(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[Shaped[Tensor, " N"]]:
-    """Yield the bytes of a tensor as uint8 tensors on the CPU, some rows at a time, for writing or sending them.
-
-    A chunk has at most `CHUNK_BYTES` (16 MiB), or one row if a row is larger. Each is converted to `dtype` first, by
-    default the tensor's own. An empty tensor has no chunks.
-    """
+    """Yield the bytes of a tensor as uint8 tensors on the CPU, some rows at a time, for writing or sending them."""
     dtype = dtype or tensor.dtype
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
     for chunk in rows.split(rows_per_chunk(rows, dtype)):
@@ -360,11 +251,7 @@ def write_tensor(file: BinaryIO, tensor: Tensor, dtype: torch.dtype | None = Non
 
 
 def copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
-    """Copy the bytes of a tensor of the file `old` to the present position of another file, in chunks.
-
-    Raises:
-        CheckpointError: The old file ends inside the tensor.
-    """
+    """Copy the bytes of a tensor of the file `old` to the present position of another file, in chunks."""
     old.seek(info.start)
     for left in range(info.nbytes, 0, -CHUNK_BYTES):
         new.write(old.read(min(left, CHUNK_BYTES)))
@@ -378,10 +265,7 @@ def rows_per_chunk(rows: Tensor, dtype: torch.dtype | None = None) -> int:
 
 
 def pickle_error(path: Path) -> CheckpointError:
-    """Create, but do not raise, the error for a pickle; the file is not unpickled.
-
-    Its message has a command that converts the file to safetensors, or vectors that gensim saved to word2vec's text.
-    """
+    """Create, but do not raise, the error for a pickle; the file is not unpickled."""
     with path.open("rb") as file:
         gensim_class = _GENSIM_CLASS.search(file.read(_FIRST_BYTES))
     module, name = ("", "") if gensim_class is None else (part.decode() for part in gensim_class.groups())

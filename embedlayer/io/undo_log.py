@@ -37,13 +37,7 @@ _END = struct.Struct("<4sI")  # "DONE", checksum
 
 
 class Block(NamedTuple):
-    """A complete block of rows in a log.
-
-    Attributes:
-        num_rows: Number of rows, U.
-        start: Offset of the row numbers, which the rows of each array follow.
-        stop: Offset of the block's end mark.
-    """
+    """A complete block of rows in a log."""
 
     num_rows: int
     start: int
@@ -51,13 +45,7 @@ class Block(NamedTuple):
 
 
 class LoggedCheckpoint(NamedTuple):
-    """A checkpoint in a log.
-
-    Attributes:
-        state: State at the checkpoint.
-        start: Offset of its block.
-        rows: Blocks of the rows that were changed after it and before the next one, in order.
-    """
+    """A checkpoint in a log."""
 
     state: JsonObject
     start: int
@@ -65,30 +53,14 @@ class LoggedCheckpoint(NamedTuple):
 
 
 class LogContent(NamedTuple):
-    """What a log says.
-
-    Attributes:
-        checkpoints: The checkpoints, in order: the last one that was completed, and later ones that may not have been.
-        size: Bytes of the complete blocks.
-    """
+    """What a log says."""
 
     checkpoints: list[LoggedCheckpoint]
     size: int
 
 
 class UndoLog:
-    """Log of the old contents of rows, to which this process appends.
-
-    Args:
-        path: File of the log, as `UndoLog.create` wrote it.
-        size: Bytes of its complete blocks; what follows them is removed before the next write.
-
-    Attributes:
-        close: Function that closes the file, as garbage collection does.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
+    """Log of the old contents of rows, to which this process appends."""
 
     def __init__(self, path: Path | str, size: int) -> None:
         self.path, self.size = Path(path), size
@@ -100,26 +72,14 @@ class UndoLog:
 
     @classmethod
     def create(cls, path: Path | str, head: JsonObject) -> "UndoLog":
-        """Replace the log at `path`, atomically, by an empty one for the state `head`, and return it.
-
-        Raises:
-            FileError: The file cannot be written, or the disk is full. An old log is unchanged.
-        """
+        """Replace the log at `path`, atomically, by an empty one for the state `head`, and return it."""
         block = b"".join(_block(HEAD, 0, json.dumps(head).encode(), ()))
         with replace_file(path) as partial:
             partial.write_bytes(block)
         return cls(path, len(block))
 
     def append_rows(self, rows: Tensor, arrays: Sequence[Tensor]) -> None:
-        """Append the present contents of rows. When the call returns, they survive the end of this process.
-
-        Args:
-            rows: Row numbers, int64, `(U,)`.
-            arrays: Arrays of integers with an entry for each row, `(V, ...)`.
-
-        Raises:
-            FileError: The disk is full or reports an error. Then contents of some of the rows may be in the log.
-        """
+        """Append the present contents of rows. When the call returns, they survive the end of this process."""
         row_bytes = 8 + sum(each[:1].nbytes for each in arrays)
         for some in rows.split(max(BLOCK_BYTES // row_bytes, 1)) if len(rows) else ():
             contents = [each.index_select(0, some) for each in arrays]
@@ -127,10 +87,7 @@ class UndoLog:
             self._append(_block(ROWS, len(some), numbers, [each.numpy() for each in contents]))
 
     def append_next(self, state: JsonObject) -> None:
-        """Append the state at a checkpoint of which the rest is about to be saved elsewhere.
-
-        A `FileError` says that the disk is full or reports an error. Then nothing was appended.
-        """
+        """Append the state at a checkpoint of which the rest is about to be saved elsewhere."""
         self._append(_block(NEXT, 0, json.dumps(state).encode(), ()))
 
     def cut(self, size: int) -> None:
@@ -166,26 +123,14 @@ class UndoLog:
 
 
 def write_at(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
-    """Write buffers at an offset of an open file, and return how many bytes were written, as `os.pwritev` does.
-
-    Where the system has no `os.pwritev`, only the first buffer is written.
-    """
+    """Write buffers at an offset of an open file, and return how many bytes were written, as `os.pwritev` does."""
     if hasattr(os, "pwritev"):
         return os.pwritev(descriptor, parts, offset)
     return os.pwrite(descriptor, parts[0], offset)
 
 
 def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
-    """Read what a log says, without the contents of its rows.
-
-    Args:
-        path: File of the log.
-        size: Bytes of the file. `None` if its process may have been killed: then an incomplete last block is ignored.
-
-    Raises:
-        FileError: The file is missing or cannot be read.
-        CheckpointError: The file is not a log, has another size, or is damaged before its end.
-    """
+    """Read what a log says, without the contents of its rows."""
     path = Path(path)
     with file_errors(f"read {path}"), path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size
@@ -227,14 +172,7 @@ def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
 
 
 def check_rows(path: Path | str, blocks: Sequence[Block], num_rows: int, row_bytes: int) -> None:
-    """Check that blocks are those of rows of arrays of these sizes.
-
-    `num_rows` is that of the arrays, and `row_bytes` the bytes of a row in all of them together.
-
-    Raises:
-        CheckpointError: They are those of other arrays, or damaged.
-        FileError: The log cannot be read.
-    """
+    """Check that blocks are those of rows of arrays of these sizes."""
     with file_errors(f"read {path}"), Path(path).open("rb") as file:
         for block in blocks:
             wrong = block.stop - block.start != block.num_rows * (8 + row_bytes)
@@ -244,17 +182,7 @@ def check_rows(path: Path | str, blocks: Sequence[Block], num_rows: int, row_byt
 
 
 def roll_back(path: Path | str, blocks: Sequence[Block], arrays: Sequence[tuple[Tensor | None, int]]) -> None:
-    """Write logged rows back to the arrays. It may be repeated, for instance after the process was killed in it.
-
-    Args:
-        path: The log.
-        blocks: Blocks of rows that `check_rows` accepts, in the order of the log. The last one is written back first.
-        arrays: The arrays of `append_rows`, in the same order, and the bytes of a row of each. The arrays are changed;
-            for `None` the contents are skipped.
-
-    Raises:
-        FileError: The log cannot be read.
-    """
+    """Write logged rows back to the arrays. It may be repeated, for instance after the process was killed in it."""
     with file_errors(f"read {path}"), Path(path).open("rb") as file:
         for block in reversed(blocks):
             rows = _row_numbers(file, block)

@@ -23,22 +23,14 @@ from embedlayer.io.safetensors_files import (
 
 
 class CheckpointFolder(ABC):
-    """Abstract base class: a folder with the files of a checkpoint, on this machine or on the hub.
-
-    Attributes:
-        name: Path of the folder or name of the repository, for error messages.
-        path: The folder on this machine; `None` for one on the hub.
-    """
+    """Abstract base class: a folder with the files of a checkpoint, on this machine or on the hub."""
 
     name: str
     path: Path | None = None
 
     @abstractmethod
     def find(self, file: str) -> Path | None:
-        """Return the local path of a file in the folder; `None` if there is no such file.
-
-        A folder on the hub downloads the file first, unless it is in the cache.
-        """
+        """Return the local path of a file in the folder; `None` if there is no such file."""
 
 
 class LocalFolder(CheckpointFolder):
@@ -49,10 +41,7 @@ class LocalFolder(CheckpointFolder):
         self.name = str(path)
 
     def find(self, file: str) -> Path | None:
-        """Return the path of a file in the folder; `None` if it does not exist, or is a folder.
-
-        A `FileError` refuses a pipe or a device.
-        """
+        """Return the path of a file in the folder; `None` if it does not exist, or is a folder."""
         path = self.path / file
         if not path.exists() or path.is_dir():
             return None
@@ -61,16 +50,7 @@ class LocalFolder(CheckpointFolder):
 
 
 class WeightFiles:
-    """The tensors of a checkpoint in one or several safetensors files, read one by one on request.
-
-    Args:
-        folder: Folder with the files.
-        files: Name of the only file, or a mapping from the name of each tensor to the name of its file.
-
-    Attributes:
-        name: Path or name of the checkpoint, for error messages.
-        bytes_read: Bytes of headers and tensors that were read so far.
-    """
+    """The tensors of a checkpoint in one or several safetensors files, read one by one on request."""
 
     def __init__(self, folder: CheckpointFolder, files: str | Mapping[str, str]) -> None:
         self._folder = folder
@@ -91,22 +71,12 @@ class WeightFiles:
         return {file: self._header(file) for file in files}
 
     def find(self, *suffixes: str) -> list[str]:
-        """Return the dotted names of tensors that equal one of `suffixes` or end in a dot and the suffix.
-
-        The names for the first suffix come first; among the names for one suffix, the shortest. A name with two of the
-        suffixes is listed twice.
-        """
+        """Return the dotted names of tensors that equal one of `suffixes` or end in a dot and the suffix."""
         names = sorted(self.names, key=lambda name: (len(name), name))
         return [name for suffix in suffixes for name in names if f".{name}".endswith(f".{suffix}")]
 
     def info(self, name: str) -> TensorInfo:
-        """Return the data type, shape and byte range of a tensor; only the header of its file is read.
-
-        Raises:
-            CheckpointError: There is no such tensor, its file is missing or damaged, or has a tensor that the index
-                locates in another file.
-            FileError: The file of the tensor cannot be read.
-        """
+        """Return the data type, shape and byte range of a tensor; only the header of its file is read."""
         file = self._files if isinstance(self._files, str) else self._files.get(name)
         tensor = None if file is None else self._header(file).tensors.get(name)
         if tensor is None:
@@ -115,16 +85,7 @@ class WeightFiles:
         return tensor
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Read one tensor and return it, in the data type `dtype` or in that of the file.
-
-        On the CPU and in the data type of the file, the result is memory-mapped, not copied: writing to it does not
-        change the file. The tensor is copied if the file is larger than memory, or if it is not aligned in the file.
-
-        Raises:
-            CheckpointError: There is no such tensor, its file is missing or damaged, or its data type is not in
-                `DTYPES`.
-            FileError: The file of the tensor cannot be read.
-        """
+        """Read one tensor and return it, in the data type `dtype` or in that of the file."""
         info = self.info(name)
         stored = info.torch_dtype
         self.bytes_read += info.nbytes
@@ -157,13 +118,7 @@ class WeightFiles:
 
 
 def find_folder(path: Path) -> tuple[CheckpointFolder, str | None] | None:
-    """Find the checkpoint folder that a local path names; `None` if nothing exists at `path`.
-
-    The result is the folder and `None`, or for a file its folder and its name.
-
-    Raises:
-        FileError: The path cannot be read, or is not a valid file name.
-    """
+    """Find the checkpoint folder that a local path names; `None` if nothing exists at `path`."""
     try:
         if recover_folder(path).is_dir():
             return LocalFolder(path), None
@@ -183,21 +138,7 @@ def no_such_path(path: Path | str) -> FileError:
 
 
 def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> str | Mapping[str, str]:
-    """Choose the safetensors files, or the only GGUF file, from which the tensors of a folder are read.
-
-    Args:
-        folder: Folder of the checkpoint.
-        file: Name of an existing safetensors file, GGUF file or index in the folder. By default, the first that exists
-            of `model.safetensors`, `model.safetensors.index.json`, the only safetensors file, and the only GGUF file.
-
-    Returns:
-        The second argument of `WeightFiles`: the name of the only file, or the file name of each tensor by its name.
-
-    Raises:
-        FileError: There is no safetensors file and no GGUF file.
-        CheckpointError: The weights are pickles or an adapter of PEFT; the index is damaged, or names files outside its
-            folder or of another kind; or there are several safetensors files without an index, or several GGUF files.
-    """
+    """Choose the safetensors files, or the only GGUF file, from which the tensors of a folder are read."""
     if file is not None:
         path = folder.find(file)
         assert path is not None
@@ -241,22 +182,12 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether a string is a safe name of a file directly in a folder.
-
-    It is not if it is empty, `.` or `..`, or contains a slash, a backslash or a zero byte.
-
-    Example:
-        >>> [is_plain_name(name) for name in ("one.safetensors", "../one.safetensors", "")]
-        [True, False, False]
-    """
+    """Return whether a string is a safe name of a file directly in a folder."""
     return PurePosixPath(name).name == name and name not in ("", ".", "..") and not {"\0", "\\"} & set(name)
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    """Read an index of shards (`model.safetensors.index.json`) and return the file name of each tensor by its name.
-
-    A `CheckpointError` refuses an index that is damaged, or names a file elsewhere or one that is no safetensors file.
-    """
+    """Read an index of shards (`model.safetensors.index.json`) and return the file name of each tensor by its name."""
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
         raise CheckpointError(

@@ -32,20 +32,7 @@ class DivergenceKind(IntEnum):
 
 @operator(f"(Tensor s, {TEACHER}, int kind) -> Tensor")
 def pair_statistics(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None, kind: int) -> Tensor | None:
-    """Compute the softmaxes of two heads over the rows of a block, and the mean of a difference of logits.
-
-    Args:
-        s: Logits of the student as stored, `(R, C)`.
-        t: Logits of the teacher, `(R, C)`.
-        s_bias: Bias of each row that the logits of the student do not contain yet, `(R,)`, or `None`.
-        t_bias: The same of the teacher.
-        kind: A `DivergenceKind`.
-
-    Returns:
-        `(P, 7, C)`: maximum, log of the sum of exponentials, and that sum, of student and teacher; mean of t - s under
-        the teacher's softmax for `FORWARD`, of s - t under the student's for `REVERSE`, no number for
-        `JENSEN_SHANNON`. `None` if the CPU kernel could not be compiled.
-    """
+    """Compute the softmaxes of two heads over the rows of a block, and the mean of a difference of logits."""
     rows, tokens = s.shape
     totals = s.new_empty(1 if device_kind(s) == "cuda" else -(-rows // PART), 7, tokens, dtype=sum_dtype(s))
     if device_kind(s) == "cuda":
@@ -63,20 +50,7 @@ def pair_statistics(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor 
 def mixture_divergences(
     s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None, levels: Tensor, beta: float
 ) -> Tensor | None:
-    """Compute what the rows of a block add to the divergences of two softmaxes from their mixture.
-
-    Args:
-        s: As in `pair_statistics`, as for the next three.
-        t: Logits of the teacher.
-        s_bias: Bias of the student.
-        t_bias: Bias of the teacher.
-        levels: Maximum, and log of the sum of exponentials, of student and teacher over all rows, `(4, C)`.
-        beta: Weight of the teacher in the mixture m.
-
-    Returns:
-        `(P, 2, C)`: sum of q (log q - log m), and sum of p (log p - log m), for the softmaxes q of the student and p of
-        the teacher. `None` if the CPU kernel could not be compiled.
-    """
+    """Compute what the rows of a block add to the divergences of two softmaxes from their mixture."""
     rows, tokens = s.shape
     if device_kind(s) == "cuda":
         parts = -(-rows // launch_table("divergences")["jensen_shannon"].blocks["PART"])
@@ -107,19 +81,7 @@ def divergence_gradient(
     kind: int,
     beta: float,
 ) -> bool:
-    """Replace the logits of the student by gradients, and return whether a kernel could be compiled.
-
-    Args:
-        s: As in `pair_statistics`, as for the next three; overwritten.
-        t: Logits of the teacher.
-        s_bias: Bias of the student.
-        t_bias: Bias of the teacher.
-        factors: Numbers of each token, `(6, C)`; see `embedlayer.kernels.cpu.softmax.divergence_gradient`.
-        bias_grad: Gradients of the student's bias, to which the sum of each row is added, `(R,)`; or `None`.
-        add: See `embedlayer.kernels.softmax.softmax_gradient`.
-        kind: A `DivergenceKind`.
-        beta: Weight of the teacher in the mixture of Jensen-Shannon.
-    """
+    """Replace the logits of the student by gradients, and return whether a kernel could be compiled."""
     rows, tokens = s.shape
     if device_kind(s) != "cuda":
         inputs = *_pair(s, t, s_bias, t_bias), factors, or_empty(bias_grad, factors.dtype), kind, beta
@@ -150,8 +112,5 @@ def _pair(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None) ->
 
 
 def _parts(tokens: int) -> int:
-    """Return how many parts, of `PART` rows each, a CPU thread claims at once of a block with `tokens` columns.
-
-    They have at most `BLOCK_NUMEL` logits together, but there is at least one part.
-    """
+    """Return how many parts, of `PART` rows each, a CPU thread claims at once of a block with `tokens` columns."""
     return max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))

@@ -70,12 +70,7 @@ class IndexCheck(nn.Module):
         self.first_bad_index = torch.full((3,), -1, device=device) if lost else self.first_bad_index.to(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "IndexCheck":
-        """Cast or move the module as torch does, and move its record of the first bad index to the same device.
-
-        Args:
-            fn: Function that torch applies to each parameter and buffer.
-            recurse: Whether to include submodules.
-        """
+        """Cast or move the module as torch does, and move its record of the first bad index to the same device."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.move_record(apply_or_allocate(fn, self.first_bad_index).device)
         return self
@@ -172,23 +167,14 @@ class IndexCheck(nn.Module):
 
 
 class StreamCheck(IndexCheck):
-    """Record of the first bad ID of K streams, which a kernel on CUDA checks together; see `kernels.sums.sum_streams`.
-
-    Args:
-        sizes: Number of rows of each stream, K numbers.
-        shared: ID that is valid in each stream and has its own row; -1 for none.
-    """
+    """Record of the first bad ID of K streams, which a kernel on CUDA checks together; see `kernels.sums.sum_streams`."""
 
     def __init__(self, sizes: Sequence[int], shared: int) -> None:
         super().__init__(sum(sizes), "token id of a stream")
         self.sizes, self.shared = tuple(sizes), shared
 
     def raise_recorded(self, values: list[int]) -> None:
-        """Empty the record and raise its error, if it holds one; the place is that among the K columns of IDs.
-
-        Raises:
-            TokenIdError: An ID was outside of its stream.
-        """
+        """Empty the record and raise its error, if it holds one; the place is that among the K columns of IDs."""
         place, value, length = values
         if place >= 0:
             self.first_bad_index.fill_(-1)
@@ -199,10 +185,7 @@ class StreamCheck(IndexCheck):
 
 @operator("(Tensor indices, Tensor(a!) record, SymInt rows) -> (Tensor, Tensor)", mutates=("record",))
 def clamp_and_record_indices(indices: Tensor, record: Tensor, rows: int) -> tuple[Tensor, Tensor] | None:
-    """Clamp row numbers and record the first bad one, in one launch; elsewhere than on CUDA return `None`.
-
-    Arguments and results are those of `embedlayer.core.index_checks.clamp_and_record`; the row numbers are contiguous.
-    """
+    """Clamp row numbers and record the first bad one, in one launch; elsewhere than on CUDA return `None`."""
     if device_kind(indices) != "cuda":
         return None
     clamped, outside = torch.empty_like(indices), torch.empty_like(indices, dtype=torch.bool)
@@ -212,24 +195,7 @@ def clamp_and_record_indices(indices: Tensor, record: Tensor, rows: int) -> tupl
 
 
 def check_indices(module: nn.Module, *flags: Tensor) -> list[bool]:
-    """Wait once for each device, and raise the error of a bad index that was recorded since the last check.
-
-    These are the indices that the `IndexCheck`s of a module recorded, and the targets of all losses in this process
-    that did not wait for the device. The next loss that waits raises the error of a target too. Of several recorded
-    indices one raises its error here; the others stay recorded for the next call.
-
-    Args:
-        module: Module whose parts looked the indices up.
-        *flags: Boolean scalars on one device, which are read with the indices there, without another wait.
-
-    Returns:
-        The values of the flags.
-
-    Raises:
-        TokenIdError: A token ID or a target was outside.
-        PositionError: A position was outside.
-        StaleRowsError: Weights of a patched model were changed before logits were read; see `DeferredLogits`.
-    """
+    """Wait once for each device, and raise the error of a bad index that was recorded since the last check."""
     records: list[tuple[Tensor, Callable[[list[int]], None]]]
     records = [(each.first_bad_index, each.raise_recorded) for each in module.modules() if isinstance(each, IndexCheck)]
     records += [(record, partial(raise_recorded_target, record)) for record in recorded_targets()]

@@ -37,13 +37,7 @@ class StoredRows(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Describe the dropout of one forward pass.
-
-    Attributes:
-        seed: Seed of the mask, a signed 64-bit number.
-        threshold: Probability of a 0 in the mask, times 65536.
-        growth: Factor of the elements that are kept, `1 / (1 - dropout)`; 0 if all are dropped.
-    """
+    """Describe the dropout of one forward pass."""
 
     seed: int = 0
     threshold: int = 0
@@ -62,10 +56,7 @@ class Dropout(NamedTuple):
         return cls(seed, threshold, (1 << 16) / kept_share if kept_share else 0.0)
 
     def mask(self, first: int, tokens: int, like: Tensor) -> Tensor:
-        """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, in dtype and on the device of `like`.
-
-        Each token begins with a new word of four elements.
-        """
+        """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, in dtype and on the device of `like`."""
         width = like.shape[-1]
         words = -(-width // 4)
         bits = random_words(self.seed, first * words, tokens * words).view(torch.int16).view(tokens, -1)[:, :width]
@@ -88,9 +79,7 @@ def rows_on_cuda(ids: Tensor, weight: Tensor, check: IndexCheck, padding_idx: in
 
 
 def scale_applies(scale: float | Tensor | None, *tensors: Tensor | None) -> bool:
-    """Return whether the kernel reads these tensors and multiplies by `scale`: a number, or a tensor of one without a
-    gradient.
-    """
+    """Return whether the kernel reads these tensors and multiplies by `scale`: a number, or a tensor of one without a gradient."""
     factor = scale if isinstance(scale, Tensor) else None
     return not (factor is not None and factor.requires_grad) and look_up_applies(factor, *tensors)
 
@@ -118,32 +107,7 @@ def embed_tokens(
     threshold: int,
     growth: float,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Compute `dropout(factor * scale * x[ids + offset] + addend)`; elsewhere than on CUDA return `None`.
-
-    All tensors are contiguous, and indices int64.
-
-    Args:
-        x: Rows, `(R, D)`; without `ids` one for each token, `(..., D)`.
-        ids: Token IDs or positions, `(...)`, or `None`. A row outside `0 .. rows - 1` gives zeros and is recorded.
-        record: `IndexCheck.first_bad_index` of the IDs; `None` without them.
-        rows: Number of rows that can be looked up.
-        offset: Number that is added to each ID.
-        ignored: What is returned in place of a row that is outside.
-        factor: Factor on rows, one number, or `None` for 1.
-        scale: Another factor on rows.
-        addend: Rows that are added, `(..., D)`, or `None`. Token n gets the row n modulo their number, or with `places`
-            `places[n] + places_offset`, n modulo the number of places; one outside is treated as a row of `x`.
-        places: Positions, or `None`.
-        places_record: `IndexCheck.first_bad_index` of the positions; `None` without them.
-        places_offset: See `addend`.
-        seed: See `Dropout`.
-        threshold: See `Dropout`; 0 for no dropout.
-        growth: See `Dropout`.
-
-    Returns:
-        Vectors, `(..., D)`. And what a backward pass needs: rows of `x` `(N,)` and of the addend `(P,)`, int64, with
-        `ignored` and -1 for those outside; empty without `ids` and `places`.
-    """
+    """Compute `dropout(factor * scale * x[ids + offset] + addend)`; elsewhere than on CUDA return `None`."""
     if device_kind(x) != "cuda":
         return None
     width = x.shape[-1]
@@ -191,20 +155,7 @@ def gather_rows(
     addend: Tensor | StoredRows | None = None,
     dropout: Dropout = NO_DROPOUT,
 ) -> Tensor:
-    """Compute `dropout(scale * source + addend)` on CUDA in one launch; bad IDs are recorded and give zeros.
-
-    `look_up_applies` is true for the tensors. The gradient of a weight is dense.
-
-    Args:
-        source: Vectors, `(..., D)`, or their look-up, with a check.
-        scale: Factor on these vectors, a number or a tensor of one without a gradient, or `None` for 1.
-        addend: Vectors to add, `(T, D)` for all sequences or one for each token; or their look-up, with positions of
-            these shapes; or `None`. They have the dtype of `source`.
-        dropout: Dropout of the result.
-
-    Raises:
-        ShapeError: IDs or positions are not int32 or int64.
-    """
+    """Compute `dropout(scale * source + addend)` on CUDA in one launch; bad IDs are recorded and give zeros."""
     stored, added = (each if isinstance(each, StoredRows) else None for each in (source, addend))
     vectors: Tensor = _GatherRows.apply(  # type: ignore[no-untyped-call]
         source.weight if isinstance(source, StoredRows) else source,
@@ -287,10 +238,7 @@ def _masked(grad: Tensor, dropout: Dropout, scale: float = 1.0, factor: Tensor |
 
 
 def _gradient_of_rows(grad: Tensor, ids: Tensor, shape: tuple[int, ...], ignored: int) -> Tensor:
-    """Return the dense gradient of looked-up rows, `(R, D)`: the sums of the gradients of equal IDs.
-
-    Those of the ID `ignored` are left out, which may be -1.
-    """
+    """Return the dense gradient of looked-up rows, `(R, D)`: the sums of the gradients of equal IDs."""
     if ignored < 0 and torch.is_grad_enabled():  # torch's second derivative reads the row of each ID
         grad, ids = grad.masked_fill((ids < 0).view(*grad.shape[:-1], 1), 0), ids.clamp(min=0)
     by_row: Tensor = torch.ops.aten.embedding_dense_backward(
@@ -301,10 +249,7 @@ def _gradient_of_rows(grad: Tensor, ids: Tensor, shape: tuple[int, ...], ignored
 
 @operator("(Tensor mask, SymInt offset, SymInt padding_position) -> Tensor")
 def positions_of_mask(mask: Tensor, offset: int, padding_position: int) -> Tensor | None:
-    """Compute the positions of tokens in one launch, `(..., T)`, int64; elsewhere than on CUDA return `None`.
-
-    `embedlayer.positions.position.positions_of` is the definition. The mask is contiguous.
-    """
+    """Compute the positions of tokens in one launch, `(..., T)`, int64; elsewhere than on CUDA return `None`."""
     if device_kind(mask) != "cuda":
         return None
     positions, sizes = torch.empty_like(mask, dtype=torch.int64), {"length": length_of(mask), "offset": offset}

@@ -239,19 +239,7 @@ def cpu_failure() -> str:
 
 
 def operator(schema: str, *, mutates: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function that runs kernels such that it is a custom operator too, `embedlayer::` and its name.
-
-    The function is also the operator's fake: on tensors without memory it allocates its results and computes nothing.
-    In eager mode it is called directly, as a call of an operator takes some 20 µs. While a dispatch mode is active or a
-    graph is traced, the operator is called.
-
-    The function returns tensors, or `None` if no kernel could be compiled; of an operator without results it returns
-    whether one could. A call of the operator raises a `RuntimeError` where none can.
-
-    Args:
-        schema: Arguments and results of the operator.
-        mutates: Names of the arguments that it overwrites.
-    """
+    """Decorate a function that runs kernels such that it is a custom operator too, `embedlayer::` and its name."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = f"embedlayer::{function.__name__}"
@@ -297,18 +285,13 @@ def kernels_disabled() -> Iterator[None]:
 
 
 def _is_ordinary(x: Tensor) -> bool:
-    """Return whether `x` is a plain tensor or parameter that CPU kernels take: on the CPU, strided, and of `FLOATS`,
-    integers or booleans.
-    """
+    """Return whether `x` is a plain tensor or parameter that CPU kernels take: on the CPU, strided, and of `FLOATS`, integers or booleans."""
     plain = type(x) in (Tensor, nn.Parameter) and device_kind(x) == "cpu" and x.layout is torch.strided
     return plain and (x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex))
 
 
 class _Memory:
-    """The memory of a contiguous tensor, as NumPy reads it.
-
-    `Tensor.numpy` would make the storage of the tensor one that cannot be resized, and FSDP resizes storages.
-    """
+    """The memory of a contiguous tensor, as NumPy reads it."""
 
     def __init__(self, x: Tensor) -> None:
         self.tensor = x  # an array of this memory keeps the tensor
@@ -343,11 +326,7 @@ def _type_of(argument: Any) -> object:
 
 
 def _require_numba() -> type[Exception]:
-    """Check that numba is installed and new enough, and return the class of its errors.
-
-    Raises:
-        ImportError: It is not; the message names the install line.
-    """
+    """Check that numba is installed and new enough, and return the class of its errors."""
     try:
         import numba
         from numba.core.errors import NumbaError
@@ -372,15 +351,7 @@ def _reason(error: Exception) -> str:
 
 
 def _divide(work: Work, items: int, block: int) -> None:
-    """Call `work(start, stop)` for consecutive blocks that cover `0 .. items - 1`, in several threads.
-
-    With one thread or one block it is called once, for all items.
-
-    Args:
-        work: Function that releases the global interpreter lock.
-        items: Number of items.
-        block: Items in a block.
-    """
+    """Call `work(start, stop)` for consecutive blocks that cover `0 .. items - 1`, in several threads."""
     blocks = math.ceil(items / block)
     helpers = min(torch.get_num_threads(), blocks) - 1
     if helpers < 1:
@@ -415,15 +386,7 @@ class _Helpers:
         self.started = 0
 
     def offer(self, jobs: list[Callable[[], None]], helpers: int) -> list[threading.Lock]:
-        """Offer a job to several threads, and return a lock for each, which a thread holds while it works.
-
-        A thread keeps no reference to the job when it has released its lock. If it were the last one, the thread would
-        free tensors, and abort the process if the interpreter is being finalised.
-
-        Args:
-            jobs: A list with the job, which the caller empties at the end.
-            helpers: Number of threads; missing ones are started.
-        """
+        """Offer a job to several threads, and return a lock for each, which a thread holds while it works."""
         with suppress(RuntimeError):  # no thread can be started while the interpreter exits
             while self.started < helpers:
                 threading.Thread(target=self._work, name="embedlayer-kernel", daemon=True).start()

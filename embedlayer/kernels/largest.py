@@ -48,21 +48,7 @@ def update_largest(
     ids: Tensor,
     *finishing: float | None,
 ) -> bool:
-    """Update the K largest logits of each token with the rows of a block; return whether a kernel could be compiled.
-
-    Args:
-        z: Logits as stored, `(R, C)`.
-        bias: Bias of each row that the logits do not contain yet, `(R,)`, or `None`.
-        first_id: ID of the first row. IDs of later blocks are larger.
-        seen: Number of rows of earlier blocks.
-        lane_keys: Result of `softmax_statistics`; only on CUDA.
-        part_keys: As `lane_keys`.
-        thresholds: On the CPU, the smallest of the K logits, `(C,)`; -inf while there are fewer.
-        values: The logits, largest first, `(C, K)`; of equal ones that with the lowest ID is first. NaN is largest.
-            While there are fewer than K, the last are -inf.
-        ids: Their IDs, `(C, K)`; `NO_ID` for the last while there are fewer.
-        *finishing: See `Finishing`; only on CUDA.
-    """
+    """Update the K largest logits of each token with the rows of a block; return whether a kernel could be compiled."""
     tokens, count = values.shape
     if device_kind(z) == "cuda":
         blocks = launch_table("largest")["member_keys"].blocks
@@ -81,14 +67,7 @@ def update_largest(
 
 
 def _candidates(block: dict[str, Any], first_id: int, keys: tuple[Tensor, Tensor], count: int) -> Tensor:
-    """Return keys of the logits of some tokens, `(T, M)`, among which are the largest.
-
-    Args:
-        block: Arguments of the kernels that describe the block and the tokens.
-        first_id: As in `update_largest`.
-        keys: Keys of groups of rows, of all tokens, and of parts, of these tokens.
-        count: Number of logits, K.
-    """
+    """Return keys of the logits of some tokens, `(T, M)`, among which are the largest."""
     lane_keys, part_keys = keys
     blocks = launch_table("largest")["member_keys"].blocks
     parts = _best(part_keys, count)
@@ -104,10 +83,7 @@ def _candidates(block: dict[str, Any], first_id: int, keys: tuple[Tensor, Tensor
 
 
 def _merge(found: Tensor, values: Tensor, ids: Tensor, seen: int) -> None:
-    """Store the logits and IDs of the K largest keys among `found` and, if rows were `seen`, those stored already.
-
-    Where there are fewer than K, the last are -inf and `NO_ID`.
-    """
+    """Store the logits and IDs of the K largest keys among `found` and, if rows were `seen`, those stored already."""
     state = {"values": values, "ids": ids, "count": values.numel()}
     if seen:
         earlier = torch.empty_like(ids)

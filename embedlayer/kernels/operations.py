@@ -13,14 +13,7 @@ from embedlayer.kernels.kernel import Kernel
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that has a kernel.
-
-    Attributes:
-        what: What it computes.
-        definition: Its definition in torch operators, as module and name.
-        cpu: Its kernels in `embedlayer.kernels.cpu`.
-        gpu: Its kernels in `embedlayer.kernels.gpu`.
-    """
+    """An operation that has a kernel."""
 
     what: str
     definition: str
@@ -32,10 +25,7 @@ class Operation:
         return {"cpu": self.cpu, "cuda": self.gpu}.get(device_kind(x), ())
 
     def refusal(self, x: Tensor) -> str:
-        """Return why torch operators compute with tensors such as `x`, or an empty string if kernels do.
-
-        `Kernel.refusal` decides it.
-        """
+        """Return why torch operators compute with tensors such as `x`, or an empty string if kernels do."""
         kernels = self.kernels(x)
         if not kernels:
             return f"there is no kernel for {device_kind(x)}"

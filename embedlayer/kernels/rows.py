@@ -18,14 +18,7 @@ RATES = ("add1", "add2", "factor", "addend", "update")
 
 @operator("(Tensor rows, Tensor order, Tensor values, SymInt? drop) -> Tensor")
 def sum_equal_rows(rows: Tensor, order: Tensor, values: Tensor, drop: int | None) -> Tensor:
-    """Return the sum of the vectors of equal rows at the first place of each row, and zeros elsewhere, `(N, D)`.
-
-    Args:
-        rows: Sorted row numbers, int64, `(N,)`.
-        order: Their places in `values`, `(N,)`.
-        values: Vectors, `(N, D)`.
-        drop: Row whose sum is 0, or `None`.
-    """
+    """Return the sum of the vectors of equal rows at the first place of each row, and zeros elsewhere, `(N, D)`."""
     sums = values.new_empty(values.shape)
     arguments = {"rows": rows, "order": order, "values": values.contiguous(), "sums": sums, "places": len(rows)}
     launch("rows", "sum_equal_rows", **arguments, **_columns(sums), drop=-1 if drop is None else drop)
@@ -56,26 +49,7 @@ def update_rows(
     decay_moments: bool,
     rates: list[float],
 ) -> bool:
-    """Apply pending updates of rows in place, and then make an optimizer's step on them if they have gradients.
-
-    Args:
-        rows: Sorted row numbers, int64, `(N,)`, which may repeat; `None` for those from `first_row` to `stop_row - 1`.
-        gradients: Sums of the gradients of equal rows at the first place of each, `(N, D)`; `None` for no step.
-        record: `RowSteps.record_on_device`.
-        value_steps: Last step that each row's values include, `(V,)`.
-        moment_steps: Last step that each row's moments include, `(V,)`.
-        weight: Table, `(V, D)`.
-        exp_avg: First moments, `(V, D)`, or `None`.
-        exp_avg_sq: Second moments, `(V, D)` or `(V, 1)`.
-        first_row: First row; 0 with `rows`.
-        stop_row: Last row + 1; V with `rows`.
-        start: Step before the first recorded one.
-        step: Number of the step, or of the last one if no step is made.
-        most_terms: Number of skipped steps after which others are negligible.
-        seed: Seed of stochastic rounding, or `None` to round to nearest.
-        decay_moments: Whether the moments decay up to the last step too.
-        rates: The numbers of `StepRates`; empty for no step.
-    """
+    """Apply pending updates of rows in place, and then make an optimizer's step on them if they have gradients."""
     rowwise = exp_avg_sq.shape[1] == 1
     name = ("apply_pending", "apply_pending_rowwise", "adamw_step", "rowwise_step")[rowwise + 2 * bool(rates)]
     halves = (None, None) if seed is None else (seed >> LOW_BITS, seed & ((1 << LOW_BITS) - 1))

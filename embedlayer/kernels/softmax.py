@@ -26,14 +26,7 @@ BLOCK_NUMEL = 1 << 17  # logits that a thread of a CPU claims at once
 
 
 class Finishing(NamedTuple):
-    """Say what the Triton kernels do to stored logits as they read them, besides adding the bias.
-
-    Attributes:
-        scale: Factor.
-        softcap: See `embedlayer.losses.finishing.BlockFinishing`, as for the others.
-        bound: Largest logit.
-        masked: Row of the block whose logit is -inf, or `None`.
-    """
+    """Say what the Triton kernels do to stored logits as they read them, besides adding the bias."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -42,15 +35,7 @@ class Finishing(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Say which logits are requested of each token.
-
-    Attributes:
-        ids: Token IDs, which are rows of the vocabulary, `(K, C)`; `None` for none. Of several tensors of IDs it is the
-            concatenation on CUDA, and on the CPU the first.
-        rows: On the CPU, all IDs sorted, `(M,)`.
-        places: Place of each of `rows` in the flattened IDs, those of several one after another; modulo C it is the
-            token.
-    """
+    """Say which logits are requested of each token."""
 
     ids: Tensor | None
     rows: Tensor | None = None
@@ -87,28 +72,7 @@ def softmax_statistics(
     with_keys: bool,
     *finishing: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Compute statistics of the logits of a block, and read requested logits.
-
-    Args:
-        z: Logits as stored, `(R, C)`.
-        bias: Bias of each row that the logits do not contain yet, `(R,)`, or `None`.
-        ids: Requests, as for `rows` and `places`; see `Requests`.
-        rows: See `Requests`.
-        places: See `Requests`.
-        first_id: ID of the first row.
-        with_sum: Whether to compute the sum of logits.
-        with_mean: Whether to compute the mean under the softmax.
-        with_squares: Whether to compute the sum of squares.
-        with_keys: Whether to return what `embedlayer.kernels.largest.update_largest` needs on CUDA.
-        *finishing: See `Finishing`; only on CUDA.
-
-    Returns:
-        `(P, 6, C)`: maximum, log of the sum of exponentials, that sum, sum of logits, mean of logits minus maximum
-        under the softmax, log of the sum of squared exponentials; the last three are valid only where requested. And
-        the requested logits `(K, C)`, 0 where the ID is no row of the block. And the keys of the largest logits of
-        groups of rows, `(groups, C)`, and of the parts that the first kernel read, `(C, parts)`, on CUDA with
-        `with_keys`, else empty; see `embedlayer.kernels.gpu.largest`. `None` if the CPU kernel could not be compiled.
-    """
+    """Compute statistics of the logits of a block, and read requested logits."""
     size, tokens = z.shape
     dtype = sum_dtype(z)
     selected = torch.empty((0, tokens) if ids is None else ids.shape, dtype=dtype, device=z.device)
@@ -156,11 +120,7 @@ def softmax_factors(
     by_squares: Tensor | None,
     by_sum: Tensor | None,
 ) -> Tensor:
-    """Compute the factors of `softmax_gradient`, `(6, C)`, from totals of all rows and their gradients, each `(C,)`.
-
-    They are `top`, or 0 where it is -inf or NaN, and f₀ to f₄. A gradient that is `None` counts as 0; `mean` is needed
-    with `by_mean` only, and `log_squares` with `by_squares`.
-    """
+    """Compute the factors of `softmax_gradient`, `(6, C)`, from totals of all rows and their gradients, each `(C,)`."""
     if device_kind(top) == "cuda":
         names = ("top", "sums", "mean", "log_squares", "by_log_sum", "by_mean", "by_squares", "by_sum")
         given = (top, sums, mean, log_squares, by_log_sum, by_mean, by_squares, by_sum)
@@ -205,28 +165,7 @@ def softmax_gradient(
     with_squares: bool,
     *finishing: float | None,
 ) -> bool:
-    """Replace the logits of a block by gradients, and return whether a kernel could be compiled.
-
-    They are `e f₀ (f₁ + f₂ x) + e² f₃ + f₄` for `x = z - top` and `e = exp(x)`, plus the gradients of requests. Here z
-    is a logit with its bias. On CUDA it is the finished logit, and the result is multiplied by the derivative of the
-    finishing.
-
-    Args:
-        z: Logits as stored, `(R, C)`; overwritten.
-        bias: As in `softmax_statistics`, as for the next four.
-        ids: Requests.
-        rows: Requests.
-        places: Requests.
-        first_id: ID of the first row.
-        by_request: Gradient of each request, in the order of `rows` on the CPU, else `(K, C)`.
-        values: On CUDA the requested logits, `(K, C)`.
-        factors: Result of `softmax_factors`.
-        bias_grad: Gradients of the bias, to which the sum of each row is added, `(R,)`; or `None`.
-        add: On CUDA, whether it is added; otherwise `bias_grad` is overwritten.
-        with_mean: Whether any f₂ is not 0.
-        with_squares: Whether any f₃ is not 0.
-        *finishing: See `Finishing`; only on CUDA.
-    """
+    """Replace the logits of a block by gradients, and return whether a kernel could be compiled."""
     size, tokens = z.shape
     if device_kind(z) != "cuda":
         request = or_empty(rows, torch.long), or_empty(places, torch.long), or_empty(by_request, factors.dtype)
@@ -270,29 +209,7 @@ def cross_entropy_of_totals(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Compute the loss of each token from its totals, and what its gradient is computed from; elsewhere than on CUDA
-    return `None`.
-
-    `embedlayer.losses.logit_statistics.CrossEntropy` defines both. The loss of a target outside the vocabulary is NaN,
-    or 0 if it is -1, and its gradients are 0.
-
-    Args:
-        ids: Targets, `(1, C)`.
-        top: Totals, `(C,)`, as for the next two.
-        log_sum: Log of the sum of exponentials.
-        sums: That sum.
-        selected: Logits of the targets, `(1, C)`.
-        logit_sum: Sum of logits, with label smoothing.
-        weights: Factor of each loss, `(C,)`.
-        results: How many tokens are summed; the others are padding.
-        vocab_size: Number of tokens, V.
-        label_smoothing: See `embedlayer.losses.options.LossOptions`.
-        z_loss: See `LossOptions`.
-
-    Returns:
-        Losses `(C,)`, the gradient by `selected` `(1, C)`, the result of `softmax_factors` `(6, C)`, and the sum of the
-        losses times `weights`, `()`.
-    """
+    """Compute the loss of each token from its totals, and what its gradient is computed from; elsewhere than on CUDA return `None`."""
     if device_kind(top) != "cuda":
         return None
     inputs = {"ids": ids, "top": top, "log_sum": log_sum, "sums": sums, "selected": selected, "weights": weights}
@@ -329,28 +246,7 @@ def check_targets(
     mean: bool,
     read: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None:
-    """Find the targets that are ignored, and those that are no tokens; elsewhere than on CUDA return `None`.
-
-    Args:
-        targets: Token IDs or `ignore_index`, int64, contiguous.
-        weights: Weight of each loss, in the shape of the targets, which is a factor of its factor; `None` for 1.
-        record: `embedlayer.core.index_checks.target_record`. Without `read`, the first bad target is written to it if
-            it is empty.
-        vocab_size: Number of tokens, V.
-        ignore_index: Target that is ignored.
-        other: What is returned in place of targets that do not count; `None`, only without `read`, for V where they are
-            bad and -1 where they are ignored, as `cross_entropy_of_totals` takes them.
-        mean: Whether the factors are those of a mean; otherwise they are those of a sum.
-        read: Whether the host reads the numbers at once and so finds bad targets. These count then, and are returned
-            as they are.
-
-    Returns:
-        The targets that count, with `other` in place of the others; a mask of those that count; without `read`, a mask
-        of those that are no tokens, or of all that do not count if `other` is `None`; and the factor of each loss,
-        float32, 0 where the target does not count; all in the shape of the targets. And numbers for the host: those of
-        the record, how many targets are no tokens, with weights how many that are not ignored have one that is not
-        finite, and how many do not count. And whether no target counts, a mask `()`.
-    """
+    """Find the targets that are ignored, and those that are no tokens; elsewhere than on CUDA return `None`."""
     if device_kind(targets) != "cuda":
         return None
     ids, (mask, is_bad) = torch.empty_like(targets), (torch.empty_like(targets, dtype=torch.bool) for _ in range(2))

@@ -26,24 +26,7 @@ def sum_streams(
     ignored: int,
     length: int,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Compute the sums of `x[ids[..., k] + starts[k]]` over k, `(..., D)`; elsewhere than on CUDA return `None`.
-
-    All tensors are contiguous, and indices int64.
-
-    Args:
-        x: Rows, `(R, D)`.
-        ids: IDs, `(..., K)`. One outside of its stream adds nothing and is recorded.
-        starts: First row of each stream, `(K,)`; `None` where IDs are row numbers.
-        record: `IndexCheck.first_bad_index`: the flat place of the first bad ID, its value, and `length`.
-        rows: Number of rows that IDs can name, those of all streams.
-        streams: Number of streams that are summed, the first ones.
-        shared: ID that is its own row in each stream; -1 for none.
-        ignored: Row that gets no gradient; -1 for none.
-        length: See `record`.
-
-    Returns:
-        The sums, and what a backward pass needs: rows, int64, and their factors 0 or 1, both `(..., streams)`.
-    """
+    """Compute the sums of `x[ids[..., k] + starts[k]]` over k, `(..., D)`; elsewhere than on CUDA return `None`."""
     if device_kind(x) != "cuda":
         return None
     shape, width = ids.shape[:-1], x.shape[1]

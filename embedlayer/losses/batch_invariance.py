@@ -88,14 +88,7 @@ _tested: dict[tuple[object, ...], int | tuple[str, ...]] = {}
 
 
 def tested_multiple(logits: UncomputedLogits) -> int:
-    """Return the first of `INVARIANT_MULTIPLES` for which nothing differs, after a test at the first use.
-
-    Args:
-        logits: Logits of a head; of the hidden states only width and dtype count.
-
-    Raises:
-        SizeError: Results differ for all of them.
-    """
+    """Return the first of `INVARIANT_MULTIPLES` for which nothing differs, after a test at the first use."""
     if is_dispatch_mode_active():  # whose tensors may have no numbers
         return INVARIANT_MULTIPLES[-1]
     width, dtype = logits.hidden.shape[-1], logits.hidden.dtype

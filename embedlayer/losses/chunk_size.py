@@ -44,34 +44,7 @@ def tokens_per_chunk(
     is_gathered: bool = False,
     max_bytes: int | None = None,
 ) -> int:
-    """Return the number of tokens per chunk, chosen so that the logits of one chunk fit into a buffer; 0 for no tokens.
-
-    On a CPU the buffer has 64 MiB (`BUFFER_BYTES`). A chunk never has more than 512 tokens (`MAX_CHUNK_TOKENS`). Up to
-    `max(embed_dim // 4, 16)` tokens are allowed even where their logits need more than the buffer.
-
-    On CUDA all tokens are one chunk while they are at most `2 * embed_dim` and the rows are not frozen: then their
-    logits need no more memory than the float32 sums over several chunks, and the gradient is rounded once. More tokens
-    are divided into chunks of about `2 * embed_dim`, at least 1,024, and 2,048 for frozen rows. Of hidden states that
-    ranks gather for each chunk a chunk has at most 8,192. The buffer has 4 GiB, or with intermediate results of its
-    size 1 GiB with these (`WORK_BYTES`).
-
-    The tokens are divided evenly over the chunks, up to the next multiple of 16; only the last chunk may be shorter.
-
-    Args:
-        tokens: Number of tokens in all chunks together.
-        vocab_size: Number of logits per token, V.
-        embed_dim: Width of a row, D.
-        device: `"cuda"`, or any other device type, which is treated like a CPU.
-        itemsize: Bytes per logit.
-        work_bytes: On CUDA, bytes of intermediate results per token, beside the logits.
-        is_frozen: Whether the rows need no gradient.
-        is_gathered: Whether the rows are sharded, so that all ranks gather the hidden states of a chunk.
-        max_bytes: Bytes of the buffer, which a chunk of more than one token never exceeds; `None` for those above.
-
-    Example:
-        >>> tokens_per_chunk(2048, 50257, 768, "cpu", 4), tokens_per_chunk(8192, 128256, 4096, "cuda", 2)
-        (304, 8192)
-    """
+    """Return the number of tokens per chunk, chosen so that the logits of one chunk fit into a buffer; 0 for no tokens."""
     if device == "cuda":
         many = FROZEN_TOKENS if is_frozen else max(2 * embed_dim, LEAST_TRAINED_TOKENS)
         most = tokens if tokens <= 2 * embed_dim and not is_frozen else many
@@ -94,17 +67,7 @@ def tokens_within(max_bytes: int, bytes_per_token: int) -> int:
 
 
 def row_blocks(rows: int, size: int, *, least: int = 1) -> list[tuple[int, int]]:
-    """Divide rows into blocks of `size`, and return the first row of each and the row behind it.
-
-    Args:
-        rows: Number of rows.
-        size: Rows of each block but the last.
-        least: If the last one had fewer, its rows are part of the one before.
-
-    Example:
-        >>> row_blocks(10, 4), row_blocks(9, 4, least=2)
-        ([(0, 4), (4, 8), (8, 10)], [(0, 4), (4, 9)])
-    """
+    """Divide rows into blocks of `size`, and return the first row of each and the row behind it."""
     starts = list(range(0, rows, size))
     if len(starts) > 1 and rows - starts[-1] < least:
         starts.pop()

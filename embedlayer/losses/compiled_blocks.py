@@ -34,13 +34,7 @@ KEYS = ("lane_keys", "part_keys")
 
 
 def statistics_of_blocks(ids: Tensor | None, names: list[str], *, with_keys: bool = False) -> BlockTerms:
-    """Return a kernel that computes statistics of the blocks of a chunk; see `LogitStatistics.terms`.
-
-    Args:
-        ids: Requested IDs, `(K, C)`, or `None`.
-        names: Which of `sum`, `mean` and `log_squares` to compute.
-        with_keys: Whether the results contain `KEYS`, for `with_largest`.
-    """
+    """Return a kernel that computes statistics of the blocks of a chunk; see `LogitStatistics.terms`."""
     requests = Requests.of([] if ids is None else [ids])
     flags = [*(name in names for name in ("sum", "mean", "log_squares")), with_keys]
 
@@ -58,14 +52,7 @@ def statistics_of_blocks(ids: Tensor | None, names: list[str], *, with_keys: boo
 
 
 def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
-    """Return a kernel that also looks for the K largest logits; the totals of the last block contain them.
-
-    The kernel keeps what it has found, so it is for the blocks of one chunk, each once.
-
-    Args:
-        terms: Kernel that computes the other totals of blocks, and `KEYS`.
-        k: Number of logits.
-    """
+    """Return a kernel that also looks for the K largest logits; the totals of the last block contain them."""
     state: list[Tensor] = []
     seen = 0
 
@@ -92,13 +79,7 @@ def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
 def gradient_of_statistics(
     requested: list[tuple[Tensor, Tensor, Tensor]], totals: Totals, grads: Totals
 ) -> BlockGradient:
-    """Return a kernel that computes the gradient by the logits of each block; see `LogitStatistics.dlogits_`.
-
-    Args:
-        requested: Token IDs `(K, C)`, with the gradient by the logit of each, and that logit.
-        totals: Totals over the whole vocabulary.
-        grads: Gradients of the other totals that have one, or `factors`; see `TokenLoss.compiled`.
-    """
+    """Return a kernel that computes the gradient by the logits of each block; see `LogitStatistics.dlogits_`."""
     requests = Requests.of([ids for ids, _, _ in requested])
     by_request, values = None, None
     if requests.places is not None:
@@ -134,12 +115,7 @@ def divergence_of_blocks(kind: DivergenceKind) -> BlockTerms:
 
 
 def mixture_divergences_of_blocks(previous: Totals, beta: float) -> BlockTerms:
-    """Return a kernel that computes the second sweep of `JensenShannon` over the blocks of a chunk.
-
-    Args:
-        previous: Totals of the first sweep.
-        beta: Weight of the teacher in the mixture.
-    """
+    """Return a kernel that computes the second sweep of `JensenShannon` over the blocks of a chunk."""
     names = ("top", "log_sum", "top_teacher", "log_sum_teacher")
     levels = torch.stack([finite_top(previous[name]) if name[0] == "t" else previous[name] for name in names])
 
@@ -153,14 +129,7 @@ def mixture_divergences_of_blocks(previous: Totals, beta: float) -> BlockTerms:
 def gradient_of_divergence(
     kind: DivergenceKind, totals: Totals, factors: tuple[Tensor, ...], beta: float = 0.0
 ) -> BlockGradient:
-    """Return a kernel that computes the gradient by the student's logits of each block.
-
-    Args:
-        kind: Which divergence.
-        totals: Totals over the whole vocabulary.
-        factors: f₀ to f₃ of `embedlayer.kernels.cpu.softmax.divergence_gradient`, `(C,)`; unused ones are left out.
-        beta: Weight of the teacher in the mixture of Jensen-Shannon.
-    """
+    """Return a kernel that computes the gradient by the student's logits of each block."""
     tops = finite_top(totals["top"]), finite_top(totals["top_teacher"])
     numbers = torch.stack([*tops, *factors, *(torch.zeros_like(tops[0]),) * (4 - len(factors))])
 
@@ -178,14 +147,7 @@ def _pair(block: LogitBlock) -> tuple[Tensor, Tensor, Tensor | None, Tensor | No
 
 
 def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool) -> None:
-    """Add a tensor to float32 sums, whose high 16 bits are bfloat16 numbers, and whose low 16 bits are a residual.
-
-    Args:
-        total: High 16 bits of the sums, bfloat16, `(R, D)`; overwritten.
-        residual: Low 16 bits, uint16, `(R, D)`; overwritten.
-        addend: What is added, bfloat16 or float32, `(R, D)`.
-        last: Whether this is the last addition: then `total` is rounded to the nearest, and `residual` is not needed.
-    """
+    """Add a tensor to float32 sums, whose high 16 bits are bfloat16 numbers, and whose low 16 bits are a residual."""
     if ADD_BFLOAT16.run(len(total), total, residual, addend, last, block=max(1, BLOCK_NUMEL // total.shape[1])):
         return
     bits = (total.view(torch.int16).int() << 16) | residual.int()

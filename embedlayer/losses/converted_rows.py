@@ -18,18 +18,7 @@ Result = TypeVar("Result")
 
 
 class ConvertedRows:
-    """Rows in the dtype of their products, some at a time.
-
-    Rows that have this dtype are views. Others are written into one buffer, which the next rows overwrite.
-
-    Args:
-        rows: Rows, `(V, D)`, without autograd.
-        dtype: Dtype of the products.
-
-    Attributes:
-        rows: The rows as they are stored.
-        dtype: See above.
-    """
+    """Rows in the dtype of their products, some at a time."""
 
     def __init__(self, rows: Float[Tensor, "V D"], dtype: torch.dtype) -> None:
         self.rows, self.dtype = rows, dtype
@@ -59,16 +48,7 @@ class ConvertedRows:
 def linear(
     hidden: Float[Tensor, "*batch D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, " V"] | None = None
 ) -> Float[Tensor, "*batch V"]:
-    """Compute `hidden @ weight.T + bias` in the dtype of the hidden states, or of autocast if it is active.
-
-    A weight of another dtype is converted a block of rows at a time, in the backward pass again. Its gradient is
-    rounded to its dtype once.
-
-    Args:
-        hidden: Hidden states, `(..., D)`.
-        weight: Rows, `(V, D)`.
-        bias: Bias of the rows, or `None`.
-    """
+    """Compute `hidden @ weight.T + bias` in the dtype of the hidden states, or of autocast if it is active."""
     if hidden.dtype == weight.dtype or autocast_dtype(hidden) is not None:
         return F.linear(hidden, weight, bias)
     if plain_operators_only() or is_transformed(hidden, weight):
@@ -101,13 +81,7 @@ def _overwrites(*tensors: Tensor) -> bool:
 def in_head_dtype(
     function: Callable[[Tensor], Result], hidden: Float[Tensor, "*batch D"], head_dtype: torch.dtype | None
 ) -> Result:
-    """Return `function(hidden)`: with `head_dtype` of hidden states of this dtype, and without autocast.
-
-    Args:
-        function: What computes products.
-        hidden: Hidden states, `(..., D)`.
-        head_dtype: See `LogitOptions`.
-    """
+    """Return `function(hidden)`: with `head_dtype` of hidden states of this dtype, and without autocast."""
     if head_dtype is None:
         return function(hidden)
     with autocast(hidden, None):

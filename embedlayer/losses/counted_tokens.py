@@ -34,25 +34,13 @@ Below that, the products would take at most 6 % less time.
 
 
 class PreviousLoss:
-    """The numbers of the previous loss on a CUDA device, by which the next one decides whether it waits for its own.
-
-    They are copied to the host meanwhile, so the next loss does not wait for them unless it follows at once. It always
-    decides by the previous loss: the decision depends on no time. Losses whose `drop_ignored` is `None` do so, outside
-    of graphs and of activation checkpointing, which must decide the same again when it recomputes a loss.
-    """
+    """The numbers of the previous loss on a CUDA device, by which the next one decides whether it waits for its own."""
 
     def __init__(self) -> None:
         self._last: tuple[HostCopy, int] | None = None
 
     def ignored_many(self, record: Tensor) -> bool:
-        """Return whether the previous loss ignored many of its targets, or there was none.
-
-        Args:
-            record: `target_record` of the device.
-
-        Raises:
-            TokenIdError: The copy of the record has a bad ID, and so does the record still: nothing raised it since.
-        """
+        """Return whether the previous loss ignored many of its targets, or there was none."""
         if self._last is None:
             return True
         copy, targets = self._last
@@ -62,12 +50,7 @@ class PreviousLoss:
         return bool(DROPPED_FROM * left_out >= max(targets, 1))
 
     def begin_copy(self, numbers: Tensor, targets: int) -> None:
-        """Begin to copy numbers of a loss to the host: `target_record`, and last how many targets do not count.
-
-        Args:
-            numbers: The numbers, which are not changed later.
-            targets: Number of targets, ignored ones included.
-        """
+        """Begin to copy numbers of a loss to the host: `target_record`, and last how many targets do not count."""
         self._last = HostCopy(numbers), targets
 
 
@@ -126,17 +109,7 @@ def rank_facts(codes: list[int]) -> RankFacts:
 
 
 class CountedTokens(NamedTuple):
-    """Say which of N tokens count, and which are computed.
-
-    Attributes:
-        mask: Mask of the tokens that count, `(N,)`; `None` for all.
-        places: Index of these tokens, `(M,)`, if no others are computed. Without it all N tokens are computed; results
-            and gradients of those that do not count are zeros.
-        others: Mask of those that do not count, `(N,)`, if their IDs are -1, or V for bad ones, for which kernels
-            compute the loss 0 or NaN; otherwise `None`.
-        of_ranks: What the ranks told each other, if the rows are sharded and it was gathered already.
-        is_empty: Whether no token counts, a mask `()`, if a kernel found out; of several heads, no token of any.
-    """
+    """Say which of N tokens count, and which are computed."""
 
     mask: Tensor | None = None
     places: Tensor | None = None
@@ -154,17 +127,7 @@ class CountedTokens(NamedTuple):
 
 
 class CheckedIds(NamedTuple):
-    """Hold token IDs that were checked, with the tokens that count.
-
-    Attributes:
-        ids: The IDs, int64; 0, or `other` of `counted_targets`, for tokens that do not count. Bad IDs of `checked_ids`
-            are clamped.
-        tokens: The tokens that count; those with a bad ID do not.
-        is_bad: Mask of the tokens with a bad ID, in the shape of the tokens; `None` if there is none.
-        factors: Factor of each loss in the reduction, its weight included, float32, in the shape of the tokens, if a
-            kernel computed it.
-        weights: Weights of the tokens after the check of `counted_targets`; `None` for 1.
-    """
+    """Hold token IDs that were checked, with the tokens that count."""
 
     ids: Tensor
     tokens: CountedTokens
@@ -187,11 +150,7 @@ class CheckedIds(NamedTuple):
         return result.masked_fill(is_bad, torch.nan)
 
     def by_row(self, kept: Tensor) -> list[tuple[Tensor, "CheckedIds"]]:
-        """Return mask and IDs of the tokens of each of several heads; with others to drop, the host waits once more.
-
-        Args:
-            kept: Mask of the tokens that count, `(K, N)`: those of a head are a row.
-        """
+        """Return mask and IDs of the tokens of each of several heads; with others to drop, the host waits once more."""
         tokens, masks = self.tokens, kept.unbind()
         counted = [CountedTokens()] * len(masks)
         if tokens.places is not None:
@@ -218,17 +177,7 @@ class CheckedIds(NamedTuple):
 
 
 def counted_tokens(mask: Tensor, *, drop: bool | None, request: RankRequest | None = None) -> CountedTokens:
-    """Return the tokens that count by their mask `(...)`.
-
-    Args:
-        mask: Mask of the tokens that count.
-        drop: `drop_ignored` of `ScoreOptions`, or `False` for the plain definition. An accelerator that drops the other
-            tokens waits once, if it may.
-        request: What this rank tells the others, if the rows are sharded; gathered where the host waits anyway.
-
-    Raises:
-        TokenIdError: An ID of an earlier loss on the same accelerator was outside.
-    """
+    """Return the tokens that count by their mask `(...)`."""
     flat = mask.flatten()
     read, previous = _reads(mask, drop, request)
     if read and device_kind(mask) == "cpu":
@@ -256,25 +205,7 @@ def checked_ids(
     weights: Tensor | None = None,
     request: RankRequest | None = None,
 ) -> CheckedIds:
-    """Check that the IDs of the tokens that count are tokens of the vocabulary.
-
-    Under `torch.func` transforms, in `torch.export` and on the meta device other IDs are clamped to the first or last
-    token. On an accelerator that the host does not wait for they are clamped too, recorded, and marked in `is_bad`.
-
-    Args:
-        ids: Token IDs, `(...)`, or with `several` K for each token, `(..., K)`.
-        mask: Mask of the tokens that count, `(...)`; `None` for all.
-        vocab_size: Number of tokens, V.
-        drop: See `counted_tokens`.
-        several: Whether each token has K IDs.
-        weights: Weights of the tokens, which an accelerator that waits checks too.
-        request: See `counted_tokens`.
-
-    Raises:
-        TokenIdError: An ID is outside, or one of an earlier loss on the same accelerator was. The message names the
-            first one, its row and its column.
-        SizeError: On an accelerator that waits, the weight of a token that counts is infinite or NaN.
-    """
+    """Check that the IDs of the tokens that count are tokens of the vocabulary."""
     others = None if mask is None else ~mask
     if others is not None:
         ids = ids.masked_fill(others.unsqueeze(-1) if several else others, 0)
@@ -310,24 +241,7 @@ def counted_targets(
     weights: Tensor | None = None,
     request: RankRequest | None = None,
 ) -> tuple[Tensor, CheckedIds]:
-    """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored.
-
-    Args:
-        targets: Token IDs or `ignore_index`, `(...)`.
-        vocab_size: As in `checked_ids`, as for `drop`.
-        ignore_index: Target that is ignored.
-        drop: See `counted_tokens`.
-        other: ID of those that do not count, where bad targets are recorded; `None` for those that
-            `CountedTokens.others` describes, if kernels compute.
-        mean: Whether the factors are those of a mean; otherwise they are those of a sum.
-        weights: Weights of the tokens in the dtype of the losses, which the factors contain; those of tokens that count
-            must be finite. Where the host does not read values they are NaN otherwise.
-        request: See `counted_tokens`.
-
-    Raises:
-        TokenIdError: See `checked_ids`.
-        SizeError: The weight of a token that counts is infinite or NaN.
-    """
+    """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored."""
     read, previous = _reads(targets, drop, request)
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
     by_kernel = on_cuda and STATISTICS.applies(targets) and not plain_operators_only()
@@ -366,13 +280,7 @@ def _read_numbers(numbers: Tensor) -> list[int]:
 
 
 def _read_with_facts(numbers: Tensor, tokens: int, request: RankRequest | None) -> tuple[list[int], RankFacts | None]:
-    """Return numbers that the device computes, and what the ranks tell each other: one wait for both.
-
-    Args:
-        numbers: The numbers, of which the last one is that of the tokens that do not count.
-        tokens: Number of tokens.
-        request: What this rank tells, if the rows are sharded.
-    """
+    """Return numbers that the device computes, and what the ranks tell each other: one wait for both."""
     if request is None:
         return _read_numbers(numbers), None
     values = _read_numbers(torch.cat([numbers, request.gathered(tokens - numbers[-1:]).to(numbers.device)]))
@@ -387,19 +295,7 @@ def _raise_if_bad(ids: Tensor, vocab_size: int, record: Tensor, values: list[int
 
 
 def _reads(x: Tensor, drop: bool | None, request: RankRequest | None) -> tuple[bool, PreviousLoss | None]:
-    """Return whether the host reads numbers of a loss at once, and on an accelerator waits for them.
-
-    Args:
-        x: Token IDs or mask of the loss.
-        drop: See `counted_tokens`.
-        request: See `counted_tokens`; all ranks must decide the same.
-
-    Returns:
-        Whether it reads them, and what keeps them for the next loss, if it does.
-
-    Raises:
-        TokenIdError: An ID of an earlier loss on the same device was outside.
-    """
+    """Return whether the host reads numbers of a loss at once, and on an accelerator waits for them."""
     is_in_graph = torch.compiler.is_compiling() or plain_operators_only() or is_capturing(x)
     if drop is False or device_kind(x) == "meta" or is_in_graph:
         return False, None
@@ -429,12 +325,7 @@ def _read(
     weights: Tensor | None,
     previous: PreviousLoss | None,
 ) -> CountedTokens:
-    """Check IDs and weights on an accelerator and return which of the tokens count: one wait for all numbers.
-
-    Raises:
-        TokenIdError: An ID is outside, or one was recorded.
-        SizeError: The weight of a token that counts is infinite or NaN.
-    """
+    """Check IDs and weights on an accelerator and return which of the tokens count: one wait for all numbers."""
     record = target_record(ids.device)
     bad_ids = (ids != ids.clamp(0, vocab_size - 1)).sum().view(1)
     numbers = [record, bad_ids]
@@ -454,13 +345,7 @@ def _read(
 
 
 def _dropped(mask: Tensor, others: Tensor, left_out: int) -> CountedTokens:
-    """Return the tokens that count, without waiting for the device.
-
-    Args:
-        mask: Mask of the tokens that count, `(N,)`.
-        others: Mask of those that do not.
-        left_out: Their number.
-    """
+    """Return the tokens that count, without waiting for the device."""
     if left_out <= 0:
         return CountedTokens()
     places = others.view(torch.uint8).sort(stable=True).indices

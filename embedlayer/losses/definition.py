@@ -19,16 +19,7 @@ from embedlayer.losses.token_weights import counted_weights
 
 
 def counted_states(hidden: Float[Tensor, "*batch D"], kept: Bool[Tensor, "*batch"] | None) -> Float[Tensor, "*batch D"]:
-    """Return hidden states with zeros in place of those of tokens that do not count.
-
-    NaN and infinity there reach neither losses nor gradients. Later masks do not ensure that, because 0 times NaN is
-    NaN in the products of the backward pass. On the CPU in eager mode, a batch in which all tokens count is returned
-    unchanged.
-
-    Args:
-        hidden: Hidden states, `(..., D)`.
-        kept: Mask of the tokens that count, `(...)`; `None` for all.
-    """
+    """Return hidden states with zeros in place of those of tokens that do not count."""
     if kept is None:
         return hidden
     is_read_at_once = device_kind(kept) == "cpu" and fusible(hidden, kept) and not is_dispatch_mode_active()
@@ -40,15 +31,7 @@ def counted_states(hidden: Float[Tensor, "*batch D"], kept: Bool[Tensor, "*batch
 def transformed_states(
     transform: Callable[[Tensor], Tensor], hidden: Float[Tensor, "*batch D"]
 ) -> Float[Tensor, "*batch R"]:
-    """Return `transform(hidden)`, of hidden states that a head transforms before it is known which tokens count.
-
-    A hidden state with NaN or infinity is transformed as 0, and its result is NaN. If its token does not count, the
-    result gets the gradient 0, and no gradient of the transform's own weights is 0 times NaN.
-
-    Args:
-        transform: Function of each hidden state alone, `(..., D)` to `(..., R)`.
-        hidden: Hidden states, `(..., D)`.
-    """
+    """Return `transform(hidden)`, of hidden states that a head transforms before it is known which tokens count."""
     is_finite = hidden.detach().abs().amax(-1, keepdim=True) < torch.inf  # a tenth of the time of isfinite().all()
     states = transform(torch.where(is_finite, hidden, 0.0))
     return states + torch.where(is_finite, 0.0, torch.nan).to(states.dtype)
@@ -57,16 +40,7 @@ def transformed_states(
 def cross_entropy(
     logits: Float[Tensor, "*batch V"], targets: Int[Tensor, "*batch"], loss: LossSettings
 ) -> Float[Tensor, "*batch"]:
-    """Compute the loss of each target from all logits: the definition of `linear_cross_entropy`, before its reduction.
-
-    Args:
-        logits: Results of `finish_logits`, `(..., V)`.
-        targets: Token IDs `(...)`, or `ignore_index`, checked.
-        loss: Options of the loss.
-
-    Returns:
-        Losses in nats, `(...)`; 0 for ignored targets.
-    """
+    """Compute the loss of each target from all logits: the definition of `linear_cross_entropy`, before its reduction."""
     kept = targets != loss.ignore_index
     logits = logits.to(loss_dtype(logits.dtype))
     losses = F.cross_entropy(
@@ -93,13 +67,7 @@ def gradient_dtype(x: Tensor) -> torch.dtype:
 
 
 def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
-    """Return the mean, the sum or all of the losses of tokens, as `loss.reduction` says, times `loss.token_weights`.
-
-    Args:
-        losses: One loss per token, 0 for ignored targets.
-        kept: Mask of the tokens with a target that is not ignored; the mean is over these, and 0 if there are none.
-        loss: Options of the loss.
-    """
+    """Return the mean, the sum or all of the losses of tokens, as `loss.reduction` says, times `loss.token_weights`."""
     if loss.token_weights is not None:
         losses = losses * counted_weights(loss.token_weights, kept)
     if loss.reduction == "none":
@@ -108,22 +76,12 @@ def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
 
 
 def scaled_factors(factors: Tensor, grad_output: Tensor) -> Tensor:
-    """Return factors of the losses of tokens times the gradient by their sum: 0 for a factor of 0, whatever this is.
-
-    So a token that does not count has no gradient even where a loss is divided by 0 tokens.
-    """
+    """Return factors of the losses of tokens times the gradient by their sum: 0 for a factor of 0, whatever this is."""
     return torch.where(factors == 0, 0.0, factors * grad_output)
 
 
 def reduction_factors(kept: Tensor, loss: LossSettings, dtype: torch.dtype, count: int | None = None) -> Tensor:
-    """Return the factor of each token's loss with which `reduce_losses` sums them; 0 for tokens that do not count.
-
-    Args:
-        kept: Mask of the tokens that count.
-        loss: Options of the loss; `"none"` has the factors of `"sum"`.
-        dtype: Dtype of the losses.
-        count: Number of the tokens that count, if the host knows it.
-    """
+    """Return the factor of each token's loss with which `reduce_losses` sums them; 0 for tokens that do not count."""
     is_narrow = dtype == torch.float32  # torch divides masks in float32
     if is_narrow and count is not None and loss.reduction == "mean" and loss.token_weights is None:
         return torch.div(kept, max(count, 1), out=torch.empty_like(kept, dtype=dtype))

@@ -52,18 +52,7 @@ from embedlayer.losses.vocabulary_pass import VocabularyPass
 
 
 def compute_totals(student: UncomputedLogits, request: Request) -> Totals:
-    """Compute totals per token, differentiable by everything that the student's logits depend on.
-
-    Args:
-        student: The head and its hidden states, N in all.
-        request: What to compute.
-
-    Returns:
-        Tensors `(N,)` or `(K, N)` by name; 0 for tokens that are not kept.
-
-    Raises:
-        SizeError: The rows are sharded, and a `torch.func` transform is active or second derivatives are requested.
-    """
+    """Compute totals per token, differentiable by everything that the student's logits depend on."""
     return plain_totals(student, request) if is_plain(student) else chunked_totals(student, request)
 
 
@@ -98,11 +87,7 @@ def plain_totals(student: UncomputedLogits, request: Request) -> Totals:
 
 
 def _plain_logits(logits: UncomputedLogits, kept: Tensor | None) -> Tensor:
-    """Return all logits as a block, `(V, N)`.
-
-    `kept` is the mask `(N,)` of the tokens that count: the others have the logits of the hidden state 0. `None` for
-    all.
-    """
+    """Return all logits as a block, `(V, N)`."""
     mask = None if kept is None else kept.view(logits.hidden.shape[:-1])
     return logits.logits(mask).reshape(-1, logits.vocab_size).T
 
@@ -114,16 +99,7 @@ def _masked(totals: Totals, kept: Tensor) -> Totals:
 
 
 class LossOfHead(NamedTuple):
-    """Hold what the loss of one head is computed from.
-
-    Attributes:
-        student: The head and its hidden states, N in all.
-        request: What to compute per token.
-        objective: Loss of a token as a function of its totals.
-        counted: Mask of the tokens that count, `(...)`.
-        loss: Reduction and weights of the tokens.
-        factors: Factor of each token's loss in the reduction, if it is computed already, `(...)`.
-    """
+    """Hold what the loss of one head is computed from."""
 
     student: UncomputedLogits
     request: Request
@@ -143,14 +119,7 @@ class LossOfHead(NamedTuple):
 
 
 def compute_loss(head: LossOfHead) -> tuple[Tensor, Tensor]:
-    """Compute a loss in chunks; with a reduction, the pass over stored rows computes its gradients too.
-
-    Returns:
-        The reduced loss, and the losses of all tokens without gradient, `(...)`, 0 for those that do not count.
-
-    Raises:
-        SizeError: Second derivatives of the loss of sharded rows are requested.
-    """
+    """Compute a loss in chunks; with a reduction, the pass over stored rows computes its gradients too."""
     student, counted = head.student, head.counted
     if isinstance(student, LinearLogits) and head.loss.reduction != "none":
         total, [losses] = compute_joint_loss([head])
@@ -163,13 +132,7 @@ def compute_loss(head: LossOfHead) -> tuple[Tensor, Tensor]:
 
 
 def compute_joint_loss(heads: Sequence[LossOfHead]) -> tuple[Tensor, list[Tensor]]:
-    """Compute the sum of the losses of heads of stored rows, with a reduction, as `compute_loss` does.
-
-    All heads have one tensor of hidden states and one dtype: their passes add into one gradient of the hidden states.
-
-    Returns:
-        The sum of the reduced losses, and the losses of all tokens of each head without gradient, `(...)`.
-    """
+    """Compute the sum of the losses of heads of stored rows, with a reduction, as `compute_loss` does."""
     jobs = []
     for head in heads:
         assert isinstance(head.student, LinearLogits)
@@ -185,10 +148,7 @@ Grads = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 class _Job:
-    """Hold a request for a head whose rows are a matrix, without the tensors that autograd saves.
-
-    Ranks of sharded rows tell each other what they compute, unless they did so when they checked the IDs.
-    """
+    """Hold a request for a head whose rows are a matrix, without the tensors that autograd saves."""
 
     def __init__(self, student: LinearLogits, request: Request) -> None:
         tokens, of_rank = request.tokens, student.rank_request
@@ -251,11 +211,7 @@ class _Job:
         return jobs, list(saved)
 
     def differentiable(self, value: Callable[[Totals], list[Tensor]], grads: Any) -> Grads:
-        """Compute gradients by the plain definition, so that they can be differentiated again or batched.
-
-        Raises:
-            SizeError: The rows are sharded.
-        """
+        """Compute gradients by the plain definition, so that they can be differentiated again or batched."""
         if self.student.is_sharded:
             raise SizeError("The loss of a sharded table has no second derivatives: leave out create_graph=True.")
         create_graph = torch.is_grad_enabled()
@@ -268,10 +224,7 @@ class _Job:
         return tuple(next(found) if need else None for need in requested)  # type: ignore[return-value]
 
     def like_inputs(self, gradients: Grads, factor: Tensor | None = None) -> Grads:
-        """Convert gradients to the dtypes of the inputs, multiplied by a scalar; they may be overwritten.
-
-        On an accelerator each is read once: the product is written in the other dtype.
-        """
+        """Convert gradients to the dtypes of the inputs, multiplied by a scalar; they may be overwritten."""
 
         def converted(grad: Tensor, dtype: torch.dtype) -> Tensor:
             if factor is None:
@@ -327,11 +280,7 @@ class _LinearTotals(torch.autograd.Function):
 
 
 class _LinearLoss(torch.autograd.Function):
-    """Compute the sum of `sum(factors * losses)` over jobs, with its gradients.
-
-    The jobs have one tensor of hidden states. `backward` multiplies the gradients in place by `grad_output`. A second
-    `backward` of the same graph computes them again, as does one where the ranks have different `grad_output`.
-    """
+    """Compute the sum of `sum(factors * losses)` over jobs, with its gradients."""
 
     @staticmethod
     def forward(
@@ -367,10 +316,7 @@ class _LinearLoss(torch.autograd.Function):
     def _passes(
         jobs: list[_Job], objectives: list[TokenLoss], factors: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor], list[Grads]]:
-        """Return `sum(factors * losses)` of each job, its losses and its gradients.
-
-        The first has the gradient of the hidden states of all, and the others none.
-        """
+        """Return `sum(factors * losses)` of each job, its losses and its gradients."""
         totals, losses = [], []
         gradients: list[Grads] = []
         for job, objective, of_tokens in zip(jobs, objectives, factors, strict=True):
@@ -390,14 +336,7 @@ class _LinearLoss(torch.autograd.Function):
 
     @staticmethod
     def _scaled(ctx: Any, jobs: list[_Job], factors: list[Tensor], grad_output: Tensor) -> list[Grads] | None:
-        """Return the gradients of the forward pass times `grad_output`, or `None` where they are computed again.
-
-        Of sharded rows the host waits for the device, whether the ranks have one `grad_output`. The device multiplies
-        meanwhile. With `equal_loss_factors` it does not wait, and the gradients are NaN if they have several.
-
-        An infinite `grad_output` or NaN does not reach tokens that do not count. On the CPU the gradients are computed
-        again; elsewhere it is replaced by 0 if no token counts.
-        """
+        """Return the gradients of the forward pass times `grad_output`, or `None` where they are computed again."""
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             return None
@@ -535,10 +474,7 @@ def _tokens_at_once(student: BlockLogits, request: Request) -> int:
 
 
 def _sweep(student: BlockLogits, request: Request, chunk: list[Tensor | None], previous: Totals) -> Totals:
-    """Compute the totals of one sweep over all blocks of rows for a chunk of tokens.
-
-    The chunk is the IDs, hidden states, those of the teacher, and the logits of further events of both, if any.
-    """
+    """Compute the totals of one sweep over all blocks of rows for a chunk of tokens."""
     ids, hidden, teacher_hidden, *events = chunk
     assert hidden is not None
     ids = None if ids is None else ids.T

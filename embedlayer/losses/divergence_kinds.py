@@ -259,10 +259,7 @@ def _logsumexp_difference(totals: Totals) -> Tensor:
 
 
 def _merge(parts: Totals, weights: str) -> Totals:
-    """Combine two softmaxes and a mean over blocks.
-
-    `weights` is the suffix of the softmax whose probabilities weight the mean.
-    """
+    """Combine two softmaxes and a mean over blocks."""
     only = only_part(parts)
     if only is not None:
         return only

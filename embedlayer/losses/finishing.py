@@ -64,21 +64,7 @@ def finish(raw_logits: Float[Tensor, "*batch V"], options: LogitSettings) -> Flo
 
 
 class BlockFinishing:
-    """Finish logits in place over blocks of rows, vocabulary first, `(R, C)`, and convert gradients back.
-
-    The temperature is folded into the others: `bound * tanh((scale * x + bias / divisor) / softcap)`, or without a soft
-    cap `scale * x + bias / divisor`.
-
-    Args:
-        options: Options of the logits of these rows.
-
-    Attributes:
-        divisor: Number by which scale and bias are divided: the temperature, or 1 with a soft cap.
-        scale: Factor of the raw logits.
-        softcap: See `LogitOptions`.
-        bound: Largest logit, `softcap / temperature`, or `None`.
-        masked: Row whose logit is -inf, or `None`.
-    """
+    """Finish logits in place over blocks of rows, vocabulary first, `(R, C)`, and convert gradients back."""
 
     def __init__(self, options: LogitSettings) -> None:
         self.softcap = options.softcap
@@ -88,13 +74,7 @@ class BlockFinishing:
         self.masked = options.masked()
 
     def finish_(self, block_RC: Tensor, start: int, bias: Tensor | None) -> None:
-        """Apply bias, soft cap and mask to scaled logits.
-
-        Args:
-            block_RC: Logits from row `start` on, times the scale.
-            start: First row of the block.
-            bias: Bias of these rows over the divisor, `(R,)`, or `None`.
-        """
+        """Apply bias, soft cap and mask to scaled logits."""
         if bias is not None:
             block_RC.add_(bias.unsqueeze(1))
         if self.softcap is not None and self.bound is not None:
@@ -102,25 +82,14 @@ class BlockFinishing:
         self.fill_masked_(block_RC, start, -math.inf)
 
     def softcap_grad(self, logits_RC: Tensor, buffer: Tensor) -> Tensor | None:
-        """Return the derivative of soft cap and temperature at finished logits, or `None` without a soft cap.
-
-        Args:
-            logits_RC: Finished logits.
-            buffer: Memory of the result.
-        """
+        """Return the derivative of soft cap and temperature at finished logits, or `None` without a soft cap."""
         if self.softcap is None or self.bound is None:
             return None
         out = torch.div(logits_RC, self.bound, out=buffer[: logits_RC.numel()].view(logits_RC.shape))
         return out.square_().neg_().add_(1).mul_(self.bound / self.softcap)
 
     def unfinish_(self, dlogits_RC: Tensor, softcap_grad_RC: Tensor | None, start: int) -> None:
-        """Convert gradients of finished logits, in place, to those of the scaled logits.
-
-        Args:
-            dlogits_RC: Gradients of the block from row `start` on.
-            softcap_grad_RC: Result of `softcap_grad`.
-            start: First row of the block.
-        """
+        """Convert gradients of finished logits, in place, to those of the scaled logits."""
         if softcap_grad_RC is not None:
             dlogits_RC.mul_(softcap_grad_RC)
         self.fill_masked_(dlogits_RC, start, 0.0)

@@ -12,15 +12,7 @@ from embedlayer.losses.converted_rows import linear
 
 
 def with_fixed_row(weight: Float[Tensor, "V D"], row: int | None) -> Float[Tensor, "V D"]:
-    """Return a weight, as another tensor of the same memory, through which one row gets no gradient.
-
-    Without a row, and where autograd records nothing, it is the weight itself. So it is in compiled graphs and under
-    `torch.func` transforms: use `linear_with_fixed_row` there.
-
-    Args:
-        weight: Rows of a table or head, `(V, D)`.
-        row: Number of the row; `None` for no such row.
-    """
+    """Return a weight, as another tensor of the same memory, through which one row gets no gradient."""
     if row is None or not (weight.requires_grad and torch.is_grad_enabled() and fusible(weight)):
         return weight
     result: Tensor = _FixedRow.apply(weight, row)  # type: ignore[no-untyped-call]
@@ -33,17 +25,7 @@ def linear_with_fixed_row(
     row: int | None,
     bias: Float[Tensor, " V"] | None = None,
 ) -> Float[Tensor, "*batch V"]:
-    """Compute `hidden @ weight.T + bias` as `linear`, of which one row of the weight gets no gradient.
-
-    Args:
-        hidden: Hidden states, `(..., D)`.
-        weight: Rows of a table or head, `(V, D)`.
-        row: Number of the row; `None` for no such row.
-        bias: Bias of the rows, or `None`.
-
-    Raises:
-        ShapeError: The weight is a DTensor, and the hidden states are not.
-    """
+    """Compute `hidden @ weight.T + bias` as `linear`, of which one row of the weight gets no gradient."""
     check_rows_are_whole(hidden, weight)
     if row is None or is_exporting() or fusible(weight):
         return linear(hidden, with_fixed_row(weight, row), bias)
@@ -52,11 +34,7 @@ def linear_with_fixed_row(
 
 
 def check_rows_are_whole(hidden: Tensor, weight: Tensor) -> None:
-    """Check that a weight is no DTensor, or the hidden states are one too, as under `ColwiseParallel`.
-
-    Raises:
-        ShapeError: The weight is a DTensor, and the hidden states are not.
-    """
+    """Check that a weight is no DTensor, or the hidden states are one too, as under `ColwiseParallel`."""
     if hasattr(weight, "to_local") and not hasattr(hidden, "to_local"):
         raise ShapeError(
             f"The weight {tuple(weight.shape)} is a DTensor and the hidden states {tuple(hidden.shape)} are not: for "
@@ -69,14 +47,7 @@ def check_rows_are_whole(hidden: Tensor, weight: Tensor) -> None:
 def with_fixed_product(
     products: Float[Tensor, "*batch V"], hidden: Float[Tensor, "*batch D"], vector: Float[Tensor, "1 D"], row: int
 ) -> Float[Tensor, "*batch V"]:
-    """Return a copy of the products of hidden states and rows, in which one row counts as a constant.
-
-    Args:
-        products: `hidden @ rows.T`, `(..., V)`.
-        hidden: Hidden states, `(..., D)`.
-        vector: The row, `(1, D)`.
-        row: Its number.
-    """
+    """Return a copy of the products of hidden states and rows, in which one row counts as a constant."""
     own = linear(hidden, vector.detach()).to(products.dtype)
     return products.index_copy(-1, one_index(row, products), own)
 

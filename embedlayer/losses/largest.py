@@ -13,11 +13,7 @@ LEAST_GROUPED = 2048  # of fewer logits `torch.topk` is faster without groups
 
 
 def check_top_k(k: int, vocab_size: int) -> None:
-    """Check that K is a number of tokens that a vocabulary has.
-
-    Raises:
-        SizeError: K is below 1 or above V.
-    """
+    """Check that K is a number of tokens that a vocabulary has."""
     if not 1 <= k <= vocab_size:
         raise SizeError(f"top_k must be from 1 to the {vocab_size} tokens of the vocabulary, not {k}.")
 
@@ -55,11 +51,7 @@ def top_k(logits: Float[Tensor, "*batch V"], k: int) -> tuple[Float[Tensor, "*ba
 
 
 def _ids_of_largest(logits: Tensor, k: int) -> Tensor:
-    """Return the indices of the K largest logits in ascending order, `(..., K)`; of equal logits the first are taken.
-
-    Of many logits only the K groups of `GROUP` neighbours with the largest maxima are looked at. A logit of another
-    group is smaller than K maxima, or equal to some and behind them. So it is not among the K.
-    """
+    """Return the indices of the K largest logits in ascending order, `(..., K)`; of equal logits the first are taken."""
     size = logits.shape[-1]
     if size >= max(4 * GROUP * k, LEAST_GROUPED):
         ids = _members(_ids_of_largest(_maxima(logits), k), size)
@@ -95,13 +87,7 @@ def _members(groups: Tensor, size: int) -> Tensor:
 def ordered_top_k(
     values: Shaped[Tensor, "*batch N"], ids: Int[Tensor, "*batch N"], k: int
 ) -> tuple[Shaped[Tensor, "*batch K"], Int[Tensor, "*batch K"]]:
-    """Return the K largest of some logits with given token IDs; of equal logits the lowest ID comes first.
-
-    Args:
-        values: Logits, `(..., N)`.
-        ids: Their token IDs, `(..., N)`, all different.
-        k: How many, at most N.
-    """
+    """Return the K largest of some logits with given token IDs; of equal logits the lowest ID comes first."""
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return _first(values, ids.gather(-1, order), k)

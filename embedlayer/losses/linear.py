@@ -129,22 +129,7 @@ def token_log_probs(
 def cross_entropy_of(
     logits: UncomputedLogits, targets: Int[Tensor, "*batch"], loss: LossSettings
 ) -> Float[Tensor, "*result"]:
-    """Compute the cross entropy of the targets under the softmax of logits that are not computed yet, in nats.
-
-    Args:
-        logits: The head and its hidden states.
-        targets: Token IDs `(...)`, or `ignore_index`.
-        loss: Options of the loss.
-
-    Returns:
-        A scalar, or `(...)` with `reduction="none"`.
-
-    Raises:
-        TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
-        ShapeError: Targets, hidden states and weights of tokens do not fit each other.
-        SizeError: Two options exclude each other, or the weight of a token that counts is not finite. Of sharded rows,
-            a `torch.func` transform is active.
-    """
+    """Compute the cross entropy of the targets under the softmax of logits that are not computed yet, in nats."""
     return reduced_and_token_losses(logits, targets, loss)[0]
 
 
@@ -155,17 +140,7 @@ Counted = tuple[Tensor, CheckedIds]
 def reduced_and_token_losses(
     logits: UncomputedLogits, targets: Int[Tensor, "*batch"], loss: LossSettings, counted: Counted | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return `cross_entropy_of`, and with a reduction the loss of each target without gradient, `(...)`.
-
-    Args:
-        logits: The head and its hidden states.
-        targets: Token IDs `(...)`, or `ignore_index`.
-        loss: Options of the loss.
-        counted: What `targets_of_heads` found out about the targets; `None` to check them here.
-
-    Raises:
-        SizeError: See `cross_entropy_of`, which has the same errors.
-    """
+    """Return `cross_entropy_of`, and with a reduction the loss of each target without gradient, `(...)`."""
     loss = _checked_options(logits, targets, loss)
     plain = is_plain(logits, loss)
     compiled = torch.compiler.is_compiling() and not plain
@@ -205,15 +180,7 @@ HeadTargets = tuple[UncomputedLogits, Tensor, LossSettings, Counted | None]
 
 
 def losses_of_heads(heads: Sequence[HeadTargets]) -> tuple[Tensor, list[Tensor]]:
-    """Return the sum of the losses of heads, which have a reduction, and the losses of the targets of each head.
-
-    Heads of stored rows that share one tensor of hidden states have one joint loss, whose gradient of the hidden states
-    is one tensor, if all of them are computed in chunks and in eager mode. Few logits of heads of one size are computed
-    together, by the plain definition. The others have a loss each.
-
-    Raises:
-        SizeError: See `cross_entropy_of`, which has the same errors.
-    """
+    """Return the sum of the losses of heads, which have a reduction, and the losses of the targets of each head."""
     if _have_few_logits(heads):
         return _losses_of_few_logits(heads)
     if not _have_joint_loss(heads):
@@ -272,12 +239,7 @@ def _have_joint_loss(heads: Sequence[HeadTargets]) -> bool:
 
 
 def _checked_options(logits: UncomputedLogits, targets: Tensor, loss: LossSettings) -> LossSettings:
-    """Check that the options of a loss fit the head and its targets, and convert the weights of tokens.
-
-    Raises:
-        ShapeError: Targets, hidden states and weights of tokens do not fit each other.
-        SizeError: Two options exclude each other.
-    """
+    """Check that the options of a loss fit the head and its targets, and convert the weights of tokens."""
     check_ids(logits.hidden, targets, "targets")
     if loss.token_weights is not None:
         require_token_weights(loss.token_weights, targets)
@@ -300,19 +262,7 @@ def _loss_of_head(logits: UncomputedLogits, loss: LossSettings, counted: Counted
 def targets_of_heads(
     heads: Sequence[UncomputedLogits], targets: Int[Tensor, " N"], loss: LossSettings
 ) -> Iterator[HeadTargets]:
-    """Yield for each of several heads its arguments of `reduced_and_token_losses`.
-
-    On an accelerator the targets of all heads are checked and counted at once, so that the host waits for no head.
-
-    Args:
-        heads: The heads, with as many hidden states each.
-        targets: Targets of the heads, one after another.
-        loss: Options of the loss, with the weights of all tokens.
-
-    Raises:
-        TokenIdError: On an accelerator, a target is outside of all heads; see `cross_entropy_of`.
-        SizeError: On an accelerator that waits, the weight of a token that counts is infinite or NaN.
-    """
+    """Yield for each of several heads its arguments of `reduced_and_token_losses`."""
     shape, weights, count = heads[0].hidden.shape[:-1], loss.token_weights, len(heads)
     by_head = targets.view(count, -1)
     counted: list[Counted | None] = [None] * count

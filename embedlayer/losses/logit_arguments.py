@@ -38,21 +38,7 @@ they are multiplied with, `(hidden, weight)` or `(hidden, head)`."""
 def resolve_logits(
     logits: Logits, weight: Tensor | HasLogits | None, options: Mapping[str, Any]
 ) -> tuple[UncomputedLogits, LossSettings]:
-    """Return the logits that arguments name, not computed yet, and the options of a loss of them.
-
-    The logits of a patched model that nothing has read stay uncomputed, with everything that the model does to them.
-
-    Args:
-        logits: See `Logits`; or hidden states, if `weight` is passed.
-        weight: Rows `(V, D)`, a head or a table; `None` if `logits` are logits.
-        options: See `LossOptions`, checked. Of its `LogitOptions`, logits take `temperature` alone.
-
-    Raises:
-        SizeError: An option is outside its range or does not apply to logits, or `vocab_size` is another than that of
-            the head.
-        ShapeError: Hidden states and rows do not fit each other, logits are no floats, or `weight` is another object.
-        StaleRowsError: The logits are deferred, and the weights were changed since the forward pass.
-    """
+    """Return the logits that arguments name, not computed yet, and the options of a loss of them."""
     if isinstance(logits, tuple):
         if len(logits) != 2 or weight is not None:
             raise ShapeError("Logits as a tuple are (hidden, weight) or (hidden, head), without another weight.")
@@ -84,11 +70,7 @@ def divided_options(options: Mapping[str, Any]) -> tuple[LossSettings, dict[str,
 
 
 def require_head(head: object) -> None:
-    """Check that an argument is a head or a table of this library.
-
-    Raises:
-        ShapeError: It is another object, such as an `nn.Linear`.
-    """
+    """Check that an argument is a head or a table of this library."""
     if not hasattr(head, "uncomputed_logits"):
         advice = "a head or a table of embedlayer"
         if isinstance(head, nn.Linear):
@@ -100,25 +82,13 @@ def require_head(head: object) -> None:
 def tokens_and_weight(
     weight: Tensor | HasLogits | None, tokens: Tensor | None
 ) -> tuple[Tensor | HasLogits | None, Tensor | None]:
-    """Return `(weight, tokens)` of the arguments behind logits, `(logits, tokens)`, or behind hidden states.
-
-    A second argument of integers, without a third, is the token IDs: then the weight is `None`.
-
-    Args:
-        weight: Second argument: what hidden states are multiplied with, or token IDs.
-        tokens: Third argument: token IDs, or `None`.
-    """
+    """Return `(weight, tokens)` of the arguments behind logits, `(logits, tokens)`, or behind hidden states."""
     is_ids = isinstance(weight, Tensor) and not weight.is_floating_point()
     return (None, weight) if is_ids and tokens is None else (weight, tokens)  # type: ignore[return-value]
 
 
 def _of_logits(logits: object) -> UncomputedLogits:
-    """Return logits of any form, real ones too, as an `UncomputedLogits`.
-
-    Raises:
-        ShapeError: They are no logits.
-        StaleRowsError: The logits are deferred, and the weights were changed since the forward pass.
-    """
+    """Return logits of any form, real ones too, as an `UncomputedLogits`."""
     if isinstance(logits, UncomputedLogits):
         return logits
     uncomputed = logits.uncomputed() if isinstance(logits, MayBeUncomputed) else None

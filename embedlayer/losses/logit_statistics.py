@@ -37,32 +37,7 @@ SORTED = 8  # numbers of 4 bytes that a sort needs for each logit
 
 
 class LogitStatistics(Objective):
-    """Compute statistics of the logits z of each token, where p is `softmax(z)`.
-
-    | total | formula | shape |
-    |---|---|---|
-    | `top` | maximum of z | `(C,)` |
-    | `log_sum` | log of the sum of exp(z - top): logsumexp(z) is `top + log_sum` | `(C,)` |
-    | `sums` | sum of exp(z - top), without gradient | `(C,)` |
-    | `selected` | z of each requested ID | `(K, C)` |
-    | `sum` | sum of z over all tokens of the vocabulary | `(C,)` |
-    | `mean` | sum of p (z - top): the entropy is `log_sum - mean` | `(C,)` |
-    | `log_squares` | log of the sum of exp(2 (z - top)): the sum of p² is `exp(log_squares - 2 log_sum)` | `(C,)` |
-    | `top_logits`, `top_ids` | the K largest z, largest first, and their IDs | `(K, C)` |
-    | `event_tops` | maximum of the z of each event, without gradient | `(E, C)` |
-    | `event_log_sums` | log of the sum of exp(z - its maximum) of each event | `(E, C)` |
-
-    `top`, `log_sum` and `sums` are computed unless `only_events`, `selected` where IDs are requested, the others on
-    request.
-
-    Args:
-        sum: Whether to compute `sum`.
-        mean: Whether to compute `mean`.
-        squares: Whether to compute `log_squares`.
-        top_k: K of `top_logits` and `top_ids`; 0 for none.
-        next_bytes: Event of each token, for `event_tops` and `event_log_sums`; `None` for neither.
-        only_events: Whether to compute nothing else, with `next_bytes`.
-    """
+    """Compute statistics of the logits z of each token, where p is `softmax(z)`."""
 
     has_kernels = True
     constants = Objective.constants | {"event_tops"}
@@ -86,10 +61,7 @@ class LogitStatistics(Objective):
         self.finishes = next_bytes is None
 
     def work_numbers(self, rows: int) -> int:
-        """Return how many numbers of intermediate results exist at once without kernels, per token.
-
-        Of the K largest logits, `top_k` sorts a part of the vocabulary: values and int64 places, which torch copies.
-        """
+        """Return how many numbers of intermediate results exist at once without kernels, per token."""
         sorted_rows = min(rows, max(4 * GROUP * self.top_k, LEAST_GROUPED)) if self.top_k > 1 else 0
         return self.slots * rows + SORTED * sorted_rows
 
@@ -187,11 +159,7 @@ class LogitStatistics(Objective):
         return gradient_of_statistics(requested, totals, grads)
 
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
-        """Replace the logits by the gradient `p (g + g_mean (1 + z - top - mean)) + 2 g_squares p₂ + g_sum + g_ids`.
-
-        Here g is the gradient of `log_sum`, p₂ is softmax(2 z), and g_ids those of `selected` and `top_logits` at their
-        IDs. With events, the gradient of the `event_log_sums` of a row's event is added, times the softmax of its rows.
-        """
+        """Replace the logits by the gradient `p (g + g_mean (1 + z - top - mean)) + 2 g_squares p₂ + g_sum + g_ids`."""
         z, factor = block.student, grads.get("log_sum")
         squares, of_events = None, None
         if "event_log_sums" in grads and self.next_bytes is not None:
@@ -229,13 +197,7 @@ class LogitStatistics(Objective):
 
 @dataclass(frozen=True)
 class CrossEntropy(TokenLoss):
-    """Cross entropy `(1 - smoothing) (lse - z[target]) + smoothing (lse - mean of z) + z_loss * lse²`.
-
-    Args:
-        vocab_size: Number of tokens, V.
-        label_smoothing: See `LossOptions`.
-        z_loss: See `LossOptions`.
-    """
+    """Cross entropy `(1 - smoothing) (lse - z[target]) + smoothing (lse - mean of z) + z_loss * lse²`."""
 
     vocab_size: int
     label_smoothing: float = 0.0
@@ -251,12 +213,7 @@ class CrossEntropy(TokenLoss):
         return losses + self.z_loss * logsumexp(totals).square() if self.z_loss else losses
 
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
-        """Return the gradients with respect to `log_sum`, `selected` and, with label smoothing, `sum`.
-
-        Args:
-            totals: Totals of the tokens over the whole vocabulary.
-            factors: Gradient with respect to the loss of each token, `(C,)`.
-        """
+        """Return the gradients with respect to `log_sum`, `selected` and, with label smoothing, `sum`."""
         by_log_sum = factors * (1 + 2 * self.z_loss * logsumexp(totals)) if self.z_loss else factors
         grads = {"log_sum": by_log_sum, "selected": -(1 - self.label_smoothing) * factors.unsqueeze(0)}
         if self.label_smoothing:

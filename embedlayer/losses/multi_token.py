@@ -30,14 +30,7 @@ class MultiTokenLoss(NamedTuple):
 
 
 class MultiTokenInputs(NamedTuple):
-    """Hold the hidden states of all depths, one after another, with their shifted targets.
-
-    Attributes:
-        hidden: Hidden states, `(N, D)`.
-        targets: Token IDs or `ignore_index` of each depth, `(B, T - 1 - k)`; they have N numbers together.
-        weights: Weight of each depth.
-        token_weights: Weights of the targets, `(N,)`; `None` for 1.
-    """
+    """Hold the hidden states of all depths, one after another, with their shifted targets."""
 
     hidden: Float[Tensor, "N D"]
     targets: list[Int[Tensor, "B _"]]
@@ -75,18 +68,7 @@ def multi_token_inputs(
 
 
 def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss: LossSettings) -> MultiTokenLoss:
-    """Compute the loss of `multi_token_loss`.
-
-    Args:
-        logits: Logits of the hidden states of `inputs`.
-        inputs: Targets and weights.
-        loss: Options of the loss of each depth; weights of tokens are those of `inputs`.
-
-    Raises:
-        TokenIdError: A label is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
-        SizeError: Two options exclude each other, or the weight of a target is infinite or NaN.
-        ShapeError: The targets have another shape than the hidden states.
-    """
+    """Compute the loss of `multi_token_loss`."""
     lengths = [each.numel() for each in inputs.targets]
     targets = torch.cat([each.flatten() for each in inputs.targets])
     groups = TargetGroups(targets, lengths, inputs.weights, inputs.token_weights)

@@ -27,14 +27,7 @@ Totals = dict[str, Tensor]
 
 
 class Workspace:
-    """Memory for intermediate results of the size of a block, or none: then each result is a new tensor.
-
-    Fresh memory of this size costs page faults at every block. Under autograd results must not be overwritten, so the
-    workspace is empty there.
-
-    Args:
-        buffers: One-dimensional tensors, each at least as large as a block.
-    """
+    """Memory for intermediate results of the size of a block, or none: then each result is a new tensor."""
 
     def __init__(self, buffers: tuple[Tensor, ...] = ()) -> None:
         self.buffers = buffers
@@ -52,10 +45,7 @@ class Workspace:
         return torch.add(a, number, out=self._slot(slot, a))
 
     def logaddexp(self, a: Tensor, b: Tensor, slots: tuple[int, int]) -> Tensor:
-        """Return `log(exp(a) + exp(b))` in the memory of the first of two slots; the second may be that of `a` or `b`.
-
-        `torch.logaddexp` rounds the last numbers that a thread computes in another way than the others.
-        """
+        """Return `log(exp(a) + exp(b))` in the memory of the first of two slots; the second may be that of `a` or `b`."""
         top = torch.maximum(a, b, out=self._slot(slots[0], a))
         below = self.subtract(a, b, slots[1])
         if self.buffers:
@@ -76,20 +66,7 @@ class Workspace:
 
 
 class LogitBlock(NamedTuple):
-    """Hold the logits of C tokens over some rows of the vocabulary.
-
-    Attributes:
-        student: Logits of the head that is trained, `(R, C)`.
-        teacher: Logits of the second head of a divergence, `(R, C)`, or `None`.
-        ids: Token IDs whose logits are requested, `(K, C)`, or `None`.
-        start: ID of the first row.
-        may_be_infinite: Whether a logit may be -inf.
-        work: Memory for intermediate results.
-        is_last: Whether no block of later rows follows.
-        biases: Bias of each row that the logits of student and teacher do not contain yet, `(R,)`, or `None`.
-        unfinished: What else the logits do not contain yet; kernels for CUDA finish them.
-        is_whole: Whether it has the logits of all tokens, so that no totals are merged.
-    """
+    """Hold the logits of C tokens over some rows of the vocabulary."""
 
     student: Tensor
     teacher: Tensor | None
@@ -103,10 +80,7 @@ class LogitBlock(NamedTuple):
     is_whole: bool = False
 
     def finished(self, dtype: torch.dtype) -> "LogitBlock":
-        """Return the block with the biases added, in the dtype of the loss; it is a copy only where needed.
-
-        `unfinished` must be empty: the logits lack nothing but biases.
-        """
+        """Return the block with the biases added, in the dtype of the loss; it is a copy only where needed."""
         assert self.unfinished == Finishing()
         if self.biases == (None, None) and self.student.dtype == dtype == getattr(self.teacher, "dtype", dtype):
             return self
@@ -230,12 +204,7 @@ class Objective(ABC):
 
 
 class EventLogits(NamedTuple):
-    """Hold the logits of E further events, behind those of the vocabulary, for each of N tokens.
-
-    Attributes:
-        student: Logits of the head that is trained, `(N, E)`; they get a gradient.
-        teacher: Logits of the second head, `(N, E)`.
-    """
+    """Hold the logits of E further events, behind those of the vocabulary, for each of N tokens."""
 
     student: Tensor
     teacher: Tensor
@@ -247,17 +216,7 @@ class EventLogits(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Say what a pass computes, for which tokens.
-
-    Attributes:
-        objective: What is computed per token.
-        teacher: The second head of a divergence, or `None`.
-        ids: Token IDs whose logits are requested, `(N, K)`, or `None`. They count from the first row of all ranks.
-        tokens: Which of the N tokens count, and which are computed.
-        min_chunks: Number of chunks into which the tokens are divided at least.
-        chunk_bytes: Bytes of the logits and intermediate results of a chunk; `None` for the default of the device.
-        events: Logits of further events of a divergence, whose rows are not sharded; `None` for none.
-    """
+    """Say what a pass computes, for which tokens."""
 
     objective: Objective
     teacher: UncomputedLogits | None = None
@@ -304,33 +263,14 @@ class Exponentials(NamedTuple):
     sums: Tensor
 
     def mean(self, values: Tensor, block: LogitBlock) -> Tensor:
-        """Return the mean of values `(R, C)` under the softmax, `(C,)`.
-
-        Where a logit may be -inf, a probability of 0 counts as 0 also if its value is infinite.
-
-        Args:
-            values: One for each logit; overwritten if the block has a workspace.
-            block: The block.
-        """
+        """Return the mean of values `(R, C)` under the softmax, `(C,)`."""
         if block.may_be_infinite:
             values = block.work.masked_fill(values, self.powers == 0, 0.0)
         return block.work.multiply(values, self.powers).sum(0) / self.sums
 
 
 def softmax_totals(block: LogitBlock, logits: Tensor, suffix: str = "") -> tuple[Totals, Exponentials]:
-    """Return the totals of a softmax over the rows, and the exponentials that it was computed from.
-
-    `top` is the maximum, `sums` the sum of `exp(logits - top)`, and `log_sum` its logarithm, so that logsumexp is
-    `top + log_sum`. Only `log_sum` has a gradient, that of logsumexp. A softmax, and a difference from a logit, are
-    more accurate from these than from their sum. For logits of -inf only, `top` is -inf, and `sums` 0; gradients are
-    NaN if no other block has finite logits.
-
-    Args:
-        block: The block, for its workspace. The exponentials of the student use its first slot, those of the teacher
-            the second.
-        logits: Logits of student or teacher, `(R, C)`.
-        suffix: End of the names of the totals; empty for the student.
-    """
+    """Return the totals of a softmax over the rows, and the exponentials that it was computed from."""
     top = finite_top(logits.detach().amax(0))
     powers = block.work.subtract(logits, top, slot=1 if suffix else 0).exp_()
     sums = powers.sum(0)
@@ -362,12 +302,7 @@ def only_part(parts: Totals) -> Totals | None:
 
 
 def merge_softmax(parts: Totals, suffix: str = "") -> tuple[Totals, Tensor]:
-    """Combine the totals of a softmax over P blocks, and return the share of each one's probabilities, `(P, C)`.
-
-    Args:
-        parts: Totals of the blocks.
-        suffix: End of the names of the totals.
-    """
+    """Combine the totals of a softmax over P blocks, and return the share of each one's probabilities, `(P, C)`."""
     tops = parts[f"top{suffix}"]
     top = tops.amax(0)
     shifts = tops - finite_top(top)
@@ -389,27 +324,13 @@ def log_probs(totals: Totals, selected: Tensor) -> Tensor:
 
 
 def event_log_probs(totals: Totals, *, pads: bool) -> Tensor:
-    """Return the log-probability of each event of `NextBytes`, `(..., E)`.
-
-    Args:
-        totals: Totals of the tokens, `(E, ...)`.
-        pads: Whether those of a token must not depend on the others, as with `batch_invariant`.
-    """
+    """Return the log-probability of each event of `NextBytes`, `(..., E)`."""
     logits = (totals["event_tops"] + totals["event_log_sums"]).movedim(0, -1)
     return own_tokens(padded_tokens(logits).log_softmax(-1), logits) if pads else logits.log_softmax(-1)
 
 
 def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | None = None) -> Tensor:
-    """Replace logits in place by their softmax over the whole vocabulary, times a factor per token.
-
-    The softmax of logits of -inf only is NaN.
-
-    Args:
-        logits: Logits of a block, `(R, C)`.
-        totals: Totals over the whole vocabulary.
-        suffix: End of the names of the totals.
-        factor: Factor of each token, `(C,)`, or `None` for 1.
-    """
+    """Replace logits in place by their softmax over the whole vocabulary, times a factor per token."""
     scale = (1.0 if factor is None else factor) / totals[f"sums{suffix}"]
     return logits.sub_(finite_top(totals[f"top{suffix}"])).exp_().mul_(scale)
 

@@ -16,15 +16,7 @@ from embedlayer.losses.vocabulary_pass import VocabularyPass
 
 
 class OperatorArguments(NamedTuple):
-    """Hold the arguments of the operator that are no tensors.
-
-    Attributes:
-        vocab_size: Number of tokens, V.
-        compute: Dtype of the matrix products.
-        options: Options of the logits, without the bias.
-        loss: Options of the loss, without the weights of tokens.
-        requested: Which gradients are computed.
-    """
+    """Hold the arguments of the operator that are no tensors."""
 
     vocab_size: int
     compute: torch.dtype
@@ -47,19 +39,7 @@ class OperatorArguments(NamedTuple):
 
 
 def cross_entropy_operator(logits: LinearLogits, targets: Tensor, loss: LossSettings) -> tuple[Tensor, Tensor]:
-    """Compute a loss as `reduced_and_token_losses` does, by the custom operator of this module.
-
-    Graphs of `torch.compile` can contain it.
-
-    Args:
-        logits: The head and its hidden states.
-        targets: Token IDs or `ignore_index`, `(...)`.
-        loss: Options of the loss.
-
-    Returns:
-        The loss, a scalar or `(...)` with `reduction="none"`, and the losses of all tokens without weights and without
-        gradient, `(...)`.
-    """
+    """Compute a loss as `reduced_and_token_losses` does, by the custom operator of this module."""
     requested = RequestedGradients.of(logits.hidden, logits.weight, logits.bias)
     arguments = OperatorArguments(logits.vocab_size, logits.dtype, logits.options, loss, requested)
     tensors = logits.hidden, logits.weight, logits.bias, targets, loss.token_weights, None
@@ -86,13 +66,7 @@ def _operator(
     grad_output: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    """Compute the loss and its gradients in one pass. On a CPU targets and weights are checked; on CUDA the host never
-    waits.
-
-    Returns:
-        The loss, the losses of all tokens without weights, and the gradients of `hidden`, `weight` and `bias`. A
-        gradient that is not requested is an empty tensor, as are all with `reduction="none"` and without `grad_output`.
-    """
+    """Compute the loss and its gradients in one pass. On a CPU targets and weights are checked; on CUDA the host never waits."""
     arguments = OperatorArguments.of(rest)
     compute, options = arguments.compute, arguments.options._replace(bias=bias)
     loss = arguments.loss._replace(token_weights=token_weights)
@@ -168,11 +142,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad_output: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
-    """Return the gradients of the arguments of `_operator`; `None` for those that are no differentiable tensor.
-
-    The gradients that `_operator` returned are multiplied by `grad_output`. With `reduction="none"` they are computed
-    now.
-    """
+    """Return the gradients of the arguments of `_operator`; `None` for those that are no differentiable tensor."""
     hidden, weight, bias, targets, token_weights, *gradients = ctx.saved_tensors
     arguments = OperatorArguments.of(ctx.rest)
     if arguments.loss.reduction == "none":

@@ -163,19 +163,7 @@ class LogitSettings(NamedTuple):
 
 
 class LossSettings(NamedTuple):
-    """Hold what a loss does with logits: the values of the `LossOptions` that are no `LogitOptions`.
-
-    Attributes:
-        ignore_index: See `ScoreOptions`.
-        label_smoothing: See `LossOptions`.
-        z_loss: Factor of `logsumexp(logits) ** 2`.
-        reduction: `"mean"`, `"sum"` or `"none"`.
-        chunk_bytes: See `ScoreOptions`.
-        drop_ignored: See `ScoreOptions`.
-        token_weights: See `LossOptions`.
-        min_chunks: Number of chunks into which the tokens are divided at least; with 2 or more chunks not even a small
-            batch has all its logits at once. A compiled graph ignores it.
-    """
+    """Hold what a loss does with logits: the values of the `LossOptions` that are no `LogitOptions`."""
 
     ignore_index: int = -100
     label_smoothing: float = 0.0
@@ -188,23 +176,7 @@ class LossSettings(NamedTuple):
 
 
 def check_options(options: Mapping[str, object], kind: type, call: str, **arguments: object) -> None:
-    """Check the names of options against a class that declares them, and their values against their ranges.
-
-    Args:
-        options: The options that a caller passed. `head_dtype="float32"` in them is replaced by `torch.float32`.
-        kind: `LogitOptions`, `ScoreOptions` or `LossOptions`: those that the function takes.
-        call: The public function or method that was called, for the message.
-        **arguments: Options that the function has as arguments of its own, whose values are checked too.
-
-    Raises:
-        SizeError: `kind` does not declare an option, a value is outside its range, or `batch_invariant` and
-            `impl="plain"` meet.
-
-    Example:
-        >>> check_options({"z_loss": -1.0}, LossOptions, "linear_cross_entropy")
-        Traceback (most recent call last):
-        embedlayer.core.errors.SizeError: linear_cross_entropy: z_loss must be a number of at least 0, not -1.0.
-    """
+    """Check the names of options against a class that declares them, and their values against their ranges."""
     if (message := unknown_option(options, kind, call)) is not None:
         raise SizeError(message)
     for name, value in {**options, **arguments}.items():
@@ -228,16 +200,7 @@ def resolve_head_dtype(head_dtype: object) -> torch.dtype | None:
 
 
 def check_token_options(options: LogitSettings, vocab_size: int) -> None:
-    """Check the options of single tokens against the number of tokens.
-
-    Args:
-        options: Options of logits.
-        vocab_size: Number of tokens, V.
-
-    Raises:
-        ShapeError: The bias has another number of entries.
-        SizeError: The padding token is not among them.
-    """
+    """Check the options of single tokens against the number of tokens."""
     bias, padding_idx = options.bias, options.padding_idx
     if bias is not None and bias.shape[0] != vocab_size:
         raise ShapeError(f"bias {tuple(bias.shape)} must have one number for each of the {vocab_size} tokens.")

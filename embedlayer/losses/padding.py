@@ -10,10 +10,7 @@ from embedlayer.losses.chunk_size import INVARIANT_MULTIPLES
 
 
 def padded_states(rows: Tensor, multiple: int) -> Tensor:
-    """Return a row of each token, `(N, ...)`, followed by rows of zeros up to a number of rows that is a multiple.
-
-    With one above 1 all are contiguous: sums and products of rows that lie otherwise in memory are rounded differently.
-    """
+    """Return a row of each token, `(N, ...)`, followed by rows of zeros up to a number of rows that is a multiple."""
     padding = -len(rows) % multiple
     if padding:
         return torch.cat([rows, rows.new_zeros(padding, *rows.shape[1:])])

@@ -36,12 +36,7 @@ ROUNDED_ROWS = 256
 
 
 def product_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
-    """Return the dtype of the products of matrices on a device: their own, or float32.
-
-    Args:
-        dtype: Dtype of the matrices.
-        device: Type of the device, such as `"cpu"`.
-    """
+    """Return the dtype of the products of matrices on a device: their own, or float32."""
     is_slow = dtype == torch.bfloat16 and device == "cpu" and not _cpu_multiplies_bfloat16()
     return torch.float32 if is_slow or dtype == torch.float16 else dtype
 
@@ -53,22 +48,12 @@ def matrix_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def has_wide_products(dtype: torch.dtype, device: str) -> bool:
-    """Return whether matrices of a dtype are multiplied as they are, and the products summed into float32 results.
-
-    Torch does so on CUDA for float16 and bfloat16 (`out_dtype`), and not on ROCm.
-
-    Args:
-        dtype: Dtype of the matrices.
-        device: Type of the device.
-    """
+    """Return whether matrices of a dtype are multiplied as they are, and the products summed into float32 results."""
     return device == "cuda" and dtype in (torch.float16, torch.bfloat16) and torch.version.hip is None
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> None:
-    """Compute `out = a @ b`, or `out += a @ b`, as `matrix_product` does; `a` and `out` may have another dtype.
-
-    With `has_wide_products` `a` is converted to the dtype of `b`, and a float32 product is never rounded.
-    """
+    """Compute `out = a @ b`, or `out += a @ b`, as `matrix_product` does; `a` and `out` may have another dtype."""
     if out.dtype == torch.float32 and has_wide_products(b.dtype, device_kind(b)):
         if add:
             torch.addmm(out, a.to(b.dtype), b, out_dtype=torch.float32, out=out)
@@ -90,21 +75,7 @@ def _cpu_multiplies_bfloat16() -> bool:
 
 
 class HeadBlocks:
-    """Compute blocks of logits of one head, from hidden states and this rank's rows.
-
-    Args:
-        logits: The head and its hidden states.
-        partition: Which rows this rank computes.
-        tokens: The tokens of the hidden states.
-        dtype: Dtype of the loss.
-        compiled: Whether compiled kernels read the logits: these may lack the bias, and be bfloat16.
-        unfinished: Whether the kernels finish the logits that they read.
-
-    Attributes:
-        dtype: Dtype of the blocks.
-        rows: This rank's rows in the dtype of the products, `(V, D)`; `None` for rows that are not stored as a matrix.
-        unadded_bias: Bias of this rank's rows that the blocks do not contain, `(V,)`, or `None`.
-    """
+    """Compute blocks of logits of one head, from hidden states and this rank's rows."""
 
     def __init__(
         self,
@@ -153,25 +124,14 @@ class HeadBlocks:
 
     @property
     def converted_bytes(self) -> int:
-        """Return the bytes per element of a block's gradient after its conversion to the dtype of the products.
-
-        It is 0 if the gradient is not converted.
-        """
+        """Return the bytes per element of a block's gradient after its conversion to the dtype of the products."""
         rows = self.rows
         if rows is None or rows.dtype == self.dtype or not has_wide_products(rows.dtype, device_kind(rows.rows)):
             return 0
         return rows.dtype.itemsize
 
     def narrow_scale(self, grads: list[Tensor], ranks: Collectives) -> Tensor | None:
-        """Return a factor of gradients of results, with which those of the logits stay in the range of their dtype.
-
-        Products round them to float16, whose smallest number is 6e-8, where the gradient of a mean over 10,000 tokens
-        is 1e-4 times a probability. `None` if the products have another dtype.
-
-        Args:
-            grads: Gradients of the results of this rank's tokens.
-            ranks: The ranks, all of which call this.
-        """
+        """Return a factor of gradients of results, with which those of the logits stay in the range of their dtype."""
         if self.converted_bytes == 0 or self.rows is None or self.rows.dtype != torch.float16:
             return None
         largest = torch.stack([grad.abs().amax() if grad.numel() else grad.sum() for grad in grads]).amax()
@@ -183,10 +143,7 @@ class HeadBlocks:
         return x_CD if self.rows is None else x_CD.to(self.rows.dtype)
 
     def fill(self, out_RC: Tensor, x_CD: Tensor, start: int) -> None:
-        """Write the logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`.
-
-        They are finished except for `unadded_bias` and `unfinished`. Those of bfloat16 are rounded to it first.
-        """
+        """Write the logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`."""
         stop = start + len(out_RC)
         if self.rows is None:
             first = self.partition.start
@@ -221,26 +178,7 @@ class HeadBlocks:
 
 
 class GradientSums:
-    """Sum the gradients of a head's rows and bias over chunks of tokens, and of its hidden states over blocks of rows.
-
-    The sum of the rows in bfloat16 has this dtype where it is rounded once: for one chunk, or on a CPU with a residual,
-    the low 16 bits of sums whose high 16 bits are the gradient, to which a kernel adds. Otherwise it has the dtype of
-    the loss.
-
-    Args:
-        head: Blocks of the head.
-        requested: Which gradients to compute.
-        chunks: Number of chunks.
-        events: Logits of further events, `(N, E)`, or `None`.
-        compiled: Whether compiled kernels compute.
-        overwrites_bias: Whether the first chunk overwrites the gradient of the bias, and later ones add to it.
-        scale: Factor that the gradients of the logits contain; see `HeadBlocks.narrow_scale`.
-
-    Attributes:
-        hidden: Gradients of the hidden states of this rank, `(N, D)`; `None` if not requested.
-        bias: Gradient of the bias of this rank's rows; `None` if not requested.
-        events: Gradients of the logits of further events, `(N, E)`; `None` without any.
-    """
+    """Sum the gradients of a head's rows and bias over chunks of tokens, and of its hidden states over blocks of rows."""
 
     def __init__(
         self,
@@ -295,13 +233,7 @@ class GradientSums:
         return dlogits_RC.to(dtype) if has_wide_products(dtype, device_kind(dlogits_RC)) else dlogits_RC
 
     def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
-        """Add the gradients of a block to those of its rows.
-
-        Args:
-            dlogits_RC: Gradient of the loss by the products of rows and hidden states.
-            x_CD: Hidden states of the chunk.
-            start: First row of the block.
-        """
+        """Add the gradients of a block to those of its rows."""
         if self.weight is None:
             return
         for here in self.rows.parts(start, start + len(dlogits_RC)):
@@ -313,10 +245,7 @@ class GradientSums:
                 add_bfloat16_(self.weight[here], self._residual[here], addend, last=is_last)
 
     def add_to_hidden(self, dlogits_RC: Tensor, chunk: Chunk, start: int) -> None:
-        """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk.
-
-        The block from row 0 on comes first: it overwrites them.
-        """
+        """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk."""
         if self.hidden is None:
             return
         if self._of_chunk is None:
@@ -337,11 +266,7 @@ class GradientSums:
         self._chunk += 1
 
     def finished(self, tokens: TokenChunks) -> Gradients:
-        """Return the gradients of hidden states, rows and bias, in the shapes of the inputs.
-
-        Args:
-            tokens: The tokens of the hidden states; those that are not computed have the gradient 0.
-        """
+        """Return the gradients of hidden states, rows and bias, in the shapes of the inputs."""
         head, finishing, hidden = self.head, self.head.finishing, self.hidden
         if self._scale is not None:
             for each in (hidden, self.weight, self.bias, self.events):

@@ -27,17 +27,7 @@ SAMPLED = 16
 
 
 class TokenRecord(NamedTuple):
-    """Hold what one cross entropy computed of N tokens with logits z, without gradient.
-
-    Attributes:
-        targets: Target of each token, `(N,)`; of those that do not count, any.
-        counted: Mask of the tokens that count, `(N,)`; `None` for all.
-        log_probs: `log softmax(z)[target]` in nats, `(N,)`.
-        logsumexp: `log Z = log sum of exp(z)`, `(N,)`.
-        largest: `max z`, `(N,)`.
-        variances: Variance of z over the vocabulary, of up to `SAMPLED` tokens that count, spread evenly. A
-            logit of -inf, such as that of masked padding, is left out.
-    """
+    """Hold what one cross entropy computed of N tokens with logits z, without gradient."""
 
     targets: Tensor
     counted: Tensor | None
@@ -52,18 +42,7 @@ _records: ContextVar[list[TokenRecord] | None] = ContextVar("records", default=N
 
 @contextmanager
 def record_losses() -> Iterator[list[TokenRecord]]:
-    """Context manager: yield a list to which each cross entropy of this thread adds a `TokenRecord`.
-
-    Cross entropies are those of `linear_cross_entropy`, and whatever is computed by it: losses and `token_log_probs` of
-    tables and heads, and the loss of a patched model of transformers, also in graphs of `torch.compile` that contain
-    it as an operator. Of sharded rows all ranks must record the same losses.
-
-    Example:
-        >>> with record_losses() as records:
-        ...     loss = TokenEmbedding(100, 8).loss(torch.randn(5, 8), torch.tensor([1, 2, 3, 4, -100]))
-        >>> bool(torch.isclose(-records[0].log_probs[records[0].counted].mean(), loss))
-        True
-    """
+    """Context manager: yield a list to which each cross entropy of this thread adds a `TokenRecord`."""
     records: list[TokenRecord] = []
     token = _records.set(records)
     try:
@@ -73,22 +52,13 @@ def record_losses() -> Iterator[list[TokenRecord]]:
 
 
 def is_recording() -> bool:
-    """Return whether a cross entropy of this thread is to be recorded now.
-
-    None is in a graph that is traced, nor in a backward pass, which computes it again.
-    """
+    """Return whether a cross entropy of this thread is to be recorded now."""
     return not torch.compiler.is_compiling() and _records.get() is not None and not is_in_backward()
 
 
 @torch.no_grad()
 def record_totals(logits: UncomputedLogits, request: Request, totals: Totals) -> None:
-    """Add a record of the totals of all tokens of this rank, `RECORDED` among them.
-
-    Args:
-        logits: The head and its hidden states.
-        request: The request of which `totals` are the result; its `ids` are the targets.
-        totals: Totals by name, `(N,)` and `(1, N)`.
-    """
+    """Add a record of the totals of all tokens of this rank, `RECORDED` among them."""
     records = _records.get()
     assert records is not None
     assert request.ids is not None
@@ -102,13 +72,7 @@ def record_totals(logits: UncomputedLogits, request: Request, totals: Totals) ->
 
 @torch.no_grad()
 def record_logits(logits: Tensor, targets: Tensor, counted: Tensor | None) -> None:
-    """Add a record of logits `(..., V)` that were computed all at once.
-
-    Args:
-        logits: The logits, finished.
-        targets: Target of each token, `(...)`; of tokens that do not count, any number.
-        counted: Mask of the tokens that count, `(...)`; `None` for all.
-    """
+    """Add a record of logits `(..., V)` that were computed all at once."""
     records = _records.get()
     assert records is not None
     z = logits.detach().reshape(-1, logits.shape[-1])
@@ -131,10 +95,7 @@ def _sample(counted: Tensor | None, tokens: int) -> Tensor:
 
 
 def _variances_of(logits: UncomputedLogits, states: Tensor) -> Tensor:
-    """Return the variance over the vocabulary of the logits of a few hidden states `(S, D)`, `(S,)`.
-
-    Of sharded rows the result has those of the states of all ranks, which all must call it.
-    """
+    """Return the variance over the vocabulary of the logits of a few hidden states `(S, D)`, `(S,)`."""
     if not (isinstance(logits, LinearLogits) and logits.is_sharded):
         return _variances(logits.block(states, 0, logits.vocab_size))
     rows, collectives = logits.partition, logits.collectives

@@ -30,15 +30,7 @@ class RowPart(NamedTuple):
 
 
 def row_parts(weight: Float[Tensor, "N *D"], ranges: Sequence[tuple[int, int]]) -> list[RowPart]:
-    """Return `weight[start:stop]` for disjoint ranges of rows, as views whose gradients are one tensor.
-
-    Of a slice for each range, autograd would add as many gradients of the size of the weight; of `weight.split` it
-    copies the gradients once. Here a pass computes that of a part in its place.
-
-    Args:
-        weight: Rows `(N, D)`, or the bias of each.
-        ranges: First row and last row + 1 of each part.
-    """
+    """Return `weight[start:stop]` for disjoint ranges of rows, as views whose gradients are one tensor."""
     bounds = sorted({0, len(weight), *(bound for each in ranges for bound in each)})
     sizes = [stop - start for start, stop in pairwise(bounds)]
     is_fused = weight.requires_grad and torch.is_grad_enabled() and fusible(weight)
@@ -57,15 +49,7 @@ def row_parts(weight: Float[Tensor, "N *D"], ranges: Sequence[tuple[int, int]]) 
 
 
 class _JoinedGradient:
-    """The gradient of a weight whose parts several passes compute, each in its place.
-
-    A part whose place is taken already, as in a second backward pass, has memory of its own.
-
-    Args:
-        shape: Shape of the weight.
-        sizes: Numbers of rows of its parts.
-        device: Its device.
-    """
+    """The gradient of a weight whose parts several passes compute, each in its place."""
 
     def __init__(self, shape: torch.Size, sizes: list[int], device: torch.device) -> None:
         self.shape, self.sizes, self.device = shape, sizes, device

@@ -123,10 +123,7 @@ def token_statistics_of(
     next_bytes: NextBytes | None = None,
     counted: Counted | None = None,
 ) -> TokenStatistics:
-    """Compute `token_statistics` of logits that are not computed yet; arguments and errors are the same.
-
-    Of `loss`, the options are those of `ScoreOptions`; `counted` is that of `reduced_and_token_losses`.
-    """
+    """Compute `token_statistics` of logits that are not computed yet; arguments and errors are the same."""
     wanted = set(statistics)
     if not wanted <= set(get_args(Statistic)):
         unknown = ", ".join(sorted(map(repr, wanted - set(get_args(Statistic)))))

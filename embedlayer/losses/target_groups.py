@@ -15,14 +15,7 @@ from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 
 class TargetGroups(NamedTuple):
-    """Hold G groups of targets, one after another.
-
-    Attributes:
-        targets: Token IDs or `ignore_index`.
-        lengths: Number of targets of each group.
-        weights: Factor of the loss of each group; `None` for the mean, or the sum, over the targets of all groups.
-        token_weights: Factor of the loss of each target; `None` for 1.
-    """
+    """Hold G groups of targets, one after another."""
 
     targets: Int[Tensor, " N"]
     lengths: Sequence[int]
@@ -49,18 +42,7 @@ Heads = UncomputedLogits | Sequence[UncomputedLogits]
 
 
 def token_losses(heads: Heads, groups: TargetGroups, loss: LossSettings) -> list[Float[Tensor, " _"]]:
-    """Return the losses of the targets of each group, times the weights of these.
-
-    Args:
-        heads: The heads. Of one for each group, those of weight 0 are not computed, and have losses of 0.
-        groups: Targets and their weights.
-        loss: Options of the loss; weights of tokens are those of `groups`.
-
-    Raises:
-        TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
-        SizeError: Two options exclude each other, or the weight of a target is infinite or NaN.
-        ShapeError: There are more or fewer targets than hidden states.
-    """
+    """Return the losses of the targets of each group, times the weights of these."""
     loss = loss._replace(reduction="none", token_weights=groups.token_weights)
     if isinstance(heads, UncomputedLogits):
         states = heads.hidden.shape[:-1]
@@ -78,10 +60,7 @@ def token_losses(heads: Heads, groups: TargetGroups, loss: LossSettings) -> list
 def reduced_losses(
     heads: Heads, groups: TargetGroups, loss: LossSettings
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " G"]]:
-    """Return the weighted sum of the losses of the groups, and these without gradient, each the mean or the sum.
-
-    Arguments and errors are those of `token_losses`.
-    """
+    """Return the weighted sum of the losses of the groups, and these without gradient, each the mean or the sum."""
     first = heads if isinstance(heads, UncomputedLogits) else heads[0]
     dtype, kept = loss_dtype(first.dtype), groups.targets != loss.ignore_index
     counts = groups.sums(kept).clamp(min=1).to(dtype)

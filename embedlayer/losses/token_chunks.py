@@ -18,16 +18,7 @@ from embedlayer.losses.objective import Totals
 
 
 class Chunk(NamedTuple):
-    """Hold the tokens of all ranks that one chunk of a pass computes.
-
-    Attributes:
-        here: Slice of this rank's tokens.
-        sizes: Number of tokens of each rank in this chunk.
-        ranks: The ranks.
-        hidden: Hidden states for each head, `(C, D)`.
-        ids: Requested token IDs `(K, C)`, or `None`.
-        padding: Number of repetitions of the last token, which are no results and have the gradient 0.
-    """
+    """Hold the tokens of all ranks that one chunk of a pass computes."""
 
     here: slice
     sizes: list[int]
@@ -37,10 +28,7 @@ class Chunk(NamedTuple):
     padding: int = 0
 
     def gathered(self, rows: Tensor) -> Tensor:
-        """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens.
-
-        The last row is repeated for the padding.
-        """
+        """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens."""
         found = self.ranks.all_gather(rows[self.here].contiguous(), self.sizes)
         return torch.cat([found, found[-1:].expand(self.padding, *found.shape[1:])]) if self.padding else found
 
@@ -65,15 +53,7 @@ class Chunk(NamedTuple):
         return parts[self.ranks.rank]
 
     def merged(self, totals: Totals, merge: Callable[[Totals], Totals]) -> Totals:
-        """Return the totals over the rows of all ranks, from those over the rows of each rank.
-
-        Each rank merges the totals of its own tokens, and sends the result to the others. This is as much as an
-        all-reduce sends.
-
-        Args:
-            totals: Totals of the chunk over this rank's rows.
-            merge: Function that combines the totals of several ranks, as `Objective.merge`.
-        """
+        """Return the totals over the rows of all ranks, from those over the rows of each rank."""
         size, mine = self.ranks.size, self.sizes[self.ranks.rank]
         if size == 1:
             return totals
@@ -85,18 +65,7 @@ class Chunk(NamedTuple):
 
 
 class TokenChunks:
-    """The tokens of all ranks that are computed, in chunks.
-
-    Args:
-        ranks: The ranks.
-        tokens: Number of tokens of this rank, those that are not computed included.
-        counted: Which of them count, and which N are computed.
-        multiple: Number of tokens to a multiple of which each chunk is padded on a CPU.
-
-    Attributes:
-        counts: Number of tokens that each rank computes.
-        all_count: Whether all tokens that this rank computes count, or kernels know by the IDs which do.
-    """
+    """The tokens of all ranks that are computed, in chunks."""
 
     def __init__(self, ranks: Collectives, tokens: int, counted: CountedTokens, multiple: int = 1) -> None:
         self.ranks, self.tokens, self.multiple, self._places = ranks, tokens, multiple, counted.places
@@ -108,16 +77,7 @@ class TokenChunks:
         assert len(self.counts) == ranks.size
 
     def chunks(self, step: int, hidden: list[Tensor], ids: Tensor | None) -> Iterator[Chunk]:
-        """Yield the chunks, with at most `step` tokens of each rank.
-
-        On CUDA a single process pads them to a multiple of 16 tokens: only then are the rows of `(R, C)` blocks
-        aligned, so that matrix products and kernels read 128 bits at once. On a CPU `multiple` pads them.
-
-        Args:
-            step: Largest number of tokens of a rank in a chunk.
-            hidden: Hidden states of this rank's N tokens for each head, `(N, D)`.
-            ids: Requested token IDs of these, `(N, K)`, or `None`.
-        """
+        """Yield the chunks, with at most `step` tokens of each rank."""
         multiple = MULTIPLE if len(self.counts) == 1 and device_kind(hidden[0]) == "cuda" else self.multiple
         for start in range(0, max(self.counts), step):
             sizes = [min(max(count - start, 0), step) for count in self.counts]
@@ -141,22 +101,13 @@ class TokenChunks:
         return ids if ids is None or self._places is None else ids[self._places]
 
     def masked(self, value: Tensor, dim: int = -1) -> Tensor:
-        """Return the entries of `value` for all tokens, with 0 for those that are computed and do not count.
-
-        Those that kernels know by their IDs have factors of 0, so their gradients are 0 already. `value` may be
-        overwritten.
-        """
+        """Return the entries of `value` for all tokens, with 0 for those that are computed and do not count."""
         if self._mask is not None and self._others is None:
             value.movedim(dim, -1).masked_fill_(~self._mask, 0)
         return value
 
     def scattered(self, value: Tensor, dim: int = -1) -> Tensor:
-        """Return a tensor for all tokens of this rank: the entries of `value` for the N tokens, and 0 for the others.
-
-        Args:
-            value: Entries of the N tokens that are computed.
-            dim: Dimension of the tokens.
-        """
+        """Return a tensor for all tokens of this rank: the entries of `value` for the N tokens, and 0 for the others."""
         if self._places is None:
             return value
         value = value.movedim(dim, 0)
@@ -164,10 +115,7 @@ class TokenChunks:
 
 
 class _Packed:
-    """Totals of a chunk as one tensor for each dtype, `(C, S)`, to send them to other ranks.
-
-    `log_sum` is left out, as it follows from `sums`.
-    """
+    """Totals of a chunk as one tensor for each dtype, `(C, S)`, to send them to other ranks."""
 
     def __init__(self, totals: Totals) -> None:
         self.like = {name: value for name, value in totals.items() if not name.startswith("log_sum")}

@@ -10,17 +10,7 @@ from embedlayer.core.torch_state import plain_operators_only
 
 
 def require_token_weights(weights: Tensor, targets: Tensor, name: str = "targets") -> None:
-    """Check shape, dtype and device of weights of tokens; their values are not read.
-
-    Args:
-        weights: Weight of each target.
-        targets: Token IDs.
-        name: Name of the targets, for the message.
-
-    Raises:
-        ShapeError: The weights are no floats, have another shape than the targets, are on another device, or require a
-            gradient.
-    """
+    """Check shape, dtype and device of weights of tokens; their values are not read."""
     fits = weights.shape == targets.shape and weights.is_floating_point() and weights.device == targets.device
     if fits and not weights.requires_grad:
         return
@@ -35,20 +25,7 @@ def require_token_weights(weights: Tensor, targets: Tensor, name: str = "targets
 def checked_weights(
     weights: Float[Tensor, "*batch"], targets: Int[Tensor, "*batch"], ignore_index: int, *, is_read: bool = False
 ) -> Float[Tensor, "*batch"]:
-    """Check that the weights of targets that are not ignored are finite, as far as it needs no wait for a device.
-
-    On the CPU they are read, in graphs of `torch.compile` too. Elsewhere, under `torch.func` transforms and in exports
-    infinite weights are returned as NaN.
-
-    Args:
-        weights: Weight of each target.
-        targets: Token IDs or `ignore_index`.
-        ignore_index: Target that is ignored.
-        is_read: Whether the caller reads elsewhere, for all its checks at once, how many are not finite.
-
-    Raises:
-        SizeError: On the CPU, such a weight is infinite or NaN.
-    """
+    """Check that the weights of targets that are not ignored are finite, as far as it needs no wait for a device."""
     if device_kind(weights) != "cpu" or plain_operators_only():
         return weights if is_read else finite_or_nan(weights)
     kept = targets != ignore_index
@@ -70,11 +47,7 @@ def counted_weights(weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*batch
 
 
 def raise_if_not_finite(weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*batch"]) -> None:
-    """Raise an error for the first infinite weight or NaN of a token that counts. It waits for a device.
-
-    Raises:
-        SizeError: There is one; the message names its row and column.
-    """
+    """Raise an error for the first infinite weight or NaN of a token that counts. It waits for a device."""
     is_bad = kept & ~weights.isfinite()
     if not bool(is_bad.any()):
         return

@@ -195,10 +195,7 @@ class UncomputedLogits(ABC):
         return self.tested_multiple
 
     def _autocast(self) -> AbstractContextManager[object]:
-        """Return a context with the autocast state in which the object was created, as the backward pass has another.
-
-        Without it, and where autocast is off now too, nothing is changed.
-        """
+        """Return a context with the autocast state in which the object was created, as the backward pass has another."""
         dtype = self.autocast_dtype
         return nullcontext() if dtype is None is autocast_dtype(self.hidden) else autocast(self.hidden, dtype)
 
@@ -209,19 +206,12 @@ class UncomputedLogits(ABC):
 
 
 def _by_a_pass(module: str, name: str, logits: UncomputedLogits) -> Any:
-    """Return what a function of `embedlayer.losses` that runs passes gives for logits.
-
-    Its module, which computes with this one, is loaded at the first use.
-    """
+    """Return what a function of `embedlayer.losses` that runs passes gives for logits."""
     return getattr(import_module(f"embedlayer.losses.{module}"), name)(logits)
 
 
 def require_invariance(*tensors: Tensor | None) -> None:
-    """Check that `batch_invariant` holds where these tensors are: on the CPU, in eager mode, without a transform.
-
-    Raises:
-        SizeError: It does not; the message says why.
-    """
+    """Check that `batch_invariant` holds where these tensors are: on the CPU, in eager mode, without a transform."""
     device = next(device_kind(x) for x in tensors if x is not None)
     if device != "cpu":
         reason = f"of products on {device} the order of sums depends on the number of tokens; move the head to the CPU"
@@ -236,10 +226,7 @@ def require_invariance(*tensors: Tensor | None) -> None:
 
 @torch.library.custom_op("embedlayer::refuse_invariance_in_graph", mutates_args=())
 def refused_in_graph(hidden: Tensor) -> Tensor:
-    """Raise the `SizeError` of `batch_invariant` when a graph of `torch.compile` runs.
-
-    An error while the graph is traced would end it, and torch would compile what is called inside instead.
-    """
+    """Raise the `SizeError` of `batch_invariant` when a graph of `torch.compile` runs."""
     raise _refused(IN_GRAPHS)
 
 
@@ -264,10 +251,7 @@ def refuse_sharded_invariance(options: LogitSettings) -> None:
 
 
 def joint_multiple(student: UncomputedLogits, teacher: UncomputedLogits | None) -> int:
-    """Return the number of tokens to a multiple of which a pass over two heads pads its chunks on a CPU.
-
-    Whether results are invariant is an option of the student.
-    """
+    """Return the number of tokens to a multiple of which a pass over two heads pads its chunks on a CPU."""
     if teacher is None or not student.options.batch_invariant:
         return student.token_multiple
     return max(student.token_multiple, teacher.as_invariant_as(student).token_multiple)
@@ -535,29 +519,12 @@ class BlockLogits(UncomputedLogits):
 
 
 def _tokens_last(x: Tensor) -> Tensor:
-    """Return a matrix `(C, D)` as the transpose of one in memory.
-
-    In products with a few rows, such as those of LoRA, how a token is rounded depends on the address of its numbers,
-    which in a matrix `(C, D)` in memory depends on its place.
-    """
+    """Return a matrix `(C, D)` as the transpose of one in memory."""
     return x.mT.contiguous().mT
 
 
 def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool:
-    """Return whether all logits are computed at once, in plain PyTorch.
-
-    Those of stored rows are on request (`impl="plain"`), and if there are few of them. All are under `torch.func`
-    transforms and in exports.
-
-    Args:
-        logits: The head and its hidden states.
-        loss: Options of a cross entropy, which may ask for several chunks; `None` for other totals, which in compiled
-            graphs are computed from all logits.
-
-    Raises:
-        SizeError: A `torch.func` transform is active, and the rows are sharded or the options contain
-            `batch_invariant`.
-    """
+    """Return whether all logits are computed at once, in plain PyTorch."""
     if logits.options.batch_invariant:
         require_invariance(*logits.tensors)
         return False
@@ -578,11 +545,7 @@ def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool
 
 
 def check_fit(hidden: Tensor, weight: Tensor, head_dtype: torch.dtype | None = None) -> None:
-    """Check that hidden states and rows have one width and, without `head_dtype` and autocast, one dtype.
-
-    Raises:
-        ShapeError: A shape or dtype does not fit, or only the rows are a DTensor; the message names what was found.
-    """
+    """Check that hidden states and rows have one width and, without `head_dtype` and autocast, one dtype."""
     check_rows_are_whole(hidden, weight)
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
         raise ShapeError(
@@ -593,11 +556,7 @@ def check_fit(hidden: Tensor, weight: Tensor, head_dtype: torch.dtype | None = N
 
 
 def check_dtypes(hidden: Tensor, dtype: torch.dtype, head_dtype: torch.dtype | None) -> None:
-    """Check that hidden states have the dtype of the rows, unless `head_dtype` or autocast says that of the products.
-
-    Raises:
-        ShapeError: They have another.
-    """
+    """Check that hidden states have the dtype of the rows, unless `head_dtype` or autocast says that of the products."""
     if hidden.dtype != dtype and head_dtype is None and autocast_dtype(hidden) is None:
         raise ShapeError(
             f"hidden is {hidden.dtype} and the rows {dtype}: pass head_dtype=torch.float32, with which both may differ "
@@ -606,16 +565,7 @@ def check_dtypes(hidden: Tensor, dtype: torch.dtype, head_dtype: torch.dtype | N
 
 
 def check_ids(hidden: Tensor, ids: Tensor, name: str) -> None:
-    """Check that there is one int32 or int64 token ID for each hidden state.
-
-    Args:
-        hidden: Hidden states, `(..., D)`.
-        ids: Token IDs, which must be `(...)`.
-        name: Name of the argument, for the message.
-
-    Raises:
-        ShapeError: The shape or dtype is another.
-    """
+    """Check that there is one int32 or int64 token ID for each hidden state."""
     if ids.shape != hidden.shape[:-1] or ids.dtype not in (torch.int64, torch.int32):
         raise ShapeError(
             f"{name} must be int64 or int32 of shape {tuple(hidden.shape[:-1])}, one for each hidden state, "

@@ -53,19 +53,7 @@ from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients
 
 
 class VocabularyPass:
-    """Compute totals per token, and their gradients, over chunks of tokens and blocks of rows; all without autograd.
-
-    With rows that are sharded over ranks, each rank passes its own tokens. For each chunk a rank gathers the hidden
-    states of all ranks, and computes the logits of its own rows. The totals of all ranks are then merged as those of
-    blocks are. All ranks must call the same methods.
-
-    Args:
-        student: The head that may be trained, with its hidden states.
-        request: What is computed, for which tokens; a teacher fits the student.
-
-    Attributes:
-        event_grads: Gradients of the student's `Request.events`, `(N, E)`, with the last gradients; else `None`.
-    """
+    """Compute totals per token, and their gradients, over chunks of tokens and blocks of rows; all without autograd."""
 
     event_grads: Tensor | None = None
 
@@ -130,13 +118,7 @@ class VocabularyPass:
         return self.objective.in_sweeps(partial(self.objective.terms, block))
 
     def gradients(self, totals: Totals, grads: Totals, requested: RequestedGradients) -> Gradients:
-        """Return the gradients of the student's hidden states, rows and bias; each block of logits is computed again.
-
-        Args:
-            totals: Result of `totals`.
-            grads: Gradients of those totals that have one.
-            requested: Which gradients to compute.
-        """
+        """Return the gradients of the student's hidden states, rows and bias; each block of logits is computed again."""
         step = self._recomputed_tokens()
         buffers = self._allocate(step, kept=False)
         totals, grads = ({name: self.tokens.compact(x) for name, x in each.items()} for each in (totals, grads))
@@ -152,17 +134,7 @@ class VocabularyPass:
     def losses_and_gradients(
         self, loss: TokenLoss, factors: Tensor | None, requested: RequestedGradients
     ) -> tuple[Tensor, Gradients, Tensor | None]:
-        """Return the loss of each of this rank's tokens, and the gradients of `sum(factors * losses)`, from one pass.
-
-        Args:
-            loss: Loss of a token as a function of its totals.
-            factors: Factor of each token's loss, `(N,)`; `None` to compute no gradients.
-            requested: Which gradients to compute.
-
-        Returns:
-            Losses `(N,)`, 0 for tokens that do not count (NaN for those that `CountedTokens.others` marks as bad), the
-            gradients, and `sum(factors * losses)` if a kernel computed it for all tokens, else `None`.
-        """
+        """Return the loss of each of this rank's tokens, and the gradients of `sum(factors * losses)`, from one pass."""
         of_ranks = self.tokens.of_ranks
         recorded: list[Totals] | None = [] if is_recording() else None
         if not (factors is not None and any(requested) if of_ranks is None else of_ranks.gradients):
@@ -237,10 +209,7 @@ class VocabularyPass:
         return work + head.converted_bytes * rows
 
     def _chunk_tokens(self, most: int) -> int:
-        """Return the number of tokens of each rank in a chunk: at most `most`, for `min_chunks` chunks or more.
-
-        Of tokens that are padded it is a multiple, and at least one.
-        """
+        """Return the number of tokens of each rank in a chunk: at most `most`, for `min_chunks` chunks or more."""
         multiple = self.tokens.multiple
         most = min(most, math.ceil(self._padded(max(self.tokens.counts)) / self.min_chunks))
         return max(most // multiple, 1) * multiple
@@ -250,11 +219,7 @@ class VocabularyPass:
         return math.ceil(tokens / self.tokens.multiple) * self.tokens.multiple
 
     def _sums(self, requested: RequestedGradients, step: int, scale: Tensor | None) -> GradientSums:
-        """Allocate the requested gradients, for chunks of at most `step` tokens of each rank.
-
-        Those of hidden states are computed if any rank requests them, as they need the rows of all ranks. `scale` is
-        the factor of all gradients.
-        """
+        """Allocate the requested gradients, for chunks of at most `step` tokens of each rank."""
         of_ranks = self.tokens.of_ranks
         requested = requested if of_ranks is None else requested._replace(hidden=of_ranks.hidden)
         chunks = math.ceil(max(self.tokens.counts) / step)
@@ -266,20 +231,14 @@ class VocabularyPass:
         )
 
     def _finished(self, sums: GradientSums) -> Gradients:
-        """Return the sums of all chunks in the shapes of the inputs, and keep that of the events.
-
-        The workspace is free from then on: who converts the gradients needs as much memory.
-        """
+        """Return the sums of all chunks in the shapes of the inputs, and keep that of the events."""
         self.work, self.softcap_buffer = Workspace(), self.like
         gradients = sums.finished(self.tokens)
         self.event_grads = sums.events
         return gradients
 
     def _allocate(self, step: int, *, kept: bool) -> list[Tensor]:
-        """Allocate the workspace for blocks of chunks, and return memory for the logits of each head.
-
-        With `kept` all blocks of a chunk are in memory at once.
-        """
+        """Allocate the workspace for blocks of chunks, and return memory for the logits of each head."""
         tokens = step * len(self.tokens.counts)
         if self.device == "cuda":
             tokens = math.ceil(tokens / MULTIPLE) * MULTIPLE
@@ -291,10 +250,7 @@ class VocabularyPass:
         return [self.like.new_empty(self.rows * tokens if kept else numbers, dtype=head.dtype) for head in self.heads]
 
     def _blocks(self, chunk: Chunk, buffers: list[Tensor], *, kept: bool) -> list[LogitBlock]:
-        """Return the blocks of a chunk over this rank's rows; their logits are not computed.
-
-        With `kept` the memory in `buffers` is of all rows, else of one block, which all blocks share.
-        """
+        """Return the blocks of a chunk over this rank's rows; their logits are not computed."""
         tokens, blocks = len(chunk.hidden[0]), []
         is_whole = len(self.row_blocks) == 1 and not self.student.is_sharded and self.events is None
         for start, stop in self.row_blocks:
@@ -321,10 +277,7 @@ class VocabularyPass:
         return EventLogits(*(chunk.gathered(x) for x in self.events)).block(self.rows, self.dtype)
 
     def _sweep(self, chunk: Chunk, blocks: list[LogitBlock], kept: bool, earlier: Totals) -> Totals:
-        """Return the totals of one sweep over this rank's blocks, merged with those of all ranks.
-
-        With `kept` each block has memory of its own: then only the first sweep computes the logits.
-        """
+        """Return the totals of one sweep over this rank's blocks, merged with those of all ranks."""
         compiled = self.objective.compiled_terms(chunk.ids, earlier) if self.compiled else None
         parts = []
         for block in blocks:
@@ -348,10 +301,7 @@ class VocabularyPass:
         *,
         kept: Tensor | None,
     ) -> None:
-        """Add the gradients of a chunk to `sums`; its logits are overwritten.
-
-        `kept` is the memory of the logits of all blocks; `None` if these share memory and are computed again.
-        """
+        """Add the gradients of a chunk to `sums`; its logits are overwritten."""
         x_CD = chunk.hidden[0]
         compiled = self.objective.compiled_dlogits(chunk.ids, totals, grads) if self.compiled else None
         in_one_product = kept is not None and sums.multiplies(kept.dtype) and not self.is_invariant

@@ -42,12 +42,7 @@ class QueryBlock(NamedTuple):
 
 
 class PackedDocuments:
-    """Documents of a mask without padding, for torch's attention over sequences of different lengths.
-
-    Args:
-        documents: For each token 0 for padding, else the number of its document, `(B, T)`. The device is waited for
-            once.
-    """
+    """Documents of a mask without padding, for torch's attention over sequences of different lengths."""
 
     def __init__(self, documents: Int[Tensor, "B T"] | Bool[Tensor, "B T"]) -> None:
         self.cu_seqlens, self.longest, tokens = packed_lengths(documents)
@@ -85,26 +80,7 @@ class PackedDocuments:
 
 
 class AddedScores:
-    """What attention adds to its scores: the bias of a position scheme, and -inf for each key that is not attended to.
-
-    The definition is `scores(whole)`, for all T queries and S keys at once. Where this has too many numbers, `attend`
-    computes it for blocks of queries, in every call, and once more in the backward pass. On the CPU a block leaves out
-    the keys before the document of its first query. Under `torch.func` transforms and in exported graphs there are no
-    blocks.
-
-    On CUDA a mask of documents alone, without a cache, needs no scores where these would be many and torch has
-    FlashAttention for the queries: float16 or bfloat16, in eager mode, not in the capture of a CUDA graph. The first
-    `attend` then waits for the device once, for the lengths of the documents.
-
-    Args:
-        position: Position scheme; its bias of a query and a key depends on their two positions alone.
-        queried: Position of each query, `(T,)` or `(B, T)`.
-        seen: Position of each key, `(S,)` or `(B, S)`. The queries are the last keys.
-        documents: For each key 0 for padding, else the number of its document, `(B, S)`; `None` for one document.
-        slots: Places of the tokens in a cache of a fixed size, if the keys are all its slots, and the queries are at
-            `slots.new`; `None` otherwise.
-        num_heads: Query heads, H.
-    """
+    """What attention adds to its scores: the bias of a position scheme, and -inf for each key that is not attended to."""
 
     def __init__(
         self,
@@ -155,10 +131,7 @@ class AddedScores:
         return QueryBlock(start, stop, first, earlier + stop)
 
     def scores(self, block: QueryBlock) -> Float[Tensor, "*rows Tq Tk"]:
-        """Return the sum of the position's bias and `causal_mask`, which is -inf for each key that is not attended to.
-
-        The result broadcasts to `(B, H, Tq, Tk)`.
-        """
+        """Return the sum of the position's bias and `causal_mask`, which is -inf for each key that is not attended to."""
         start, stop, first, last = block
         bias = self.position.bias(self.queried[..., start:stop], self.seen[..., first:last])
         places = None if self.slots is None else self.slots.new[start:stop]
@@ -210,10 +183,7 @@ class AddedScores:
 
 
 def _has_flash_attention(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether torch has FlashAttention for these on their device.
-
-    It has none within `sdpa_kernel(SDPBackend.MATH)`, whose result has second derivatives.
-    """
+    """Return whether torch has FlashAttention for these on their device."""
     return q.shape[-1] % 8 == 0 and can_use_flash_attention(
         SDPAParams(q, k, v, None, 0.0, True, q.shape[1] != k.shape[1])
     )
@@ -239,8 +209,5 @@ def scaled_dot_product(
 
 
 def _by_group(x: Tensor, groups: int) -> Tensor:
-    """Return queries or scores of one token, `(B, H, 1, ...)`, with the heads of a group as queries of one head.
-
-    The result is `(B, G, H / G, ...)`. Scores that are the same for all heads do not change.
-    """
+    """Return queries or scores of one token, `(B, H, 1, ...)`, with the heads of a group as queries of one head."""
     return x.unflatten(-3, (groups, -1)).squeeze(-2) if x.dim() > 2 and x.shape[-3] > 1 else x

@@ -63,11 +63,7 @@ class Slots:
 
 
 class BlockCache:
-    """Hold the keys and the values of one block, each `(B, G, S, K)`; both are `None` before the first token.
-
-    Args:
-        slots: Places of the tokens in a cache of a fixed size; `None` for one that grows.
-    """
+    """Hold the keys and the values of one block, each `(B, G, S, K)`; both are `None` before the first token."""
 
     def __init__(self, slots: Slots | None = None) -> None:
         self.slots = slots
@@ -77,10 +73,7 @@ class BlockCache:
     def extend(
         self, keys: Float[Tensor, "B G T K"], values: Float[Tensor, "B G T K"]
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
-        """Append keys and values of the new tokens in place, and return (keys, values) of those that they attend to.
-
-        These are all tokens so far. In a cache of a fixed size they are all slots, but for its first tokens.
-        """
+        """Append keys and values of the new tokens in place, and return (keys, values) of those that they attend to."""
         if self.keys is None or self.values is None:
             self.keys, self.values = keys, values
             if self.slots is not None:
@@ -336,10 +329,7 @@ class KeyValueCache:
             self._slots.called = int(self._slots.used.sub_(drop))
 
     def _without(self, x: Tensor, new: Tensor, drop: int, keep: int, dim: int = -1) -> Tensor:
-        """Return `new` without the tokens `keep .. keep + drop - 1`.
-
-        With `max_seq_len` the result is written to `x`, with zeros behind.
-        """
+        """Return `new` without the tokens `keep .. keep + drop - 1`."""
         sizes = [keep, drop, new.shape[dim] - keep - drop]
         first, dropped, later = new.split(sizes, dim)
         if self._slots is None:

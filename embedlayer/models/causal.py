@@ -37,15 +37,7 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5}
 
 
 class CausalOutputs(NamedTuple):
-    """Hold the hidden states of a causal language model, and its loss.
-
-    Attributes:
-        hidden: Hidden states that the LM head reads, `(B, T, D)`.
-        loss: Function `(targets, ignore_index=-100, reduction="mean") -> loss` with the target of each place, `(B, T)`:
-            the cross entropy in nats. No tensor of all logits is computed for a `DecoderLM`, nor for a patched model
-            whose type is known. Other models of transformers have computed their logits already. The mean over no
-            target is 0, or NaN for these other models.
-    """
+    """Hold the hidden states of a causal language model, and its loss."""
 
     hidden: Float[Tensor, "B T D"]
     loss: Callable[..., Tensor]
@@ -54,17 +46,7 @@ class CausalOutputs(NamedTuple):
 def causal_outputs(
     model: nn.Module, ids: Int[Tensor, "B T"], attention_mask: Int[Tensor, "B T"] | None = None
 ) -> CausalOutputs:
-    """Run a causal language model, and return the hidden states that its LM head reads, and its loss.
-
-    Args:
-        model: A `DecoderLM`, or a causal language model of transformers, patched or not.
-        ids: Token IDs, `(B, T)`.
-        attention_mask: 1 for tokens, 0 for padding at the right; `None` for no padding.
-
-    Raises:
-        CheckpointError: The model has no LM head that reads a hidden state for each token. All other errors are those
-            of the model.
-    """
+    """Run a causal language model, and return the hidden states that its LM head reads, and its loss."""
     if isinstance(model, DecoderLM):
         hidden = model.hidden(ids, attention_mask=attention_mask)
         return CausalOutputs(hidden, partial(model.head.loss, hidden))
@@ -82,11 +64,7 @@ def causal_outputs(
 
 
 def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits:
-    """Describe the logits of a causal language model after each token.
-
-    They are computed when something reads them, except in models that compute all logits; see `CausalOutputs`. Model,
-    IDs and errors are those of `causal_outputs`.
-    """
+    """Describe the logits of a causal language model after each token."""
     if isinstance(model, DecoderLM):
         return model.head.uncomputed_logits(model.hidden(ids))
     head, hidden, logits = _run(model, ids, None)
@@ -96,10 +74,7 @@ def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits
 
 
 def _applied(head: OutputHead) -> LogitOptions:
-    """Return `logit_scale=1.0` for a head whose model scales the hidden states before it calls the head.
-
-    The scale must not be applied again to those states. For any other head there are no options.
-    """
+    """Return `logit_scale=1.0` for a head whose model scales the hidden states before it calls the head."""
     return {"logit_scale": 1.0} if head.model_options is not None and head.model_options.scales_hidden else {}
 
 
@@ -108,11 +83,7 @@ class _HeadReached(Exception):
 
 
 def _run(model: nn.Module, ids: Tensor, attention_mask: Tensor | None) -> tuple[Any, Tensor, Tensor | None]:
-    """Run a model of transformers, to its LM head if that computes all logits and says what the model does to them.
-
-    The result is the LM head, the hidden states that it reads, `(B, T, D)`, and the logits of the model; `None` for
-    logits that are those of the head for these hidden states. Errors are those of `causal_outputs`.
-    """
+    """Run a model of transformers, to its LM head if that computes all logits and says what the model does to them."""
     getter = getattr(model, "get_output_embeddings", None)
     head = None if getter is None else getter()
     if not isinstance(head, nn.Module):
@@ -166,15 +137,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def check_causal(model: nn.Module, ids: Int[Tensor, " T"]) -> None:
-    """Check that a language model predicts each token from those before it.
-
-    The model is run on two short texts that differ in their last token: the first `PROBED` tokens of `ids`, any text.
-    A `DecoderLM` is not run, nor any model on fewer than two tokens.
-
-    Raises:
-        CheckpointError: The model is an encoder-decoder of transformers, its hidden states depend on later tokens, or
-            it has no LM head that reads a hidden state for each token.
-    """
+    """Check that a language model predicts each token from those before it."""
     name, advice = type(model).__name__, "The loss of the next token, which is computed here, has no meaning for it."
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise CheckpointError(f"{name} is an encoder-decoder, which reads two texts. {advice}")
@@ -194,11 +157,7 @@ def check_causal(model: nn.Module, ids: Int[Tensor, " T"]) -> None:
 
 
 class PatchedDecoder(nn.Module):
-    """A patched causal language model of transformers, with the methods of `DecoderLM` that a `Trainer` calls.
-
-    Args:
-        model: The model, which stays the same object; a change of one is a change of the other.
-    """
+    """A patched causal language model of transformers, with the methods of `DecoderLM` that a `Trainer` calls."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -218,18 +177,7 @@ class PatchedDecoder(nn.Module):
         return head if isinstance(head, OutputHead) else None
 
     def loss(self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], *, reduction: Reduction = "mean") -> Tensor:
-        """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats.
-
-        Args:
-            ids: Token IDs, without padding.
-            targets: Token ID that follows each token, or -100 for no loss.
-            reduction: `"mean"` or `"sum"` over the targets other than -100, or `"none"` for `(B, T)`, 0 at -100. For
-                the mean over no target see `CausalOutputs`.
-
-        Raises:
-            CheckpointError: The model has no LM head that reads a hidden state for each token. All other errors are
-                those of the model and its loss.
-        """
+        """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats."""
         return causal_outputs(self.model, ids).loss(targets, reduction=reduction)
 
     def check(self) -> None:

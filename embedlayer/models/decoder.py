@@ -468,10 +468,7 @@ class DecoderLM(Pretrained):
         return [cast(EmbeddingInjection, each) for each in self.injections]
 
     def _sequence_of(self, ids: IdsLike | None, inputs_embeds: Tensor | None) -> Int[Tensor, "*batch T"]:
-        """Return the token IDs as a tensor, or zeros in their place if a model without injections gets vectors.
-
-        IDs and vectors, `(..., T, D)`, must belong to the same number of tokens; other errors are those of `hidden`.
-        """
+        """Return the token IDs as a tensor, or zeros in their place if a model without injections gets vectors."""
         if inputs_embeds is None or not len(self.injections):
             return sequence_of(ids, inputs_embeds, self.table)
         if ids is None:
@@ -572,18 +569,7 @@ class Attention(nn.Module):
         past: BlockCache | None = None,
         add_to_values: AddToValues | None = None,
     ) -> Float[Tensor, "*batch T D"]:
-        """Compute `softmax(query_scale * q k^T / sqrt(K) + scores) v` over past and new tokens.
-
-        Args:
-            x: Normalised vectors of the new tokens.
-            position: Position scheme; its `rotate` is applied here, its bias is already in `scores`.
-            prepared: Position of each new token, or the result of `position.prepare` for them.
-            scores: Attention bias and mask together; `None` for a plain causal mask, or for a single new token that
-                attends to all others.
-            past: Cache of this block, to which keys and values of the new tokens are appended; `None` for no cache.
-            add_to_values: Function from the values and `x` to the values with those of value embeddings; `None` for
-                none.
-        """
+        """Compute `softmax(query_scale * q k^T / sqrt(K) + scores) v` over past and new tokens."""
         q_BHTK, k_BGTK, v_BGTK = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(-2, -3)
             for project in (self.query, self.key, self.value)
@@ -621,9 +607,5 @@ def inner_linear(in_features: int, out_features: int) -> NormalLinear:
 
 
 def outer_linear(in_features: int, out_features: int, depth: int) -> NormalLinear:
-    """Return a projection without bias whose output is added to the residual stream.
-
-    Its weights are from N(0, 1 / (2 * depth * in_features)), so that the sum over all blocks stays small (GPT-2).
-    `depth` is the number of blocks; each adds two such outputs.
-    """
+    """Return a projection without bias whose output is added to the residual stream."""
     return NormalLinear(in_features, out_features, init_std=(2 * depth * in_features) ** -0.5)

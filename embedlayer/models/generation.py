@@ -230,13 +230,7 @@ def next_tokens(
 
 
 class _Settings(NamedTuple):
-    """Hold how a token is chosen from the hidden state before it.
-
-    Attributes:
-        sampler: It chooses the token from the logits.
-        of_logits: Options of the logits that replace those of the head.
-        logprobs_mode: Which log-probabilities to compute; `None` for none.
-    """
+    """Hold how a token is chosen from the hidden state before it."""
 
     sampler: Sampler
     of_logits: LogitOptions
@@ -245,10 +239,7 @@ class _Settings(NamedTuple):
     def choose(
         self, head: OutputHead | PredictionHead, hidden: Float[Tensor, "B D"], ids: Int[Tensor, "B T"]
     ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"] | None]:
-        """Return the token after each hidden state, the largest logit there, and the log-probability of the token.
-
-        `ids` are all tokens of each text.
-        """
+        """Return the token after each hidden state, the largest logit there, and the log-probability of the token."""
         logits = head.uncomputed_logits(hidden, **self.of_logits).head_logits() if self.of_logits else head(hidden)
         processed, is_raw = self.sampler.processed_logits(logits, ids), self.logprobs_mode == "raw_logprobs"
         tokens, largest = self.sampler.sampled(processed)
@@ -283,14 +274,7 @@ def _decode(
     settings: _Settings,
     stops: list[int],
 ) -> Iterator[tuple[Int[Tensor, " B"], Float[Tensor, " B"] | None, Bool[Tensor, " B"]]]:
-    """Yield the next token of each text, `(B,)`, until all texts have ended or there are `max_new_tokens` new ones.
-
-    With it come its log-probability, if it is wanted, and whether the text had ended before. A text that has ended
-    repeats its last token. `stops` are the IDs of the tokens that end a text.
-
-    An accelerator waits once for the prompt, to check its IDs and its mask, and once a token if there are `stops`, or
-    if positions may run out; otherwise once at the end. Each wait checks the logits since the last one.
-    """
+    """Yield the next token of each text, `(B,)`, until all texts have ended or there are `max_new_tokens` new ones."""
     length, reach, unread = ids.shape[-1], model.position.max_seq_len, ids
     position = model.position
     grows = device_kind(ids) == "cpu" or (isinstance(position, RotaryEmbedding) and position.depends_on_length)
@@ -330,11 +314,7 @@ def _decode(
 
 
 def _check_logits(unchecked: list[tuple[Tensor, Tensor]], ended: Bool[Tensor, " B"], number: int) -> bool:
-    """Wait for the device, and return whether all texts have ended; a logit that is not finite is an error.
-
-    `unchecked` has the largest logits of the new tokens up to `number`, and is cleared. Of texts that had ended before,
-    they do not count.
-    """
+    """Wait for the device, and return whether all texts have ended; a logit that is not finite is an error."""
     logits, had_ended = zip(*unchecked, strict=True)
     *rows, last = torch.cat([*logits, *had_ended, ended]).view(-1, len(ended)).tolist()
     for place in range(len(unchecked)):
@@ -359,13 +339,7 @@ def _tokens_after(
     ids: Int[Tensor, "B T"],
     settings: _Settings,
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"] | None]:
-    """Return what `_Settings.choose` returns for the token that follows each text, without gradients.
-
-    The model runs in evaluation mode. Afterwards all of its modules are in the mode that the model itself had. `last`
-    is the place in `unread`, the tokens that the model has not read, of the last one of each text; `None` if these are
-    in the last column. `cache` has the tokens before, and gains the keys and values of `unread`. Tokens that continue a
-    cached text have no mask. `ids` are all tokens of each text, as far as the sampler reads them.
-    """
+    """Return what `_Settings.choose` returns for the token that follows each text, without gradients."""
     training = model.training
     model.eval()
     try:

@@ -91,10 +91,7 @@ def load_llama(
 
 
 def _build(model: CheckpointModel) -> DecoderLM:
-    """Build the decoder, and read all its tensors into `model.tensors`; the caller assigns them to the decoder.
-
-    `build_with_tensors` calls it with the meta device as torch's default, so that it takes no memory for weights.
-    """
+    """Build the decoder, and read all its tensors into `model.tensors`; the caller assigns them to the decoder."""
     tensors, config, names = model.tensors, model.config.content, model.family.decoder
     checkpoint, weights = tensors.checkpoint, tensors.by_key
     assert names is not None
@@ -165,10 +162,7 @@ def _check_implemented(checkpoint: Checkpoint) -> None:
 
 
 def _decoder_name(name: str, ours: Mapping[str, str]) -> str:
-    """Return the name that a tensor of the checkpoint has in `DecoderLM`; an unknown name is returned unchanged.
-
-    `ours` has the name in `DecoderLM` for each name in the checkpoint, with `{}` for the number of the block in both.
-    """
+    """Return the name that a tensor of the checkpoint has in `DecoderLM`; an unknown name is returned unchanged."""
     block = re.fullmatch(r"(.*?\.?layers|blk)\.(0|[1-9]\d{0,5})\.(.*)", name)
     pattern = ours.get(name if block is None else f"{block[1]}.{{}}.{block[3]}", name)
     return pattern if block is None or pattern == name else pattern.format(block[2])

@@ -43,14 +43,7 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """Choose one token per text from its logits. The attributes are those of `SamplingOptions`.
-
-    Raises:
-        SizeError: An option is out of its range.
-
-    Reference: transformers/generation/logits_process.py, and `_get_logits_processor` in generation/utils.py for the
-        order. There, greedy decoding is `do_sample=False` instead of temperature 0, and `top_k` is 50 if not passed.
-    """
+    """Choose one token per text from its logits. The attributes are those of `SamplingOptions`."""
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -73,19 +66,13 @@ class Sampler:
 
     @classmethod
     def of(cls, options: SamplingOptions, call: str) -> "Sampler":
-        """Return the sampler with the options that were passed to `call`, a public function.
-
-        An unknown option is a `TypeError`, and one out of its range a `SizeError`.
-        """
+        """Return the sampler with the options that were passed to `call`, a public function."""
         if (message := unknown_option(options, SamplingOptions, call)) is not None:
             raise TypeError(message)
         return cls(**options)
 
     def next_tokens(self, logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"]) -> Int[Tensor, " B"]:
-        """Return one token ID per row: the largest of `processed_logits` at temperature 0, else a random sample.
-
-        `ids` are all tokens of each text so far. On the CPU a row whose largest logit is not finite is a `SizeError`.
-        """
+        """Return one token ID per row: the largest of `processed_logits` at temperature 0, else a random sample."""
         tokens, largest = self.sampled(self.processed_logits(logits, ids))
         if device_kind(largest) == "cpu" and (rows := not_finite(largest).nonzero()).numel():
             row = int(rows[0])
@@ -93,10 +80,7 @@ class Sampler:
         return tokens
 
     def sampled(self, processed: Float[Tensor, "B V"]) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-        """Return one token ID per row of `processed_logits`, the largest at temperature 0, and the largest logit.
-
-        Where a row has NaN or infinity, or only -inf, the largest logit is not finite, and the token has no meaning.
-        """
+        """Return one token ID per row of `processed_logits`, the largest at temperature 0, and the largest logit."""
         largest, tokens = processed.max(dim=-1)
         if self.temperature == 0:
             return tokens, largest
@@ -117,10 +101,7 @@ class Sampler:
         return self.temperature == 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None)
 
     def processed_logits(self, logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"]) -> Float[Tensor, "B V"]:
-        """Return the float32 logits whose softmax is sampled from; they are -inf for tokens that are excluded.
-
-        At temperature 0, only the repetition penalty is applied. The arguments are those of `next_tokens`.
-        """
+        """Return the float32 logits whose softmax is sampled from; they are -inf for tokens that are excluded."""
         logits = logits.float()
         if self.repetition_penalty is not None:
             logits = _penalize_repetition(logits, ids, self.repetition_penalty)
@@ -173,32 +154,20 @@ def not_finite(numbers: Float[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
 
 
 def _penalize_repetition(logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"], penalty: float) -> Float[Tensor, "B V"]:
-    """Divide the positive logits of the tokens in `ids` by `penalty`, and multiply the negative ones, once per token.
-
-    Reference: Keskar et al., CTRL, 2019, section 4.1; transformers' RepetitionPenaltyLogitsProcessor.
-    """
+    """Divide the positive logits of the tokens in `ids` by `penalty`, and multiply the negative ones, once per token."""
     ids = ids.long()
     seen = logits.gather(-1, ids)
     return logits.scatter(-1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
 
 
 def _keep_top_k(logits: Float[Tensor, "B V"], k: int) -> Float[Tensor, "B V"]:
-    """Set the logits below the K-th largest to -inf; all that equal it stay. K above V changes nothing.
-
-    Reference: Fan et al., Hierarchical Neural Story Generation, 2018; transformers' TopKLogitsWarper.
-    """
+    """Set the logits below the K-th largest to -inf; all that equal it stay. K above V changes nothing."""
     kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[:, -1:]
     return logits.masked_fill(logits < kth, -math.inf)
 
 
 def _keep_top_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
-    """Set the logits of the least likely tokens to -inf while these have a total probability of at most `1 - p`.
-
-    The most likely token stays. Of equal logits at the limit, those stay that `torch.sort` sorts last, as in
-    transformers.
-
-    Reference: Holtzman et al., The Curious Case of Neural Text Degeneration, 2020; transformers' TopPLogitsWarper.
-    """
+    """Set the logits of the least likely tokens to -inf while these have a total probability of at most `1 - p`."""
     ascending, order = logits.sort(dim=-1)
     excluded = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
     excluded[:, -1] = False
@@ -206,9 +175,6 @@ def _keep_top_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
 
 
 def _keep_min_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
-    """Set the logits of tokens to -inf that are less likely than `p` times the most likely one.
-
-    Reference: Nguyen et al., Min-p Sampling, 2024; transformers' MinPLogitsWarper.
-    """
+    """Set the logits of tokens to -inf that are less likely than `p` times the most likely one."""
     probabilities = logits.softmax(dim=-1)
     return logits.masked_fill(probabilities < p * probabilities.amax(dim=-1, keepdim=True), -math.inf)

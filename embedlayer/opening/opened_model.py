@@ -333,10 +333,7 @@ class OpenedModel:
                 config |= {key: value for key, value in read_json(file).items() if value is not None}
 
         def ids(key: str, named: int | None) -> tuple[int, ...]:
-            """Return the token IDs that the files state, as a tuple.
-
-            If they state none, it is `named`, or nothing for `None`.
-            """
+            """Return the token IDs that the files state, as a tuple."""
             values = config.get(key, named)
             values = values if isinstance(values, list) else [values]
             return tuple(value for value in values if isinstance(value, int))

@@ -63,10 +63,7 @@ def path_kind(path: Path) -> PathKind:
 
 
 def _kind_of_folder(path: Path) -> PathKind:
-    """Return the kind of a folder from the names of its files.
-
-    Only a `config.json` is read, to see whether this library wrote it.
-    """
+    """Return the kind of a folder from the names of its files."""
     names = set(os.listdir(path))
     if not names:
         return PathKind.EMPTY_FOLDER
@@ -84,10 +81,7 @@ def _kind_of_folder(path: Path) -> PathKind:
 
 
 def _describes_layer(config: Path) -> bool:
-    """Return whether a `config.json` has the key `kind`, which only `save_pretrained` of this library writes.
-
-    The result is `False` for a damaged file.
-    """
+    """Return whether a `config.json` has the key `kind`, which only `save_pretrained` of this library writes."""
     try:
         content = json.loads(read_bytes(config))
     except (ValueError, RecursionError):

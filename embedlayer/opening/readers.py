@@ -115,11 +115,7 @@ def _open_vectors(path: Path) -> OpenedModel:
 
 
 def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
-    """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`.
-
-    With `parts="table"`, the table of a class in `CLASSES_WITH_TABLE` is read alone; all else is read whole. A run that
-    has saved no layer yet is a `FileError`.
-    """
+    """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`."""
     if not (path / CONFIG).exists():
         raise FileError(
             f"{path} holds no trained layer yet, because its run is not finished: continue it with "
@@ -149,14 +145,7 @@ def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
 def _saved_layer(
     path: Path, device: str
 ) -> "tuple[str, TokenTable, DecoderLM | EmbeddingLayer | TransformerEmbedding | None]":
-    """Read all of a saved layer, in evaluation mode; return the name of its class, its table, and itself.
-
-    The third result is `None` unless the layer is a decoder, an embedding layer or an input embedding.
-
-    Raises:
-        CheckpointError: The layer is damaged, or has no table of tokens.
-        FileError: The folder or a file in it is missing.
-    """
+    """Read all of a saved layer, in evaluation mode; return the name of its class, its table, and itself."""
     from embedlayer.saving import Pretrained
     from embedlayer.tables.table import TokenTable
 
@@ -176,12 +165,7 @@ def _saved_layer(
 
 
 def _saved_table(path: Path, device: str) -> "TokenTable":
-    """Read the table of a saved layer, and nothing else of the layer, in evaluation mode.
-
-    Raises:
-        CheckpointError: A file is damaged, or the table is none of tokens.
-        FileError: A file is missing.
-    """
+    """Read the table of a saved layer, and nothing else of the layer, in evaluation mode."""
     from embedlayer.saving import part_from_pretrained
     from embedlayer.tables.table import TokenTable
 
@@ -192,11 +176,7 @@ def _saved_table(path: Path, device: str) -> "TokenTable":
 
 
 def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
-    """Read the tokenizer of a saved layer; return `None` if there is none.
-
-    Raises:
-        TokenizerError: The file is damaged, or has IDs that are no rows of the table.
-    """
+    """Read the tokenizer of a saved layer; return `None` if there is none."""
     from embedlayer.tokenization.ids import require_rows
     from embedlayer.tokenization.read import load_tokenizer
 
@@ -215,11 +195,7 @@ def _run_in(path: Path) -> "RunDirectory":
 
 
 def _open_checkpoint(path: Path, device: str) -> OpenedModel:
-    """Open a local checkpoint: as a whole decoder if `load_llama` can read it, else its embedding layer alone.
-
-    In the second case, `no_decoder` of the result is the message of the error of `load_llama`; or if only the table can
-    be read, the reason for that.
-    """
+    """Open a local checkpoint: as a whole decoder if `load_llama` can read it, else its embedding layer alone."""
     from embedlayer.models.llama import load_llama
 
     try:
@@ -238,11 +214,7 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
 
 
 def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
-    """Open the embedding layer of a checkpoint, and no transformer blocks, from a local path or from the hub.
-
-    If it cannot be read but its table can, the result has the table alone, and a warning says why. If the table cannot
-    be read either, the first error is raised. With `parts="table"`, only the table is read, without a warning.
-    """
+    """Open the embedding layer of a checkpoint, and no transformer blocks, from a local path or from the hub."""
     from embedlayer.checkpoints.layer import load
 
     is_here = Path(source).exists()
@@ -276,14 +248,7 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
 
 
 def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Tokenizer | None":
-    """Read the tokenizer of a checkpoint; return `None` if there is none, or if it cannot be read.
-
-    For a path, `no_tokenizer` of `opened` is then the reason. `layer` has the tokenizer of the same checkpoint; if it
-    is `None`, or has none, the folder is searched, or the GGUF file.
-
-    Warns:
-        EmbedLayerWarning: The tokenizer has IDs outside the table, or there is a file of one that cannot be read.
-    """
+    """Read the tokenizer of a checkpoint; return `None` if there is none, or if it cannot be read."""
     from embedlayer.tokenization.ids import missing_rows_message
     from embedlayer.tokenization.read import load_tokenizer
 
@@ -309,10 +274,7 @@ def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Token
 
 
 def _has_tokenizer_file(path: Path) -> bool:
-    """Return whether the folder of a checkpoint has a file of a tokenizer, which may be one that is not read.
-
-    The result is `False` for a GGUF file, and `True` for a name on the hub.
-    """
+    """Return whether the folder of a checkpoint has a file of a tokenizer, which may be one that is not read."""
     from embedlayer.tokenization.read import tokenizer_file
 
     kind = path_kind(path)

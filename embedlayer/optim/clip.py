@@ -114,11 +114,7 @@ def _norm_of(parameters: list[Tensor], norm_type: float, foreach: bool | None) -
 
 
 def _local(parameter: Tensor) -> Tensor:
-    """Return a tensor whose `grad` is this rank's part of the gradient, for a parameter with a DTensor gradient.
-
-    The part shares memory with the gradient, so clipping it in place clips the gradient. Any other parameter is
-    returned unchanged.
-    """
+    """Return a tensor whose `grad` is this rank's part of the gradient, for a parameter with a DTensor gradient."""
     if not hasattr(parameter.grad, "to_local"):
         return parameter
     shard: Tensor = parameter.grad.to_local()  # type: ignore[union-attr]

@@ -322,10 +322,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         return [p for group in self.param_groups for p in group["params"] if is_row_sparse(p)]
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        """Check `maximize`, `lr`, `weight_decay` and rounding of a parameter group, then the rest by `check_options`.
-
-        An option that is not supported or outside its range is a `SizeError`.
-        """
+        """Check `maximize`, `lr`, `weight_decay` and rounding of a parameter group, then the rest by `check_options`."""
         named = ((f"a parameter of {type(self).__name__}", each) for each in group["params"])
         refuse_partitioned(named, "is trained", gathered=False)
         if group.get("maximize"):
@@ -340,11 +337,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
     def _checked_parameters(
         self,
     ) -> tuple[list[tuple[Any, dict[str, Any]]], list[tuple[list[Tensor], dict[str, Any]]]]:
-        """Return the parameters that have a gradient, after checking that a step can be made on every one of them.
-
-        So an error leaves all of them unchanged. Row-sparse tables come first, each with its group; then lists of dense
-        parameters, all DTensors or none, with their group.
-        """
+        """Return the parameters that have a gradient, after checking that a step can be made on every one of them."""
         tables, dense = [], []
         for group in self.param_groups:
             self._check_group(group)
@@ -380,11 +373,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         return tuple(state[name] for name in self.row_state.layout(parameter))
 
     def _step_device(self, parameter: Tensor) -> torch.device:
-        """Return the device for the step number of a parameter.
-
-        Torch's fused kernel needs it on the device of the parameter. For row-sparse tables and without `fused` it is
-        the CPU.
-        """
+        """Return the device for the step number of a parameter."""
         fused = any(group.get("fused") and any(parameter is p for p in group["params"]) for group in self.param_groups)
         return parameter.device if fused and not is_row_sparse(parameter) else torch.device("cpu")
 
@@ -405,11 +394,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             group["rounding_seed"] = seed
 
     def _prepare_rows(self, parameter: Any, group: dict[str, Any]) -> bool:
-        """Do everything of a step on the rows of a table that may fail, and leave the rows at their present step.
-
-        The gradient is coalesced in place. The result says whether the pending updates of all rows are to be applied
-        after the step.
-        """
+        """Do everything of a step on the rows of a table that may fail, and leave the rows at their present step."""
         pending: PendingUpdates = parameter.pending_updates
         grad = parameter.grad = row_gradient(parameter, parameter.grad, drop=pending.padding_idx)
         self._attach(parameter, group)
@@ -420,12 +405,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         return then_all
 
     def _checked_states(self, state_dict: dict[str, Any]) -> list[tuple[Tensor, State]]:
-        """Return the parameters of this optimizer with their states in a state dict, which is empty before a step.
-
-        Raises:
-            CheckpointError: A state is that of another rule or optimizer, its tensors have another shape, or its step
-                is out of range.
-        """
+        """Return the parameters of this optimizer with their states in a state dict, which is empty before a step."""
         places = [place for group in state_dict["param_groups"] for place in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         states = []

@@ -119,10 +119,7 @@ ROW_STATES = (
 
 
 def check_state(rule: RowState, weight: Tensor, tensors: Mapping[str, Tensor], name: object) -> None:
-    """Check that loaded state tensors of a table are those of a rule; else raise a `CheckpointError`.
-
-    The `step` among them is ignored. `name` is that of the parameter, or its number, for the error.
-    """
+    """Check that loaded state tensors of a table are those of a rule; else raise a `CheckpointError`."""
     state = {key: tensor for key, tensor in tensors.items() if key != "step"}
     listed = ", ".join(f"{key} {tuple(tensor.shape)} {tensor.dtype}" for key, tensor in state.items())
     if not _is_of(rule, weight, state):
@@ -140,10 +137,7 @@ def check_state(rule: RowState, weight: Tensor, tensors: Mapping[str, Tensor], n
 
 
 def check_step(step: object, name: object) -> None:
-    """Check that the loaded state of a parameter has one whole number of steps from 0 to `MAX_STEP`.
-
-    Another one is a `CheckpointError`. `name` is that of the parameter, or its number, for the error.
-    """
+    """Check that the loaded state of a parameter has one whole number of steps from 0 to `MAX_STEP`."""
     value = step.item() if isinstance(step, Tensor) and step.numel() == 1 else step
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_STEP or value % 1:
         raise CheckpointError(

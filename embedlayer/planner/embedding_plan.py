@@ -76,10 +76,7 @@ class RowSize(NamedTuple):
 def _option(
     default: Any, help: str, *, flag: str = "", least: int | None = None, choices: tuple[str, ...] | None = None
 ) -> Any:
-    """Return a dataclass field whose `metadata` has what the documentation, the checks and the command need.
-
-    An empty `flag` stands for the name of the field, and `least` is the smallest allowed number.
-    """
+    """Return a dataclass field whose `metadata` has what the documentation, the checks and the command need."""
     return field(default=default, metadata={"help": help, "flag": flag, "least": least, "choices": choices})
 
 
@@ -578,11 +575,7 @@ class EmbeddingPlan:
         return max(loss, self.logits_bytes + self.gathered_bytes + head)
 
     def _gradient_phase_bytes(self) -> int:
-        """Return the bytes of all gradients while the backward pass adds them up.
-
-        That of a tied table counts twice, for the look-up and for the head, unless the loss adds to it block by block;
-        so does that of a sharded table.
-        """
+        """Return the bytes of all gradients while the backward pass adds them up."""
         sharded = self.vocab_parallel_size > 1 and self.trained and not self.row_sparse
         twice = self.tokens and ((self.tied and self._head_gradient) or sharded) and not self.loss_by_blocks
         return self.gradient_bytes + (prod(self._factors[0]) * self._number_bytes if twice else 0)

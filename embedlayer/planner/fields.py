@@ -31,24 +31,7 @@ INSTEAD = "Give its sizes: --vocab and --dim, in Python vocab_size and embed_dim
 
 
 def fields_of_config(source: str | JsonObject) -> JsonObject:
-    """Return the fields of an `EmbeddingPlan` for the model that a configuration of transformers describes.
-
-    Learned positions of encoder and decoder are counted together. Token types, norms and biases are not counted. Of the
-    configurations of quantised models those of MLX tell how table and head are stored.
-
-    Warns:
-        EmbedLayerWarning: The model is quantised by another library: its ends are counted in `dtype`.
-
-    Raises:
-        FileError: The file is missing or cannot be read.
-        CheckpointError: The model type is unknown or not read by `embedlayer.load`, a size is missing, or the model has
-            a table or a head that no plan describes.
-
-    Example:
-        >>> fields = fields_of_config({"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024})
-        >>> fields["vocab_size"], fields["embed_dim"], fields["tied"]
-        (151936, 1024, False)
-    """
+    """Return the fields of an `EmbeddingPlan` for the model that a configuration of transformers describes."""
     from embedlayer.checkpoints.reading.configuration import is_tied, stated_dtype, text_config, with_defaults
 
     config = source if isinstance(source, dict) else read_json(Path(source))
@@ -80,10 +63,7 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
 
 
 def _row_sizes(family: Family, config: JsonObject, fields: JsonObject) -> dict[str, RowSize]:
-    """Return the stored rows of table, head and per-layer table, as the configuration of a quantised model states them.
-
-    `fields` are those of the plan, without these.
-    """
+    """Return the stored rows of table, head and per-layer table, as the configuration of a quantised model states them."""
     from embedlayer.checkpoints.reader import SCHEMES
     from embedlayer.formats.mlx import stated_format
 
@@ -114,12 +94,7 @@ def _row_sizes(family: Family, config: JsonObject, fields: JsonObject) -> dict[s
 
 
 def _family(config: JsonObject, text: JsonObject) -> Family:
-    """Return the record of the language model.
-
-    Raises:
-        CheckpointError: The configuration is that of a saved layer; or the model type is unknown, or has a table or a
-            head that no plan describes.
-    """
+    """Return the record of the language model."""
     model_type = text.get("model_type")
     if "kind" in config:
         raise CheckpointError("This config.json is of a layer that embedlayer saved: plan it with --checkpoint FOLDER.")
@@ -163,10 +138,7 @@ def _position_rows(family: Family, config: Mapping[str, Any]) -> list[int]:
 
 
 def _per_layer(family: Family, config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the fields `per_layer_dim`, the width for all blocks together, and `per_layer_rows` of a plan.
-
-    The dictionary is empty for a model without a per-layer table.
-    """
+    """Return the fields `per_layer_dim`, the width for all blocks together, and `per_layer_rows` of a plan."""
     spec = family.per_layer
     width = config.get(spec.width, 0) if spec is not None else 0
     if spec is None or not width:

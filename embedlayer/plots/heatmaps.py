@@ -195,11 +195,7 @@ STEP_LABELS = {
 
 
 def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> PositionPicture:
-    """Return the matrix to draw for a scheme, with its labels; a tensor is returned as it is, with general labels.
-
-    Raises:
-        SizeError: The scheme has no effect (NoPE), or `length` is below 1.
-    """
+    """Return the matrix to draw for a scheme, with its labels; a tensor is returned as it is, with general labels."""
     if isinstance(positions, Tensor):
         return PositionPicture(positions, "Positions", "position", "dimension", "value")
     picture = position_values(positions, length)
@@ -212,11 +208,7 @@ def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> Posit
 
 
 def limit_of(values: Float[Tensor, "..."]) -> float:
-    """Return the end of a colour range for the values: the largest finite absolute value, or 1 without a nonzero one.
-
-    A few outliers would make all other numbers pale. Therefore, if the largest value is more than twice the 99th
-    percentile, the range ends at that percentile, unless it is 0.
-    """
+    """Return the end of a colour range for the values: the largest finite absolute value, or 1 without a nonzero one."""
     sizes = values.detach()[values.isfinite()].abs().double().cpu()
     if not sizes.numel():
         return 1.0
@@ -225,16 +217,7 @@ def limit_of(values: Float[Tensor, "..."]) -> float:
 
 
 def draw_matrix(axes: Axes, values: Float[Tensor, "N C"], *, limit: float | None = None) -> Any:
-    """Draw a matrix as a heat map, one cell for each number, and return matplotlib's image.
-
-    Pixels of a matrix with more than `MOST_CELLS` rows or columns show the mean of the cells that they cover.
-
-    Args:
-        axes: Axes to draw on; their grid and frame are removed.
-        values: The matrix; cells that are not finite are grey.
-        limit: End of the colour range, which is symmetric about 0; `limit_of(values)` if `None`. If a value is outside
-            the range, a colour bar of the image has arrows.
-    """
+    """Draw a matrix as a heat map, one cell for each number, and return matplotlib's image."""
     limit = limit_of(values) if limit is None else limit
     colours = require("matplotlib", extra="plots").colormaps["RdBu_r"].with_extremes(bad=HOLE)
     matrix = numbers(values)

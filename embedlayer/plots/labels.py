@@ -34,12 +34,7 @@ class Box(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The side of a point on which its label is written.
-
-    Attributes:
-        across: 1 for right of the point, -1 for left, 0 for centred.
-        along: 1 for above the point, -1 for below, 0 for centred.
-    """
+    """The side of a point on which its label is written."""
 
     across: int
     along: int
@@ -62,19 +57,7 @@ def place_labels(
     gap: float = 4.0,
     sides: tuple[Side, ...] = SIDES,
 ) -> Iterator[tuple[int, Side]]:
-    """Choose for each label the first side of its point where it overlaps no other label and no labelled point.
-
-    `wanted` has the point and the size `(width, height)` of each label, in order of priority, in the unit of `area`.
-
-    Yields:
-        Index and side of each label that fits; labels that fit nowhere in `area`, and those of points outside of it or
-        under an earlier label, are left out.
-
-    Example:
-        >>> here = [((10.0, 10.0), (8.0, 4.0))] * 5
-        >>> [(number, tuple(side)) for number, side in place_labels(here, Box(0, 0, 30, 20), sides=SIDES[:2])]
-        [(0, (1, 0))]
-    """
+    """Choose for each label the first side of its point where it overlaps no other label and no labelled point."""
     named: list[Box] = []
     dots: list[Box] = []
     for number, (point, size) in enumerate(wanted):
@@ -101,18 +84,7 @@ def write_labels(
     sides: tuple[Side, ...] = SIDES,
     **style: Any,
 ) -> list[int]:
-    """Write labels beside their points where they fit, and return the indices of the labelled points.
-
-    Args:
-        figure: The figure, complete except for these labels: its layout is computed here.
-        axes: Axes of the points.
-        points: Coordinates `(N, 2)` in the units of the axes.
-        labels: Point index -> text, in order of priority. Texts that no installed font can write are left out.
-        most: Largest number of labels.
-        mark: Whether to draw the labelled points again in a dark colour.
-        sides: Sides to try, in order.
-        **style: Options of `axes.annotate`.
-    """
+    """Write labels beside their points where they fit, and return the indices of the labelled points."""
     backend = require("matplotlib.backends.backend_agg", extra="plots")
     fonts = require("matplotlib.font_manager", extra="plots")
     renderer = backend.FigureCanvasAgg(figure).get_renderer()
@@ -154,18 +126,7 @@ def write_labels(
 
 
 def hubs(rows: Float[Tensor, "N D"], neighbors: int = 10) -> Int[Tensor, " N"]:
-    """Return the indices of all rows in descending order of k-occurrence, hubs first.
-
-    The k-occurrence of a row is the number of other rows that have it among their `neighbors` nearest rows by cosine.
-    In a small table `neighbors` is reduced to half of the other rows.
-
-    Example:
-        >>> star = torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
-        >>> hubs(star, neighbors=1)[0]  # the nearest row of both others is the one between them
-        tensor(1)
-
-    Reference: Radovanovic et al., Hubs in space, JMLR 2010.
-    """
+    """Return the indices of all rows in descending order of k-occurrence, hubs first."""
     count = len(rows)
     if count < 2:
         return torch.arange(count)

@@ -144,10 +144,7 @@ def table_map(
 
 
 def _colours(values: Float[Tensor, " N"] | None, rows: Any) -> dict[str, Any]:
-    """Return options of `axes.scatter` that colour some rows by their values: blue without values.
-
-    The range of the values without outliers has all the colours.
-    """
+    """Return options of `axes.scatter` that colour some rows by their values: blue without values."""
     if values is None:
         return {"color": BLUE}
     every = numbers(values)
@@ -160,10 +157,7 @@ def _colours(values: Float[Tensor, " N"] | None, rows: Any) -> dict[str, Any]:
 
 
 def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:
-    """Return the coordinates of rows along their first two principal components, and the shares of the variance.
-
-    Coordinates are NaN for rows that are not finite. A table of width 1 has the second coordinate 0.
-    """
+    """Return the coordinates of rows along their first two principal components, and the shares of the variance."""
     if not rows.isfinite().all(1).any():
         return torch.full((len(rows), 2), torch.nan, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     components = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True)
@@ -172,11 +166,7 @@ def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float
 
 
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
-    """Return up to `NAMED_ROWS` whole words of a tokenizer as ID -> text, hubs first (see `labels.hubs`).
-
-    If there are more words, they are taken at equal intervals of the IDs, so that rare words are among them. Words have
-    3 letters or more, and begin with a space if any token does. IDs outside the table raise a `TokenizerError`.
-    """
+    """Return up to `NAMED_ROWS` whole words of a tokenizer as ID -> text, hubs first (see `labels.hubs`)."""
     require_rows(tokenizer, table.vocab_size)
     texts = token_texts(tokenizer)
     begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""
@@ -188,10 +178,7 @@ def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _height_for(points: Any) -> float:
-    """Return the height of a figure in inches, from 3.8 to 6.2, for points that have the same scale on both axes.
-
-    Rows that are not finite are ignored. Without an extent along both axes it is 5.
-    """
+    """Return the height of a figure in inches, from 3.8 to 6.2, for points that have the same scale on both axes."""
     points = points[np.isfinite(points).all(1)]
     if not len(points):
         return 5.0

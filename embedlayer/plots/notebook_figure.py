@@ -8,11 +8,7 @@ PIXEL_RATIO = 2  # pixels of the PNG file per pixel on the page, so that the fig
 
 
 class NotebookFigure(Figure):
-    """Matplotlib figure with a PNG representation of its own.
-
-    IPython knows how to display figures of pyplot only. Figures of this library are not registered in pyplot, because
-    it would keep each of them in memory.
-    """
+    """Matplotlib figure with a PNG representation of its own."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         """Return the figure as a PNG file, and the width and height at which a notebook displays it, in pixels."""

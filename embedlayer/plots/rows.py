@@ -215,17 +215,7 @@ def gradient_rows(
 def used_rows(
     gradient: LookupTable | nn.Embedding | Float[Tensor, "V D"],
 ) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
-    """Return the number of rows, the IDs of the rows with a nonzero gradient, and the L2 norms of these gradients.
-
-    The norm of a gradient with NaN or infinity is NaN.
-
-    Args:
-        gradient: A table after `backward()`, or a dense or sparse gradient.
-
-    Raises:
-        ShapeError: The table has no gradient, or a tensor is not `(V, D)` of floats.
-        SizeError: `gradient` is neither a table nor a tensor.
-    """
+    """Return the number of rows, the IDs of the rows with a nonzero gradient, and the L2 norms of these gradients."""
     gradient = as_rows(gradient)
     if isinstance(gradient, LookupTable):
         by_token = (part for part in gradient.parameters() if len(part) == gradient.num_rows)

@@ -38,11 +38,7 @@ TITLE_LENGTH = 48  # characters of a panel's title that fit above it
 
 
 def cosines(rows: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:
-    """Compute `cos(row i, row j)` in float64; 0 if one of the rows is zero, NaN if one is not finite.
-
-    Raises:
-        SizeError: There are more than 2,048 rows.
-    """
+    """Compute `cos(row i, row j)` in float64; 0 if one of the rows is zero, NaN if one is not finite."""
     if len(rows) > MOST_ROWS:
         raise SizeError(f"{len(rows):,} rows have {len(rows) ** 2:,} pairs; choose at most {MOST_ROWS:,} rows.")
     wide = rows.detach().cpu().double()
@@ -220,10 +216,7 @@ def _square(axes: Axes, values: Float[Tensor, "N N"], *, limit: float) -> object
 
 
 def _labelled(axes: Axes, values: Float[Tensor, "N N"], labels: Sequence[str], *, limit: float, side: float) -> object:
-    """Draw a square matrix as `_square` does, with labels and numbers where they can be read.
-
-    Up to `MOST_NUMBERS` rows have the value of each cell as text; up to `MOST_LABELS` have their labels.
-    """
+    """Draw a square matrix as `_square` does, with labels and numbers where they can be read."""
     image = _square(axes, values, limit=limit)
     if 0 < len(labels) <= MOST_LABELS:
         names, size = [visible_text(label) for label in labels], 9.5 if LABEL_HEIGHT * len(labels) <= side else 7.5

@@ -86,18 +86,7 @@ BACKING: dict[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7
 def new_figure(
     width: float, height: float, *, title: str = "", panels: tuple[int, int] | None = None, **options: Any
 ) -> "Iterator[tuple[matplotlib.figure.Figure, Any]]":
-    """Yield a figure with empty axes; inside the `with` block the style of all figures applies.
-
-    Args:
-        width: Width in inches.
-        height: Height in inches.
-        title: Title of the axes, or of the figure if it has panels; an empty title takes no space.
-        panels: Numbers of rows and columns of panels; `None` for a figure with one pair of axes.
-        **options: Options of `figure.subplots`.
-
-    Yields:
-        The figure, and its axes: an array of all panels, row by row, or without `panels` one `Axes`.
-    """
+    """Yield a figure with empty axes; inside the `with` block the style of all figures applies."""
     matplotlib = require("matplotlib", extra="plots")
     from embedlayer.plots.notebook_figure import NotebookFigure
 
@@ -137,10 +126,7 @@ def point_colours() -> Any:
 
 
 def colorbar(figure: Figure, artist: Any, axes: Any, *, label: str, shrink: float = 1.0) -> Axes:
-    """Add a colour bar with a label to a figure, and return the axes of the bar.
-
-    It stands beside `axes`. `shrink` is its length as a share of their height.
-    """
+    """Add a colour bar with a label to a figure, and return the axes of the bar."""
     bar = figure.colorbar(artist, ax=axes, shrink=shrink, aspect=28, pad=0.02, label=label)
     bar.ax.yaxis.labelpad = 8
     keep_ticks(bar.ax)
@@ -177,10 +163,7 @@ def svg(figure: Figure, *, prefix: str) -> str:
 
 
 def _themed(tag: str, prefix: str) -> str:
-    """Return an SVG tag with `prefix-` before each id and reference to an id, and with CSS variables for colours.
-
-    A colour of `THEME`, such as `#1f2a37`, becomes `var(--ink, #1f2a37)`.
-    """
+    """Return an SVG tag with `prefix-` before each id and reference to an id, and with CSS variables for colours."""
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", tag)
     for colour, name in THEME.items():
         tag = tag.replace(colour, f"var({name}, {colour})")
@@ -216,18 +199,7 @@ def with_missing(label: str, count: int) -> str:
 
 
 def usual_range(values: Any) -> tuple[float, float]:
-    """Return the lowest and the highest value without outliers; values that are not finite are ignored.
-
-    A few outliers would squash all other values of a figure. See `FENCE` and `MOST_OUTLIERS`. If both quartiles are
-    equal, no value is an outlier.
-
-    Args:
-        values: NumPy array `(N,)`. Without a finite value, the result is `(0.0, 0.0)`.
-
-    Example:
-        >>> usual_range(np.array([1.0, 2.0, 3.0, 4.0, 1000.0]))
-        (1.0, 4.0)
-    """
+    """Return the lowest and the highest value without outliers; values that are not finite are ignored."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return 0.0, 0.0

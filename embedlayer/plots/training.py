@@ -80,12 +80,7 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5)))
 
 
 def read_metrics(run: Metrics | Path | str) -> Metrics:
-    """Return the lines of a run's `metrics.jsonl`, from its path or that of the folder; lines are returned unchanged.
-
-    Raises:
-        FileError: The file or folder does not exist or cannot be read.
-        CheckpointError: A line of the file is damaged.
-    """
+    """Return the lines of a run's `metrics.jsonl`, from its path or that of the folder; lines are returned unchanged."""
     if not isinstance(run, Path | str):
         return run
     from embedlayer.training.run_directory import RunDirectory
@@ -99,11 +94,7 @@ def read_metrics(run: Metrics | Path | str) -> Metrics:
 
 
 def _draw(axes: Axes, metrics: Metrics, key: str, **style: Any) -> None:
-    """Draw one value of a run over its steps; values that are missing or not finite are left out.
-
-    A value with only one point is drawn as a dot. Nothing is drawn if there is no value. The label says how many are
-    not finite.
-    """
+    """Draw one value of a run over its steps; values that are missing or not finite are left out."""
     values = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
     finite = [(step, value) for step, value in values if math.isfinite(value)]
     if len(finite) == 1:

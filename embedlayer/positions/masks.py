@@ -64,10 +64,7 @@ def allowed_keys(
     device: torch.device | str | None,
     places: Int[Tensor, " T"] | None = None,
 ) -> Bool[Tensor, "*rows T S"]:
-    """Return the result of `causal_mask` for arguments that were checked, as a model checks them at its input.
-
-    `places` are the indices of the queries among the keys; `None` for the last ones.
-    """
+    """Return the result of `causal_mask` for arguments that were checked, as a model checks them at its input."""
     if places is None:
         places = torch.arange(queries, device=device) + (keys - queries)
     key, query = torch.arange(keys, device=device), places.unsqueeze(-1)

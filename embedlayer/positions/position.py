@@ -315,13 +315,7 @@ def score_mod_of(
     query_positions: Int[Tensor, "*rows Tq"] | None,
     key_positions: Int[Tensor, "*rows Tk"] | None,
 ) -> ScoreMod:
-    """Return the function for `flex_attention` that adds `bias(head, query position, key position)` to each score.
-
-    Positions are `(T,)`, `(1, T)` or `(B, T)`, or `None` for the index of each token.
-
-    Raises:
-        ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
-    """
+    """Return the function for `flex_attention` that adds `bias(head, query position, key position)` to each score."""
     for positions in (query_positions, key_positions):
         if positions is not None:
             position.check_positions(positions)

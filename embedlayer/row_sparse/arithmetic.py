@@ -13,12 +13,7 @@ def rows_at_once(table: Tensor) -> int:
 
 
 def chunk_slices(rows: Tensor, size: int) -> list[slice]:
-    """Return the slices that split the row numbers `rows` into chunks of `size`; the last chunk may be smaller.
-
-    Example:
-        >>> chunk_slices(torch.arange(7), 3)
-        [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None)]
-    """
+    """Return the slices that split the row numbers `rows` into chunks of `size`; the last chunk may be smaller."""
     return [slice(low, low + size) for low in range(0, len(rows), max(size, 1))]
 
 
@@ -46,24 +41,14 @@ def gather_rows(table: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
 
 
 def square_root(squares: Tensor, *, out: Tensor) -> Tensor:
-    """Write the square roots of `squares` to `out`, and return `out`.
-
-    They are computed as the reciprocal of `rsqrt`, which is faster than `sqrt` on a CPU.
-    """
+    """Write the square roots of `squares` to `out`, and return `out`."""
     return torch.rsqrt(squares, out=out).reciprocal_()
 
 
 def apply_skipped_steps_(
     p: Tensor, m: Tensor, root: Tensor, decay: Tensor, terms: list[Tensor], buffer: Tensor
 ) -> None:
-    """Apply the AdamW steps that rows skipped: `p = p * decay - m * sum_q weight_q / (root + node_q)`, in place.
-
-    The rows had no gradient in these steps. The sum is a quadrature, which replaces one term for each step by few
-    terms; see `embedlayer.row_sparse.history`. Values `p` and moments `m` are `(U, D)`. `root` has the square roots of
-    the second moments, `(U, D)`, or `(U, 1)` for one a row; `buffer` is as large and is overwritten. `decay` is the
-    product of the weight-decay factors of the skipped steps, and `terms` are all weights of the quadrature, then as
-    many nodes, `(U, 1)` each.
-    """
+    """Apply the AdamW steps that rows skipped: `p = p * decay - m * sum_q weight_q / (root + node_q)`, in place."""
     weights, nodes = terms[: len(terms) // 2], terms[len(terms) // 2 :]
     total = torch.add(root, nodes[0], out=buffer)
     torch.div(weights[0], total, out=total)

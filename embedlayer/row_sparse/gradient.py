@@ -43,18 +43,7 @@ call_plain: Callable[..., Any] = nn.Parameter.__torch_function__
 
 
 class TableGradient(Tensor):
-    """Abstract: the gradient of a table that the functions of `torch.nn.utils` and `GradScaler` take as they should.
-
-    Every other function is torch's own.
-
-    Attributes:
-        shard_group: Process group of the ranks that have the other rows of a sharded table. The norm of the gradient is
-            that of the rows of all ranks, and a number that is not finite is found on all of them; so every rank must
-            call these functions. `None` for a whole table.
-        is_sharded: Whether it is the gradient of one rank's rows; also of a copy, whose ranks are not known.
-
-    Reference: https://docs.pytorch.org/docs/stable/notes/extending.html, "Subclassing torch.Tensor".
-    """
+    """Abstract: the gradient of a table that the functions of `torch.nn.utils` and `GradScaler` take as they should."""
 
     shard_group: Any = None
     is_sharded = False
@@ -63,10 +52,7 @@ class TableGradient(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the torch function `func`, or our replacement in `ON_GRADIENTS`.
-
-        A sparse result, such as a scaled gradient, is a gradient of the same class.
-        """
+        """Call the torch function `func`, or our replacement in `ON_GRADIENTS`."""
         if any(not issubclass(kind, TableGradient) and not issubclass(cls, kind) for kind in types):
             return NotImplemented  # the other class decides what happens first, such as applying pending updates
         result = call_plain(ON_GRADIENTS.get(func, func), types, args, kwargs or {})
@@ -86,19 +72,7 @@ class TableGradient(Tensor):
 
 
 class RowSparseGradient(TableGradient):
-    """A sparse COO gradient `(V, D)` of a row-sparse table that the functions of `torch.nn.utils` can clip.
-
-    `clip_grad_norm_`, `clip_grad_value_`, `get_total_norm` and `clip_grads_with_norm_` return the same result as for
-    the dense gradient: a row that is absent is zero, adds nothing to a norm and stays zero. Every other function is
-    torch's own for sparse tensors, or raises torch's own error.
-
-    Attributes:
-        finished: Whether rows are distinct and in ascending order, without the padding row, and nothing else refers to
-            the memory; set by `finished_gradient` for a gradient on its way to its parameter.
-        summed: On CUDA, where nobody waits for the number of distinct rows: the row numbers, if they are sorted, with
-            the sum of equal rows at the first place of each and zeros at the others; and the row that has zeros only.
-            `None` for any other gradient.
-    """
+    """A sparse COO gradient `(V, D)` of a row-sparse table that the functions of `torch.nn.utils` can clip."""
 
     finished = False
     summed: tuple[Tensor, int | None] | None = None
@@ -115,11 +89,7 @@ class ShardedGradient(TableGradient):
 
 
 def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> RowSparseGradient:
-    """Return a gradient of the weight `parameter` as a sparse gradient with each row once, in ascending order.
-
-    The result is `coalesced(grad)` as a `RowSparseGradient`, which can be stored in `parameter.grad`. `drop` is a row
-    to leave out, such as the padding row. The parameter is not changed.
-    """
+    """Return a gradient of the weight `parameter` as a sparse gradient with each row once, in ascending order."""
     gradient = with_torch_functions(coalesced(grad, drop=drop), parameter)
     assert isinstance(gradient, RowSparseGradient)
     return gradient
@@ -136,13 +106,7 @@ def rows_in_block(table: Tensor) -> int:
 
 
 class Segments(NamedTuple):
-    """The places of equal IDs in a batch of N IDs, of which U are distinct.
-
-    Attributes:
-        rows: Distinct IDs in ascending order, `(U,)`.
-        order: Places in the batch, sorted by ID and then by place, `(N,)`.
-        offsets: Start of each ID's places in `order`, and the end of the last, `(U + 1,)`.
-    """
+    """The places of equal IDs in a batch of N IDs, of which U are distinct."""
 
     rows: Tensor
     order: Tensor
@@ -150,16 +114,7 @@ class Segments(NamedTuple):
 
 
 def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
-    """Return the distinct IDs of a batch, and the places in the batch where each of them is.
-
-    A backward pass of its own sums gradients of equal rows with it: `sum_segments(grad, segments_of_equal_ids(ids))`.
-    The IDs, `(N,)`, are at least 0 and in any order. `drop` is an ID that is left out with its places, such as that of
-    the padding row.
-
-    Example:
-        >>> segments_of_equal_ids(torch.tensor([7, 3, 7, 0]), drop=0)
-        Segments(rows=tensor([3, 7]), order=tensor([1, 0, 2]), offsets=tensor([0, 1, 3]))
-    """
+    """Return the distinct IDs of a batch, and the places in the batch where each of them is."""
     if SEGMENTS_OF_EQUAL_IDS.applies(ids):
         rows, order, offsets = (torch.empty(len(ids) + extra, dtype=torch.long) for extra in (0, 0, 1))
         left_out, counts = -1 if drop is None else drop, np.zeros(2, np.int64)
@@ -176,10 +131,7 @@ def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
 
 
 def sum_segments(values: Tensor, segments: Segments) -> Tensor:
-    """Sum the vectors `values`, `(N, D)`, of each segment, and return the sums, `(U, D)`, in new memory.
-
-    Vectors are added in the order of the batch, so the result does not depend on threads.
-    """
+    """Sum the vectors `values`, `(N, D)`, of each segment, and return the sums, `(U, D)`, in new memory."""
     rows, order, offsets = segments
     is_matrix = values.is_floating_point() and values.dim() == 2
     if is_matrix and device_kind(values) == "cpu" and SUM_SEGMENTS.applies(values, order):
@@ -190,12 +142,7 @@ def sum_segments(values: Tensor, segments: Segments) -> Tensor:
 
 
 class SortedRows(NamedTuple):
-    """Row numbers of a batch, sorted.
-
-    Attributes:
-        rows: Row numbers in ascending order, int64, `(N,)`.
-        order: Their places in the batch, sorted by row and then by place, `(N,)`.
-    """
+    """Row numbers of a batch, sorted."""
 
     rows: Tensor
     order: Tensor
@@ -212,11 +159,7 @@ def sums_on_device(values: Tensor) -> bool:
 
 
 def summed_gradient(places: SortedRows, values: Tensor, shape: tuple[int, ...], drop: int | None) -> RowSparseGradient:
-    """Return a sparse COO gradient of vectors `values`, `(N, D)`, with sums of equal rows, without a wait.
-
-    It has N places, as nobody waits for the number of distinct rows: the sum of a row is at its first place, and zeros
-    are at the others. `drop` is a row that gets zeros, such as the padding row, or `None`.
-    """
+    """Return a sparse COO gradient of vectors `values`, `(N, D)`, with sums of equal rows, without a wait."""
     sums = sum_equal_rows(*places, values.reshape(-1, shape[1]), drop)
     grad = torch.sparse_coo_tensor(places.rows.unsqueeze(0), sums, shape, is_coalesced=False, check_invariants=False)
     gradient = with_torch_functions(grad)
@@ -226,12 +169,7 @@ def summed_gradient(places: SortedRows, values: Tensor, shape: tuple[int, ...], 
 
 
 def finished_gradient(rows: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a sparse COO gradient that the hook of a row-sparse weight takes as it is, without a copy.
-
-    A backward pass that coalesces by itself returns it, for example with `segments_of_equal_ids` and `sum_segments`.
-    The rows, `(U,)`, are distinct and in ascending order, without the padding row. Nothing else refers to the memory of
-    their gradients `values`, `(U, D)`.
-    """
+    """Return a sparse COO gradient that the hook of a row-sparse weight takes as it is, without a copy."""
     grad = torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True, check_invariants=False)
     finished = with_torch_functions(grad)
     assert isinstance(finished, RowSparseGradient)
@@ -240,10 +178,7 @@ def finished_gradient(rows: Tensor, values: Tensor, shape: tuple[int, ...]) -> T
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros whose memory the system provides at the first write; NumPy requests large pages for it.
-
-    Like torch's own tensors, they begin at a cache line.
-    """
+    """Return zeros whose memory the system provides at the first write; NumPy requests large pages for it."""
     if dtype == torch.bfloat16:
         return untouched_zeros(shape, torch.int16).view(dtype)
     number = torch.empty(0, dtype=dtype).numpy().dtype
@@ -253,14 +188,7 @@ def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
-    """Return a gradient as a coalesced sparse COO tensor: each row once, in ascending order.
-
-    The gradient is sparse COO with rows in any order, or dense; then its nonzero rows are kept. `drop` is a row to
-    leave out, such as the padding row. Values of equal rows are summed in the order of the batch, so the result does
-    not depend on threads. Where there is nothing to sum or leave out, the result shares the memory of a sparse `grad`.
-
-    On CUDA, where Triton kernels compute, a sparse gradient becomes a `summed_gradient`: rows repeat, with zeros.
-    """
+    """Return a gradient as a coalesced sparse COO tensor: each row once, in ascending order."""
     if isinstance(grad, RowSparseGradient) and grad.is_summed(drop):
         return grad
     if grad.layout is not torch.sparse_coo:
@@ -293,12 +221,7 @@ def differentiable_rows(grad: Tensor, *, drop: int | None = None) -> Tensor:
 
 
 def with_torch_functions(grad: Tensor, parameter: Tensor | None = None) -> TableGradient:
-    """Turn a gradient into one that torch's clipping and loss scaling take, in place, and return it.
-
-    The class of `grad` itself is changed; nothing is copied. It is sparse COO, or dense for the rows of a sharded
-    table. `parameter` is the rows that it belongs to, which may be those of one rank, or another gradient of them;
-    `None` for a whole table.
-    """
+    """Turn a gradient into one that torch's clipping and loss scaling take, in place, and return it."""
     # as torch.nn.UninitializedParameter becomes a Parameter; sparse has no views
     grad.__class__ = RowSparseGradient if grad.layout is torch.sparse_coo else ShardedGradient
     assert isinstance(grad, TableGradient)
@@ -314,11 +237,7 @@ def rows_and_values(grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def require_row_sparse(grad: Tensor) -> Tensor:
-    """Return the gradient of a row-sparse table unchanged, after checking that it is sparse.
-
-    Raises:
-        ShapeError: `grad` is dense, because all rows were read with gradients on.
-    """
+    """Return the gradient of a row-sparse table unchanged, after checking that it is sparse."""
     if grad.layout is not torch.sparse_coo:
         raise ShapeError(
             f"A dense gradient {tuple(grad.shape)} arrived at a row-sparse table: something read all rows with "
@@ -329,14 +248,7 @@ def require_row_sparse(grad: Tensor) -> Tensor:
 
 
 def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Tensor:
-    """Compute `torch.linalg.vector_norm` also for a sparse gradient, whose absent rows count as zeros.
-
-    Of a sharded table it is the norm of the rows of all ranks. With further positional arguments, `grad` is passed to
-    torch as it is. Of the keyword arguments of torch, any but `dtype` has the same effect.
-
-    Raises:
-        ShapeError: It is a copy of a gradient of one rank's rows, whose ranks are not known.
-    """
+    """Compute `torch.linalg.vector_norm` also for a sparse gradient, whose absent rows count as zeros."""
     values = grad
     is_whole = not dims and not options.keys() - {"dtype"}
     if is_whole and grad.layout is torch.sparse_coo:
@@ -355,10 +267,7 @@ def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Ten
 
 
 def norm_over(ranks: Collectives, norm: Tensor, ord: float) -> Tensor:
-    """Return the norm of order `ord` of numbers that are divided over ranks; `norm` is that of this rank's, a scalar.
-
-    `norm` may be overwritten.
-    """
+    """Return the norm of order `ord` of numbers that are divided over ranks; `norm` is that of this rank's, a scalar."""
     if math.isinf(ord):
         return ranks.all_reduce(norm, "max" if ord > 0 else "min")
     total: Tensor = ranks.all_reduce(norm) if ord == 0 else ranks.all_reduce(norm**ord) ** (1 / ord)
@@ -366,10 +275,7 @@ def norm_over(ranks: Collectives, norm: Tensor, ord: float) -> Tensor:
 
 
 def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
-    """Multiply gradients in place, and set `found_inf` to 1 if a number is not finite, as `GradScaler` asks torch to.
-
-    Of a sharded table a number on any rank counts, so that all ranks skip the same steps.
-    """
+    """Multiply gradients in place, and set `found_inf` to 1 if a number is not finite, as `GradScaler` asks torch to."""
     unscale_all_(list(grads), found_inf, inv_scale)
     group = next((each.shard_group for each in grads if isinstance(each, TableGradient) and each.is_sharded), None)
     if group is not None:
@@ -377,20 +283,14 @@ def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> N
 
 
 def values_of_rows(grad: Tensor) -> Tensor:
-    """Return the values of a sparse gradient, `(U, D)`, as `Tensor._values` does, for `GradScaler` to unscale them.
-
-    Those of a sharded table are a `ShardedGradient`, so that a number that is not finite counts on all ranks.
-    """
+    """Return the values of a sparse gradient, `(U, D)`, as `Tensor._values` does, for `GradScaler` to unscale them."""
     values: Tensor = sparse_values(grad)
     is_sharded = isinstance(grad, TableGradient) and grad.is_sharded
     return with_torch_functions(values, grad) if is_sharded else values
 
 
 def mul_(grad: Tensor, factor: Number) -> Tensor:
-    """Multiply a gradient in place, as `Tensor.mul_` does, and return it.
-
-    By a number the values of a sparse gradient are multiplied where they are: torch would replace its row numbers too.
-    """
+    """Multiply a gradient in place, as `Tensor.mul_` does, and return it."""
     if grad.layout is torch.sparse_coo and (not isinstance(factor, Tensor) or factor.dim() == 0):
         sparse_values(grad).mul_(factor)
         return grad
@@ -398,23 +298,14 @@ def mul_(grad: Tensor, factor: Number) -> Tensor:
 
 
 def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) -> None:
-    """Multiply each gradient in place, as `torch._foreach_mul_` does; torch has none for sparse tensors.
-
-    There is one factor for all gradients, or one for each.
-    """
+    """Multiply each gradient in place, as `torch._foreach_mul_` does; torch has none for sparse tensors."""
     each = factors if isinstance(factors, Sequence) else [factors] * len(grads)
     for grad, factor in zip(grads, each, strict=True):
         mul_(grad, factor)
 
 
 def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    """Clamp the values of a gradient to `min..max` in place, as `Tensor.clamp_` does, and return it.
-
-    Rows that are absent from a sparse gradient are zero and stay absent.
-
-    Raises:
-        ShapeError: Zero is outside the range, so every row of the table would get a gradient.
-    """
+    """Clamp the values of a gradient to `min..max` in place, as `Tensor.clamp_` does, and return it."""
     if grad.layout is not torch.sparse_coo:
         return grad.clamp_(min, max)
     if (min is not None and min > 0) or (max is not None and max < 0):

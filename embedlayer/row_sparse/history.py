@@ -77,19 +77,7 @@ NO_FADING = (0.0, 1.0)  # `beta1` and `beta2` of Adagrad: no first moment, and a
 
 
 class StepRates(NamedTuple):
-    """The numbers of one optimizer step on rows with a gradient g.
-
-    With the first moment m and the second moment v after the decay of all steps since their last write, the step is
-
-        m += add1 * g,   v += add2 * g^2,   p = p * factor - rate * m / (sqrt(v) + addend)
-
-    Attributes:
-        add1: Factor of g in the first moment.
-        add2: Factor of g^2 in the second moment.
-        factor: Factor of weight decay.
-        addend: Addend of the root.
-        rate: Factor of the update.
-    """
+    """The numbers of one optimizer step on rows with a gradient g."""
 
     add1: float
     add2: float
@@ -99,13 +87,7 @@ class StepRates(NamedTuple):
 
 
 def step_rates(betas: Betas, step: int, lr: float, weight_decay: float) -> StepRates:
-    """Return the numbers of step `step` of AdamW, or of Adagrad for the betas `NO_FADING`.
-
-    AdamW's bias corrections are part of `addend` and `rate`. Adagrad has none, and adds g^2 itself.
-
-    Raises:
-        SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
-    """
+    """Return the numbers of step `step` of AdamW, or of Adagrad for the betas `NO_FADING`."""
     check_rates(lr, weight_decay)
     beta1, beta2, eps = betas
     factor = 1 - lr * weight_decay
@@ -116,16 +98,7 @@ def step_rates(betas: Betas, step: int, lr: float, weight_decay: float) -> StepR
 
 
 class SkippedSteps(NamedTuple):
-    """The effect of skipped AdamW steps on G rows, which had no gradient in them.
-
-    A row with values p and moments m and v becomes `p * decay - m * sum_q weights[q] / (sqrt(v) + nodes[q])`. The sum
-    is a quadrature, which replaces one term for each skipped step by Q terms.
-
-    Attributes:
-        decay: Product of the weight-decay factors of the skipped steps, `(G,)`.
-        nodes: Nodes of the quadrature, `(Q, G)`.
-        weights: Weights of the quadrature, which contain the learning rates, `(Q, G)`.
-    """
+    """The effect of skipped AdamW steps on G rows, which had no gradient in them."""
 
     decay: Float[np.ndarray, " G"]
     nodes: Float[np.ndarray, "Q G"]
@@ -135,12 +108,7 @@ class SkippedSteps(NamedTuple):
 def replay(
     row: tuple[Tensor, Tensor, Tensor], at: int, rates: Sequence[float], decays: Sequence[float], betas: Betas
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply AdamW's update with a zero gradient once for each skipped step of a row.
-
-    `row` has the values, first and second moments `(p, m, v)` after step `at`; the result has those after step
-    `at + len(rates)`. `rates` and `decays` are the learning rates and weight decays of the skipped steps. This is the
-    slow definition, with which tests compare `StepHistory.skipped_steps`.
-    """
+    """Apply AdamW's update with a zero gradient once for each skipped step of a row."""
     p, m, v = row
     for t, (lr, decay) in enumerate(zip(rates, decays, strict=True), start=at + 1):
         m, v = betas.beta1 * m, betas.beta2 * v
@@ -150,17 +118,7 @@ def replay(
 
 
 class StepHistory:
-    """Record what each optimizer step does to rows without a gradient.
-
-    From the record, a row can take many skipped steps at once (`skipped_steps`).
-
-    Args:
-        start: Number of the step before the first recorded one.
-        betas: `beta1`, `beta2` and `eps` of all recorded steps; those of Adagrad begin with `NO_FADING`.
-
-    Raises:
-        SizeError: `beta1 >= sqrt(beta2)`, or a value is outside AdamW's range.
-    """
+    """Record what each optimizer step does to rows without a gradient."""
 
     def __init__(self, start: int, betas: Betas) -> None:
         if betas[:2] != NO_FADING:
@@ -185,19 +143,11 @@ class StepHistory:
 
     @property
     def lines(self) -> Float[np.ndarray, "3 N"]:
-        """Return a copy of the record, with a column for each of the N recorded steps, for a checkpoint.
-
-        Row 0 is `lr * sqrt(bc2) / bc1` with the bias corrections `bc = 1 - beta^step`, and row 1 is `eps * sqrt(bc2)`.
-        Row 2 is the logarithm of the weight-decay factors of all steps up to this one.
-        """
+        """Return a copy of the record, with a column for each of the N recorded steps, for a checkpoint."""
         return self._lines[:, 1 : self.size + 1].copy()
 
     def lines_from(self, first: int) -> Float[np.ndarray, "N 3"]:
-        """Return the record from step `start + first` on, a line for each step, for kernels on a GPU.
-
-        A line has the numbers of a column of `lines`. That of step `start` has the binary logarithms of
-        `beta1 / sqrt(beta2)` and of `beta2`, and 0.
-        """
+        """Return the record from step `start + first` on, a line for each step, for kernels on a GPU."""
         lines = np.array(self._lines[:, first : self.size + 1].T, order="C")
         if first == 0:
             with np.errstate(divide="ignore"):  # -inf without momentum
@@ -218,11 +168,7 @@ class StepHistory:
             self._masses = self._lines[0] * np.exp(-self._lines[2])
 
     def record(self, lr: float, weight_decay: float) -> int:
-        """Record the next optimizer step, and return its number; the first one is `start + 1`.
-
-        Raises:
-            SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
-        """
+        """Record the next optimizer step, and return its number; the first one is `start + 1`."""
         check_rates(lr, weight_decay)
         if self.size + 1 == self._lines.shape[1]:
             self._lines = np.concatenate([self._lines, np.zeros_like(self._lines)], axis=1)
@@ -239,11 +185,7 @@ class StepHistory:
         return t
 
     def _update_sums(self) -> None:
-        """Bring the stored sums up to date with the recorded steps.
-
-        These sums, one column for each step after which a row may have been updated last, save `skipped_steps` from
-        summing.
-        """
+        """Bring the stored sums up to date with the recorded steps."""
         if self._sums.shape[1] < self._lines.shape[1]:
             self._sums = np.pad(self._sums, ((0, 0), (0, self._lines.shape[1] - self._sums.shape[1])))
         if self.size - self._summed <= 1024:
@@ -258,10 +200,7 @@ class StepHistory:
         self._summed = self.size
 
     def _add_term(self, last: int) -> None:
-        """Add the effect of a step to the stored sums of every earlier step that it still concerns.
-
-        `last` is its column of `_lines`; the sums include all steps before.
-        """
+        """Add the effect of a step to the stored sums of every earlier step that it still concerns."""
         low = max(0, last - self._reach)
         recent = slice(last - low - 1, None, -1)  # steps whose terms are not negligible, the earliest one first
         rate, node, log_decay = self._lines[:, last]
@@ -271,10 +210,7 @@ class StepHistory:
         self._sums[:, low:last] += sums_of(first, nodes, weights)
 
     def kernel_arguments(self, tolerance: float) -> tuple[KernelArgument, ...]:
-        """Return the arguments, from `lines` to `rates`, of the kernel `embedlayer.kernels.cpu.rows.apply_pending`.
-
-        The tolerance is the largest relative error of the sum in `SkippedSteps`, for any second moments.
-        """
+        """Return the arguments, from `lines` to `rates`, of the kernel `embedlayer.kernels.cpu.rows.apply_pending`."""
         arrays = (self._lines, self._masses, self._fading, self._spreading)
         weak = self._weak_decay and self._lines[2, self.size] > STRONGEST_DECAY
         sizes = (self.start, self.size, self._terms(tolerance), int(weak))
@@ -285,20 +221,13 @@ class StepHistory:
         return math.ceil(self._reach * math.log(tolerance / 100) / math.log(NEGLIGIBLE))
 
     def decay(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
-        """Return for each step in `at` the product of the weight-decay factors of all later steps, `(G,)`.
-
-        The factor of a step is `1 - lr * weight_decay`. The step numbers in `at` are from `start` to `step`.
-        """
+        """Return for each step in `at` the product of the weight-decay factors of all later steps, `(G,)`."""
         logs = self._lines[2]
         left: Float[np.ndarray, " G"] = np.exp(logs[self.size] - logs[at - self.start])
         return left
 
     def skipped_steps(self, at: Int[np.ndarray, " G"], *, tolerance: float) -> SkippedSteps:
-        """Return the combined effect of all steps after step `at[g]` on a row without gradient, for each of G rows.
-
-        Step `at[g]`, from `start` to `step`, is that at which row g was last updated. The tolerance is the largest
-        relative error of the sum in `SkippedSteps`, for any second moments. It determines the number of terms Q.
-        """
+        """Return the combined effect of all steps after step `at[g]` on a row without gradient, for each of G rows."""
         if not self.size:
             return SkippedSteps(np.ones(len(at)), np.ones((1, len(at))), np.zeros((1, len(at))))
         if self._weak_decay:
@@ -320,13 +249,7 @@ class StepHistory:
     def _more_nodes(
         self, at: Int[np.ndarray, " G"], tolerance: float
     ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-        """Return quadratures with more than two nodes for steps at which two are not accurate enough.
-
-        They have 4 to 16 nodes, or one node for each skipped step where these are not enough.
-
-        Returns:
-            Nodes and weights, `(G, Q)` each. Shorter quadratures are filled up with terms of weight 0.
-        """
+        """Return quadratures with more than two nodes for steps at which two are not accurate enough."""
         nodes, weights, steps = self._undecayed_terms(at, tolerance)
         weights *= np.exp(self._lines[2, self.size] - self._lines[2][steps])
         lags = self.step - at
@@ -353,15 +276,7 @@ class StepHistory:
     def _undecayed_terms(
         self, at: Int[np.ndarray, " G"], tolerance: float
     ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"], Int[np.ndarray, "G J"]]:
-        """Return the terms of the exact sum over skipped steps, one for each step, without weight decay.
-
-        The sum is `sum_j w_j / (sqrt(v) + e_j)` of the module's docstring, here with `decay = 1`. Terms that are
-        negligible at this tolerance are left out.
-
-        Returns:
-            Nodes `e_j`, weights `w_j`, and the column of `_lines` of each term's step (step number - `start`), `(G, J)`
-            each. Row g belongs to step `at[g]`; unused terms have weight 0.
-        """
+        """Return the terms of the exact sum over skipped steps, one for each step, without weight decay."""
         lags = self.step - at
         most = int(lags.max())
         if self._weak_decay:
@@ -379,12 +294,7 @@ SUMS = 4 + len(SAMPLES)
 def sums_of(
     first: Float[np.ndarray, "*#terms"], nodes: Float[np.ndarray, "*terms"], weights: Float[np.ndarray, "*#terms"]
 ) -> Float[np.ndarray, "S *terms"]:
-    """Return what each term of a sum adds to the S sums from which a rule of two nodes is computed and checked.
-
-    A term is `weight / (s + node)`, as a function of s, the root of the second moment. The first four sums are moments
-    of `u = first / (node + first)` around 1/2, its value at the first term. The others are the values of the term at
-    `s = SAMPLES * first`. `first` is the first node `e_1` of the sum to which a term belongs.
-    """
+    """Return what each term of a sum adds to the S sums from which a rule of two nodes is computed and checked."""
     off = first / (nodes + first) - 0.5
     sums = np.empty((SUMS, *nodes.shape))
     sums[0] = weights
@@ -398,11 +308,7 @@ def sums_of(
 def two_nodes(
     first: Float[np.ndarray, " G"], sums: Float[np.ndarray, "S G"]
 ) -> tuple[Float[np.ndarray, "2 G"], Float[np.ndarray, "2 G"]]:
-    """Compute for G sums the Gauss rule of two nodes, in closed form from mean, variance and skewness of the terms.
-
-    `first` is the first node `e_1` of each sum, and `sums` are those over the terms of what `sums_of` returns. The rule
-    `sum_q weights[q] / (s + nodes[q])` of the returned nodes and weights is close to the whole sum for every `s >= 0`.
-    """
+    """Compute for G sums the Gauss rule of two nodes, in closed form from mean, variance and skewness of the terms."""
     total = np.maximum(sums[0], TINY)
     mean, second, third = sums[1:4] / total
     variance = np.maximum(second - mean * mean, 1e-15 * second + TINY)  # smaller values are rounding errors
@@ -417,19 +323,7 @@ def two_nodes(
 def compress(
     nodes: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
 ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """Replace sums of J terms by Gauss rules of `count` terms that have nearly the same value for every `s >= 0`.
-
-    Both have the form `sum_j weights[j] / (s + nodes[j])`. The rule is computed in `u = nodes[0] / (nodes + nodes[0])`.
-    This variable is between 0 and 1 however far the nodes spread, and the rule is most accurate around `s = nodes[0]`.
-
-    Args:
-        nodes: Nodes of G sums, `(G, J)`.
-        weights: Their weights, `(G, J)`, at least 0.
-        count: Number of terms of a rule, Q.
-
-    Returns:
-        Nodes and weights of the rules, `(G, Q)` each.
-    """
+    """Replace sums of J terms by Gauss rules of `count` terms that have nearly the same value for every `s >= 0`."""
     first = nodes[:, :1]
     u = first / (nodes + first)
     places, their = lanczos(u, weights, count)
@@ -440,11 +334,7 @@ def compress(
 def lanczos(
     u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
 ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """Return nodes and weights of G Gauss rules with `count` nodes for measures of J points, by the Lanczos iteration.
-
-    The points are `u`, with the masses `weights`, at least 0. The nodes are the eigenvalues of the Jacobi matrix. The
-    weights are the squares of the first components of its eigenvectors, times the sum of the masses.
-    """
+    """Return nodes and weights of G Gauss rules with `count` nodes for measures of J points, by the Lanczos iteration."""
     total = weights.sum(1, keepdims=True)
     basis = np.zeros((len(u), count, u.shape[1]))
     basis[:, 0] = np.sqrt(weights / np.maximum(total, TINY))
@@ -470,12 +360,7 @@ def error_at_samples(
     weights: Float[np.ndarray, "Q G"],
     exact: Float[np.ndarray, "S G"],
 ) -> Float[np.ndarray, " G"]:
-    """Return for each of G quadratures its largest relative error at the values `s = SAMPLES * first`.
-
-    The quadrature `sum_q weights[q] / (s + nodes[q])` replaces the exact sum `sum_j w_j / (s + e_j)`, which has one
-    term for each skipped step. `first` is the node `e_1` of the first term of each exact sum, and `exact` the values of
-    these sums, with a row for each of the S numbers in `SAMPLES`.
-    """
+    """Return for each of G quadratures its largest relative error at the values `s = SAMPLES * first`."""
     samples = np.array(SAMPLES)[:, None, None] * first
     sums = (weights / (nodes + samples)).sum(1)
     worst: Float[np.ndarray, " G"] = (np.abs(sums - exact) / np.maximum(exact, TINY)).max(0)
@@ -483,21 +368,13 @@ def error_at_samples(
 
 
 def check_rates(lr: float, weight_decay: float) -> None:
-    """Check that the learning rate is not negative, and that weight decay does not change the sign of a row.
-
-    Raises:
-        SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
-    """
+    """Check that the learning rate is not negative, and that weight decay does not change the sign of a row."""
     if lr < 0 or not lr * weight_decay < 1:
         raise SizeError(f"lr {lr:g} must be at least 0, and lr * weight_decay {lr * weight_decay:g} below 1.")
 
 
 def check_betas(betas: Betas) -> None:
-    """Check that AdamW's steps of a row without gradient become smaller from step to step.
-
-    Raises:
-        SizeError: `beta1 >= sqrt(beta2)`, or a beta or `eps` is outside AdamW's range.
-    """
+    """Check that AdamW's steps of a row without gradient become smaller from step to step."""
     beta1, beta2, eps = betas
     if not (0 <= beta1 < 1 and 0 < beta2 < 1):
         raise SizeError(f"betas must be between 0 and 1, not {(beta1, beta2)}.")

@@ -57,25 +57,14 @@ _raw_reads = _RawReads()
 
 
 def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
-    """Attach the pending updates of a table to its weight, which becomes a `RowSparseParameter` in place.
-
-    From then on its gradients are coalesced, and reading it applies pending updates. A DTensor keeps its class, so
-    reading it applies none. Without effect if they are attached to `weight` already.
-    """
+    """Attach the pending updates of a table to its weight, which becomes a `RowSparseParameter` in place."""
     if pending.weight_ref is not None and pending.weight_ref() is weight and pending_updates_of(weight) is pending:
         return
     pending.weight_ref = ref(weight)
     arriving: list[tuple[Tensor, int | None]] = []  # `summed`: autograd stores a new tensor over the same memory
 
     def coalesce(grad: Tensor) -> Tensor:
-        """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory.
-
-        A gradient of `finished_gradient` is returned as it is. One of `create_graph` keeps its graph, and its equal
-        rows.
-
-        Raises:
-            ShapeError: The gradient is dense.
-        """
+        """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory."""
         if grad.requires_grad:
             return differentiable_rows(require_row_sparse(grad), drop=pending.padding_idx)
         if isinstance(grad, RowSparseGradient) and grad.finished:
@@ -88,10 +77,7 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
         return result
 
     def accept_clipping(parameter: Tensor) -> None:
-        """Turn `parameter.grad` into a `RowSparseGradient` in place, which torch's clipping accepts.
-
-        This is a post-accumulate-grad hook.
-        """
+        """Turn `parameter.grad` into a `RowSparseGradient` in place, which torch's clipping accepts."""
         grad = parameter.grad
         if grad is not None and grad.layout is torch.sparse_coo:
             gradient = with_torch_functions(grad, parameter)
@@ -112,10 +98,7 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
 
 
 def release(weight: nn.Parameter) -> None:
-    """Apply all pending updates, and make a weight an ordinary parameter with dense gradients again, in place.
-
-    Without effect on other parameters: several tables may share a weight, and one released it.
-    """
+    """Apply all pending updates, and make a weight an ordinary parameter with dense gradients again, in place."""
     pending = pending_updates_of(weight)
     if pending is None:
         return
@@ -131,18 +114,7 @@ def release(weight: nn.Parameter) -> None:
 
 
 class RowSparseParameter(nn.Parameter):
-    """The weight of a row-sparse table: whatever reads or writes its values applies its pending updates first.
-
-    Pending updates are AdamW steps that `RowAdamW` has delayed for rows without a gradient. `F.embedding` applies those
-    of the rows that it looks up, and operators that read only shape, dtype or device apply none. All other operators
-    apply all of them, and so do the methods that return the memory itself (`numpy`, `untyped_storage`, ...).
-
-    Torch calls `run_operator` for each operator on the weight, below autograd, autocast and `torch.func` transforms.
-    So it does not matter which function calls the operator. Only a tensor taken before the last step, and the weight
-    itself in a compiled function, are read as they are: use `pending_updates_applied` around such code.
-
-    Reference: https://docs.pytorch.org/docs/stable/notes/extending.html, "Extending torch native API".
-    """
+    """The weight of a row-sparse table: whatever reads or writes its values applies its pending updates first."""
 
     pending_updates: PendingUpdates
 
@@ -179,11 +151,7 @@ class RowSparseParameter(nn.Parameter):
         return self.detach().requires_grad_(self.requires_grad).__dlpack__(**options)
 
     def share_memory_(self) -> Self:
-        """Move the memory to shared memory, as in torch.
-
-        Raises:
-            SizeError: The weight has a sparse gradient.
-        """
+        """Move the memory to shared memory, as in torch."""
         if self.grad is not None and self.grad.is_sparse:
             raise SizeError(
                 "Torch cannot share the sparse gradient of a row-sparse table: call optimizer.zero_grad() before "
@@ -207,11 +175,7 @@ EMBEDDING = torch.ops.aten.embedding.default
 def run_operator(
     func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
-    """Apply those pending updates of weights among the arguments that the operator `func` would miss, and then run it.
-
-    It is the `__torch_dispatch__` of each `RowSparseParameter`; results are plain tensors. Where a `FakeTensorMode`
-    describes a weight for a compiled function, no updates are applied. Errors are also those of `PendingUpdates`.
-    """
+    """Apply those pending updates of weights among the arguments that the operator `func` would miss, and then run it."""
     kwargs = kwargs or {}
     is_ours, is_fake, name = func.namespace == "aten", is_fake_mode_active(), func.overloadpacket.__name__
     locks, weights = [], []
@@ -236,11 +200,7 @@ def run_operator(
 
 
 def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
-    """Return `F.embedding(ids, weight, sparse=True)` for the weight of a row-sparse table, by a kernel if one applies.
-
-    Pending updates of the rows are applied first. Torch's operator waits for all of its threads, which takes long on a
-    busy machine. On a CPU the row numbers, of any shape, have been checked.
-    """
+    """Return `F.embedding(ids, weight, sparse=True)` for the weight of a row-sparse table, by a kernel if one applies."""
     pending = pending_updates_of(weight)
     learns = torch.is_grad_enabled() and weight.requires_grad
     if learns and type(weight) is RowSparseParameter and pending is not None and sums_on_device(raw_weight(weight)):
@@ -259,14 +219,7 @@ _look_up_rows_outside_of_graphs = outside_of_graphs(look_up_rows)
 
 
 def look_up_rows_between_graphs(ids: Tensor, weight: Tensor) -> Tensor:
-    """Return `look_up_rows(ids, weight)` in a function that `torch.compile` traces, with gradients on.
-
-    The graph ends before the look-up, and another one begins after it. Inductor takes the sparse gradient for a dense
-    tensor as soon as a pass changes a node beside it, or two gradients are added, so no graph may contain it.
-
-    Raises:
-        torch._dynamo.exc.Unsupported: The function is compiled with `fullgraph=True`.
-    """
+    """Return `look_up_rows(ids, weight)` in a function that `torch.compile` traces, with gradients on."""
     torch._dynamo.graph_break(
         msg="A compiled function looks up a row-sparse table with gradients on, and its graph cannot contain the "
         "sparse gradient. Compile it without fullgraph=True, or only what follows the look-up; look up under "
@@ -300,10 +253,7 @@ class _LookUpRows(torch.autograd.Function):
 
 
 class _LookUpSortedRows(torch.autograd.Function):
-    """Look up rows on a CUDA device without a wait, and sum their gradients; see `look_up_rows`.
-
-    The IDs are sorted once, for the pending updates, the sums and the optimizer's step.
-    """
+    """Look up rows on a CUDA device without a wait, and sum their gradients; see `look_up_rows`."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
@@ -328,10 +278,7 @@ class _LookUpSortedRows(torch.autograd.Function):
 
 @contextmanager
 def applied_rows(weight: Tensor, ids: Tensor) -> Iterator[Tensor]:
-    """Context manager: yield the memory of a weight to read some rows, which no other thread writes in the block.
-
-    Pending updates of these rows (row-sparse tables) are applied first. The row numbers were checked.
-    """
+    """Context manager: yield the memory of a weight to read some rows, which no other thread writes in the block."""
     pending = pending_updates_of(weight)
     with nullcontext() if pending is None else pending.lock:
         if pending is not None:
@@ -380,11 +327,7 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_applying_updates(model: nn.Module) -> Iterator[None]:
-    """Let code inside a `with` block read the weights of `model` as stored, without applying their pending updates.
-
-    A checkpoint uses it to save the raw rows beside `PendingUpdates.state()`. Look-ups still apply updates, and so do
-    other threads.
-    """
+    """Let code inside a `with` block read the weights of `model` as stored, without applying their pending updates."""
     handles = [pending.handle for each in model.parameters() if (pending := pending_updates_of(each)) is not None]
     before = _raw_reads.handles
     _raw_reads.handles = before.union(handles)
@@ -396,13 +339,7 @@ def without_applying_updates(model: nn.Module) -> Iterator[None]:
 
 @torch.library.custom_op("embedlayer::with_updates_applied", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def with_updates_applied(tensor: Tensor, handle: int, is_ids: bool) -> Tensor:
-    """Apply the pending updates of a table as one node of a compiled graph, and return a copy of `tensor`.
-
-    The result is a copy so that the compiler runs the code that reads it after the update. The weight is updated in
-    place, but for `is_ids` it is not an argument: AOTAutograd would copy all of it, and send a dense gradient through
-    the change. `tensor` has the token IDs whose rows are updated if `is_ids`, else it is the weight, of which all rows
-    are. `handle` is that of the `PendingUpdates` of the table.
-    """
+    """Apply the pending updates of a table as one node of a compiled graph, and return a copy of `tensor`."""
     pending, weight = pending_updates_with(handle)
     if is_ids:
         pending.apply_to_ids(weight, tensor)

@@ -79,14 +79,7 @@ def exclusive(
 
 
 class CachedRows(NamedTuple):
-    """Values and moments of U rows that a look-up updated, so that the next optimizer step need not read them.
-
-    Attributes:
-        rows: Row numbers, distinct and in ascending order, `(U,)`.
-        values: Values, `(U, D)`, and the rows of the optimizer's state tensors.
-        versions: Version counters of the weight and the state tensors at that time. If one has changed, the cache is
-            invalid.
-    """
+    """Values and moments of U rows that a look-up updated, so that the next optimizer step need not read them."""
 
     rows: Tensor
     values: list[Tensor]
@@ -269,12 +262,7 @@ class PendingUpdates:
         gradients: Tensor | None = None,
         rates: StepRates | None = None,
     ) -> None:
-        """Apply the pending updates of rows by a Triton kernel, and then make a step on them if they have gradients.
-
-        `rows` are sorted row numbers, which may repeat, or a range. `gradients` are the sums of a `summed_gradient` of
-        these rows, and `rates` are those of the step, which is recorded already. With `moments`, those of the rows
-        decay up to the last step as well.
-        """
+        """Apply the pending updates of rows by a Triton kernel, and then make a step on them if they have gradients."""
         steps = self.steps
         assert steps is not None
         tensors = self._tensors(weight)
@@ -298,11 +286,7 @@ class PendingUpdates:
         segments: Segments | None = None,
         vectors: Tensor | None = None,
     ) -> bool:
-        """Apply the pending updates of distinct rows by a kernel, and return `False` without effect if it fails.
-
-        With `moments` those of these rows decay up to the last step as well. `vectors`, the result of a look-up, is
-        overwritten; `segments` are the places of the rows in it.
-        """
+        """Apply the pending updates of distinct rows by a kernel, and return `False` without effect if it fails."""
         if not len(rows):
             return True
         steps = self.steps
@@ -406,10 +390,7 @@ class PendingUpdates:
         self.version = weight._version
 
     def _step_in_one_pass(self, weight: Tensor, rows: Tensor, gradients: Tensor, rates: tuple[float, ...]) -> bool:
-        """Make the step of `step_rows` by a kernel, and return `False` without effect if none applies.
-
-        `rates` are `beta1`, `beta2`, and the numbers of `StepRates`.
-        """
+        """Make the step of `step_rows` by a kernel, and return `False` without effect if none applies."""
         assert self.steps is not None
         tensors, record, now = self._tensors(weight), self.steps, self.steps.step + 1
         inside = record.contains(rows) and gradients.dtype == tensors.table.dtype
@@ -566,11 +547,7 @@ class PendingUpdates:
 
     @torch.no_grad()
     def _update_rows(self, weight: Tensor, rows: Tensor, *, cache: bool = False) -> list[Tensor]:
-        """Apply the pending updates of distinct rows to the weight in place, and mark the rows as up to date.
-
-        The moments and `cached` are not changed. With `cache` the values and moments of the rows are returned, as
-        `RowTensors.skip_steps` does.
-        """
+        """Apply the pending updates of distinct rows to the weight in place, and mark the rows as up to date."""
         assert self.steps is not None
         self.storage.before_write(rows)
         tensors = self._tensors(weight)

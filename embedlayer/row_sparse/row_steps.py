@@ -14,16 +14,7 @@ from embedlayer.row_sparse.history import StepHistory
 
 
 class RowSteps:
-    """Record the last optimizer step that each row's values and moments include, beside the history of all steps.
-
-    Args:
-        history: The steps of the optimizer.
-        value_steps: Last step whose update is included in each row's values, `(V,)`.
-        moment_steps: Last step whose decay is included in each row's moments, `(V,)`; 0 only where they are zero.
-
-    Attributes:
-        applied_step: Step up to which the values of all rows are updated; single rows may be ahead.
-    """
+    """Record the last optimizer step that each row's values and moments include, beside the history of all steps."""
 
     def __init__(self, history: StepHistory, value_steps: Tensor, moment_steps: Tensor) -> None:
         self.history, self.value_steps, self.moment_steps = history, value_steps, moment_steps
@@ -46,10 +37,7 @@ class RowSteps:
         return not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
 
     def pending_rows(self, start: int, stop: int, *, moments: bool = False) -> Tensor:
-        """Return those of the rows `start` to `stop - 1` whose values lack steps.
-
-        With `moments`, rows whose values are up to date and whose moments lack the decay of steps are returned too.
-        """
+        """Return those of the rows `start` to `stop - 1` whose values lack steps."""
         behind = self.value_steps[start:stop] < self.step
         if moments:
             behind |= self.lack_decay(self.moment_steps[start:stop])
@@ -60,30 +48,19 @@ class RowSteps:
         return (moment_steps < self.step) & (moment_steps > 0)  # at 0 they are zero
 
     def record(self, rows: Tensor, lr: float, weight_decay: float) -> Tensor:
-        """Record the next step, and mark `rows`, which have gradients in it, as up to date with it.
-
-        Returns:
-            Number of steps by which the moments of each row must decay, the new one included, `(U,)`.
-        """
+        """Record the next step, and mark `rows`, which have gradients in it, as up to date with it."""
         now, moment_steps = self.history.record(lr, weight_decay), self.moment_steps.index_select(0, rows)
         self.value_steps.index_fill_(0, rows, now)
         self.moment_steps.index_fill_(0, rows, now)
         return now - moment_steps
 
     def decays(self, steps: Tensor, moments: Sequence[Tensor]) -> list[Tensor]:
-        """Return the factors by which each of the moments decays in numbers of steps without gradient, `(U, 1)` each.
-
-        They are `beta1 ** steps` for the first moments, unless there are none, and `beta2 ** steps` for the second
-        moments, in the dtype in which updates are computed.
-        """
+        """Return the factors by which each of the moments decays in numbers of steps without gradient, `(U, 1)` each."""
         steps, betas = steps.double().unsqueeze(1), self.history.betas[:2][-len(moments) :]
         return [torch.pow(beta, steps).to(compute_dtype(moments[-1])) for beta in betas]
 
     def skipped_terms(self, table: Tensor, rows: Tensor, has_momentum: bool) -> list[Tensor]:
-        """Return the effect of the steps that rows skipped, as `apply_skipped_steps_` takes it, `(U, 1)` each.
-
-        These are the weight decay; and with first moments all weights of a quadrature, then as many nodes.
-        """
+        """Return the effect of the steps that rows skipped, as `apply_skipped_steps_` takes it, `(U, 1)` each."""
         value_steps = self.value_steps.index_select(0, rows).cpu().numpy().astype(np.int64)
         if not has_momentum:  # rows without gradient only decay
             numbers = self.history.decay(value_steps)[None]
@@ -100,11 +77,7 @@ class RowSteps:
         return list(torch.from_numpy(numbers).to(table.device, compute_dtype(table)).unsqueeze(2))
 
     def record_on_device(self) -> Tensor:
-        """Return the record of the steps on the device of the rows, as `embedlayer.kernels.gpu.rows` describes it.
-
-        It may have more lines than steps. New lines are sent without a wait: they are copied from page-locked memory,
-        which torch does not use again before the copy has ended.
-        """
+        """Return the record of the steps on the device of the rows, as `embedlayer.kernels.gpu.rows` describes it."""
         size, device = self.history.size + 1, self.value_steps.device
         if self._record is None or len(self._record) < size:
             with torch.inference_mode(False):  # a later step writes to it
@@ -118,23 +91,13 @@ class RowSteps:
         return self._record
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
-        """Return the tensors and the JSON entries from which `load` restores the record, for a checkpoint.
-
-        The tensors may share memory with this object.
-        """
+        """Return the tensors and the JSON entries from which `load` restores the record, for a checkpoint."""
         history, steps = self.history, {"value_steps": self.value_steps, "moment_steps": self.moment_steps}
         rest = {"start": history.start, "betas": list(history.betas), "applied_step": self.applied_step}
         return {**steps, "history": torch.from_numpy(history.lines)}, rest
 
     def load(self, tensors: dict[str, Tensor], rest: JsonObject) -> None:
-        """Restore the result of `state()`, in place, for a history with the same start and betas.
-
-        Without the steps of the rows in `tensors`, those of this object stay.
-
-        Raises:
-            KeyError: An entry is missing.
-            CheckpointError: A row's step is below 0, or after the last step.
-        """
+        """Restore the result of `state()`, in place, for a history with the same start and betas."""
         self.history.load(tensors["history"].cpu().numpy())
         self._record = None
         for name, steps in (("value_steps", self.value_steps), ("moment_steps", self.moment_steps)):

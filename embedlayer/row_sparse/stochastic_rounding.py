@@ -51,11 +51,7 @@ class StochasticRounding:
 
 
 def round_rows(values: Float[Tensor, "U D"], rows: Int[Tensor, " U"], *, seed: int, step: int) -> Float[Tensor, "U D"]:
-    """Return rows rounded to bfloat16 by `StochasticRounding`. NaN stays NaN.
-
-    The kernels in `embedlayer.kernels.cpu.rows` compute the same bits. The values are in float32. `rows` are their row
-    numbers, `seed` is that of `StochasticRounding`, and `step` the number of the optimizer step that they include.
-    """
+    """Return rows rounded to bfloat16 by `StochasticRounding`. NaN stays NaN."""
     key = row_keys(rows, seed=seed, step=step).unsqueeze(1)
     columns = torch.arange(values.shape[1], device=values.device)
     h = key + columns * COLUMN_FACTOR & LOW_32

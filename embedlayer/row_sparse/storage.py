@@ -24,19 +24,11 @@ from embedlayer.row_sparse.stochastic_rounding import round_rows
 
 
 class RowStorage(ABC):
-    """Where the rows of a row-sparse table and of its optimizer state are stored.
-
-    A row-sparse table calls this object wherever it allocates a tensor with an entry for each row, and before it writes
-    rows.
-    """
+    """Where the rows of a row-sparse table and of its optimizer state are stored."""
 
     @abstractmethod
     def new_state(self, weight: Tensor, name: str, width: int | None, dtype: torch.dtype) -> Tensor:
-        """Return a state tensor with an entry for each row of `weight`: zeros, unless stored entries were restored.
-
-        The shape is `(V, width)`, or `(V,)` for a width of `None`; `name` is that of the state, such as `exp_avg` or
-        `value_steps`. The method must not read or write all rows, which may be more than fit into memory.
-        """
+        """Return a state tensor with an entry for each row of `weight`: zeros, unless stored entries were restored."""
 
     @abstractmethod
     def place(self, weight: Tensor, name: str, value: Tensor) -> Tensor:
@@ -44,11 +36,7 @@ class RowStorage(ABC):
 
     @abstractmethod
     def check_process(self) -> None:
-        """Check before a read that this process may read the rows.
-
-        Raises:
-            FileError: It was forked from the process that trains them in files.
-        """
+        """Check before a read that this process may read the rows."""
 
     @abstractmethod
     def before_write(self, rows: Tensor) -> None:
@@ -75,13 +63,7 @@ class RowsInMemory(RowStorage):
 
 
 class RowTensors(NamedTuple):
-    """The rows of a table and of its optimizer's state as plain tensors, which are written in place.
-
-    Attributes:
-        table: Values, `(V, D)`.
-        moments: First moments, `(V, D)`, unless there are none, and second moments, `(V, D)` or `(V, 1)`.
-        rounding_seed: Seed of stochastic rounding for a bfloat16 table, or `None` to round to nearest.
-    """
+    """The rows of a table and of its optimizer's state as plain tensors, which are written in place."""
 
     table: Tensor
     moments: tuple[Tensor, ...]
@@ -103,23 +85,12 @@ class RowTensors(NamedTuple):
         return self.rounding_seed if self.table.dtype == torch.bfloat16 else None
 
     def kernel_arguments(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Return table, first moments, second moments and rounding seed as kernels take them.
-
-        First moments are `(0, D)` if there are none, and the seed is -1 if there is none.
-        """
+        """Return table, first moments, second moments and rounding seed as kernels take them."""
         first = self.moments[0] if len(self.moments) > 1 else self.table[:0]
         return self.table, first, self.moments[-1], -1 if self.rounding_seed is None else self.rounding_seed
 
     def skip_steps(self, rows: Tensor, terms: list[Tensor], *, step: int, cache: bool) -> list[Tensor]:
-        """Apply steps without a gradient to the values of distinct rows. The moments are not changed.
-
-        `terms` are the product of the weight-decay factors of each row's steps; and if there are first moments, all
-        weights of a quadrature, then as many nodes; see `apply_skipped_steps_`. `step` is the number of the last step.
-
-        With `cache`, the result has the new values, and the moments without the decay of the skipped steps, of U rows
-        each, copied in the dtype of the computation (float64 for a float64 table, else float32). Without it less memory
-        is needed, and the result is to be ignored.
-        """
+        """Apply steps without a gradient to the values of distinct rows. The moments are not changed."""
         decay, *quadrature = terms
         tables = (self.table, *self.moments)
         size = min(rows_at_once(self.table), len(rows))
@@ -151,11 +122,7 @@ class RowTensors(NamedTuple):
         *,
         step: int,
     ) -> None:
-        """Make an optimizer's step on distinct rows with a gradient, by torch operators.
-
-        `values` are the values and moments of these rows as `skip_steps` returns them; they are overwritten. Each of
-        the `decays` is `(U, 1)`: the factors by which one of the moments decays up to this step.
-        """
+        """Make an optimizer's step on distinct rows with a gradient, by torch operators."""
         size = min(rows_at_once(self.table), len(rows))
         buffer = empty_rows(self.table, size, width=values[-1].shape[1])
         for chunk in chunk_slices(rows, size):
@@ -189,11 +156,7 @@ class RowTensors(NamedTuple):
 
 
 def check_state_size(weight: Tensor, moments: Sequence[Tensor]) -> None:
-    """Check that the optimizer's moments fit the shape of the weight.
-
-    Raises:
-        ShapeError: The moments are of a table of another shape.
-    """
+    """Check that the optimizer's moments fit the shape of the weight."""
     for each in moments:
         if each.shape != weight.shape and not (each is moments[-1] and each.shape == (weight.shape[0], 1)):
             raise ShapeError(

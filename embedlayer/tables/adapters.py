@@ -23,13 +23,7 @@ from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, load_tensors, save_
 
 
 class LoraAdapter(NamedTuple):
-    """Hold LoRA matrices of a table of V rows of width D, with which the rows become `rows + (b @ a).T * scaling`.
-
-    Attributes:
-        a: Matrix `(r, V)`, where r is the rank of the adapter.
-        b: Matrix `(D, r)`.
-        scaling: Factor of the product.
-    """
+    """Hold LoRA matrices of a table of V rows of width D, with which the rows become `rows + (b @ a).T * scaling`."""
 
     a: Float[Tensor, "R V"]
     b: Float[Tensor, "D R"]
@@ -37,12 +31,7 @@ class LoraAdapter(NamedTuple):
 
 
 class TrainableTokens(NamedTuple):
-    """Hold trained rows, which replace the rows of the same tokens in a table.
-
-    Attributes:
-        token_ids: IDs of the N tokens.
-        values: Their trained rows, `(N, D)`, in the same order.
-    """
+    """Hold trained rows, which replace the rows of the same tokens in a table."""
 
     token_ids: list[int]
     values: Float[Tensor, "N D"]
@@ -74,11 +63,7 @@ def adapt_vectors(adapter: Adapter, vectors: Tensor, ids: Tensor) -> Tensor:
 
 
 def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
-    """Return `hidden @ adapted_rows.T`, computed from the products with the unadapted rows, as a new tensor.
-
-    For LoRA two products with the narrow matrices are added. For trained tokens their columns are replaced. `products`
-    is `hidden @ rows.T` for the unadapted rows `start` to `stop - 1`, and `hidden` is `(..., D)`.
-    """
+    """Return `hidden @ adapted_rows.T`, computed from the products with the unadapted rows, as a new tensor."""
     if isinstance(adapter, LoraAdapter):
         dtype = torch.promote_types(hidden.dtype, adapter.b.dtype)
         narrow = hidden.to(dtype) @ adapter.b.to(dtype) * adapter.scaling
@@ -144,12 +129,7 @@ class AdapterFields(TypedDict):
 
 @dataclass(frozen=True)
 class ModuleAdapter:
-    """What an adapter changes in one module with a weight of one row per token, `(V, D)`.
-
-    Attributes:
-        weight: The whole weight, which replaces that of the module, `(V, D)`; `None` for no such change.
-        adapters: What then changes its rows: LoRA, trained tokens, or both in this order.
-    """
+    """What an adapter changes in one module with a weight of one row per token, `(V, D)`."""
 
     weight: Float[Tensor, "V D"] | None = None
     adapters: tuple[Adapter, ...] = ()
@@ -182,14 +162,7 @@ class ModuleAdapter:
 
 @dataclass(frozen=True)
 class AdapterFolder:
-    """An adapter folder of PEFT.
-
-    Attributes:
-        directory: The folder.
-        modules: What the adapter changes in each module with a matrix as its weight, by the module's name in the model.
-        others: Names of the modules with other changes, such as a trained bias, sorted. They are not in `modules`.
-        metadata: Strings in the header of the weights' file.
-    """
+    """An adapter folder of PEFT."""
 
     directory: Path
     modules: Mapping[str, ModuleAdapter]
@@ -197,17 +170,7 @@ class AdapterFolder:
     metadata: Mapping[str, str]
 
     def choose(self, vocab_size: int, embed_dim: int, module: str | None = None) -> ModuleAdapter:
-        """Return what the adapter changes in a weight of these sizes.
-
-        Args:
-            vocab_size: Number of tokens, V.
-            embed_dim: Width of a row, D.
-            module: Name of the module, or its last parts, such as `"embed_tokens"`. `None` if only one module has these
-                sizes, or if all that have them are changed in the same way, as the two ends of a tied table are.
-
-        Raises:
-            CheckpointError: The adapter has no such module, or several that it changes in different ways.
-        """
+        """Return what the adapter changes in a weight of these sizes."""
         named = {
             name: change
             for name, change in self.modules.items()
@@ -231,13 +194,7 @@ class AdapterFolder:
 
 
 def read_adapter(directory: Path | str) -> AdapterFolder:
-    """Read an adapter folder that PEFT or `write_token_rows` wrote.
-
-    Raises:
-        FileError: The folder or a file in it is missing or cannot be read.
-        CheckpointError: A file is damaged, a number is not finite or out of range, a pattern has too many
-            choices, or the adapter is of a kind whose changes are not known here, such as DoRA.
-    """
+    """Read an adapter folder that PEFT or `write_token_rows` wrote."""
     directory = Path(directory)
     config = read_json(directory / ADAPTER_CONFIG)
     _check_kind(config, directory)
@@ -265,18 +222,7 @@ def write_token_rows(
     token_ids: Int[Tensor, " N"],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write an adapter folder of PEFT's method trainable tokens, which `PeftModel.from_pretrained` loads.
-
-    Args:
-        directory: Folder, created if missing.
-        rows: The rows of the tokens, `(N, D)`, by the name of the module in the model, such as `model.embed_tokens`.
-        token_ids: The tokens, `(N,)`, the same in all modules.
-        metadata: Strings for the header of the weights' file, which PEFT ignores.
-
-    Raises:
-        FileError: The folder cannot be written.
-        CheckpointError: The rows are sharded.
-    """
+    """Write an adapter folder of PEFT's method trainable tokens, which `PeftModel.from_pretrained` loads."""
     directory = create_folder(directory)
     config = {
         "peft_type": TRAINABLE_TOKENS,
@@ -309,10 +255,7 @@ def _check_kind(config: JsonObject, directory: Path) -> None:
 
 
 def _split(name: str, directory: Path) -> tuple[str, str]:
-    """Return `(module, what)` of the name of a tensor: `("lm_head", "lora_A.weight")`, for example.
-
-    A name without the prefix that PEFT writes is a `CheckpointError`.
-    """
+    """Return `(module, what)` of the name of a tensor: `("lm_head", "lora_A.weight")`, for example."""
     if not name.startswith(_PREFIX):
         raise CheckpointError(
             f"{directory / ADAPTER_WEIGHTS} has a tensor {name!r}; the names of PEFT start with {_PREFIX!r}."
@@ -326,14 +269,7 @@ def _split(name: str, directory: Path) -> tuple[str, str]:
 
 
 def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObject, directory: Path) -> ModuleAdapter:
-    """Return what an adapter changes in a module.
-
-    `tensors` are those of the module, by their names in the file without that of the module.
-
-    Raises:
-        CheckpointError: A tensor does not hold finite floats, a tensor or a token ID is missing, or the tensors and the
-            configuration contradict each other.
-    """
+    """Return what an adapter changes in a module."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise CheckpointError(
@@ -381,10 +317,7 @@ def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObje
 
 
 def _token_ids(config: JsonObject, module: str, directory: Path) -> list[int]:
-    """Return the token IDs that a configuration states for a module; an empty list if it states none.
-
-    A token that is named twice is a `CheckpointError`.
-    """
+    """Return the token IDs that a configuration states for a module; an empty list if it states none."""
     ids = config.get("token_indices") or config.get("trainable_token_indices") or []
     if isinstance(ids, dict):
         ids = next((ids[key] for key in ids if module == key or module.endswith(f".{key}")), [])
@@ -398,21 +331,14 @@ def _token_ids(config: JsonObject, module: str, directory: Path) -> list[int]:
 
 
 def _of_module(config: JsonObject, patterns: str, module: str, directory: Path, default: float) -> float:
-    """Return the number of a module: that of the first pattern that its name or the end of its name matches.
-
-    `patterns` is the key of the configuration under which the numbers are stored by pattern. If no pattern matches, the
-    result is `default`.
-    """
+    """Return the number of a module: that of the first pattern that its name or the end of its name matches."""
     source = f"{directory / ADAPTER_CONFIG}, {patterns}"
     numbers: dict[str, float] = config.get(patterns) or {}
     return next((number for text, number in numbers.items() if _matches(text, module, source)), default)
 
 
 def _matches(pattern: str, module: str, source: str) -> bool:
-    """Return whether a pattern matches a module, as PEFT's `get_pattern_key` does it: by one `re.match`.
-
-    `re` tries one choice after another, so `(a+)+b` could take years: too many choices are a `CheckpointError`.
-    """
+    """Return whether a pattern matches a module, as PEFT's `get_pattern_key` does it: by one `re.match`."""
     try:
         if max(len(pattern), len(module)) <= 200 and _ways(pattern) < _MOST_WAYS:
             return re.match(rf"(.*\.)?({pattern})$", module) is not None

@@ -225,12 +225,7 @@ class Bag(Pretrained):
         return sums if factor is None else factor * sums
 
     def _taken(self, ids: Tensor, offsets: Tensor | None, mask: Tensor | None, lengths: Any) -> Tensor | None:
-        """Return which IDs of a batch take part; `None` for all.
-
-        Raises:
-            ShapeError: There are offsets, or mask and lengths; or their shape is another one, or a length is below 0
-                or above T.
-        """
+        """Return which IDs of a batch take part; `None` for all."""
         if offsets is not None or (mask is not None and lengths is not None):
             raise ShapeError(
                 f"Ids of shape {tuple(ids.shape)} are bags of {ids.shape[-1]} tokens each: pass a mask or lengths for "
@@ -256,11 +251,7 @@ class Bag(Pretrained):
         return None
 
     def _bounds(self, ids: Tensor, offsets: Tensor | None, mask: Tensor | None, lengths: Any) -> Tensor:
-        """Return the bounds of bags whose IDs are one after the other, `(N + 1,)`.
-
-        Raises:
-            ShapeError: There are no offsets, or a mask or lengths.
-        """
+        """Return the bounds of bags whose IDs are one after the other, `(N + 1,)`."""
         if offsets is None or ids.dim() == 0 or mask is not None or lengths is not None:
             raise ShapeError(
                 f"Ids of shape {tuple(ids.shape)} need offsets, the start of each bag, and nothing else; a batch of "
@@ -273,10 +264,7 @@ class Bag(Pretrained):
     def _batch_sums(
         self, ids: Tensor, weights: Tensor | None, taken: Tensor | None, look_up: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return what `_sums` does for a batch, by operators that every transform and export knows.
-
-        All vectors are looked up at once, so that hooks on the table see the IDs of each sample.
-        """
+        """Return what `_sums` does for a batch, by operators that every transform and export knows."""
         vectors = look_up(ids)
         vectors = vectors if weights is None else weights.unsqueeze(-1).to(vectors.dtype) * vectors
         taken = torch.ones_like(ids, dtype=torch.bool) if taken is None else taken
@@ -285,12 +273,7 @@ class Bag(Pretrained):
     def _sums(
         self, ids: Tensor, bounds: Tensor, weights: Tensor | None, taken: Tensor | None, *, is_called: bool
     ) -> tuple[Float[Tensor, "N D"], Int[Tensor, " N"]]:
-        """Return the sum of each bag, and its number of tokens that are `taken`.
-
-        With `is_called` the vectors are those of one call of the table, which hooks see.
-
-        Where values of tensors cannot be read without waiting, the other tokens are moved into one more bag at the end.
-        """
+        """Return the sum of each bag, and its number of tokens that are `taken`."""
         table = self.table
         summed = table.summed
         if is_called:

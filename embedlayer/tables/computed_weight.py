@@ -31,19 +31,7 @@ from embedlayer.tables.table import TokenTable
 
 
 class ComputedWeight(Tensor):
-    """The rows of a table as a tensor `(V, D)` without memory, whose rows are computed when something reads them.
-
-    Shape, dtype, device and place in the autograd graph always answer. Products with the weight, and rows that are read
-    from it, have the values and gradients of the table. In the forward of an autograd function, where torch records
-    nothing, they have the values; the gradient `(V, D)` that its backward returns is passed on to the tensors from
-    which the rows are computed. Any other function raises a `ShapeError`.
-
-    Attributes:
-        table: The table.
-        sizes: Tensor or table with the shape, dtype and device of the rows.
-        is_transposed: Whether this is the transpose, `(D, V)`, which can only be multiplied.
-        is_detached: Whether no gradient reaches the tensors from which the rows are computed.
-    """
+    """The rows of a table as a tensor `(V, D)` without memory, whose rows are computed when something reads them."""
 
     table: TokenTable
     sizes: Any
@@ -94,13 +82,7 @@ class ComputedWeight(Tensor):
 def computed_weight(
     table: TokenTable, tensors: Iterable[Tensor], sizes: Tensor | TokenTable | None = None
 ) -> ComputedWeight:
-    """Return the rows of a table as a tensor, in the autograd graph behind those of `tensors` that are trained.
-
-    Args:
-        table: The table.
-        tensors: The tensors from which its rows are computed.
-        sizes: Tensor or table with the shape, dtype and device of the rows; `None` for the table.
-    """
+    """Return the rows of a table as a tensor, in the autograd graph behind those of `tensors` that are trained."""
     sizes = table if sizes is None else sizes
     if transforms_active():  # whose gradients follow the rules below, and no function of autograd
         return ComputedWeight(table, sizes)
@@ -191,10 +173,7 @@ def _refusal(name: str, arguments: Any) -> ShapeError:
 
 
 def _is_readable(weight: object, *, is_transposed: bool = False) -> TypeGuard[ComputedWeight]:
-    """Return whether a value is a weight, or a transposed one, whose rows are those of the logits of its table.
-
-    A subclass that overrides `logits`, as a `ShardedTable`, may compute them in another way.
-    """
+    """Return whether a value is a weight, or a transposed one, whose rows are those of the logits of its table."""
     if not isinstance(weight, ComputedWeight) or weight.is_transposed != is_transposed:
         return False
     return type(weight.table).logits is TokenTable.logits

@@ -16,11 +16,7 @@ TableLike: TypeAlias = LookupTable | nn.Embedding | Tensor | npt.NDArray[Any]
 
 
 def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
-    """Return a `LookupTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
-
-    Raises:
-        SizeError: `table` is neither of the two, or is an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
-    """
+    """Return a `LookupTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight."""
     if isinstance(table, LookupTable):
         return table
     if isinstance(table, nn.Embedding):
@@ -33,17 +29,7 @@ def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
 
 
 def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> TokenTable:
-    """Return a `TokenTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
-
-    Args:
-        table: The table or embedding that the user passed.
-        registered: Whether the caller registers the table as a submodule. A tied head does not, so it would keep the
-            old weight if the embedding's weight were replaced. With `False` an `nn.Embedding` is refused.
-
-    Raises:
-        SizeError: `table` is neither of the two; or a `LookupTable` without logits; or an `nn.Embedding` that is
-            refused here or by `TokenEmbedding.from_embedding`.
-    """
+    """Return a `TokenTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight."""
     if isinstance(table, nn.Embedding) and not isinstance(table, LookupTable) and not registered:
         raise SizeError(
             "A head cannot be tied to a torch.nn.Embedding, because its weight may be replaced later. Build the table "
@@ -60,31 +46,14 @@ def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> T
 
 
 def as_rows(table: TableLike) -> LookupTable | Tensor:
-    """Convert a table, or an array of its rows, to a `LookupTable` or a tensor that rows can be read from.
-
-    A tensor is returned unchanged, and an array becomes a tensor, as in `tensor_of`. A table or an `nn.Embedding`
-    becomes a `LookupTable`, as in `as_lookup_table`.
-
-    Raises:
-        SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
-        ShapeError: An array holds neither real numbers nor booleans.
-    """
+    """Convert a table, or an array of its rows, to a `LookupTable` or a tensor that rows can be read from."""
     return tensor_of(table) if isinstance(table, Tensor | np.ndarray) else as_lookup_table(table)
 
 
 def source_of_rows(
     table: TableLike, padding_idx: int | None, scale: float | Literal["sqrt_dim"] | None
 ) -> tuple[LookupTable, int | None]:
-    """Return `(table, padding_idx)` for a conversion to another kind of table, from a table or from plain rows.
-
-    Plain rows, a tensor or NumPy array `(V, D)`, become a frozen `TokenEmbedding` with this scale and no padding token,
-    and `padding_idx` is returned as it was passed. For a table both arguments are ignored: it keeps its scale, and its
-    own padding token is returned.
-
-    Raises:
-        ShapeError: Plain rows are not `(V, D)`, or are not floats.
-        SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
-    """
+    """Return `(table, padding_idx)` for a conversion to another kind of table, from a table or from plain rows."""
     rows = as_rows(table)
     if isinstance(rows, Tensor):
         return TokenEmbedding.from_pretrained(rows, scale=scale), padding_idx

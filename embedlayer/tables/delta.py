@@ -324,14 +324,7 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
 
 
 def lower_bound(ascending: tuple[int, ...], value: int) -> int:
-    """Return the number of entries of a sorted tuple that are below `value`: `bisect.bisect_left` for compiled code.
-
-    `torch.compile` cannot trace `bisect`.
-
-    Example:
-        >>> lower_bound((2, 7, 22), 7), lower_bound((2, 7, 22), 8)
-        (1, 2)
-    """
+    """Return the number of entries of a sorted tuple that are below `value`: `bisect.bisect_left` for compiled code."""
     low, high = 0, len(ascending)
     while low < high:
         middle = (low + high) // 2
@@ -343,19 +336,7 @@ def lower_bound(ascending: tuple[int, ...], value: int) -> int:
 
 
 def fingerprint(table: TokenTable) -> str:
-    """Return a SHA-256 over the names, dtypes, shapes and bytes of a table's `state_dict()`, as hexadecimal text.
-
-    Two tables have the same fingerprint if and only if they store the same numbers in the same way. A gigabyte takes
-    seconds, and at most 16 MiB are copied at a time.
-
-    Example:
-        >>> table = TokenEmbedding(100, 8)
-        >>> before = fingerprint(table)
-        >>> with torch.no_grad():
-        ...     table.weight[7, 0] += 1e-3
-        >>> fingerprint(table) == before
-        False
-    """
+    """Return a SHA-256 over the names, dtypes, shapes and bytes of a table's `state_dict()`, as hexadecimal text."""
     digest = hashlib.sha256()
     for name, tensor in sorted(table.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -365,12 +346,7 @@ def fingerprint(table: TokenTable) -> str:
 
 
 def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
-    """Check that the rows of `token_ids` in `base` can be trained.
-
-    Raises:
-        SizeError: The list is empty, or contains a token twice or the padding token.
-        TokenIdError: A token is outside the table.
-    """
+    """Check that the rows of `token_ids` in `base` can be trained."""
     if not token_ids:
         raise SizeError("token_ids is empty: name at least one token whose row is to be trained.")
     seen: set[int] = set()
@@ -392,13 +368,7 @@ def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
 
 
 def _identity(base: TokenTable) -> JsonObject:
-    """Return what an adapter file records about its base.
-
-    The keys are `kind`, `vocab_size`, `embed_dim`, `dtypes` and `fingerprint`.
-
-    The fingerprint decides whether a table is the same base; the other entries explain a difference in an error
-    message.
-    """
+    """Return what an adapter file records about its base."""
     return {
         "kind": kind_of(type(base)),
         "vocab_size": base.vocab_size,

@@ -180,10 +180,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         return self.embedding_dim
 
     def _matrix(self) -> Tensor | None:
-        """Return `weight` if it is two-dimensional, else `None`.
-
-        It is `None` before the constructor registers the weight, and while a library such as FSDP stores it flattened.
-        """
+        """Return `weight` if it is two-dimensional, else `None`."""
         weight = self._parameters.get("weight")
         return weight if weight is not None and len(weight.shape) == 2 else None
 
@@ -335,15 +332,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             refuse_partitioned([("the weight of this table", self._parameters.get("weight"))], "is read")
 
     def _current_weight(self) -> Tensor:
-        """Return the whole `weight` after applying all pending updates.
-
-        In a compiled function of a row-sparse table the result is a copy.
-
-        Raises:
-            ShapeError: A compiled function reads a row-sparse table with gradients on, so every row would get a
-                gradient.
-            StaleRowsError: The weight was written in place while updates were pending.
-        """
+        """Return the whole `weight` after applying all pending updates."""
         self._refuse_partitioned()
         if "weight" in vars(self):
             recompute_weights(self)
@@ -363,10 +352,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         return copy
 
     def _refuse_divided_rows(self, weight: Tensor) -> None:
-        """Raise `ShapeError` if FSDP or tensor parallelism divides the rows of this row-sparse table, in training.
-
-        torch reduces no sparse gradients there, and fails in the backward pass.
-        """
+        """Raise `ShapeError` if FSDP or tensor parallelism divides the rows of this row-sparse table, in training."""
         if type(weight) is RowSparseParameter or not (weight.requires_grad and torch.is_grad_enabled()):
             return
         gathered = pending_updates_of(weight) is None and getattr(self, "_is_fsdp_managed_module", False)
@@ -378,12 +364,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             )
 
     def _watch(self, weight: Tensor | None) -> None:
-        """Attach `PendingUpdates` to a new weight of a row-sparse table. Without effect for other tables.
-
-        If `weight` has a `PendingUpdates` already, as a weight shared with another table has, that one is used. The one
-        of the former weight gets `replaced = True`, so that an optimizer of that weight raises an error. Anything but a
-        parameter is ignored.
-        """
+        """Attach `PendingUpdates` to a new weight of a row-sparse table. Without effect for other tables."""
         if not self.row_sparse or not isinstance(weight, nn.Parameter):
             return
         if self.pending_updates is not None and pending_updates_of(weight) is self.pending_updates:
@@ -413,10 +394,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         watch_replacement(self, name, former)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TokenEmbedding":
-        """Move or cast the table, as in torch; if a row-sparse table gets a new parameter, attach `PendingUpdates`.
-
-        The `PendingUpdates` of the former parameter is then marked as replaced; see `_watch`.
-        """
+        """Move or cast the table, as in torch; if a row-sparse table gets a new parameter, attach `PendingUpdates`."""
         with self._swappable_weight():
             super()._apply(fn, recurse)
         self._watch(self._parameters.get("weight"))
@@ -428,10 +406,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
     @contextmanager
     def _swappable_weight(self) -> Iterator[None]:
-        """Context manager: let torch swap the weight with an ordinary parameter, if it is set to, and watch it again.
-
-        See `torch.__future__.set_swap_module_params_on_conversion`. The optimizer keeps the parameter.
-        """
+        """Context manager: let torch swap the weight with an ordinary parameter, if it is set to, and watch it again."""
         weight: Any = self._parameters.get("weight")
         swaps = torch.__future__.get_swap_module_params_on_conversion() and type(weight) is RowSparseParameter
         if swaps:
@@ -556,10 +531,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
 
 def describe_options(table: Any) -> str:
-    """Return the options that are set in a dense or quantised table, for `print`, such as `", scale=8, rounded"`.
-
-    The text starts with a comma; it is empty if no option is set.
-    """
+    """Return the options that are set in a dense or quantised table, for `print`, such as `", scale=8, rounded"`."""
     parts = [f"padding_idx={table.padding_idx}"] if table.padding_idx is not None else []
     parts += [f"scale={table.scale:.6g}"] if table.scale is not None else []
     parts += ["row_sparse"] if table.row_sparse else []
@@ -568,13 +540,7 @@ def describe_options(table: Any) -> str:
 
 
 def tensor_of(rows: Tensor | npt.NDArray[Any]) -> Tensor:
-    """Return a tensor unchanged, and an array as a tensor over the same memory, or a copy where torch needs one.
-
-    Torch takes no read-only memory, negative strides, other byte order or long doubles; these become float64.
-
-    Raises:
-        ShapeError: An array holds neither real numbers nor booleans.
-    """
+    """Return a tensor unchanged, and an array as a tensor over the same memory, or a copy where torch needs one."""
     if isinstance(rows, Tensor):
         return rows
     if rows.dtype.kind not in "fiub":
@@ -586,10 +552,7 @@ def tensor_of(rows: Tensor | npt.NDArray[Any]) -> Tensor:
 
 
 def _rows_of(source: object) -> Tensor:
-    """Return the `(V, D)` tensor or array `source` as a tensor of floats, detached from autograd; see `tensor_of`.
-
-    An `nn.Embedding` is a `SizeError`; anything else that is not `(V, D)` floats is a `ShapeError`.
-    """
+    """Return the `(V, D)` tensor or array `source` as a tensor of floats, detached from autograd; see `tensor_of`."""
     if isinstance(source, nn.Embedding):
         raise SizeError(
             "from_pretrained takes rows or a folder, not a module: call TokenEmbedding.from_embedding(embedding)."
@@ -612,11 +575,7 @@ def _rows_of(source: object) -> Tensor:
 
 
 def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
-    """Return a table's `scale` as a number: sqrt(D) for `"sqrt_dim"`, and `None` for `None`.
-
-    Raises:
-        SizeError: `scale` is another string.
-    """
+    """Return a table's `scale` as a number: sqrt(D) for `"sqrt_dim"`, and `None` for `None`."""
     if scale == "sqrt_dim":
         return math.sqrt(embed_dim)
     if isinstance(scale, str):
@@ -625,11 +584,7 @@ def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
 
 
 def resolve_init_std(init_std: float | str, embed_dim: int) -> float:
-    """Return the standard deviation `init_std` of a table as a number: 1/sqrt(D) for `"1/sqrt_dim"`.
-
-    Raises:
-        SizeError: `init_std` is negative or another string.
-    """
+    """Return the standard deviation `init_std` of a table as a number: 1/sqrt(D) for `"1/sqrt_dim"`."""
     if init_std == "1/sqrt_dim":
         return 1 / math.sqrt(embed_dim)
     if isinstance(init_std, str) or init_std < 0:

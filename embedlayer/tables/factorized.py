@@ -228,10 +228,7 @@ class FactorizedEmbedding(ComputedRows, checks_ids=True):
 
 
 def _weights(counts: Tensor | None, vocab_size: int) -> Tensor | None:
-    """Return `counts` divided by their sum, in float64, as weights of the tokens; `None` for `None`.
-
-    Another shape than `(V,)` is a `ShapeError`; counts that are negative, not finite or all 0 are a `SizeError`.
-    """
+    """Return `counts` divided by their sum, in float64, as weights of the tokens; `None` for `None`."""
     if counts is None:
         return None
     if counts.shape != (vocab_size,):

@@ -220,25 +220,14 @@ def _with_checked_ids(look_up: LookUp) -> LookUp:
 
 
 def check_positive(name: str, size: int) -> int:
-    """Return `size` unchanged, after a check that it is at least 1.
-
-    Raises:
-        SizeError: It is below 1.
-    """
+    """Return `size` unchanged, after a check that it is at least 1."""
     if size < 1:
         raise SizeError(f"{name} must be at least 1, not {size}.")
     return size
 
 
 def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> int | None:
-    """Check that sizes are at least 1 and that `padding_idx` is a token, and return `padding_idx` counted from 0.
-
-    As in torch, the padding token -1 is the last one. Other sizes are passed by the name that the error uses, such as
-    `embed_dim=768`.
-
-    Raises:
-        SizeError: A size is below 1, or `padding_idx` is not a token.
-    """
+    """Check that sizes are at least 1 and that `padding_idx` is a token, and return `padding_idx` counted from 0."""
     for name, size in {"vocab_size": vocab_size, **sizes}.items():
         check_positive(name, size)
     if padding_idx is None:

@@ -218,11 +218,7 @@ class PackedRows(ComputedRows, ComputedBuffers, checks_ids=True):
 
 
 def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
-    """Return the dtype of vectors that the constructor's argument `dtype` means.
-
-    A name such as `"bfloat16"` gives that dtype, and `None` gives torch's default. One that is not in `DTYPES` is a
-    `SizeError`.
-    """
+    """Return the dtype of vectors that the constructor's argument `dtype` means."""
     resolved = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if resolved not in DTYPES.values():
         raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
@@ -231,10 +227,7 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
 
 @constant_in_graphs
 def _description_of(kind: type[StoredFormat], *config: tuple[str, Any]) -> str:
-    """Return the description in JSON of the record of this class that has this `config`.
-
-    torch 2.11 passes no frozen dataclass to a function that it calls while it traces a graph.
-    """
+    """Return the description in JSON of the record of this class that has this `config`."""
     return _cached_description_of(kind, config)
 
 
@@ -260,21 +253,7 @@ def times_stored_rows(
     third: Tensor | None = None,
     fourth: Tensor | None = None,
 ) -> Tensor:
-    """Multiply `x` by the dequantised rows, a block of rows at a time, as a custom operator with a gradient.
-
-    With `transposed` it is `x @ rows.T`, `(N, D)` to `(N, V)`, else `x @ rows`, `(N, V)` to `(N, D)`. The result has
-    the dtype of `x`, into which rows are dequantised. A kernel multiplies few float32 tokens on the CPU by the codes.
-
-    Args:
-        x: The matrix.
-        description: Description of the format in JSON.
-        transposed: Whether the rows are transposed.
-        codes: The first of the stored tensors: those with a row per token in the order of the format's `row_parts`,
-            then those that all rows share in the order of its `shared_parts`. `torch.vmap` takes no list of them.
-        second: The second one, or `None`.
-        third: The third one, or `None`.
-        fourth: The fourth one, or `None`.
-    """
+    """Multiply `x` by the dequantised rows, a block of rows at a time, as a custom operator with a gradient."""
     record = _format_of(description)
     tensors = dict(zip((*record.row_parts, *record.shared_parts), (codes, second, third, fourth), strict=False))
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -312,10 +291,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the arguments of `times_stored_rows`: that of `x`, and `None` for the six others.
-
-    The gradient of `x` is `gradient` times the rows in the opposite form: transposed if the forward product was not.
-    """
+    """Return the gradients of the arguments of `times_stored_rows`: that of `x`, and `None` for the six others."""
     return times_stored_rows(gradient, ctx.description, not ctx.transposed, *ctx.saved_tensors), *[None] * 6
 
 

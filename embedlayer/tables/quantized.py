@@ -347,11 +347,7 @@ def _weights(source: LookupTable, rounding: CovarianceRounding, device: torch.de
 def dequantised_rows(
     ids: Int[Tensor, " N"] | None, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat, dtype: torch.dtype
 ) -> Float[Tensor, "N D"]:
-    """Dequantise the stored rows of the given IDs in one pass, or with `dequantise` where no kernel can run.
-
-    On the CPU PyTorch's own kernels come before `dequantise`. `packed` are all stored rows, uint8,
-    `(V, row_format.row_bytes())`, and `row_scale` has the scale of each. The IDs were checked; `None` is for all rows.
-    """
+    """Dequantise the stored rows of the given IDs in one pass, or with `dequantise` where no kernel can run."""
     if _applies_on_cuda(row_format, dtype, ids, packed, row_scale):
         places = None if ids is None else ids.long().contiguous()
         vectors: Tensor = read_quantized_rows(places, packed, row_scale, None, 1, row_format, dtype)
@@ -386,10 +382,7 @@ def _applies_on_cuda(row_format: RowFormat, dtype: torch.dtype, *tensors: Tensor
 def _in_one_pass(
     ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat, dtype: torch.dtype
 ) -> Tensor | None:
-    """Dequantise the rows of `ids` with a compiled kernel; the result is `None` if it cannot run.
-
-    The arguments are those of `dequantised_rows`.
-    """
+    """Dequantise the rows of `ids` with a compiled kernel; the result is `None` if it cannot run."""
     kernel, sizes = row_format.layout().kernel(row_format)
     if not kernel.applies(ids, packed, row_scale):
         return None
@@ -400,10 +393,7 @@ def _in_one_pass(
 
 
 def _logits_in_one_pass(x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor | None:
-    """Compute `x @ rows.T` for few float32 tokens on the CPU with a compiled kernel; `None` if it cannot run.
-
-    Of bfloat16 tokens the result would not be that of products of blocks: sums in another order are rounded otherwise.
-    """
+    """Compute `x @ rows.T` for few float32 tokens on the CPU with a compiled kernel; `None` if it cannot run."""
     kernel, sizes = row_format.layout().kernel(row_format)
     if x.dtype != torch.float32 or device_kind(x) != "cpu" or not kernel.applies(x, packed, row_scale):
         return None
@@ -414,11 +404,7 @@ def _logits_in_one_pass(x: Tensor, packed: Tensor, row_scale: Tensor | None, row
 
 
 def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor:
-    """Dequantise the rows of `ids` on the CPU to float32, `(N, D)`, with PyTorch's quantised embedding-bag kernels.
-
-    Layouts that these do not read are dequantised by the definition. Each ID is a bag of one row. If rows have several
-    groups, each group is a bag. The arguments are those of `dequantised_rows`.
-    """
+    """Dequantise the rows of `ids` on the CPU to float32, `(N, D)`, with PyTorch's quantised embedding-bag kernels."""
     if not row_format.layout().has_torch_kernels:
         return dequantise(packed.index_select(0, ids), row_scale, row_format)
     operators: Any = torch.ops.quantized
@@ -441,10 +427,7 @@ def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, r
 def rows_of(
     ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """Run `dequantised_rows` as a custom operator, so that a compiled graph on the CPU has one node for it.
-
-    The arguments are those of `dequantised_rows`; `row_format` is the plain numbers of a `RowFormat`.
-    """
+    """Run `dequantised_rows` as a custom operator, so that a compiled graph on the CPU has one node for it."""
     return dequantised_rows(ids, packed, row_scale, RowFormat(*row_format), dtype)
 
 
@@ -457,15 +440,7 @@ def _(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequenc
 def times_rows(
     x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[int], transposed: bool
 ) -> Tensor:
-    """Multiply `x` by the dequantised rows, a block of rows at a time, as a custom operator with a gradient.
-
-    With `transposed` it is `x @ rows.T`, `(N, D)` to `(N, V)`, else `x @ rows`, `(N, V)` to `(N, D)`. The result has
-    the dtype of `x`. `packed` are the stored rows, uint8, `(V, row_format.row_bytes())`, `row_scale` is `(V,)`, or
-    `None` for 1, and `row_format` has the numbers of a `RowFormat`.
-
-    A kernel multiplies few tokens by the stored rows themselves. On CUDA these are few as long as reading the rows once
-    for each token takes no more bytes than reading them once, and writing and reading the dequantised rows.
-    """
+    """Multiply `x` by the dequantised rows, a block of rows at a time, as a custom operator with a gradient."""
     form, vocab_size = RowFormat(*row_format), len(packed)
     of_blocks = packed.nbytes + 2 * vocab_size * form.embed_dim * x.itemsize
     is_few = transposed and len(x) * packed.nbytes <= of_blocks
@@ -498,10 +473,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the five arguments of `times_rows`: that of `x`, and `None` for the others.
-
-    The gradient of `x` is `gradient` times the rows in the opposite form: transposed if the forward product was not.
-    """
+    """Return the gradients of the five arguments of `times_rows`: that of `x`, and `None` for the others."""
     packed, row_scale = (*ctx.saved_tensors, None)[:2]
     return times_rows(gradient, packed, row_scale, ctx.row_format, not ctx.transposed), *[None] * 4
 
@@ -510,20 +482,13 @@ times_rows.register_autograd(_backward, setup_context=_keep)
 
 
 def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) -> Iterator[tuple[int, int]]:
-    """Yield `(start, stop)` of consecutive blocks that cover `count` rows of `width` numbers.
-
-    A block has about as many numbers as `NUMBERS` states for the device, and at least `at_least` rows; the last
-    one may be smaller.
-    """
+    """Yield `(start, stop)` of consecutive blocks that cover `count` rows of `width` numbers."""
     step = max(1, at_least, block_size(NUMBERS, device_kind(device)) // width)
     return ((start, min(start + step, count)) for start in range(0, count, step))
 
 
 def _refuse_unsound(rows: Tensor, start: int, largest: float) -> None:
-    """Raise a `ShapeError` if a row holds NaN, infinity or a number whose absolute value is above `largest`.
-
-    `start` is the number of the first row, for the error.
-    """
+    """Raise a `ShapeError` if a row holds NaN, infinity or a number whose absolute value is above `largest`."""
     sound = (rows.abs() <= largest).all(dim=1)
     if not sound.all():
         unsound = (~sound).nonzero()

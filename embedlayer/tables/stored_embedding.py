@@ -167,13 +167,7 @@ class StoredEmbedding(PackedRows):
 
 
 class StoredParts(nn.Module):
-    """The stored tensors of a table as buffers, under the names that they have in the format.
-
-    They are moved with the module and never cast: scales keep the bits of the file.
-
-    Args:
-        tensors: The tensors by name.
-    """
+    """The stored tensors of a table as buffers, under the names that they have in the format."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()

@@ -42,11 +42,7 @@ SUM_ROWS = Kernel("sums", "sum_rows", has_triton=True)
 
 
 def check_bags(ids: Tensor, bounds: Tensor | None, weights: Tensor | None) -> None:
-    """Check the arguments of `LookupTable.summed`: shapes, and on the CPU in eager mode the values of `bounds`.
-
-    Raises:
-        ShapeError: See there.
-    """
+    """Check the arguments of `LookupTable.summed`: shapes, and on the CPU in eager mode the values of `bounds`."""
     check_integer_ids(ids)
     if weights is not None and weights.shape != ids.shape:
         raise ShapeError(f"Each ID has one weight: ids are {tuple(ids.shape)}, weights {tuple(weights.shape)}.")
@@ -79,15 +75,7 @@ def sum_vectors(
     *,
     block: int | None = None,
 ) -> Tensor:
-    """Compute `LookupTable.summed` from a function that looks vectors up: the definition.
-
-    Args:
-        look_up: Function of IDs `(...)` that returns vectors, `(..., D)`.
-        ids: See `LookupTable.summed`; the arguments were checked.
-        bounds: See there.
-        weights: See there.
-        block: IDs of bags that are looked up at once; `None` for as many as fit the cache.
-    """
+    """Compute `LookupTable.summed` from a function that looks vectors up: the definition."""
     if bounds is None and not ids.shape[-1]:
         return look_up(ids).sum(-2)
     if bounds is None:
@@ -118,11 +106,7 @@ def _weighted(vectors: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def is_summed_faster(stored: StoredRows, weights: Tensor | None) -> bool:
-    """Return whether `summed_rows` takes these rows and is faster than `sum_vectors` of look-ups.
-
-    They are ordinary tensors in eager mode. The gradient of weights reads the rows once more, which an optimizer of
-    row-sparse rows may have changed by then.
-    """
+    """Return whether `summed_rows` takes these rows and is faster than `sum_vectors` of look-ups."""
     learns = weights is not None and weights.requires_grad and torch.is_grad_enabled()
     tensors = (raw_weight(stored.weight), stored.ids, *(() if weights is None else (weights,)))
     return fusible(stored.weight, weights) and all(map(has_memory, tensors)) and not (stored.sparse and learns)
@@ -136,15 +120,7 @@ def summed_rows(
     starts: Tensor | None = None,
     streams: int | None = None,
 ) -> Tensor:
-    """Compute `sum_vectors` of the look-up `stored`, where `is_summed_faster`.
-
-    On CUDA `stored` may have the check of K streams, with `starts`, the first row of each, and the number of streams
-    that are summed.
-
-    Sums of streams have the bits of the definition; sums of bags, and on CUDA those with weights, are rounded once. The
-    gradient of the rows is one tensor; if `stored.sparse`, a sparse one, with distinct rows in ascending order. On
-    CUDA an ID outside is recorded by the check of `stored`, and adds nothing.
-    """
+    """Compute `sum_vectors` of the look-up `stored`, where `is_summed_faster`."""
     ids, weight, padding_idx, sparse, check = stored
     if check is not None and bounds is None and weights is None and SUM_ROWS.applies(weight, ids):
         shared = check.shared if isinstance(check, StreamCheck) else -1
@@ -286,10 +262,7 @@ def _sum(
     *,
     rounds: bool = False,
 ) -> bool:
-    """Write the sums of rows to `out`, or to its rows `places`, by the kernel; return whether it could run.
-
-    With `rounds` each product and sum is rounded to the dtype of the rows.
-    """
+    """Write the sums of rows to `out`, or to its rows `places`, by the kernel; return whether it could run."""
     if not SUM_ROWS.applies(rows, ids, bounds, weights, out):
         return False
     width, sums = rows.shape[1], len(bounds) - 1

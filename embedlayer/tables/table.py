@@ -178,21 +178,14 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         return BlockLogits(hidden, self.raw_logits, self.vocab_size, rows_at_once, **options)
 
     def _linear(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return `as_linear(hidden)`, or `None` where its matrix may not be what `rows` returns.
-
-        That is the case in a subclass that overrides `rows` and not `as_linear`.
-        """
+        """Return `as_linear(hidden)`, or `None` where its matrix may not be what `rows` returns."""
         return self.as_linear(hidden) if is_current(type(self), "as_linear", "rows") else None
 
 
 def logits_of_function(
     logits: Callable[[Tensor], Tensor], hidden: Tensor, vocab_size: int, **options: Unpack[LogitOptions]
 ) -> UncomputedLogits:
-    """Describe the logits that any function computes, without computing them.
-
-    `logits` computes all logits `(N, V)` of hidden states `(N, D)`. It is called on a chunk of tokens at a time, and
-    again in the backward pass. The options are what is applied to its result; leave out what it applies itself.
-    """
+    """Describe the logits that any function computes, without computing them."""
     return BlockLogits(
         hidden, lambda part, start, stop: logits(part)[..., start:stop], vocab_size, vocab_size, **options
     )

@@ -41,12 +41,7 @@ UNSUPPORTED = {
 
 
 def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: EmbeddingArguments) -> tuple[int, int]:
-    """Return `(vocab_size, embed_dim)`, each from our argument or from torch's name for it in `arguments`.
-
-    Raises:
-        SizeError: An option of torch is set that `refuse_unsupported` refuses.
-        TypeError: A size is missing, passed under both names or not an integer, or an argument is unknown.
-    """
+    """Return `(vocab_size, embed_dim)`, each from our argument or from torch's name for it in `arguments`."""
     refuse_unsupported(arguments)
     sizes = []
     for name, torch_name, value, other in (
@@ -63,12 +58,7 @@ def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: Embe
 
 
 def refuse_unsupported(arguments: EmbeddingArguments) -> None:
-    """Check that `arguments` contain no option of `torch.nn.Embedding` that a `TokenEmbedding` does not support.
-
-    Raises:
-        SizeError: `max_norm`, `scale_grad_by_freq` or `sparse` is set.
-        TypeError: An argument is unknown.
-    """
+    """Check that `arguments` contain no option of `torch.nn.Embedding` that a `TokenEmbedding` does not support."""
     unknown = arguments.keys() - EmbeddingArguments.__annotations__.keys()
     if unknown:
         raise TypeError(f"TokenEmbedding has no argument {', '.join(sorted(unknown))}")

@@ -218,17 +218,7 @@ def _text_of_both(a: TokenSpans, b: TokenSpans, row: int, truncated: bool) -> by
 
 
 class _Chunks(NamedTuple):
-    """The tokens of one sequence in N chunks.
-
-    Attributes:
-        chunk_of: Chunk of each token, -1 for the remainder.
-        firsts: First token of each chunk.
-        num_tokens: Number of tokens of each chunk.
-        starts: Byte at which the first token of each chunk starts.
-        ends: Byte at which its last token ends.
-        covered: Number of bytes that its tokens encode.
-        exact: Whether all of them are exact.
-    """
+    """The tokens of one sequence in N chunks."""
 
     chunk_of: _Numbers
     firsts: _Numbers
@@ -240,16 +230,7 @@ class _Chunks(NamedTuple):
 
 
 class _FlatSide(NamedTuple):
-    """The N tokens of all texts of a batch that are in the texts, one text after another.
-
-    Attributes:
-        places: Place of each token in the flattened IDs.
-        rows: Row of each token.
-        starts: First byte of each token, counted over all texts.
-        ends: First byte behind it.
-        cut_ends: Last byte of the cut after it; `NO_CUT` without one.
-        exact: Whether it is exact.
-    """
+    """The N tokens of all texts of a batch that are in the texts, one text after another."""
 
     places: _Numbers
     rows: _Numbers
@@ -292,11 +273,7 @@ class _FlatSide(NamedTuple):
 
 
 def _common_cuts(a: _FlatSide, b: _FlatSide) -> tuple[_Numbers, _Numbers]:
-    """Return the tokens of both sides after which both are cut: the most pairs of intervals that meet, in order.
-
-    The intervals of a side are disjoint. Of the pairs that meet, in order, the first is a common cut, and then each
-    first one of which both intervals come after those of the common cut before.
-    """
+    """Return the tokens of both sides after which both are cut: the most pairs of intervals that meet, in order."""
     tokens = [np.flatnonzero(side.cut_ends != NO_CUT) for side in (a, b)]
     (a_starts, a_ends), (b_starts, b_ends) = (
         (side.ends[places], side.cut_ends[places]) for side, places in zip((a, b), tokens, strict=True)

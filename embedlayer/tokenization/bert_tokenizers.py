@@ -19,11 +19,7 @@ def bert_tokenizer(
     strip_accents: bool | None = None,
     splits_chinese: bool = True,
 ) -> Tokenizer:
-    """Return a WordPiece tokenizer that normalises and splits text as BERT does, without special tokens.
-
-    `unknown` is the entry of text that the vocabulary lacks. With `splits_chinese` each Chinese character is a word.
-    With `strip_accents=None` accents are removed where text is lower-cased.
-    """
+    """Return a WordPiece tokenizer that normalises and splits text as BERT does, without special tokens."""
     tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=unknown, max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=splits_chinese
@@ -34,16 +30,7 @@ def bert_tokenizer(
 
 
 def wordpiece_tokenizer(vocabulary: dict[str, int], config: TokenizerConfig, file: Path) -> Tokenizer:
-    """Return the tokenizer of a `vocab.txt`: BERT's, by the settings that the files beside it state.
-
-    Without `do_lower_case`, text is lower-cased if a file names the class, because BERT's classes do so by default. If
-    no file does, it is lower-cased if no entry except the bracketed ones has an upper-case letter. The tokens of the
-    roles `cls_token` and `sep_token` are put around a text if the vocabulary has both.
-
-    Raises:
-        TokenizerError: The class is not of BERT's kind; the vocabulary lacks the unknown token, or has an added token
-            under another ID; `do_basic_tokenize` is false; or a setting is neither true nor false.
-    """
+    """Return the tokenizer of a `vocab.txt`: BERT's, by the settings that the files beside it state."""
     is_known = config.kind is None or config.kind in (*WORDPIECE_CLASSES, *GENERIC_CLASSES)
     if not is_known:
         raise config.refuse_class(file)

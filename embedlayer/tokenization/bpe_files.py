@@ -30,15 +30,7 @@ _NORMALIZERS: Mapping[str, Callable[[], normalizers.Normalizer]] = {
 
 
 def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig) -> BpeRules:
-    """Return the rules by which a pair of `vocab.json` and `merges.txt` is read.
-
-    They are those of the class that the files beside it state, or of the model type. With nothing beside it, the rules
-    are GPT-2's, if the entries show it.
-
-    Raises:
-        TokenizerError: The class or the model type is not known, or splits text by rules that only a `tokenizer.json`
-            has; or none is stated, and the vocabulary is not of GPT-2's kind.
-    """
+    """Return the rules by which a pair of `vocab.json` and `merges.txt` is read."""
     known = ", ".join(BPE_CLASSES)
     if config.kind is not None and config.kind in BPE_CLASSES:
         if config.kind == "GPT2" and config.model_type in SPLITS_DIGITS:
@@ -63,12 +55,7 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig
 def bpe_tokenizer(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], rules: BpeRules, config: TokenizerConfig, file: Path
 ) -> Tokenizer:
-    """Build a BPE tokenizer from a vocabulary and merges, by the rules of a class and what the files beside it state.
-
-    Raises:
-        TokenizerError: An added token has another ID in the vocabulary, a token around texts is missing there, a
-            setting is neither true nor false, or Whisper's `language` or `task` is set, which is not read.
-    """
+    """Build a BPE tokenizer from a vocabulary and merges, by the rules of a class and what the files beside it state."""
     unknown = config.role("unk_token", rules.roles) if rules.unknown else None
     optional = {"end_of_word_suffix": rules.end_of_word or None, "unk_token": unknown}
     optional = {name: value for name, value in optional.items() if value is not None}
@@ -95,10 +82,7 @@ def _decoder(rules: BpeRules) -> decoders.Decoder:
 
 
 def _splitter(rules: BpeRules, *, adds_space: bool) -> pre_tokenizers.PreTokenizer:
-    """Return what splits a text before the merges, and puts a space before the text if `adds_space`.
-
-    Of a class that is not byte-level, `adds_space` has no effect.
-    """
+    """Return what splits a text before the merges, and puts a space before the text if `adds_space`."""
     if not rules.is_byte_level:
         return pre_tokenizers.BertPreTokenizer()
     if rules.patterns == _ALONE.patterns:
@@ -112,14 +96,7 @@ def _splitter(rules: BpeRules, *, adds_space: bool) -> pre_tokenizers.PreTokeniz
 def _around(
     tokenizer: Tokenizer, rules: BpeRules, config: TokenizerConfig, file: Path
 ) -> processors.PostProcessor | None:
-    """Return the processor that puts special tokens around a text; of a byte-level class, also `ByteLevel`'s step.
-
-    `None`: there is neither.
-
-    Raises:
-        TokenizerError: The vocabulary lacks one of these tokens, `add_bos_token` or `add_eos_token` is neither true nor
-            false, or Whisper's `language` or `task` is set.
-    """
+    """Return the processor that puts special tokens around a text; of a byte-level class, also `ByteLevel`'s step."""
     for name in ("language", "task"):
         if config.kind == "Whisper" and config.settings.get(name) is not None:
             raise TokenizerError(
@@ -145,22 +122,14 @@ def _around(
 
 @cache
 def byte_level_alphabet() -> dict[str, int]:
-    """Return the alphabet in which byte-level BPE writes bytes, as in GPT-2.
-
-    Returns:
-        The byte of each of the 256 letters. A printable byte is its own letter; the other bytes have the letters from
-        U+0100 on.
-    """
+    """Return the alphabet in which byte-level BPE writes bytes, as in GPT-2."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
 def component_types(component: Any) -> set[str]:
-    """Return the class names of a component of a tokenizer and of the components nested in it.
-
-    `None` has none.
-    """
+    """Return the class names of a component of a tokenizer and of the components nested in it."""
     if component is None:
         return set()
     return set(re.findall(r'"type":\s*"(\w+)"', component.__getstate__().decode()))

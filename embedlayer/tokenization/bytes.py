@@ -295,34 +295,13 @@ class TokenBytes:
 
 
 def spell(tokenizer: object, tokens: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return for each text the IDs of the tokens with which the tokenizer encodes it; special tokens are left out.
-
-    For a text that is to become a token, these are the subwords that encode it until then. A text that already is a
-    token usually has only the ID of that token.
-
-    Example:
-        >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
-        >>> [[tokenizer.id_to_token(i) for i in ids] for ids in spell(tokenizer, [" lovedogs"])]
-        [['Ġlove', 'd', 'o', 'g', 's']]
-    """
+    """Return for each text the IDs of the tokens with which the tokenizer encodes it; special tokens are left out."""
     vocabulary = TokenBytes(tokenizer)
     return [vocabulary.encode(token.encode()) for token in tokens]
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return the text of one token as a person would write it.
-
-    Byte-level letters and `▁` become the characters that they encode. Bytes of an incomplete character become
-    `<0xE2>`. Added tokens and WordPiece's `##` are unchanged.
-
-    Raises:
-        TokenIdError: The tokenizer has no such ID.
-
-    Example:
-        >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
-        >>> token_text(tokenizer, tokenizer.encode("I love").ids[-1])
-        ' love'
-    """
+    """Return the text of one token as a person would write it."""
     subword = tokenizer.id_to_token(token_id) if token_id >= 0 else None
     if subword is None:
         raise TokenIdError(f"The tokenizer has no token {token_id}: its IDs are 0..{table_size(tokenizer) - 1}.")
@@ -350,13 +329,7 @@ def entry_reader(tokenizer: Tokenizer) -> Callable[[str], str]:
 
 
 def row_texts(tokenizer: Tokenizer, rows: int) -> list[str]:
-    """Return the text of the token of each row, see `token_text`; `""` for a row without a token.
-
-    Example:
-        >>> from embedlayer.tokenization.words import word_tokenizer
-        >>> row_texts(word_tokenizer(["dog", "cat"]), 3)
-        ['dog', 'cat', '']
-    """
+    """Return the text of the token of each row, see `token_text`; `""` for a row without a token."""
     read = entry_reader(tokenizer)
     entries = (tokenizer.id_to_token(row) for row in range(rows))
     return ["" if entry is None else read(entry) for entry in entries]

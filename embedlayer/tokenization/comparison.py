@@ -108,11 +108,7 @@ def compare_tokenizers(a: object, b: object, text: str | Iterable[str] | None = 
 def _spans_of_parts(
     tokens: tuple[TokenBytes, TokenBytes], chunks: Iterable[str]
 ) -> Iterator[tuple[TokenSpans, TokenSpans]]:
-    """Yield the spans of both tokenizers in parts of a text, whose chunks are those of the whole text.
-
-    A part is one or more of the passed chunks. After each but the last one both tokenizers have the end of a token, and
-    drop no bytes before it: the first place of both cuts, so the whole text has a common cut there.
-    """
+    """Yield the spans of both tokenizers in parts of a text, whose chunks are those of the whole text."""
     part = before = ""
     for chunk in chunks:
         part += chunk

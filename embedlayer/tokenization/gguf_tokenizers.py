@@ -54,11 +54,7 @@ Values = Mapping[str, Any]
 
 
 def tokenizer_of(values: Values, path: Path) -> Tokenizer:
-    """Return the tokenizer that the metadata of a GGUF file describes.
-
-    Raises:
-        TokenizerError: There is no tokenizer, its kind or pre-tokenizer is unknown, or it is damaged.
-    """
+    """Return the tokenizer that the metadata of a GGUF file describes."""
     kind, entries = values.get(f"{PREFIX}model"), values.get(f"{PREFIX}tokens")
     if kind is None or not entries:
         raise TokenizerError(f"{path} has no tokenizer: its metadata has no {PREFIX}model or no {PREFIX}tokens.")
@@ -90,11 +86,7 @@ def tokenizer_of(values: Values, path: Path) -> Tokenizer:
 
 
 def _byte_level(values: Values, entries: list[str], kinds: list[int], path: Path) -> Tokenizer:
-    """Return a byte-level BPE tokenizer, as in GPT-2.
-
-    Raises:
-        TokenizerError: The metadata names no pre-tokenizer, or one that is not known.
-    """
+    """Return a byte-level BPE tokenizer, as in GPT-2."""
     name = values.get(f"{PREFIX}pre")
     if name not in PRE_TOKENIZERS:
         fault = "names no pre-tokenizer" if name is None else f"has the pre-tokenizer {name!r}, which is not known here"
@@ -132,11 +124,7 @@ def _sentencepiece(
 
 
 def _wordpiece(values: Values, entries: list[str], kinds: list[int]) -> Tokenizer:
-    """Return a WordPiece tokenizer, as in BERT.
-
-    Text is lower-cased if no entry except the bracketed ones has an upper-case letter. A start and an end token are put
-    around it if the metadata or the vocabulary (`[CLS]`, `[SEP]`) have both.
-    """
+    """Return a WordPiece tokenizer, as in BERT."""
     names = []
     for entry, kind in zip(entries, kinds, strict=True):  # `▁` marks the start of a word, where `##` marks the rest
         is_text = kind in (NORMAL, UNUSED)
@@ -161,13 +149,7 @@ def _add(tokenizer: Tokenizer, names: list[str], kinds: list[int]) -> None:
 
 
 def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: str) -> None:
-    """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says.
-
-    Where the metadata says nothing, the default of llama.cpp for this `form` of tokenizer counts.
-
-    Raises:
-        TokenizerError: A token is to be added, and its ID is missing or too high.
-    """
+    """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says."""
     splits = PRE_TOKENIZERS.get(values.get(f"{PREFIX}pre", "")) if form == "byte-level" else None
     defaults = {"bos": form == "sentencepiece" or (splits is not None and splits.adds_bos), "eos": form == "unigram"}
     known = {"sentencepiece": {"bos": 1, "eos": 2}, "unigram": {"eos": 1}}.get(form, {})
@@ -207,16 +189,7 @@ def check_kind(tokenizer: Tokenizer, old: Values, path: Path) -> None:
 
 
 def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path) -> dict[str, Any]:
-    """Return the metadata of a GGUF file for an edited tokenizer: tokens, their kinds and scores, and merges.
-
-    Tokens that the old tokenizer has keep their score, and their kind unless they have become added tokens or are none
-    any more. The scores of Unigram are those of the new tokenizer, and those of SentencePiece's BPE are new if its
-    merges have another order (`_merge_scores`). Rows without a token become unused tokens. All keys are keys of `old`,
-    the metadata of the file.
-
-    Raises:
-        TokenizerError: The tokenizer is of another kind than that of the file, or the metadata would give other IDs.
-    """
+    """Return the metadata of a GGUF file for an edited tokenizer: tokens, their kinds and scores, and merges."""
     check_kind(tokenizer, old, path)
     data, before = json.loads(tokenizer.to_str()), tokenizer_of(old, path)
     form, model = GGUF_TOKENIZERS[old[f"{PREFIX}model"]], data["model"]
@@ -265,18 +238,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
 def _merge_scores(
     merges: Sequence[tuple[str, ...]], entries: Sequence[str], old_scores: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return scores with which SentencePiece merges subwords in the order of a list of merges.
-
-    SentencePiece merges the two neighbours whose merged subword has the highest score. The file's scores are kept if
-    they have the order of the merges; merged subwords that are new come after all others. Else all scores are new: 0,
-    -1, -2, ... in the order of the merges, and after them the subwords that no merge gives, in the order of the IDs,
-    as SentencePiece's trainer numbers them.
-
-    `merges` are those of the new tokenizer in order, `entries` its subwords by ID, without special tokens and bytes.
-
-    Returns:
-        From a subword to its score; without those whose score in the file is kept.
-    """
+    """Return scores with which SentencePiece merges subwords in the order of a list of merges."""
     order = list(dict.fromkeys(left + right for left, right in merges))
     known = [name for name in order if name in old_scores]
     place = {name: number for number, name in enumerate(entries)}
@@ -290,10 +252,7 @@ def _merge_scores(
 
 
 def _check_same_ids(tokenizer: Tokenizer, written: Tokenizer, path: Path) -> None:
-    """Raise a `TokenizerError` unless a tokenizer and the one written into metadata give some texts the same IDs.
-
-    The texts are samples, `_PROBED` tokens of the vocabulary, and its last ones, which an edit added.
-    """
+    """Raise a `TokenizerError` unless a tokenizer and the one written into metadata give some texts the same IDs."""
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     probed = sorted({*range(0, size, max(1, size // _PROBED)), *range(max(0, size - 64), size)})
     tokens = decode_batch(tokenizer, [[token] for token in probed], skip_special_tokens=False)

@@ -55,19 +55,7 @@ def table_size(tokenizer: Tokenizer) -> int:
 
 
 def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) -> str | None:
-    """Return, without raising it, the message for IDs of a tokenizer that exceed the rows of a table, else `None`.
-
-    The tokenizer may have fewer IDs than the table has rows. `where` is its path or name.
-
-    Raises:
-        TokenizerError: The highest ID is `MAX_TOKEN_IDS` or more.
-
-    Example:
-        >>> print(missing_rows_message(train_tokenizer((), kind="byte"), 200, "run"))
-        The tokenizer of run gives IDs up to 256 and the table has 200 rows: 57 tokens have none. They do not belong \
-together: use the tokenizer that the model was trained with, or give the table 57 more rows without it: \
-embedlayer.vocab.add_tokens(model, 57).
-    """
+    """Return, without raising it, the message for IDs of a tokenizer that exceed the rows of a table, else `None`."""
     size = table_size(tokenizer)
     if size <= rows:
         return None
@@ -90,52 +78,25 @@ embedlayer.vocab.add_tokens(model, 57).
 
 
 def added_without_rows(tokenizer: Tokenizer, rows: int) -> list[int]:
-    """Return the IDs of `rows` and more, if all of them are added tokens of the tokenizer; else an empty list.
-
-    So is a tokenizer that was extended while the table was not. A tokenizer of another model has other tokens there.
-
-    Example:
-        >>> tokenizer = train_tokenizer((), kind="byte")
-        >>> added_without_rows(tokenizer, 256), added_without_rows(tokenizer, 255)
-        ([256], [])
-    """
+    """Return the IDs of `rows` and more, if all of them are added tokens of the tokenizer; else an empty list."""
     missing = sorted(token_id for token_id in tokenizer.get_vocab(with_added_tokens=True).values() if token_id >= rows)
     return missing if {*missing} <= tokenizer.get_added_tokens_decoder().keys() else []
 
 
 def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
-    """Raise an error if the IDs of a tokenizer exceed the rows of a table.
-
-    Raises:
-        TokenizerError: A token has no row, or the highest ID is `MAX_TOKEN_IDS` or more.
-
-    Example:
-        >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")
-    """
+    """Raise an error if the IDs of a tokenizer exceed the rows of a table."""
     if mismatch := missing_rows_message(tokenizer, rows, where):
         raise TokenizerError(mismatch)
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int | None:
-    """Return the ID of the end-of-text token, which separates documents; `None` if the tokenizer has none.
-
-    It is the first existing token of `<|endoftext|>`, `</s>`, `[SEP]`, `<eos>`, `<|end_of_text|>`, `<|eot_id|>`.
-
-    Example:
-        >>> end_of_text_id(train_tokenizer((), kind="byte"))
-        256
-    """
+    """Return the ID of the end-of-text token, which separates documents; `None` if the tokenizer has none."""
     ids = (tokenizer.token_to_id(token) for token in _ENDS_OF_TEXT)
     return next((token_id for token_id in ids if token_id is not None), None)
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
-    """Return the ID of the unknown token, which replaces text that the model cannot encode, or `None` if there is none.
-
-    Example:
-        >>> unknown_id(train_tokenizer("One word and another word.", "word"))
-        1
-    """
+    """Return the ID of the unknown token, which replaces text that the model cannot encode, or `None` if there is none."""
     model: Any = tokenizer.model
     if isinstance(model, models.Unigram):  # it has the ID alone, and no attribute for it
         token_id: int | None = json.loads(tokenizer.to_str())["model"]["unk_id"]

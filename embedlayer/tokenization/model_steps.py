@@ -23,13 +23,7 @@ _NO_MERGE = sys.maxsize  # in place of the rank of a pair that is not in the lis
 
 @dataclass(frozen=True)
 class Merge:
-    """One merge of byte-pair encoding.
-
-    Attributes:
-        index: Place of the left symbol among the symbols before this merge, from 0 on.
-        rank: Place of the pair in the list of merges, from 0 on; of all adjacent pairs the lowest rank is merged first.
-        result: The symbol that replaces the pair.
-    """
+    """One merge of byte-pair encoding."""
 
     index: int
     rank: int
@@ -37,15 +31,7 @@ class Merge:
 
 
 class BpeTrace(NamedTuple):
-    """How byte-pair encoding splits a pre-token; symbols are as they are written in the vocabulary.
-
-    Attributes:
-        ids: Token IDs.
-        symbols: The symbols before the first merge.
-        merges: The merges, in order.
-        pairs: Rank of each pair that was adjacent at some moment and is in the list of merges.
-        is_whole: Whether the pre-token is an entry and therefore its only token, without merges (`ignore_merges`).
-    """
+    """How byte-pair encoding splits a pre-token; symbols are as they are written in the vocabulary."""
 
     ids: tuple[int, ...]
     symbols: tuple[str, ...]
@@ -64,13 +50,7 @@ class LookUp(NamedTuple):
 
 
 class WordPieceTrace(NamedTuple):
-    """How WordPiece splits a pre-token.
-
-    Attributes:
-        ids: Token IDs; that of the unknown token if no entry fits at some place.
-        tries: The look-ups, in order.
-        is_too_long: Whether the pre-token has more characters than are read, so that nothing was looked up.
-    """
+    """How WordPiece splits a pre-token."""
 
     ids: tuple[int, ...]
     tries: tuple[LookUp, ...]
@@ -93,24 +73,14 @@ class UnigramPath(NamedTuple):
 
 
 class UnigramTrace(NamedTuple):
-    """How a Unigram model splits a pre-token.
-
-    Attributes:
-        ids: Token IDs of the best path.
-        paths: The best segmentation, then the best of all others if there is another one.
-    """
+    """How a Unigram model splits a pre-token."""
 
     ids: tuple[int, ...]
     paths: tuple[UnigramPath, ...]
 
 
 class WholeTrace(NamedTuple):
-    """A pre-token that is looked up whole.
-
-    Attributes:
-        ids: The token ID of the pre-token, or that of the unknown token.
-        is_known: Whether the pre-token is an entry.
-    """
+    """A pre-token that is looked up whole."""
 
     ids: tuple[int, ...]
     is_known: bool
@@ -120,17 +90,7 @@ ModelTrace = BpeTrace | WordPieceTrace | UnigramTrace | WholeTrace
 
 
 class BpeModel:
-    """Byte-pair encoding: merge the adjacent pair of lowest rank, the leftmost one of equal pairs, until none is left.
-
-    Args:
-        content: The model of a `tokenizer.json`.
-        vocabulary: ID of each entry.
-
-    Raises:
-        TokenizerError: The model leaves out merges by chance (`dropout`), or a merge has no entry.
-
-    Reference: Sennrich et al., Neural machine translation of rare words with subword units, 2016.
-    """
+    """Byte-pair encoding: merge the adjacent pair of lowest rank, the leftmost one of equal pairs, until none is left."""
 
     def __init__(self, content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> None:
         if content["dropout"]:
@@ -165,10 +125,7 @@ class BpeModel:
         return BpeTrace(ids, first, tuple(merges), pairs, is_whole=False)
 
     def _first_symbols(self, pre_token: str) -> list[str]:
-        """Return the symbols before the first merge.
-
-        They are the entry of each character, or else those of its bytes, the unknown token, or nothing.
-        """
+        """Return the symbols before the first merge."""
         symbols: list[str] = []
         is_unknown = False  # whether an unknown token is to come before the next known character
         for place, character in enumerate(pre_token):
@@ -186,18 +143,7 @@ class BpeModel:
 
 
 def merges_of(symbols: list[str], ranks: Mapping[tuple[str, str], int], prefix: str = "") -> Iterator[Merge]:
-    """Merge adjacent symbols in place until no pair has a rank, and yield each merge after it is done.
-
-    Args:
-        symbols: The symbols before the first merge; at the end, the tokens.
-        ranks: Rank of each pair that can be merged.
-        prefix: Prefix of symbols that continue a word.
-
-    Example:
-        >>> symbols = ["l", "o", "v", "e"]
-        >>> [merge.result for merge in merges_of(symbols, {("v", "e"): 0, ("o", "ve"): 1})], symbols
-        (['ve', 'ove'], ['l', 'ove'])
-    """
+    """Merge adjacent symbols in place until no pair has a rank, and yield each merge after it is done."""
     of_pairs = [ranks.get(pair, _NO_MERGE) for pair in pairwise(symbols)]
     while (rank := min(of_pairs, default=_NO_MERGE)) < _NO_MERGE:
         index = of_pairs.index(rank)
@@ -217,14 +163,7 @@ def merged(pair: tuple[str, str], prefix: str) -> str:
 
 
 class WordPieceModel:
-    """WordPiece: from the start on, the longest entry that fits; the whole pre-token is unknown if none does somewhere.
-
-    Args:
-        content: The model of a `tokenizer.json`.
-        vocabulary: ID of each entry.
-
-    Reference: Devlin et al., BERT, 2019.
-    """
+    """WordPiece: from the start on, the longest entry that fits; the whole pre-token is unknown if none does somewhere."""
 
     def __init__(self, content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> None:
         self.vocabulary = vocabulary
@@ -253,17 +192,7 @@ class WordPieceModel:
 
 
 class UnigramModel:
-    """Unigram: of all segmentations into entries, the one whose log-probabilities have the largest sum (Viterbi).
-
-    A character that is no entry has `UNKNOWN_PENALTY` less than the lowest score. Of segmentations with equal sums up
-    to a place, the one whose last entry is longest counts.
-
-    Args:
-        content: The model of a `tokenizer.json`.
-        vocabulary: ID of each entry.
-
-    Reference: Kudo, Subword regularization, 2018.
-    """
+    """Unigram: of all segmentations into entries, the one whose log-probabilities have the largest sum (Viterbi)."""
 
     def __init__(self, content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> None:
         entries: Sequence[tuple[str, float]] = content["vocab"]
@@ -344,11 +273,7 @@ def byte_entries(text: str, vocabulary: Container[str]) -> list[str] | None:
 
 
 def traced_model(tokenizer: Tokenizer) -> TracedModel:
-    """Return the plain definition of a tokenizer's model.
-
-    Raises:
-        TokenizerError: The model is not known, or its tokens depend on chance.
-    """
+    """Return the plain definition of a tokenizer's model."""
     content = json.loads(tokenizer.model.__getstate__())
     if content["type"] not in MODELS:
         raise TokenizerError(f"A {content['type']} model is not traced; {', '.join(MODELS)} are.")

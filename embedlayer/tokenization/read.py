@@ -129,15 +129,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """Return the path of the tokenizer file in a folder; formats are tried in the order of `load_tokenizer`.
-
-    A plain name such as `vocab.json` is found before a name with a prefix such as `gpt2-vocab.json`. Hidden files are
-    ignored. If there is no such file, the result is one of a kind that is not read, or `None`. Marian's `source.spm`,
-    which is not read, is found before all formats but `tokenizer.json`.
-
-    Raises:
-        TokenizerError: The folder has several tokenizer files of the first format that is found.
-    """
+    """Return the path of the tokenizer file in a folder; formats are tried in the order of `load_tokenizer`."""
     for names in _FILES:
         if names is not _FILES[0] and (folder / MARIAN.pattern).exists():
             return folder / MARIAN.pattern  # beside a vocab.json
@@ -173,11 +165,7 @@ def unread_error(path: Path, kind: UnreadTokenizer) -> TokenizerError:
 
 
 def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
-    """Return the paths of the two files of a BPE tokenizer, `(vocabulary, merges)`, from the path of either.
-
-    The names are `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`, with any common prefix; it is not
-    checked whether the files exist. `None` if `path` has none of these names.
-    """
+    """Return the paths of the two files of a BPE tokenizer, `(vocabulary, merges)`, from the path of either."""
     for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
         for ending in (vocabulary, merges):
             if path.name.endswith(ending):
@@ -187,13 +175,7 @@ def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
 
 
 def _find_beside(path: Path, what: str, *patterns: str) -> Path:
-    """Return the path of the only file in the folder of the vocabulary file `path` that fits a glob pattern.
-
-    `what` names the file that is wanted, for the error.
-
-    Raises:
-        TokenizerError: No file or several files fit one of the patterns.
-    """
+    """Return the path of the only file in the folder of the vocabulary file `path` that fits a glob pattern."""
     files = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
     if len(files) != 1:
         raise TokenizerError(
@@ -204,15 +186,7 @@ def _find_beside(path: Path, what: str, *patterns: str) -> Path:
 
 
 def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokenizer:
-    """Read a BPE tokenizer from its two files, by the rules that the files beside them state.
-
-    `vocabulary` is a JSON file with the ID of each subword; `merges` has one merge, two subwords, in each line;
-    `config` is what the files beside them state.
-
-    Raises:
-        TokenizerError: A file is damaged, the two do not fit each other, or the rules of the class are not known.
-        FileError: A file cannot be read.
-    """
+    """Read a BPE tokenizer from its two files, by the rules that the files beside them state."""
     vocab = read_json_file(vocabulary)
     if not all(type(token_id) is int for token_id in vocab.values()):
         raise TokenizerError(f"{vocabulary} is not a vocabulary: it should map each token to its ID.")
@@ -236,10 +210,7 @@ def _read_text(path: Path) -> str:
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
-    """Return `build()`, a tokenizer; replace exceptions by a `TokenizerError` that names the file.
-
-    Other errors of embedlayer, `MemoryError` and `KeyboardInterrupt` are unchanged.
-    """
+    """Return `build()`, a tokenizer; replace exceptions by a `TokenizerError` that names the file."""
     try:
         with tokenizer_errors("be built"):
             return build()

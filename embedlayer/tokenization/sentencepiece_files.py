@@ -48,17 +48,7 @@ _PROBE = (
 
 
 def read_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
-    """Read a SentencePiece `.model` file and return a tokenizer that gives the same subwords.
-
-    The IDs are those of the class that the files beside the model state, or else the model's own. The subwords of some
-    sample texts are compared with those by SentencePiece.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The file is not a SentencePiece model, its class is not read, or the tokenizer would give other
-            subwords.
-        MissingExtraError: The `spm` extra is not installed.
-    """
+    """Read a SentencePiece `.model` file and return a tokenizer that gives the same subwords."""
     sentencepiece = require("sentencepiece", extra="spm")
     raw = read_bytes(path)
     try:
@@ -93,14 +83,7 @@ class _Vocabulary:
 
 
 def _rules(path: Path, config: TokenizerConfig) -> SentencePieceRules:
-    """Return which IDs and which tokens around a text the class of a SentencePiece model has.
-
-    If no file beside the model, `path`, states a class, the rules are the model's own.
-
-    Raises:
-        TokenizerError: The class is not read, or not with a setting of its `tokenizer_config.json`; or no class is
-            stated, and the name of the model is that of classes with other IDs.
-    """
+    """Return which IDs and which tokens around a text the class of a SentencePiece model has."""
     known = ", ".join(SENTENCEPIECE_CLASSES)
     if config.kind is not None and config.kind not in (*SENTENCEPIECE_CLASSES, *GENERIC_CLASSES):
         raise config.refuse_class(path)
@@ -143,10 +126,7 @@ def _steps(steps: TextSteps | None) -> list[normalizers.Normalizer]:
 
 
 def _without_commas(processor: Any, kinds: Sequence[int]) -> list[int]:
-    """Let a model split each comma from the digit before it, as ALBERT and XLNet do, and return the kinds of subwords.
-
-    `kinds` has the kind of each subword; `processor` is changed.
-    """
+    """Let a model split each comma from the digit before it, as ALBERT and XLNet do, and return the kinds of subwords."""
     texts = [processor.id_to_piece(i) for i in range(len(kinds))]
     kinds = [
         UNUSED if text.endswith(",") and text[-2:-1].isdigit() else kind
@@ -158,12 +138,7 @@ def _without_commas(processor: Any, kinds: Sequence[int]) -> list[int]:
 
 
 def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules, path: Path) -> _Vocabulary:
-    """Give the subwords of a SentencePiece model the IDs of a tokenizer class.
-
-    Raises:
-        TokenizerError: The class has no ID for a subword that the model gives.
-        FileError: A file beside the model cannot be read.
-    """
+    """Give the subwords of a SentencePiece model the IDs of a tokenizer class."""
     own = [
         (processor.id_to_piece(i), processor.get_score(i) - (_NEVER if kind == UNUSED else 0))
         for i, kind in enumerate(kinds)
@@ -193,14 +168,7 @@ def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules,
 def _vocabulary_of_file(
     own: Sequence[tuple[str, float]], kinds: Sequence[int], rules: SentencePieceRules, path: Path
 ) -> _Vocabulary:
-    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it.
-
-    Entries of the file that the model lacks become unused subwords.
-
-    Raises:
-        TokenizerError: The file lacks a subword or the unknown token, or its IDs have gaps.
-        FileError: The file is missing or cannot be read.
-    """
+    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it."""
     file = path.with_name("vocab.json")
     entries: dict[str, int] = read_json_file(file)
     by_id = {token_id: text for text, token_id in entries.items()}
@@ -227,13 +195,7 @@ def _vocabulary_of_file(
 
 
 def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, config: TokenizerConfig, path: Path) -> None:
-    """Let a tokenizer put a space before a text as the settings `legacy` and `add_prefix_space` say.
-
-    `config` is what the files beside the model, `path`, state.
-
-    Raises:
-        TokenizerError: The class or the model cannot be read with these settings.
-    """
+    """Let a tokenizer put a space before a text as the settings `legacy` and `add_prefix_space` say."""
     adds_space = config.setting("add_prefix_space", True)
     texts = ["a", *_NFKC_PROBE]
     changed: list[str] = [normalized(tokenizer, text) for text in texts]
@@ -252,11 +214,7 @@ def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, config: Tok
 
 
 def _add_roles(tokenizer: Tokenizer, rules: SentencePieceRules, config: TokenizerConfig, path: Path) -> None:
-    """Add the special tokens that a class puts behind the model's subwords.
-
-    Raises:
-        TokenizerError: A special token that a file states has no ID.
-    """
+    """Add the special tokens that a class puts behind the model's subwords."""
     listed = {token.content for token in config.added.values()}
     known = tokenizer.get_vocab(with_added_tokens=True).keys() | listed
     fixed = [config.role(role, {}) for role in config.roles] if rules.first else []
@@ -280,13 +238,7 @@ def _decoder(*, adds_space: bool) -> decoders.Decoder:
 def _add_ends(
     tokenizer: Tokenizer, processor: Any, rules: SentencePieceRules, config: TokenizerConfig, path: Path
 ) -> None:
-    """Let a tokenizer put the tokens of its class around a text.
-
-    Those of the language and of both ends are as the settings `src_lang`, `add_bos_token` and `add_eos_token` say.
-
-    Raises:
-        TokenizerError: The class does not have the language, or the vocabulary lacks a token.
-    """
+    """Let a tokenizer put the tokens of its class around a text."""
     language = config.settings.get("src_lang") or rules.language
     names = {"": language if language in rules.languages else rules.language_form.format(language)}
     starts, ends = rules.starts, rules.ends
@@ -308,14 +260,7 @@ def _add_ends(
 
 
 def _tokenizer(processor: Any, raw: bytes, vocabulary: _Vocabulary, rules: SentencePieceRules) -> Tokenizer:
-    """Build the tokenizer for a SentencePiece model.
-
-    `raw` are the bytes of the model's file, for the fields that `processor` does not return; `vocabulary` has the IDs
-    of a class, whose rules are `rules`.
-
-    Raises:
-        TokenizerError: The model is neither BPE nor Unigram.
-    """
+    """Build the tokenizer for a SentencePiece model."""
     fields = dict(_fields(raw))
     trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
     kind = trainer.get(3, _UNIGRAM)
@@ -355,18 +300,7 @@ def sentencepiece_tokenizer(
     normalizes_symbols: bool,
     lstrip: Sequence[str] = (),
 ) -> Tokenizer:
-    """Build a tokenizer from the content of a SentencePiece model.
-
-    Args:
-        subwords: Subword and score of each ID.
-        kinds: Kind of each subword: `NORMAL`, `UNKNOWN`, `CONTROL`, `USER_DEFINED`, `UNUSED` or `BYTE`.
-        unknown: ID of unknown text.
-        is_unigram: Whether the model is Unigram, not BPE.
-        normalizer: What changes a text before it is split.
-        adds_space: Whether the normaliser puts a space before the text, which decoding removes.
-        normalizes_symbols: Whether user-defined symbols are found in the normalised text.
-        lstrip: Special tokens that take the spaces before them.
-    """
+    """Build a tokenizer from the content of a SentencePiece model."""
     byte_fallback = BYTE in kinds
     if is_unigram:
         tokenizer = Tokenizer(models.Unigram(list(subwords), unknown, byte_fallback))
@@ -385,14 +319,7 @@ def sentencepiece_tokenizer(
 
 
 def sentencepiece_normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -> normalizers.Normalizer:
-    """Return the normaliser that changes a text as SentencePiece does before it splits the text.
-
-    Args:
-        charsmap: Compiled character map of the model, such as NFKC; may be empty.
-        adds_space: Whether a space is put before the text.
-        trims: Whether spaces at both ends are removed, and runs of spaces become one.
-        space: Character that replaces each space: `▁`, or a space to keep them.
-    """
+    """Return the normaliser that changes a text as SentencePiece does before it splits the text."""
     steps = _mapped(charsmap) if charsmap else []
     if trims:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -402,13 +329,7 @@ def sentencepiece_normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, 
 
 
 def _mapped(charsmap: bytes) -> list[normalizers.Normalizer]:
-    """Return normalisers that apply a compiled character map as SentencePiece does.
-
-    `Precompiled` of the `tokenizers` library looks characters up one by one in long grapheme clusters, so it does not
-    compose a letter with its marks there. For a map of NFKC, NFKC is therefore applied to the text first. Two
-    characters that NFKC treats in another way than such a map are hidden from it: U+0344, whose two marks the map does
-    not compose with the letter before, and U+FF5E, if the map keeps it.
-    """
+    """Return normalisers that apply a compiled character map as SentencePiece does."""
     mapped = normalizers.Precompiled(charsmap)
     if any(mapped.normalize_str(text).lower() != unicodedata.normalize("NFKC", text).lower() for text in _NFKC_PROBE):
         return [mapped]
@@ -423,17 +344,7 @@ def _mapped(charsmap: bytes) -> list[normalizers.Normalizer]:
 def bpe_of_scores(
     entries: Sequence[tuple[str, float]], merged: Iterable[int], unknown: str, *, byte_fallback: bool
 ) -> models.BPE:
-    """Return a BPE model that merges like SentencePiece, which has scores of subwords instead of a list of merges.
-
-    SentencePiece merges the two neighbours whose merged subword has the best score. A list of all merges of two
-    entries into one, in the order of the merged subwords' scores, is equivalent.
-
-    Args:
-        entries: Subword and score of each ID.
-        merged: IDs of the subwords that a merge may give.
-        unknown: Subword for unknown characters.
-        byte_fallback: Whether unknown characters are encoded as bytes.
-    """
+    """Return a BPE model that merges like SentencePiece, which has scores of subwords instead of a list of merges."""
     ids = {subword: token_id for token_id, (subword, _) in enumerate(entries)}
     merges = []
     for token_id in sorted(merged, key=lambda token_id: (-entries[token_id][1], token_id)):
@@ -452,11 +363,7 @@ def _check_same_ids(
     texts: Sequence[str],
     steps: normalizers.Normalizer,
 ) -> None:
-    """Raise a `TokenizerError` unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
-
-    `ids` has the ID of the tokenizer for each ID of the model. `steps` are what the class of the tokenizer changes in a
-    text before SentencePiece reads it.
-    """
+    """Raise a `TokenizerError` unless a converted tokenizer gives sample texts the same IDs as SentencePiece."""
     for text in texts:
         ours = encode(tokenizer, text).ids
         theirs = [ids[token_id] for token_id in processor.encode(steps.normalize_str(text))]
@@ -468,14 +375,7 @@ def _check_same_ids(
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Parse a protocol buffer message, and yield the number and the value of each of its fields.
-
-    A value is an integer, or bytes for strings, nested messages and fixed-size numbers. Bytes that the end of the
-    message cuts off are yielded as they are.
-
-    Raises:
-        struct.error, IndexError: The message is damaged.
-    """
+    """Parse a protocol buffer message, and yield the number and the value of each of its fields."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -492,11 +392,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the variable-length integer of a protocol buffer at offset `at`, and the offset after it.
-
-    Raises:
-        IndexError: The message ends inside the integer.
-    """
+    """Return the variable-length integer of a protocol buffer at offset `at`, and the offset after it."""
     value = shift = 0
     while True:
         byte = message[at]
@@ -511,17 +407,7 @@ BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def read_llama2c(path: Path) -> Tokenizer:
-    """Read llama2.c's `tokenizer.bin` and return a tokenizer that gives the same IDs.
-
-    Like llama2.c, it starts a text with `<s>` and puts a space before the text. Characters without a token become
-    bytes. Then the two neighbours whose merged token has the best score are merged, until no merge is left. Decoding
-    removes the added space. The special tokens are named `<unk>`, `<s>` and `</s>`; llama2.c stores the last two
-    between line breaks.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The file is damaged, or another kind of file.
-    """
+    """Read llama2.c's `tokenizer.bin` and return a tokenizer that gives the same IDs."""
     entries = _entries(path, read_bytes(path))
     merged = range(len(SPECIAL) + len(BYTES), len(entries))
     tokenizer = Tokenizer(bpe_of_scores(entries, merged, "<unk>", byte_fallback=True))
@@ -535,11 +421,7 @@ def read_llama2c(path: Path) -> Tokenizer:
 
 
 def _entries(path: Path, raw: bytes) -> list[tuple[str, float]]:
-    """Parse the content of a `tokenizer.bin`, and return the token and the score of each ID, in order.
-
-    Raises:
-        TokenizerError: The content is damaged, or its first tokens are not those of llama2.c.
-    """
+    """Parse the content of a `tokenizer.bin`, and return the token and the score of each ID, in order."""
     entries: list[tuple[str, float]] = []
     at = 4
     try:

@@ -136,13 +136,7 @@ def token_spans(
 
 
 def chunk_spans(tokens: TokenBytes, chunk: str, before: str) -> TokenSpans:
-    """Return the spans of a chunk of a text that is cut where its IDs do not change; offsets are those in the chunk.
-
-    Args:
-        tokens: The tokenizer.
-        chunk: The chunk, as `data.read_text_chunks` cuts a text for this tokenizer.
-        before: The text before the chunk, or its last `ANCHOR_CHARS` characters; `""` for the first chunk.
-    """
+    """Return the spans of a chunk of a text that is cut where its IDs do not change; offsets are those in the chunk."""
     anchor = before[-ANCHOR_CHARS:]
     if not anchor:
         return token_spans(tokens, chunk)
@@ -284,11 +278,7 @@ def _joining_spans(tokens: TokenBytes, ids: _Numbers, text: bytes) -> _Spans | N
 
 
 def _spans_by_offsets(tokens: TokenBytes, ids: _Numbers, offsets: _Numbers, text: bytes) -> _Spans:
-    """Return the spans of tokens by their offsets, in groups whose offsets overlap; see `token_spans`.
-
-    A group is divided by the bytes of its tokens if these join to its text: as they are, with a dropped space before
-    it, or less a space that the tokenizer puts in front of the text or after an added token.
-    """
+    """Return the spans of tokens by their offsets, in groups whose offsets overlap; see `token_spans`."""
     if not len(ids):
         return ids, ids, np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)
     known, content = tokens.by_id, np.frombuffer(text + b"\0", dtype=np.uint8)

@@ -40,12 +40,7 @@ _STRINGS = ("content", "prepend", "prefix", "suffix", "continuing_subword_prefix
 
 
 def as_tokenizer(tokenizer: object) -> Tokenizer:
-    """Return a `tokenizers.Tokenizer`: the argument itself, or the one in a fast tokenizer of transformers.
-
-    Raises:
-        TokenizerError: The argument is neither of the two, or its class in transformers replaced the steps of its
-            `tokenizer.json` by others, which give other IDs.
-    """
+    """Return a `tokenizers.Tokenizer`: the argument itself, or the one in a fast tokenizer of transformers."""
     for candidate in (tokenizer, getattr(tokenizer, "backend_tokenizer", None), getattr(tokenizer, "_tokenizer", None)):
         if isinstance(candidate, Tokenizer):
             if hasattr(tokenizer, "name_or_path") and tokenizer not in _checked:
@@ -63,15 +58,7 @@ _checked: WeakSet[object] = WeakSet()
 
 
 def _require_own_steps(owner: Any, tokenizer: Tokenizer) -> None:
-    """Raise an error if a class of transformers replaced the normalizer or pre-tokenizer of a model's `tokenizer.json`.
-
-    Some classes build these steps by rules of their own. Before transformers 5.20, so do classes that Granite, OLMo 2
-    and DeepSeek name: they split at white space as SentencePiece does, or do not split digits. Without that file, or
-    if its vocabulary is another one, the pre-tokenizer must fit the vocabulary.
-
-    Raises:
-        TokenizerError: A text has other IDs, or the vocabulary is byte-level and the pre-tokenizer is not, or reversed.
-    """
+    """Raise an error if a class of transformers replaced the normalizer or pre-tokenizer of a model's `tokenizer.json`."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     advice = "Pass embedlayer.tokenization.load_tokenizer(folder) instead."
     if (file := _tokenizer_file(owner.name_or_path)) is not None:
@@ -138,10 +125,7 @@ _PROBES = (
 
 
 def pure_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer that neither truncates nor pads, nor depends on chance (`dropout` of BPE, Unigram's `alpha`).
-
-    It is the argument itself if that does none of these, else a copy.
-    """
+    """Return a tokenizer that neither truncates nor pads, nor depends on chance (`dropout` of BPE, Unigram's `alpha`)."""
     is_random = getattr(tokenizer.model, "dropout", None) or getattr(tokenizer.model, "alpha", None) is not None
     if tokenizer.truncation is None and tokenizer.padding is None and not is_random:
         return tokenizer
@@ -154,30 +138,13 @@ def pure_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """Return a digest of a tokenizer, 16 hexadecimal digits, which is equal for equal `tokenizer.json` content.
-
-    Truncation, padding and dropout are ignored, as they are where texts are encoded.
-
-    Example:
-        >>> fingerprint(train_tokenizer((), kind="byte")) == fingerprint(train_tokenizer((), kind="byte"))
-        True
-    """
+    """Return a digest of a tokenizer, 16 hexadecimal digits, which is equal for equal `tokenizer.json` content."""
     return hashlib.sha256(pure_tokenizer(tokenizer).to_str().encode()).hexdigest()[:16]
 
 
 @contextmanager
 def tokenizer_errors(action: str) -> Iterator[None]:
-    """Context manager: turn what the tokenizers library raises in the block into a `TokenizerError`.
-
-    It raises plain `Exception`, and `PanicException`, a `BaseException`, for faults that it does not expect. Errors of
-    embedlayer and `MemoryError` pass unchanged.
-
-    Args:
-        action: What the block does, after "cannot" in the message, such as `"encode 'a b'"`.
-
-    Raises:
-        TokenizerError: "The tokenizer cannot ACTION: REASON."
-    """
+    """Context manager: turn what the tokenizers library raises in the block into a `TokenizerError`."""
     try:
         yield
     except (EmbedLayerError, MemoryError):
@@ -201,10 +168,7 @@ def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False)
 def encode_batch(
     tokenizer: Tokenizer, texts: Iterable[str], *, offsets: bool = False, add_special_tokens: bool = False
 ) -> list[Encoding]:
-    """Encode texts whole, on all cores, as `pure_tokenizer` does; by default without special tokens.
-
-    With `offsets`, the encodings have offsets and words.
-    """
+    """Encode texts whole, on all cores, as `pure_tokenizer` does; by default without special tokens."""
     pure, texts = pure_tokenizer(tokenizer), list(texts)
     with tokenizer_errors(f"encode {len(texts)} texts, the first of which is {shortened((texts or [''])[0])!r}"):
         call = pure.encode_batch if offsets else pure.encode_batch_fast
@@ -241,16 +205,7 @@ def pre_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
-    """Yield texts to train a tokenizer on, cut inside of pre-tokens that have more than `LONGEST_TRAINED` characters.
-
-    The time of a trainer of subwords grows with the square of the length of a pre-token, which in DNA or a minified
-    file is the whole text. Each of its parts becomes a pre-token. Other texts are not changed; nor is one in which so
-    many characters in a row are never all white space, or none of them. `steps` is the pre-tokenizer, which cannot be
-    read from a tokenizer that is being trained: that is locked.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot split a text.
-    """
+    """Yield texts to train a tokenizer on, cut inside of pre-tokens that have more than `LONGEST_TRAINED` characters."""
     for text in texts:
         done = 0
         if _has_long_run(text):
@@ -264,10 +219,7 @@ def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
 
 
 def _has_long_run(text: str) -> bool:
-    """Return whether a text may have more than `LONGEST_TRAINED` characters in a row without or only of white space.
-
-    Such a run covers one of the blocks of half that length.
-    """
+    """Return whether a text may have more than `LONGEST_TRAINED` characters in a row without or only of white space."""
     half = LONGEST_TRAINED // 2
     blocks = (text[start : start + half] for start in range(0, len(text) - half + 1, half))
     return len(text) > LONGEST_TRAINED and any(block.isspace() or not _SPACE.search(block) for block in blocks)
@@ -281,24 +233,14 @@ def tokens_of_word(tokenizer: Tokenizer, word: str) -> list[Any]:
 
 
 def build_tokenizer(content: Mapping[str, Any]) -> Tokenizer:
-    """Build a tokenizer from the content of a `tokenizer.json`.
-
-    Raises:
-        TokenizerError: The content is damaged, or `require_bounded` refuses it.
-    """
+    """Build a tokenizer from the content of a `tokenizer.json`."""
     require_bounded(content)
     with tokenizer_errors("be built"):
         return Tokenizer.from_str(json.dumps(content))
 
 
 def require_bounded(content: Mapping[str, Any]) -> None:
-    """Check that the rules of a `tokenizer.json` make a text at most `MOST_GROWTH` times as long.
-
-    Raises:
-        TokenizerError: The content of a `Replace` or `Prepend`, changed by the rules after it, is longer than that for
-            each character that it replaces; a template repeats the text or adds special tokens more often; or a string
-            of a rule has more than 1,000 characters.
-    """
+    """Check that the rules of a `tokenizer.json` make a text at most `MOST_GROWTH` times as long."""
     for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
         for rule in _rules(content.get(part)):
             for name in _STRINGS:
@@ -334,13 +276,7 @@ _SEQUENCES = ("normalizers", "pretokenizers", "decoders", "processors")
 
 
 def _check_growth(rule: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> None:
-    """Raise an error if the text that a rule writes gets longer than `MOST_GROWTH` by the rules after it.
-
-    The text is repeated up to some thousand characters, because a later pattern may reach over several copies of it.
-
-    Raises:
-        TokenizerError: It gets longer, or the tokenizers library cannot apply a rule.
-    """
+    """Raise an error if the text that a rule writes gets longer than `MOST_GROWTH` by the rules after it."""
     content, pattern = rule.get("content", rule.get("prepend")), rule.get("pattern")
     if not isinstance(content, str) or not content:
         return

@@ -39,19 +39,7 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """What the files of a folder state about its tokenizer.
-
-    Attributes:
-        folder: The folder.
-        kind: Name of the tokenizer class without `Tokenizer` and `Fast`; `None` if no file names one, and the model
-            type has none.
-        names_class: Whether a file names the class, not the model type alone.
-        model_type: Model type of `config.json`, or `None`.
-        settings: Content of `tokenizer_config.json`.
-        roles: Special tokens by role, as files set them: as a text, or with rules; `None` if set to null.
-        specials: Special tokens without a role.
-        added: Added tokens by ID.
-    """
+    """What the files of a folder state about its tokenizer."""
 
     folder: Path
     kind: str | None = None
@@ -63,11 +51,7 @@ class TokenizerConfig:
     added: Mapping[int, AddedToken] = field(default_factory=dict)
 
     def setting(self, name: str, default: bool) -> bool:
-        """Return a setting of `tokenizer_config.json` that is true or false; `default` if the file does not set it.
-
-        Raises:
-            TokenizerError: The value is neither.
-        """
+        """Return a setting of `tokenizer_config.json` that is true or false; `default` if the file does not set it."""
         value = self.settings.get(name)
         if value is None:
             return default
@@ -78,23 +62,14 @@ class TokenizerConfig:
         return value
 
     def role(self, name: str, defaults: Mapping[str, str]) -> str | None:
-        """Return the text of the special token of a role, as the files or else `defaults` say; `None` without one.
-
-        There is none either if a file sets the role to null.
-        """
+        """Return the text of the special token of a role, as the files or else `defaults` say; `None` without one."""
         if name in self.roles:
             token = self.roles[name]
             return token if token is None or isinstance(token, str) else token.content
         return defaults.get(name)
 
     def refuse_class(self, file: Path, known: str = "", *, reason: str = "") -> TokenizerError:
-        """Return the error for a class whose rules for `file` are not known, with what helps.
-
-        Args:
-            file: The vocabulary, or the folder if it has none.
-            known: Classes that are read, for the message where no class is stated.
-            reason: Why it is not read, where the class alone is no reason; a verb comes first.
-        """
+        """Return the error for a class whose rules for `file` are not known, with what helps."""
         model = "" if self.model_type is None else f" (model type {self.model_type})"
         if self.kind is None or self.kind in GENERIC_CLASSES:
             return TokenizerError(
@@ -115,12 +90,7 @@ class TokenizerConfig:
 
 
 def read_tokenizer_config(folder: Path) -> TokenizerConfig:
-    """Read what the files of a folder state about its tokenizer. Missing files state nothing.
-
-    Raises:
-        FileError: A file cannot be read.
-        TokenizerError: A file is damaged.
-    """
+    """Read what the files of a folder state about its tokenizer. Missing files state nothing."""
     settings, model = _read(folder / "tokenizer_config.json"), _read(folder / "config.json")
     model_type = model.get("model_type") if isinstance(model.get("model_type"), str) else None
     named = next((name for name in (settings.get("tokenizer_class"), model.get("tokenizer_class")) if name), None)
@@ -162,22 +132,7 @@ def add_configured_tokens(
     lstrip: tuple[str, ...] = (),
     normalizes: bool = True,
 ) -> None:
-    """Add the tokens that the files state, and the special tokens of a class, to a tokenizer in place.
-
-    Added tokens come first, in the order of their IDs; then special tokens, which get the next IDs if the vocabulary
-    lacks them. Special tokens of the class that are not in the vocabulary are not added.
-
-    Args:
-        tokenizer: The tokenizer of the vocabulary.
-        config: What the files state.
-        defaults: Special tokens of the class by role.
-        file: The vocabulary, for messages.
-        lstrip: Roles whose token takes the spaces before it, unless a file sets the token with other rules.
-        normalizes: Whether added tokens that are not special may be found in the normalised text.
-
-    Raises:
-        TokenizerError: A token's ID differs from the one that a file states.
-    """
+    """Add the tokens that the files state, and the special tokens of a class, to a tokenizer in place."""
     for token_id, token in sorted(config.added.items()):
         token = token if normalizes else _on_raw_text(token)
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
@@ -210,18 +165,7 @@ def _on_raw_text(token: AddedToken) -> AddedToken:
 def template(
     tokenizer: Tokenizer, starts: Sequence[str], ends: Sequence[str], between: Sequence[str] | None, file: Path
 ) -> PostProcessor:
-    """Return the processor that puts `starts` in front of a text and `ends` behind it.
-
-    Args:
-        tokenizer: The tokenizer, which has all these tokens.
-        starts: Texts of tokens.
-        ends: Texts of tokens.
-        between: Texts of the tokens between two texts; `None` for `ends`, or `starts` if there are none.
-        file: The vocabulary, for messages.
-
-    Raises:
-        TokenizerError: The tokenizer lacks a token.
-    """
+    """Return the processor that puts `starts` in front of a text and `ends` behind it."""
     if between is None:
         between = ends or starts
     pairs = []
@@ -244,12 +188,7 @@ def class_name(name: str) -> str:
 
 
 def read_json_file(file: Path) -> dict[str, Any]:
-    """Read a JSON file of a tokenizer, and return the object in it.
-
-    Raises:
-        TokenizerError: The file is damaged, or holds no object.
-        FileError: The file cannot be read.
-    """
+    """Read a JSON file of a tokenizer, and return the object in it."""
     try:
         return read_json(file)
     except CheckpointError as error:
@@ -257,21 +196,12 @@ def read_json_file(file: Path) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Read a JSON file as `read_json_file` does; a missing file is an empty object.
-
-    Raises:
-        TokenizerError: The file is damaged.
-        FileError: The file cannot be read.
-    """
+    """Read a JSON file as `read_json_file` does; a missing file is an empty object."""
     return read_json_file(file) if file.is_file() else {}
 
 
 def _token(value: object, folder: Path) -> AddedToken | str | None:
-    """Return a special token as a file writes it: its text, or with its rules as an `AddedToken`; `None` for null.
-
-    Raises:
-        TokenizerError: The value is neither null, nor a text, nor an object with a text `content`.
-    """
+    """Return a special token as a file writes it: its text, or with its rules as an `AddedToken`; `None` for null."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, dict) and isinstance(value.get("content"), str):
@@ -281,15 +211,7 @@ def _token(value: object, folder: Path) -> AddedToken | str | None:
 
 
 def _added(folder: Path, decoder: object, specials: Container[str]) -> dict[int, AddedToken]:
-    """Return the added tokens by ID: those of `added_tokens_decoder`, or else of `added_tokens.json`.
-
-    `decoder` is the value of `added_tokens_decoder`; if it is no object, the second file is read, which need not exist.
-    That has no rules of tokens; `specials` are the texts of those that are special.
-
-    Raises:
-        TokenizerError: An entry has another form.
-        FileError: The file cannot be read.
-    """
+    """Return the added tokens by ID: those of `added_tokens_decoder`, or else of `added_tokens.json`."""
     if isinstance(decoder, dict):
         tokens = {}
         for token_id, value in decoder.items():

@@ -53,27 +53,7 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
 
 
 def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
-    """Return the tokens that two tokenizers have in common, one to one: old ID and new ID of each, by new ID.
-
-    These are the matches of `match_tokenizers`, with at most one new token for each old one. Of several new tokens that
-    match one old token, the first of these kinds is chosen, and within a kind the one with the lowest ID:
-
-    1. the token with the same name;
-    2. a token that is no byte-fallback token (`A`);
-    3. a byte-fallback token (`<0x41>`).
-
-    If both tokenizers have byte-fallback tokens, such as `<0x41>`, these match byte-fallback tokens only. Of an edited
-    tokenizer and its original, each old token therefore matches itself, and a new token matches none.
-
-    Raises:
-        TokenizerError: An argument is no tokenizer.
-
-    Example:
-        >>> old = train_tokenizer("I love dogs, I love cats", vocab_size=270)
-        >>> edit = edit_tokenizer(old, add=[" zebra"])
-        >>> common_tokens(old, edit.tokenizer) == [(token, token) for token in range(old.get_vocab_size())]
-        True
-    """
+    """Return the tokens that two tokenizers have in common, one to one: old ID and new ID of each, by new ID."""
     theirs, ours = TokenBytes(old), TokenBytes(new)
     have_bytes = {"sentencepiece"} == {theirs.convention, ours.convention} and theirs.single_bytes and ours.single_bytes
     chosen: dict[int, tuple[tuple[bool, bool], int]] = {}
@@ -90,12 +70,7 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
 
 
 def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
-    """Return the old ID of each new ID whose token has the same name in the vocabulary.
-
-    A token that one of the tokenizers lists as special always matches: files exist in which `<start_of_turn>` is an
-    ordinary entry. Otherwise an added token matches only an added token, and if the tokenizers write spaces in
-    different ways (`TokenBytes.convention`), only added tokens are matched.
-    """
+    """Return the old ID of each new ID whose token has the same name in the vocabulary."""
     same = old.convention == new.convention or {old.convention, new.convention} == {"word", "wordpiece"}
     common = {token_id: old.vocabulary[name] for token_id, name in new.entries.items() if name in old.vocabulary}
     return {
@@ -108,11 +83,7 @@ def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
 
 
 def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int, int]:
-    """Return the old ID of each new ID of a token without text that has the same role, such as the end of a text.
-
-    The role of a token follows from the usual names: `</s>` and `<|endoftext|>` both end a text. Old IDs in `taken` are
-    not matched again. Several new tokens of one role get the same old ID.
-    """
+    """Return the old ID of each new ID of a token without text that has the same role, such as the end of a text."""
     ends = end_of_text_id(new.tokenizer), end_of_text_id(old.tokenizer)
     matches: dict[int, int] = {}
     if ends[0] in new.special and ends[1] in old.special and ends[1] not in taken:

@@ -106,17 +106,7 @@ def train_tokenizer(
 
 
 def raise_if_path(text: str) -> None:
-    """Raise an error if a string that should be a text is probably a path.
-
-    It is if a file of that name exists, or if it looks like a path, such as `corpus.txt`. A string with a line break or
-    another unprintable character, or with more than 4096 characters, counts as text.
-
-    Raises:
-        TextError: The string is probably a path.
-
-    Example:
-        >>> raise_if_path("I love dogs. and/or cats")
-    """
+    """Raise an error if a string that should be a text is probably a path."""
     if len(text) > _LONGEST_PATH or not text.isprintable():
         return
     exists = os.path.isfile(text) or ("/" in text and text.strip("/.~") != "" and os.path.exists(text))
@@ -129,13 +119,7 @@ def raise_if_path(text: str) -> None:
 
 
 def _checked_texts(texts: object) -> Iterator[str]:
-    """Yield the strings of `texts`, the training text of `train_tokenizer`, and check each of them.
-
-    A single string counts as one text.
-
-    Raises:
-        TextError: `texts` is bytes, a `Path` or not iterable; a text is no string; or the first is probably a path.
-    """
+    """Yield the strings of `texts`, the training text of `train_tokenizer`, and check each of them."""
     if isinstance(texts, str):
         texts = [texts]
     if isinstance(texts, Path | bytes) or not isinstance(texts, Iterable):
@@ -165,10 +149,7 @@ def _require_words(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _byte_level(model: models.BPE, *, use_regex: bool = True) -> Tokenizer:
-    """Return a tokenizer around a BPE model of which the entries are written in `byte_level_alphabet`.
-
-    With `use_regex`, text is split into words as in GPT-2 before the model is applied.
-    """
+    """Return a tokenizer around a BPE model of which the entries are written in `byte_level_alphabet`."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
@@ -212,10 +193,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str],
 
 
 def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], min_frequency: int) -> dict[str, int]:
-    """Run the WordPiece trainer of the `tokenizers` library once, and return the ID of each entry of the vocabulary.
-
-    Entries `first` get the first IDs, in this order; single characters are kept beyond `vocab_size`.
-    """
+    """Run the WordPiece trainer of the `tokenizers` library once, and return the ID of each entry of the vocabulary."""
     tokenizer = bert_tokenizer({"[UNK]": 0}, lowercase=False)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=first, show_progress=False
@@ -270,26 +248,7 @@ _CANDIDATES_PER_SUBWORD = 20
 
 
 def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float]]:
-    """Train a Unigram model with SentencePiece and return its subwords with their log probabilities, best first.
-
-    SentencePiece chooses among candidates that are computed here: all characters, and the frequent substrings of the
-    words. Its own candidates are the frequent substrings of the text; with ours the time depends on the number of
-    different words. A subword at the start of a word begins with `▁`. Words are cut after 64 characters, and at `▁`,
-    `▅` and rare characters. If nothing is left to train on, the result is `[("▁", 0.0)]`.
-
-    SentencePiece runs in one thread, so that equal words give equal results. The trainer of the `tokenizers` library
-    adds up in parallel, in the order of a randomly seeded hash table, so its results differ from run to run.
-
-    Args:
-        words: Number of occurrences of each word, normalised and without spaces.
-        size: Number of subwords; a small text gives fewer. Where the text has more different characters, only the
-            most frequent ones get a subword.
-
-    Raises:
-        MissingExtraError: The `spm` extra is not installed.
-
-    Reference: Kudo, Subword regularization, 2018.
-    """
+    """Train a Unigram model with SentencePiece and return its subwords with their log probabilities, best first."""
     sentencepiece = require("sentencepiece", extra="spm")
     letters: Counter[str] = Counter()
     for word, count in words.items():
@@ -332,15 +291,7 @@ def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float
 
 
 def _candidates(words: Mapping[str, int], size: int) -> list[tuple[str, int]]:
-    """Return the candidates among which SentencePiece chooses subwords: all characters and frequent substrings.
-
-    The substrings have 2 to 16 characters and occur at least twice. At most `20 * size` are returned, for `size`
-    subwords to train.
-
-    Returns:
-        Pairs of a candidate and its number of occurrences: first the characters, then the substrings, sorted by the
-        product of length and occurrences, the largest first.
-    """
+    """Return the candidates among which SentencePiece chooses subwords: all characters and frequent substrings."""
     letters: Counter[str] = Counter()
     longer: Counter[str] = Counter()
     for word, count in words.items():

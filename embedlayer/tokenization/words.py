@@ -9,17 +9,7 @@ from embedlayer.tokenization.tokenizer_calls import pre_tokens
 
 
 def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
-    """Return a tokenizer of whole words whose vocabulary is the token of each row; a file of vectors has no other.
-
-    It gives a duplicate token the ID of its first row. It splits text at white space, except inside of the longest
-    token that matches at a word, such as "new york". It does not split text if a token starts or ends with white space,
-    as those of subword tokenizers do. It has no unknown token, so it cannot encode a text with another word: a row
-    `<unk>` is the row of this text alone.
-
-    Example:
-        >>> word_tokenizer(["dog", "cat", "dog"]).encode("cat dog").ids
-        [1, 0]
-    """
+    """Return a tokenizer of whole words whose vocabulary is the token of each row; a file of vectors has no other."""
     ids: dict[str, int] = {}
     for row, token in enumerate(tokens):
         # tokenizers takes no lone surrogates
@@ -37,12 +27,5 @@ def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
 
 
 def unknown_word(tokenizer: Tokenizer, text: str) -> str | None:
-    """Return the first word of a text that a tokenizer of whole words has no token for; `None` if it has them all.
-
-    The tokenizer is one of `word_tokenizer`, or another `WordLevel` one without a normalizer and added tokens.
-
-    Example:
-        >>> unknown_word(word_tokenizer(["dog", "cat"]), "cat bird")
-        'bird'
-    """
+    """Return the first word of a text that a tokenizer of whole words has no token for; `None` if it has them all."""
     return next((word for word in pre_tokens(tokenizer, text) if tokenizer.token_to_id(word) is None), None)

@@ -225,11 +225,7 @@ def lightning_monitor(
 
 
 class _SeenByModel:
-    """Hooks on a model of transformers: its token IDs are counted, and the loss of its logits is recorded.
-
-    Args:
-        monitor: The monitor, which counts and records only while a step runs.
-    """
+    """Hooks on a model of transformers: its token IDs are counted, and the loss of its logits is recorded."""
 
     def __init__(self, monitor: EmbeddingMonitor) -> None:
         self.monitor, self.records = monitor, 0
@@ -282,11 +278,7 @@ def _saved(monitor: EmbeddingMonitor | None) -> JsonObject:
 
 
 def _load(monitor: EmbeddingMonitor, saved: JsonObject) -> None:
-    """Continue with the counts that `_saved` returned.
-
-    Raises:
-        CheckpointError: They are damaged or belong to another table.
-    """
+    """Continue with the counts that `_saved` returned."""
     try:
         packed, most = base64.b64decode(saved["counts"], validate=True), 8 * len(monitor.counts()) + 1
         content = bytearray(zlib.decompressobj().decompress(packed, most))  # one byte more shows that it is too long

@@ -347,10 +347,7 @@ class Trainer:
         return line | ({"validation_losses": losses} if isinstance(self.validation, TokenMixture) else {})
 
     def _validation_total(self, windows: TokenWindows, count: int) -> list[float]:
-        """Return this rank's part of four sums over the targets of the first `count` windows.
-
-        They are the losses times the weights, in nats, the weights, the losses, and the number of targets.
-        """
+        """Return this rank's part of four sums over the targets of the first `count` windows."""
         totals, batch_size = torch.zeros(4, dtype=torch.float64), self.options.batch_size
         for start in range(0, count, batch_size):
             share = self.parallel.share(min(batch_size, count - start))
@@ -469,11 +466,7 @@ class Trainer:
             raise CheckpointError(f"The checkpoint does not fit this run: {error}") from error
 
     def _first_line(self) -> dict[str, Any]:
-        """Measure the losses before any update, on the validation part and on the first batch.
-
-        Warns:
-            EmbedLayerWarning: The loss is far from `ln V`, that of a uniform distribution over the vocabulary.
-        """
+        """Measure the losses before any update, on the validation part and on the first batch."""
         measured = self.validate()
         batch, count = self._batch(0)
         self.model.eval()
@@ -493,14 +486,7 @@ class Trainer:
         return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, "rows_touched": 0, **measured}
 
     def _update(self, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
-        """Run `accumulate` forward and backward passes, on one batch each, and update the weights.
-
-        The device is not waited for. All ranks must call it.
-
-        Returns:
-            `[loss, count]` on the device: this rank's term of the mean loss, and 1 on rank 0 or 0 elsewhere. Summed
-            over all ranks they are the mean loss and 1.
-        """
+        """Run `accumulate` forward and backward passes, on one batch each, and update the weights."""
         self.parallel.seed(self.options.seed, step)
         rates, peak = self.options.rates or {}, self.options.learning_rate
         for group in optimizer.param_groups:
@@ -553,12 +539,7 @@ class Trainer:
         return len(self.parallel.share(self.options.batch_size)) > 0
 
     def _batch(self, index: int) -> tuple[dict[str, Tensor], int]:
-        """Return this rank's windows of a batch.
-
-        Returns:
-            The arguments of `mean_loss` on the device, `(windows, T)` each, and the number of targets. A rank without
-            windows gets one window and the number 0, so that it can take part in collective operations.
-        """
+        """Return this rank's windows of a batch."""
         size = self.options.batch_size
         rank, ranks = (self.parallel.rank, self.parallel.size) if self._has_windows else (0, size)
         batch = self._named(self.sampler.batch(index, rank=rank, ranks=ranks))
@@ -586,10 +567,7 @@ class Trainer:
         return self.options.learning_rate_at(step, self.steps)
 
     def _measure_speed(self) -> None:
-        """Estimate how many steps fit into `minutes` at the measured speed, and set `steps` to it on all ranks.
-
-        With a fixed number of steps nothing happens. All ranks must call it.
-        """
+        """Estimate how many steps fit into `minutes` at the measured speed, and set `steps` to it on all ranks."""
         if self.budget is None:
             return
         used = self.parallel.collectives.broadcast_object(round(self._seconds_used(), 3))
@@ -646,12 +624,7 @@ def _select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _as_saved(tensors: Mapping[str, Tensor], table: ShardedTable | None) -> dict[str, Tensor]:
-    """Wrap this rank's rows of each tensor as a DTensor of the rows of all ranks, as a checkpoint stores them.
-
-    Returns:
-        The tensors by the same names. `step` and `history`, which are not per row, are unchanged; so are all if `table`
-        is `None`.
-    """
+    """Wrap this rank's rows of each tensor as a DTensor of the rows of all ranks, as a checkpoint stores them."""
     return {
         name: tensor if table is None or name in ("step", "history") else table.as_dtensor(tensor)
         for name, tensor in tensors.items()
@@ -663,24 +636,7 @@ READINGS = 6
 
 @dataclass
 class TimeBudget:
-    """Estimate of how many training steps fit into a wall-clock time, from measurements during the run.
-
-    Attributes:
-        seconds: Time for the whole run, in seconds.
-        min_steps: Smallest number of steps of the run, also if they take longer than `seconds`.
-        used: Seconds that the run took until it was last interrupted; 0 for a new run.
-        reserve: Seconds to keep for the validation after the last step.
-        readings: The last `READINGS` measurements, as pairs (finished steps, seconds used); they give the speed.
-
-    Example:
-        >>> budget = TimeBudget(100.0)
-        >>> budget.last_step(0, used=10.0, guess=1.0)
-        90
-        >>> budget.last_step(10, used=30.0)  # two seconds per step
-        45
-        >>> budget.progress(45, last_step=45)
-        1.0
-    """
+    """Estimate of how many training steps fit into a wall-clock time, from measurements during the run."""
 
     seconds: float
     min_steps: int = 1
@@ -689,11 +645,7 @@ class TimeBudget:
     readings: list[list[int | float]] = field(default_factory=list)
 
     def last_step(self, step: int, *, used: float, guess: float = 1.0) -> int:
-        """Add a measurement to `readings`, and return the number of the step at which the time will be used up.
-
-        The result is at least `step` and at least `min_steps`. So far `step` steps are finished, which took `used`
-        seconds. `guess` is the seconds of a step to assume as long as there is only one measurement.
-        """
+        """Add a measurement to `readings`, and return the number of the step at which the time will be used up."""
         self.readings = [*self.readings, [step, used]][-READINGS:]
         fitting = int((self.seconds - self.reserve - used) / max(self._seconds_per_step(guess), 1e-9))
         return max(self.min_steps, step + max(0, fitting))

@@ -49,18 +49,7 @@ ROWS_AT_ONCE = 8192
 
 
 def count_deciles(counts: Int[Tensor, " V"], ids: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
-    """Return the decile of the count of each token, `(...)`: from 1 to 10, or 0 for a count of 0.
-
-    The decile of v is `1 + floor(10 * #{u : 0 < counts[u] < counts[v]} / #{u : counts[u] > 0})`.
-
-    Args:
-        counts: Occurrences of each token, `(V,)`.
-        ids: Token IDs, `(...)`.
-
-    Example:
-        >>> count_deciles(torch.tensor([0, 1, 1, 5, 9]), torch.tensor([0, 1, 2, 3, 4]))
-        tensor([0, 1, 1, 6, 8])
-    """
+    """Return the decile of the count of each token, `(...)`: from 1 to 10, or 0 for a count of 0."""
     seen, of_ids = counts[counts > 0].sort().values, counts[ids]
     smaller = torch.searchsorted(seen, of_ids)
     return torch.where(of_ids > 0, smaller * DECILES // max(len(seen), 1) + 1, 0)
@@ -410,10 +399,7 @@ class EmbeddingMonitor:
         )
 
     def _means(self, ids: Tensor, values: Tensor) -> list[float | None]:
-        """Return the means over all ranks of the values of tokens `(N,)`, by group; `None` for an empty one.
-
-        The groups are tokens that never occurred, the deciles, and the new tokens, which are in a decile too.
-        """
+        """Return the means over all ranks of the values of tokens `(N,)`, by group; `None` for an empty one."""
         device = self._counts.device
         ids, values = ids.to(device), values.double().to(device)
         both = torch.stack([values, torch.ones_like(values)])
@@ -424,13 +410,7 @@ class EmbeddingMonitor:
 
 
 def input_table(model: nn.Module) -> LookupTable:
-    """Return the input table of a model: `model.get_input_embeddings()`, `model.table`, or the model if it is a table.
-
-    An `nn.Embedding` becomes a `TokenEmbedding` over the same weight.
-
-    Raises:
-        SizeError: The model has none, or what it has is no table.
-    """
+    """Return the input table of a model: `model.get_input_embeddings()`, `model.table`, or the model if it is a table."""
     for candidate in (model, getattr(model, "table", None)):
         if isinstance(candidate, LookupTable):
             return candidate
@@ -440,16 +420,7 @@ def input_table(model: nn.Module) -> LookupTable:
 
 
 class _RowsOfRank:
-    """The rows of some tokens that this rank reads: its shard of them, or every N-th of them if it has all rows.
-
-    Args:
-        table: The table.
-        ids: The tokens, equal on all ranks, `(N,)`.
-        ranks: The ranks that read the rows together.
-
-    Raises:
-        SizeError: The table is sharded otherwise than by rows.
-    """
+    """The rows of some tokens that this rank reads: its shard of them, or every N-th of them if it has all rows."""
 
     def __init__(self, table: LookupTable, ids: Tensor, ranks: Collectives) -> None:
         self.first, self.stored, self._shard = 0, table, None
@@ -493,17 +464,7 @@ class _RowsOfRank:
 
 
 class _RowsRead:
-    """What is read of rows of a table before a step, and after it.
-
-    Args:
-        rows: The rows.
-
-    Attributes:
-        norms: `‖w‖` before the update, `(N,)`.
-        changes: `‖w' - w‖`, `(N,)`; zeros before `read_again`.
-        not_finite: Tokens of rows that are not finite before the update, `(M,)`.
-        gradients_not_finite: See `_RowsOfRank.gradients_not_finite`.
-    """
+    """What is read of rows of a table before a step, and after it."""
 
     def __init__(self, rows: _RowsOfRank) -> None:
         self.rows, self._before = rows, rows.vectors()
@@ -519,10 +480,7 @@ class _RowsRead:
 
 
 def _not_finite(grad: Tensor, rows: Tensor, tokens: Tensor | None) -> list[int]:
-    """Return those of some rows of a gradient that are not finite.
-
-    `tokens` has the token of each row of the gradient, and `rows` are tokens too; with `None` they are its rows.
-    """
+    """Return those of some rows of a gradient that are not finite."""
     grad = to_local(grad)
     if grad.layout is torch.sparse_coo:
         of_rows, values = rows_and_values(grad)
@@ -535,11 +493,7 @@ def _not_finite(grad: Tensor, rows: Tensor, tokens: Tensor | None) -> list[int]:
 
 
 def _shard_of(table: LookupTable) -> tuple[int, Tensor]:
-    """Return the first row of this rank's shard of a table whose weight is a DTensor, and the shard.
-
-    Raises:
-        SizeError: It is no `TokenEmbedding` over a weight that is sharded by rows.
-    """
+    """Return the first row of this rank's shard of a table whose weight is a DTensor, and the shard."""
     from torch.distributed.tensor import Replicate, Shard
 
     weight: Any = getattr(table, "weight", None)
@@ -554,11 +508,7 @@ def _shard_of(table: LookupTable) -> tuple[int, Tensor]:
 
 
 def _plain_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer of torch in accelerate's wrapper, or the optimizer itself.
-
-    Raises:
-        SizeError: It is DeepSpeed's, whose parameters have no rows of the table.
-    """
+    """Return the optimizer of torch in accelerate's wrapper, or the optimizer itself."""
     if type(optimizer).__name__.startswith("DeepSpeed"):
         raise SizeError(
             "The monitor reads rows and their gradients, which DeepSpeed's optimizer keeps in flat buffers: train with "

@@ -189,20 +189,13 @@ class ParallelContext:
         model.to(self.device)
 
     def _draw_table(self, config: JsonObject) -> ShardedTable:
-        """Build a sharded table from its description; each rank allocates and draws only its own rows.
-
-        It is the token table, or a table of an injection.
-        """
+        """Build a sharded table from its description; each rank allocates and draws only its own rows."""
         with torch.device("meta"):
             table = build(config)
         return self._shard_table(table)
 
     def _draw_head(self, description: JsonObject, table: TokenTable) -> OutputHead:
-        """Build an output head for `build`; of an untied one each rank draws its own rows.
-
-        Raises:
-            SizeError: An untied head is of another class than `OutputHead`.
-        """
+        """Build an output head for `build`; of an untied one each rank draws its own rows."""
         if description["tied"]:
             return cast(OutputHead, build_head(description, table))
         with torch.device("meta"):
@@ -215,10 +208,7 @@ class ParallelContext:
         return shard_table(table, self._mesh[VOCAB_PARALLEL])
 
     def _shard_head(self, head: OutputHead, weight: Tensor, options: JsonObject) -> OutputHead:
-        """Return an untied head with sharded rows. A `ShardedTable` in its submodule `rows` owns this rank's rows.
-
-        In its state dict the rows are named `weight`, as in a head without shards.
-        """
+        """Return an untied head with sharded rows. A `ShardedTable` in its submodule `rows` owns this rank's rows."""
         options_of_rows: JsonObject = {"padding_idx": head.padding_idx, "init_std": head.init_std}
         rows = TokenEmbedding(head.out_features, head.in_features, **options_of_rows, device="meta")
         rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
@@ -296,16 +286,7 @@ class ParallelContext:
         return load_sharded(path, self._sharded_among)
 
     def _sharded_among(self, names: Iterable[str]) -> dict[str, ShardedRows]:
-        """Select the names of tensors with sharded rows.
-
-        Args:
-            names: Names of tensors in a model file or in a training checkpoint. In a checkpoint the rows are
-                `model.NAME`, their optimizer state `optimizer.NAME.KEY`, and their pending updates
-                `pending_updates.NAME.KEY`. The numbers `step` and `history` are not per row.
-
-        Returns:
-            By selected name, the table that says which rows this rank stores, and the number of rows in the file.
-        """
+        """Select the names of tensors with sharded rows."""
         sharded: dict[str, ShardedRows] = {}
         for name in names:
             parent, _, key = name.rpartition(".")
@@ -340,10 +321,7 @@ def parallel_context(
 
 
 class _LossModule(nn.Module):
-    """Module with `forward(ids, targets) -> loss` around a model: `DistributedDataParallel` calls only `forward`.
-
-    Further arguments are those of `mean_loss`.
-    """
+    """Module with `forward(ids, targets) -> loss` around a model: `DistributedDataParallel` calls only `forward`."""
 
     def __init__(self, model: DecoderLM) -> None:
         super().__init__()
@@ -361,17 +339,7 @@ def mean_loss(
     documents: Tensor | None = None,
     token_weights: Tensor | None = None,
 ) -> Tensor:
-    """Return the sum of the losses of targets, times their weights, over the number of targets, in nats.
-
-    Targets of -100 are ignored, and do not count. A `PatchedDecoder` reads one document in a row.
-
-    Args:
-        model: The model.
-        ids: Token IDs, `(B, T)`.
-        targets: Token ID that follows each token, or -100.
-        documents: Mask of packed documents in the shape of the IDs; `None` for one document in a row.
-        token_weights: Weight of each target, floats in the shape of the targets; `None` for 1.
-    """
+    """Return the sum of the losses of targets, times their weights, over the number of targets, in nats."""
     if isinstance(model, DecoderLM):
         return model.loss(ids, targets, attention_mask=documents, token_weights=token_weights)
     assert documents is None  # `Trainer` refuses them
@@ -396,26 +364,17 @@ def _plain_head(head: OutputHead) -> OutputHead:
 
 
 def _head_options(head: OutputHead) -> JsonObject:
-    """Return the options of a head (bias, softcap, scale, padding mask) as arguments for another `OutputHead`.
-
-    Sizes, rows and table are not among them.
-    """
+    """Return the options of a head (bias, softcap, scale, padding mask) as arguments for another `OutputHead`."""
     return {"bias": head.bias is not None, **{name: head.config[name] for name in HEAD_OPTIONS}}
 
 
 def _rename_rows_to_weight(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Rename `rows.weight` to `weight` in the state dict of a sharded untied head, in place.
-
-    A head without shards has the same name. This is a post-hook of `state_dict()`.
-    """
+    """Rename `rows.weight` to `weight` in the state dict of a sharded untied head, in place."""
     for key in [key for key in state if key.startswith(f"{prefix}rows.")]:
         state[prefix + key.removeprefix(f"{prefix}rows.")] = state.pop(key)
 
 
 def _rename_weight_to_rows(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Rename `weight` to `rows.weight` in a state dict that a sharded untied head is about to load, in place.
-
-    It is a pre-hook of `load_state_dict()`, and undoes `_rename_rows_to_weight`.
-    """
+    """Rename `weight` to `rows.weight` in a state dict that a sharded untied head is about to load, in place."""
     if f"{prefix}weight" in state:
         state[f"{prefix}rows.weight"] = state.pop(f"{prefix}weight")

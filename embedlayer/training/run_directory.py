@@ -399,26 +399,14 @@ class RunDirectory:
         return trainer, description
 
     def _trainer_state(self, metadata: Mapping[str, str]) -> JsonObject:
-        """Return the JSON values of `Trainer.state` in the metadata of the checkpoint.
-
-        Raises:
-            CheckpointError: They are missing or damaged.
-        """
+        """Return the JSON values of `Trainer.state` in the metadata of the checkpoint."""
         source = f"The state in {self.checkpoint}"
         state: JsonObject = parse_json(metadata.get("state", "{}"), source)
         check_fields(state, TrainerState, source)
         return state
 
     def _tables_at_checkpoint(self) -> Callable[[JsonObject], LookupTable] | None:
-        """Return a function that opens the mapped tables of the run one after another, as they were at the checkpoint.
-
-        Returns:
-            The function, from the description of a table; `None` if the run has no mapped tables.
-
-        Raises:
-            CheckpointError: The checkpoint is missing or damaged.
-            FileError: The checkpoint cannot be read.
-        """
+        """Return a function that opens the mapped tables of the run one after another, as they were at the checkpoint."""
         if not self.tables.exists():
             return None
         if not self.checkpoint.exists():
@@ -462,14 +450,7 @@ class RunDirectory:
         device: torch.device | str,
         make_table: Callable[[JsonObject], LookupTable] | None = None,
     ) -> DecoderLM:
-        """Seed torch's generator with the seed of the run, and build the model of the run with weights drawn from it.
-
-        `make_table` opens a mapped table from its description; with `None` its rows are drawn in memory.
-
-        Raises:
-            CheckpointError: The model is not a `DecoderLM`, or too large for this machine.
-            FileError: The options of the run cannot be read.
-        """
+        """Seed torch's generator with the seed of the run, and build the model of the run with weights drawn from it."""
         kind = description["model"].get("kind")
         if kind != "decoder_lm":
             raise CheckpointError(f"{self.run} describes {a_or_an(str(kind))}, not {a_or_an(DecoderLM.__name__)}.")
@@ -479,10 +460,7 @@ class RunDirectory:
             return parallel.build(description["model"], device)
 
     def _check_size(self, description: JsonObject, *, with_files: bool) -> None:
-        """Raise a `CheckpointError` if the parameters are larger than this machine's memory, if that is known.
-
-        Nothing is allocated. `with_files`: whether the rows of mapped tables count too.
-        """
+        """Raise a `CheckpointError` if the parameters are larger than this machine's memory, if that is known."""
         in_files: set[nn.Parameter] = set()
 
         def left_out(table: JsonObject) -> LookupTable:
@@ -618,20 +596,13 @@ class RunDirectory:
 
 
 def saved_buffers(model: DecoderLM) -> list[str]:
-    """Return the names of the buffers that a saved model contains, such as the token map of an n-gram table.
-
-    The seed of a run does not determine them, so a run whose model has some needs a checkpoint from its start.
-    """
+    """Return the names of the buffers that a saved model contains, such as the token map of an n-gram table."""
     saved = model.state_dict().keys()
     return [name for name, _ in model.named_buffers() if name in saved]
 
 
 def consistency_facts(description: JsonObject, text: TokenCorpus | TokenMixture, tokenizer: Tokenizer) -> JsonObject:
-    """Return what must be equal on all ranks before they train together: run, tokenizer, text and torch version.
-
-    The text is compared by its length and by a hash over the starts of its documents and up to 256 samples of 4096 IDs
-    each, spread over the text; of a mixture, over each text.
-    """
+    """Return what must be equal on all ranks before they train together: run, tokenizer, text and torch version."""
     samples = hashlib.sha256()
     for corpus in corpora_of(text):
         samples.update(corpus.documents.tobytes())

@@ -132,18 +132,7 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
 
 
 def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
-    """Return each table and untied head of a module that an adapter changes, with the change, by name.
-
-    A weight that a table shares with a tied head is in the result once.
-
-    Raises:
-        CheckpointError: The adapter changes none of them, or also another module; or the ends of a tied table in
-            different ways; or it is for weights of other sizes.
-        SizeError: There is no table and no head, or a table is not dense.
-        TokenIdError: A token is outside a table.
-        VocabularyError: The module contains a `DraftHead`, hashed n-grams of another library, or other values of
-            tokens.
-    """
+    """Return each table and untied head of a module that an adapter changes, with the change, by name."""
     vocabulary = vocabulary_modules(module)
     others = sorted({*adapter.others, *adapter.modules} - {*vocabulary.tables, *vocabulary.heads})
     if others:
@@ -176,11 +165,7 @@ def _first(weight: Weight) -> Tensor:
 
 
 def _weight(part: nn.Module) -> Weight:
-    """Return what stores the rows of a table or a head: a dense table, an untied head, or stored codes.
-
-    Raises:
-        SizeError: The table is of another kind, which does not store each row separately.
-    """
+    """Return what stores the rows of a table or a head: a dense table, an untied head, or stored codes."""
     if isinstance(part, OutputHead) and part.own_table is not None:
         part = part.own_table
     if not isinstance(part, Weight):
@@ -192,12 +177,7 @@ def _weight(part: nn.Module) -> Weight:
 
 
 def _merge_into(owner: Weight, change: ModuleAdapter) -> Callable[[], None]:
-    """Return a function that writes a change into a weight, in place.
-
-    Raises:
-        SizeError: The weight is stored codes, and the change is more than the rows of some tokens.
-        CheckpointError: The rows cannot be quantised to the format of stored codes.
-    """
+    """Return a function that writes a change into a weight, in place."""
     if not isinstance(owner, PackedRows):
         return partial(_merge, owner, change)
     if (tokens := change.tokens_alone) is None:
@@ -210,12 +190,7 @@ def _merge_into(owner: Weight, change: ModuleAdapter) -> Callable[[], None]:
 
 
 def _check_fit(changes: Changes, directory: Path | str) -> None:
-    """Check that each change can be merged into its weight.
-
-    Raises:
-        CheckpointError: A change is for a weight of another size.
-        TokenIdError: A change has rows of tokens that are outside its weight.
-    """
+    """Check that each change can be merged into its weight."""
     for name, (weight, change) in changes.items():
         vocab_size, embed_dim = weight.vocab_size, weight.embed_dim
         if change.sizes not in ((vocab_size, embed_dim), (None, embed_dim)):
@@ -233,10 +208,7 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
 
 @torch.no_grad()
 def _merge(owner: TokenEmbedding | OutputHead, change: ModuleAdapter) -> None:
-    """Write a change into a weight, in place, a block of rows at a time.
-
-    The pending updates of a dense table are applied before.
-    """
+    """Write a change into a weight, in place, a block of rows at a time."""
     if isinstance(owner, TokenEmbedding):
         owner.apply_pending_updates()
     weight, size = owner.weight, block_size(TABLE_ROWS, device_kind(owner.weight))

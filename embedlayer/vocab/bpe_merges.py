@@ -22,26 +22,7 @@ Pair = tuple[str, str]
 
 
 class BPEMerges:
-    """Find the shorter tokens from which byte-pair encoding (BPE) builds each token, by applying its merges.
-
-    To encode a word, BPE starts from its letters. It repeatedly merges the neighbouring pair that comes first in the
-    list of merges. Inside a longer text a token is built by the same merges in the same order as from its own letters
-    alone, because a merge across the token's border would have prevented the token. So the shorter tokens that a token
-    is built from do not depend on the text around it.
-
-    Therefore a token can be removed if no token of a text is built from it: the text is still encoded as the same
-    tokens.
-
-    Args:
-        model: The `model` of a `tokenizer.json`; it is not changed.
-
-    Attributes:
-        vocabulary: Names of the model's tokens.
-        prefix: Prefix of tokens that continue a word, or "".
-        suffix: Suffix of tokens that end a word, or "".
-        ignores_merges: Whether a word that is a token is encoded as that token without merging.
-        pairs: The merges in order, each a pair of the left and the right token.
-    """
+    """Find the shorter tokens from which byte-pair encoding (BPE) builds each token, by applying its merges."""
 
     def __init__(self, model: Mapping[str, Any]) -> None:
         self.vocabulary = set(model["vocab"])
@@ -57,10 +38,7 @@ class BPEMerges:
         return merged(pair, self.prefix)
 
     def parts_of(self, token: str) -> set[str] | None:
-        """Return `token` and all shorter tokens from which the merges build it, single letters included.
-
-        The result is `None` if a letter is no token, or if the merges do not lead to `token`.
-        """
+        """Return `token` and all shorter tokens from which the merges build it, single letters included."""
         symbols = self._letters(token)
         seen = {*symbols}
         if not seen <= self.vocabulary:
@@ -69,30 +47,19 @@ class BPEMerges:
         return seen if symbols == [token] else None
 
     def with_parts(self, tokens: Iterable[str]) -> set[str]:
-        """Return `tokens` and all shorter tokens that these are built from; see `parts_of`.
-
-        A token that the merges do not build is returned without others.
-        """
+        """Return `tokens` and all shorter tokens that these are built from; see `parts_of`."""
         parts = set(tokens)
         for token in list(parts):
             parts |= self.parts_of(token) or set()
         return parts
 
     def without(self, removed: AbstractSet[str]) -> "BPEMerges":
-        """Return a copy without the tokens `removed`, and without each merge that joins or builds a removed token.
-
-        Longer tokens that the merges can no longer build stay in the copy's vocabulary; `unreachable_without` returns
-        them.
-        """
+        """Return a copy without the tokens `removed`, and without each merge that joins or builds a removed token."""
         pairs = [pair for pair in self.pairs if removed.isdisjoint((*pair, self.result(pair)))]
         return BPEMerges({**self._model, "vocab": self.vocabulary - removed, "merges": pairs})
 
     def unreachable_without(self, removed: AbstractSet[str]) -> set[str]:
-        """Return the other tokens that the merges build now, but not after the tokens `removed` are removed.
-
-        The tokens in `removed` are not in the result. The result is empty for a tokenizer with `ignore_merges`, which
-        encodes a word that is a token without merging.
-        """
+        """Return the other tokens that the merges build now, but not after the tokens `removed` are removed."""
         if self.ignores_merges:
             return set()
         parts: dict[str, AbstractSet[str]] = {}
@@ -112,10 +79,7 @@ class BPEMerges:
             lost |= more
 
     def _letters(self, token: str) -> list[str]:
-        """Split a token into the single-letter tokens that merging starts from, in the order of the text.
-
-        The last letter keeps the end-of-word suffix. Letters that continue a word get the continuation prefix.
-        """
+        """Split a token into the single-letter tokens that merging starts from, in the order of the text."""
         continues = self.prefix != "" and token.startswith(self.prefix)
         ends = self.suffix != "" and token.endswith(self.suffix)
         letters = list(token[len(self.prefix) if continues else 0 : len(token) - (len(self.suffix) if ends else 0)])
@@ -131,25 +95,7 @@ Words = Mapping[tuple[str, ...], int]
 def continue_merges(
     words: Words, count: int, *, join: Callable[[Pair], str], taken: Container[str] = ()
 ) -> tuple[list[Pair], Counter[str]]:
-    """Return the next merges of byte-pair encoding on a text, most frequent pair first.
-
-    Of pairs with the same count the one whose names sort first is merged. The counts of pairs are updated after each
-    merge for the words that contain the pair, so the time does not grow with the text but with its different words. A
-    pair that occurs once is not merged.
-
-    Args:
-        words: The sequences of tokens of the text, with their counts.
-        count: Largest number of merges.
-        join: Function from a pair to the name of the token that merging it gives.
-        taken: Names that a new token must not have. Two merges never give the same token.
-
-    Returns:
-        The merges in order, and how often each token occurs in the text after all merges.
-
-    Example:
-        >>> continue_merges({("d", "o", "g"): 3, ("d", "o"): 2}, 5, join="".join)
-        ([('d', 'o'), ('do', 'g')], Counter({'dog': 3, 'do': 2}))
-    """
+    """Return the next merges of byte-pair encoding on a text, most frequent pair first."""
     symbols, counts = [list(word) for word in words], list(words.values())
     pairs, places = Counter[Pair](), defaultdict[Pair, set[int]](set)
     for place, word in enumerate(symbols):
@@ -201,23 +147,7 @@ def _merged(word: Sequence[str], pair: Pair, name: str) -> list[str]:
 
 
 def cheapest_leaves(merges: BPEMerges, counts: Mapping[str, int], count: int, *, kept: Container[str]) -> list[str]:
-    """Return the tokens whose removal adds the fewest tokens to a text, one after another, the cheapest first.
-
-    Only leaves are removed: tokens that a merge gives and that no other merge needs. Without a leaf, its text is
-    encoded as the two tokens that it was merged from, which may become leaves. Of leaves with the same count the one of
-    the latest merge is removed first.
-
-    Args:
-        merges: The merges of the tokenizer.
-        counts: How often each token occurs in the text; a token that is not listed does not occur.
-        count: Largest number of tokens to return.
-        kept: Tokens that are never removed.
-
-    Example:
-        >>> model = {"vocab": ["d", "o", "g", "do", "dog"], "merges": [("d", "o"), ("do", "g")]}
-        >>> cheapest_leaves(BPEMerges(model), {"dog": 2}, 5, kept={"g"})
-        ['dog', 'do']
-    """
+    """Return the tokens whose removal adds the fewest tokens to a text, one after another, the cheapest first."""
     giving, needed, cost = defaultdict[str, list[int]](list), Counter[str](), Counter(counts)
     for rank, pair in enumerate(merges.pairs):
         giving[merges.result(pair)].append(rank)
@@ -241,10 +171,7 @@ def cheapest_leaves(merges: BPEMerges, counts: Mapping[str, int], count: int, *,
 def cut_words(
     word: Sequence[str], apart: Container[str], starts: Callable[[str, str], bool]
 ) -> Iterable[Sequence[str]]:
-    """Yield the parts of a sequence of tokens inside which tokens may be merged, without those of a single token.
-
-    Tokens in `apart` are never merged. `starts` says whether a word starts between two neighbouring tokens.
-    """
+    """Yield the parts of a sequence of tokens inside which tokens may be merged, without those of a single token."""
     begin = 0
     for at in range(1, len(word) + 1):
         if at == len(word) or word[at] in apart or word[at - 1] in apart or starts(word[at - 1], word[at]):

@@ -121,11 +121,7 @@ def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
 
 
 def missing_rows(tokenizer: Tokenizer, rows: int, source: Path | None = None) -> str | None:
-    """Return a message if added tokens of a tokenizer have no row, which an edit gives them; `None` if all have one.
-
-    Raises:
-        VocabularyError: Other tokens have no row either, so the tokenizer does not belong to the table.
-    """
+    """Return a message if added tokens of a tokenizer have no row, which an edit gives them; `None` if all have one."""
     mismatch = missing_rows_message(tokenizer, rows, source)
     if mismatch is not None and not added_without_rows(tokenizer, rows):
         raise VocabularyError(mismatch)
@@ -133,20 +129,7 @@ def missing_rows(tokenizer: Tokenizer, rows: int, source: Path | None = None) ->
 
 
 def rows_after(num_tokens: int, rows: int, new_tokens: int, multiple: int | None = None) -> int:
-    """Return the number of rows that a table stores after an edit.
-
-    With `multiple` it is the number of tokens, rounded up to a multiple of that. Without it, the padding of the old
-    table decides:
-
-    - If every row has a token before the edit, the result is `new_tokens`.
-    - If `rows` is `num_tokens` rounded up to a multiple of a power of two (at most 1024), the result is `new_tokens`
-      rounded up to a multiple of the largest such power.
-    - Otherwise the result is `new_tokens`, but not less than `rows` if the edit does not reduce the number of tokens.
-
-    Example:
-        >>> rows_after(32011, 32064, 32020), rows_after(32011, 32064, 20000), rows_after(32000, 32000, 32001)
-        (32064, 20032, 32001)
-    """
+    """Return the number of rows that a table stores after an edit."""
     if multiple is None and rows > num_tokens:
         multiple = next((power for power in POWERS_OF_TWO if round_up(num_tokens, power) == rows), None)
         if multiple is None:
@@ -251,18 +234,7 @@ row. If not, a table adds padding rows itself.
 
 @dataclass(frozen=True)
 class EditRequest:
-    """Request an edit before the model is known: which tokens change, and how new rows are initialised.
-
-    Attributes:
-        token_map: Function that returns the old token of each new token. Its arguments are the old tokenizer, or
-            `None`, and the number of old rows.
-        init: How rows of new tokens are initialised.
-        init_head: How rows of new tokens are initialised in an untied head.
-        tokenizer: The tokenizer of a model whose layers have none, or `None`.
-        pad_to_multiple_of: The number of stored rows of a table is rounded up to a multiple of this; `None` keeps
-            each table's multiple.
-        source: The folder that is edited, for error messages; `None` for a live model.
-    """
+    """Request an edit before the model is known: which tokens change, and how new rows are initialised."""
 
     __repr__ = short_repr
 
@@ -274,15 +246,7 @@ class EditRequest:
     source: Path | None = None
 
     def resolve(self, tokenizers: Iterable[Tokenizer | None], num_rows: int, all_rows_have_ids: bool) -> ModelEdit:
-        """Return the edit of one model; see `ResolveEdit` for the arguments.
-
-        Raises:
-            VocabularyError: The model's tokenizers differ from the passed one or from each other; or they have tokens
-                without a row that are no added tokens; or added tokens have none, and the edit does more than to add
-                tokens; or the edit does not fit the tokenizer.
-            TokenizerError: The tokenizer cannot be written or read as a `tokenizer.json`.
-            SizeError: No token would be left.
-        """
+        """Return the edit of one model; see `ResolveEdit` for the arguments."""
         tokenizer = self.tokenizer
         for own in tokenizers:
             if own is not None and tokenizer is not None and fingerprint(own) != fingerprint(tokenizer):
@@ -307,17 +271,7 @@ class EditRequest:
     def _values(
         self, tokens: TokenMap, row_map: RowMap, origins: dict[int, str]
     ) -> Callable[[RowTensor], Iterator[Tensor]]:
-        """Return a function that yields the initialised rows of a tensor, in chunks.
-
-        Its first call for a table or head also fills in `origins`; later calls change no entry.
-
-        - A row of a new token is computed by `init`, or in an untied head by `init_head`. In a per-layer table, whose
-          rows have another width, it is `init.of_other_widths`, if `init` has one.
-        - A row without a token gets the mean of the live old rows (`RowInit`), so that it adds at most one part in V to
-          a softmax over V tokens.
-        - A value of a bias is the mean of the bias values of the tokens from which the row was computed, or of all
-          tokens. So the function must be called for tables and heads before their biases.
-        """
+        """Return a function that yields the initialised rows of a tensor, in chunks."""
         new_tokens, new_ids = tokens.new_tokens(), row_map.initialised.tolist()
         unused = [NewToken("")] * (len(new_ids) - len(new_tokens))
         computed_from: dict[str | None, list[tuple[int, ...]]] = {}

@@ -51,16 +51,7 @@ AddedTokens = Iterable[str | AddedToken | AddedMerge]
 
 
 def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | AddedToken]) -> dict[str, AddedToken | None]:
-    """Decide for each new token whether it becomes an entry of the model's vocabulary or an added token.
-
-    The result goes from the name of each new token, in the order of the new IDs, to its `AddedToken`, which says how it
-    is found in a text; or to `None` if the token becomes an entry of the vocabulary.
-
-    Raises:
-        VocabularyError: A token exists already, is empty, is named twice, contains the tokenizer's mark for a space, or
-            is the same as another one after the normalizer; or `add` or `special` is one text.
-        TokenizerError: The tokenizers library cannot normalise or split a text.
-    """
+    """Decide for each new token whether it becomes an entry of the model's vocabulary or an added token."""
     if isinstance(add, str) or isinstance(special, str):
         raise VocabularyError(f"Give a list of tokens, not the text {add or special!r}: its letters would be added.")
     added, specials = _by_name(add, "add", old), _by_name(special, "special", old)
@@ -100,15 +91,7 @@ def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
 
 
 def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
-    """Check that no two new tokens, and no new and old token, are the same text after the tokenizer's normalizer.
-
-    Two texts that differ only in the spaces around them do not count as the same. Without a normalizer nothing is
-    checked.
-
-    Raises:
-        VocabularyError: Two new tokens are the same, or a new one is the same as an old one.
-        TokenizerError: The tokenizers library cannot normalise a text.
-    """
+    """Check that no two new tokens, and no new and old token, are the same text after the tokenizer's normalizer."""
     if old.tokenizer.normalizer is None:
         return
     seen: dict[str, str] = {}
@@ -131,11 +114,7 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
 
 
 def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
-    """Return the `AddedToken` for a new token that does not become an entry of the model's vocabulary.
-
-    If the text is one `word`, WordPiece and word tokenizers do not find it inside longer words. `special` makes it a
-    special token. The settings of an `AddedToken` are kept; one that is special already stays so.
-    """
+    """Return the `AddedToken` for a new token that does not become an entry of the model's vocabulary."""
     if isinstance(token, AddedToken):
         return AddedToken(**{**token.__getstate__(), "special": token.special or special})
     normal = old.tokenizer.normalizer is not None and normalized(old.tokenizer, token) == token
@@ -144,12 +123,7 @@ def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: boo
 
 
 def _entry(old: TokenBytes, text: str) -> str | None:
-    """Return the vocabulary entry with which the model itself would find a new token, or `None` if it cannot find it.
-
-    WordPiece and word tokenizers can find one word; Unigram can find a text that its pre-tokenizer does not split. The
-    normalizer must not change the text. The entry is the text, for Unigram with "▁" for each space. For BPE the result
-    is always `None`.
-    """
+    """Return the vocabulary entry with which the model itself would find a new token, or `None` if it cannot find it."""
     model = old.tokenizer.model
     kind = type(model).__name__
     chunks = pre_tokens(old.tokenizer, text)
@@ -166,13 +140,7 @@ def _entry(old: TokenBytes, text: str) -> str | None:
 
 
 def _by_name(tokens: AddedTokens, option: str, old: TokenBytes) -> dict[str, str | AddedToken | AddedMerge]:
-    """Return a dictionary from the name of each new token to the token as it was passed.
-
-    `option` is the name of the option that lists them, for the error.
-
-    Raises:
-        VocabularyError: A token is named twice.
-    """
+    """Return a dictionary from the name of each new token to the token as it was passed."""
     named: dict[str, str | AddedToken | AddedMerge] = {}
     for token in tokens:
         name = token_name(token, old)
@@ -190,14 +158,7 @@ def token_name(token: str | AddedToken | AddedMerge, old: TokenBytes) -> str:
 
 
 def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: JsonObject) -> None:
-    """Check that the model of a tokenizer can have new merges, and that both parts of each exist before it.
-
-    The merges are in their order, by the name of the token that each gives. `names` are those of all tokens after the
-    edit, and `data` is the content of the old `tokenizer.json`.
-
-    Raises:
-        VocabularyError: The model is not BPE, or a part is no token before its merge.
-    """
+    """Check that the model of a tokenizer can have new merges, and that both parts of each exist before it."""
     kind = data["model"]["type"]
     if merges and kind != "BPE":
         raise VocabularyError(
@@ -215,15 +176,7 @@ def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: J
 
 
 def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], merges: BPEMerges | None) -> None:
-    """Check that the edited tokenizer encodes the text of each new token as that token, alone and in a running text.
-
-    `new` is what `new_entries` returns, and `merges` are those of the edited tokenizer if it has new ones, else `None`.
-    With `merges`, a token with `None` is checked in another way: the merges must build it, and it must fit into a
-    pre-token. Without them it is not checked.
-
-    Raises:
-        VocabularyError: No text would be encoded with a new token.
-    """
+    """Check that the edited tokenizer encodes the text of each new token as that token, alone and in a running text."""
     bare = pure_tokenizer(tokenizer)
     if merges is not None:
         tokens = TokenBytes(bare)
@@ -247,10 +200,7 @@ def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], me
 
 
 def _is_in_a_word(tokens: TokenBytes, name: str) -> bool:
-    """Return whether a BPE token can be part of a pre-token, alone or with other text around it.
-
-    It is true for a token that is not whole characters, which is not tried.
-    """
+    """Return whether a BPE token can be part of a pre-token, alone or with other text around it."""
     try:
         text = tokens.readings(tokens.vocabulary[name])[0].decode()
     except UnicodeDecodeError:

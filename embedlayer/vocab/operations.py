@@ -313,11 +313,7 @@ def transplant(
 
 
 def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
-    """Edit a copy of a tokenizer; options and errors are those of `edit_tokenizer`.
-
-    Returns:
-        The map from each token after the edit to its old ID, with both tokenizers.
-    """
+    """Edit a copy of a tokenizer; options and errors are those of `edit_tokenizer`."""
     edit = edit_tokenizer(tokenizer, **options)
     sources = tuple(NEW if source is None else source for source in edit.sources)
     old_size = table_size(tokenizer)
@@ -332,16 +328,7 @@ def _required(tokenizer: Tokenizer | None) -> Tokenizer:
 
 
 def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap], options: EditOptions) -> Receipt:
-    """Apply an edit to a live module in place, or write the edited copy of a folder to `options["out"]`.
-
-    The options are checked first. A copy is written with its receipt; a warning names the files that are left out of
-    it. `token_map` returns the old token of each new token, from the old tokenizer, or `None`, and the number of old
-    rows.
-
-    Raises:
-        SizeError: An option is unknown, below 1, or not for this kind of target. All other errors are those of
-            `edit_vocabulary`.
-    """
+    """Apply an edit to a live module in place, or write the edited copy of a folder to `options["out"]`."""
     if (message := unknown_option(options, EditOptions, "An edit of the vocabulary")) is not None:
         raise SizeError(message)
     tokenizer, multiple = options.get("tokenizer"), options.get("pad_to_multiple_of")

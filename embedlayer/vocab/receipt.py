@@ -338,12 +338,7 @@ def last_receipt(path: Path | str) -> Receipt:
 
 
 def unpacked_bytes(packed: Tensor) -> bytes:
-    """Return the bytes that are compressed by zlib in a tensor.
-
-    Raises:
-        CheckpointError: They are cut short, or more than `MAX_UNPACKED_BYTES`, 1 GiB.
-        zlib.error: The bytes are damaged.
-    """
+    """Return the bytes that are compressed by zlib in a tensor."""
     stream = zlib.decompressobj()
     content = stream.decompress(packed.numpy().tobytes(), MAX_UNPACKED_BYTES)
     if not stream.eof:

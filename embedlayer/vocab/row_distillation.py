@@ -189,11 +189,7 @@ def distill_rows(
 
 @dataclass(frozen=True)
 class _Pair:
-    """Store the token IDs of one snippet in both tokenizers, and the places whose hidden states are compared.
-
-    Each of `places` is a pair: a place in `ids`, and the place in `teacher_ids` of the token that ends at the same
-    character.
-    """
+    """Store the token IDs of one snippet in both tokenizers, and the places whose hidden states are compared."""
 
     ids: list[int]
     teacher_ids: list[int]
@@ -201,11 +197,7 @@ class _Pair:
 
 
 def _pair(own: Tokenizer, theirs: Tokenizer, text: str, new_ids: set[int], length: int) -> _Pair:
-    """Encode a snippet with both tokenizers, and find the tokens that end at the same character.
-
-    The places before the first of `new_ids` are left out: all places if the snippet has none of these. The student
-    reads at most `length` tokens, the teacher the same text.
-    """
+    """Encode a snippet with both tokenizers, and find the tokens that end at the same character."""
     student, teacher = (encode(one, text) for one in (own, theirs))
     ids = student.ids[:length]
     first = next((place for place, token in enumerate(ids) if token in new_ids), len(ids))
@@ -222,16 +214,7 @@ def _ends(encoded: Encoding, number: int) -> dict[int, int]:
 
 
 class _RowChanges:
-    """Write the trained rows of one table or head as `start + shared + own`, and split their gradient.
-
-    Args:
-        rows: The trained rows, `(k, D)`, by ascending token ID.
-        occurs: Which of the tokens occur in the snippets; the others have no change of their own.
-
-    Attributes:
-        shared: The change that all rows share, `(D,)`.
-        own: The change of each row, `(k, D)`.
-    """
+    """Write the trained rows of one table or head as `start + shared + own`, and split their gradient."""
 
     def __init__(self, rows: nn.Parameter, occurs: Bool[Tensor, " k"]) -> None:
         self._rows, self._start = rows, rows.detach().clone().float()
@@ -240,10 +223,7 @@ class _RowChanges:
         self.own = nn.Parameter(torch.zeros_like(self._start))
 
     def read_gradient(self, start_weight: float) -> None:
-        """Set the gradients of `shared` and `own` from that of the rows, with the penalty on `own`.
-
-        Rows of tokens that do not occur in the snippets do not count. If the rows have no gradient, nothing is set.
-        """
+        """Set the gradients of `shared` and `own` from that of the rows, with the penalty on `own`."""
         if self._rows.grad is not None:
             gradient = self._rows.grad.float() * self._occurs
             self.shared.grad = gradient.sum(0)
@@ -263,11 +243,7 @@ def _train(
     occurs: Bool[Tensor, " k"],
     weights: tuple[float, float, float],
 ) -> tuple[list[float], list[float]]:
-    """Train the rows of new tokens, and return both losses of each step, those of `DistillationLosses`.
-
-    The rows must be the only trainable parameters of `model`; each is written as in `_RowChanges`. `occurs` is its
-    argument, and `weights` are the three weights of `distill_rows`.
-    """
+    """Train the rows of new tokens, and return both losses of each step, those of `DistillationLosses`."""
     steps = options.steps or 0
     rows = [parameter for parameter in model.parameters() if parameter.requires_grad]
     changes = [_RowChanges(row, occurs) for row in rows]

@@ -37,15 +37,7 @@ from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
 @dataclass(frozen=True, eq=False)
 class TrainedInit(RowInit):
-    """Set new rows to rows that were trained before, in a live copy of the model whose folder is edited.
-
-    `embedlayer vocab add --train-on` uses it: it adds the tokens to a live model, trains their rows, and then edits the
-    folder with the trained rows.
-
-    Args:
-        values: The trained rows, `(k, D)`.
-        init: The initialisation of the rows before training, which the receipt of the edit mentions.
-    """
+    """Set new rows to rows that were trained before, in a live copy of the model whose folder is edited."""
 
     values: Float[Tensor, "k D"]
     init: RowInit
@@ -143,11 +135,7 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
 
 
 def _note(module: nn.Module, trained: list[nn.Parameter]) -> None:
-    """Note on a module what was trained before `train_only_rows`, and watch for PEFT, until `merge_rows`.
-
-    Models of transformers save and load merged rows, under the names of transformers. One that refuses to be saved,
-    since transformers cannot store its table, still does.
-    """
+    """Note on a module what was trained before `train_only_rows`, and watch for PEFT, until `merge_rows`."""
     removals: list[Callable[[], object]] = [module.register_forward_pre_hook(_refuse_rows_frozen_by_peft).remove]
     for model in models_in(module).values():
         watch = partial(_refuse_rows_frozen_by_peft, module)  # PEFT 0.18 runs no hooks of the model, calling `forward`
@@ -168,11 +156,7 @@ def _save_merged(
     *arguments: Any,
     **options: Any,
 ) -> None:
-    """Save a model of transformers with the trained rows in the weights, so that transformers and `load` read them.
-
-    It takes the place of the model's `save_pretrained`, with the same arguments, until `merge_rows`. The model does not
-    change. One whose table transformers cannot store raises a `CheckpointError`.
-    """
+    """Save a model of transformers with the trained rows in the weights, so that transformers and `load` read them."""
     merged = dict(model.state_dict() if state_dict is None else state_dict)
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -192,10 +176,7 @@ def _save_merged(
 
 
 def _split_rows(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Give a state that `_save_merged` wrote the names of a model whose rows are trained separately, before it loads.
-
-    It is a pre-hook of `load_state_dict` and changes `state_dict` in place; one with separate rows stays as it is.
-    """
+    """Give a state that `_save_merged` wrote the names of a model whose rows are trained separately, before it loads."""
     for name, rows in _deltas(model).items():
         delta, weight_name = f"{prefix}{name}.delta", f"{prefix}{_weight_name(name)}"
         if delta not in state_dict and weight_name in state_dict:
@@ -226,10 +207,7 @@ def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
 
 
 def _refuse_rows_frozen_by_peft(module: nn.Module, *_: object) -> None:
-    """Raise a `SizeError` in training if PEFT has frozen the rows that `train_only_rows` made trainable.
-
-    It is a pre-hook of the module, and of the model without head in it.
-    """
+    """Raise a `SizeError` in training if PEFT has frozen the rows that `train_only_rows` made trainable."""
     if not (module.training and torch.is_grad_enabled() and hasattr(module, "peft_config")):
         return
     if frozen := [name for name, part in _deltas(module).items() if not part.delta.requires_grad]:
@@ -279,10 +257,7 @@ def _merge(module: nn.Module) -> None:
 
 @contextmanager
 def merged_rows(module: nn.Module) -> Iterator[None]:
-    """Context manager: call `merge_rows` if `train_only_rows` was called; after an error in the block, revert that.
-
-    The rows are then trained separately as before, in the same parameters.
-    """
+    """Context manager: call `merge_rows` if `train_only_rows` was called; after an error in the block, revert that."""
     if own_attribute(module, TRAINED_BEFORE) is None:
         yield
         return
@@ -324,11 +299,7 @@ def _restoration(rows: DeltaEmbedding) -> Callable[[], object]:
 
 
 def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
-    """Return the rows that `train_only_rows` made trainable, by the name of their table or untied head in the module.
-
-    Raises:
-        SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called since.
-    """
+    """Return the rows that `train_only_rows` made trainable, by the name of their table or untied head in the module."""
     if own_attribute(module, TRAINED_BEFORE) is None:
         raise SizeError("This module has no rows that are trained separately: call train_only_rows first.")
     heads = [name for name, part in module.named_modules() if isinstance(part, OutputHead)]
@@ -337,10 +308,7 @@ def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
 
 
 def _trained(name: str, table: TokenTable, token_ids: list[int]) -> DeltaEmbedding:
-    """Return a table with trained rows over `table`: in its dtype if it is dense, and float32 over stored codes.
-
-    Other tables, whose rows depend on each other, raise a `SizeError`.
-    """
+    """Return a table with trained rows over `table`: in its dtype if it is dense, and float32 over stored codes."""
     if not isinstance(table, TokenEmbedding | PackedRows):
         raise SizeError(
             f"{name} is {a_or_an(table)}, which does not store each row separately: its new rows cannot be "

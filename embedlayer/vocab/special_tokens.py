@@ -66,26 +66,7 @@ class SpecialTokens(dict[str, str]):
 
 
 def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = None) -> tuple[Tokenizer, SpecialTokens]:
-    """Return a tokenizer, and a dictionary from each role to the text of its special token.
-
-    A role is one that transformers knows, such as `eos_token`.
-
-    Args:
-        source: A `tokenizers.Tokenizer`, a fast tokenizer of transformers, or the path of a file or folder that
-            `load_tokenizer` reads.
-        special: From role to text, such as `{"eos_token": "<|end|>"}`; overrides what the tokenizer states.
-
-    Raises:
-        TokenizerError: `source` is not a tokenizer, or `special` names an unknown role or token.
-        FileError: The file of the tokenizer cannot be read.
-        CheckpointError: A JSON file beside it, or a GGUF file, is damaged.
-        MissingExtraError: A `.model` needs the extra `spm`, and a `.gguf` the extra `gguf`.
-
-    Example:
-        >>> _, roles = tokenizer_with_roles(train_tokenizer((), kind="byte"))
-        >>> roles
-        {'bos_token': '<|endoftext|>', 'eos_token': '<|endoftext|>'}
-    """
+    """Return a tokenizer, and a dictionary from each role to the text of its special token."""
     if isinstance(source, str | Path):
         path = Path(source)
         tokenizer, texts = load_tokenizer(path), {}
@@ -106,14 +87,7 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
 
 
 def stated_roles(folder: Path) -> dict[str, str]:
-    """Return the special tokens that a checkpoint's tokenizer files state, as a dictionary from role to text.
-
-    A role is, for example, `eos_token`. `tokenizer_config.json` counts before `special_tokens_map.json`. Files that are
-    missing or cannot be read are skipped. Roles that no file states are left out.
-
-    Raises:
-        CheckpointError: A file is damaged.
-    """
+    """Return the special tokens that a checkpoint's tokenizer files state, as a dictionary from role to text."""
     roles: dict[str, str] = {}
     for name in _STATED_IN:
         with suppress(FileError):
@@ -124,15 +98,7 @@ def stated_roles(folder: Path) -> dict[str, str]:
 
 
 def roles_of_class(folder: Path) -> dict[str, str] | None:
-    """Return the roles of a folder's tokenizer: those that its files state, and those of its class in transformers.
-
-    Returns:
-        From role to text. `None` if its class has no record, and transformers is not installed or does not open it.
-
-    Raises:
-        TokenizerError: A file beside the tokenizer is damaged.
-        FileError: Such a file cannot be read.
-    """
+    """Return the roles of a folder's tokenizer: those that its files state, and those of its class in transformers."""
     config = read_tokenizer_config(folder)
     kind = class_name(str(config.settings.get("tokenizer_class") or config.kind or ""))
     rules = BPE_CLASSES.get(kind) or WORDPIECE_CLASSES.get(kind)
@@ -151,13 +117,7 @@ def roles_of_class(folder: Path) -> dict[str, str] | None:
 
 
 def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> SpecialTokens:
-    """Return a dictionary from each role, such as `eos_token`, to the text of the tokenizer's special token.
-
-    Only roles in `USUAL_NAMES` and only added tokens of the tokenizer are returned. `stated` has what files or callers
-    state, from role to text; it counts as far as the texts are added tokens. If nothing of it does, the roles follow
-    from the usual names, such as `</s>`. If several usual names of the end-of-text token are present then, the most
-    likely one is assumed, and `SpecialTokens.doubt` says so.
-    """
+    """Return a dictionary from each role, such as `eos_token`, to the text of the tokenizer's special token."""
     added = added_texts(tokenizer)
     known = SpecialTokens({role: stated[role] for role in USUAL_NAMES if stated.get(role) in added})
     if known:
@@ -256,16 +216,7 @@ class NewTokenIds:
         return self.new_ids[value]
 
     def _by_role(self, role: str, value: Any, key: str, where: str) -> Any:
-        """Return the new value of a configuration's entry for a role, if another tokenizer replaces the old one.
-
-        `None` stays `None`. In a list, the first ID becomes that of the role; the others become the new IDs of the same
-        tokens, without removed ones. If the new tokenizer has no token of the role, the result is `None`, or a list
-        of the others alone; for the end-of-text token there is a warning. `key` and `where`, the configuration, are
-        for the messages.
-
-        Raises:
-            VocabularyError: The role is the padding token, and the new tokenizer has none.
-        """
+        """Return the new value of a configuration's entry for a role, if another tokenizer replaces the old one."""
         if value is None:
             return None
         new = self.id_of(role)
@@ -304,13 +255,7 @@ def names_in(template: str, names: Sequence[str]) -> list[str]:
 
 
 def tokenizer_config(old: JsonObject, roles: Mapping[str, str], model: JsonObject, *, replaced: bool) -> JsonObject:
-    """Return the content of a `tokenizer_config.json` with which transformers uses `tokenizer.json` as it is.
-
-    `old` is the old content, empty if there was no file, and `model` that of the model's `config.json`. `roles` go from
-    each role, such as `eos_token`, to the text of its special token; old roles override them. If another tokenizer has
-    `replaced` the old one, they override old roles, and only the old entries about the model, such as
-    `model_max_length`, are kept.
-    """
+    """Return the content of a `tokenizer_config.json` with which transformers uses `tokenizer.json` as it is."""
     entries = {key: value for key, value in old.items() if (key in _OF_THE_MODEL if replaced else key not in _OF_FILES)}
     entries = class_settings(old.get("tokenizer_class"), model) | entries
     new_roles = {role: token for role, token in roles.items() if replaced or entries.get(role) is None}
@@ -319,25 +264,12 @@ def tokenizer_config(old: JsonObject, roles: Mapping[str, str], model: JsonObjec
 
 
 def with_class(old: JsonObject, name: str) -> JsonObject:
-    """Return the content of a `tokenizer_config.json` for `tokenizer.json` and a tokenizer class of transformers.
-
-    The class has rules of its own. `old` is the old content, empty if there was no file; it is not changed.
-    """
+    """Return the content of a `tokenizer_config.json` for `tokenizer.json` and a tokenizer class of transformers."""
     return {**{key: value for key, value in old.items() if key not in _OF_FILES}, "tokenizer_class": name}
 
 
 def class_settings(name: str | None, model: JsonObject) -> JsonObject:
-    """Return the settings of a tokenizer class of transformers that differ from those of `PreTrainedTokenizerFast`.
-
-    A `tokenizer_config.json` need not state these. Without them, a BERT tokenizer would return no `token_type_ids`, and
-    a LLaMA tokenizer would pad on the other side. transformers 5 opens the class of LLaMA as the generic one if the
-    model is of another family, so its side counts for its own family only. `name` is that of the class, such as
-    `BertTokenizerFast`, or `None` if the files name none, and `model` the content of the model's `config.json`.
-
-    Example:
-        >>> class_settings("LlamaTokenizerFast", {"model_type": "llama"})
-        {'padding_side': 'left'}
-    """
+    """Return the settings of a tokenizer class of transformers that differ from those of `PreTrainedTokenizerFast`."""
     stem, inputs = class_name(name or ""), ["input_ids", "attention_mask"]
     family = str(model.get("model_type", "")).replace("_", "")
     if stem in _PADS_LEFT and family and (family.startswith(stem.lower()) or stem.lower().endswith(family)):
@@ -352,10 +284,7 @@ def class_settings(name: str | None, model: JsonObject) -> JsonObject:
 
 
 def token_text(token: Any) -> Any:
-    """Return the text of a token that is stated as a text, as a dictionary with `content`, or as an `AddedToken`.
-
-    Any other value, such as `None`, is returned unchanged.
-    """
+    """Return the text of a token that is stated as a text, as a dictionary with `content`, or as an `AddedToken`."""
     return token.get("content") if isinstance(token, dict) else getattr(token, "content", token)
 
 
@@ -421,10 +350,7 @@ def transformers_tokenizer(tokenizer: Tokenizer, like: Any, *, special: Mapping[
 
 
 def _kept_templates(templates: str | dict[str, str] | None, lost: Sequence[str]) -> str | dict[str, str] | None:
-    """Return the chat templates that contain none of the tokens `lost`; warn of the others.
-
-    The result is `None` if no template is left.
-    """
+    """Return the chat templates that contain none of the tokens `lost`; warn of the others."""
     named = templates if isinstance(templates, dict) else {"default": templates or ""}
     absent = sorted({name for text in named.values() for name in names_in(text, lost)})
     if not absent:

@@ -109,17 +109,7 @@ class TokenSuggestion:
 
 
 def read_terms(lines: Sequence[str]) -> list[str | AddedMerge]:
-    """Return the tokens that the lines of a file name: texts, or after the line `#version: ...` merges.
-
-    Blank lines are left out.
-
-    Raises:
-        VocabularyError: A line of merges does not have two parts.
-
-    Example:
-        >>> read_terms(["#version: 0.2", "Ġasync io"]), read_terms(["asyncio"])
-        ([AddedMerge(left='Ġasync', right='io')], ['asyncio'])
-    """
+    """Return the tokens that the lines of a file name: texts, or after the line `#version: ...` merges."""
     filled = [line for line in lines if line.strip()]
     if not filled or not filled[0].startswith(MERGES_HEADER.split()[0]):
         return list(filled)
@@ -259,12 +249,7 @@ def suggest_removals(
 
 
 class _Parts:
-    """Split the chunks of a text into a part to train on and a part that is held out, a share of the bytes.
-
-    Attributes:
-        held_out: The chunks that are held out.
-        num_bytes: Number of bytes of all chunks so far.
-    """
+    """Split the chunks of a text into a part to train on and a part that is held out, a share of the bytes."""
 
     def __init__(self, share: float) -> None:
         self.held_out: list[str] = []
@@ -272,11 +257,7 @@ class _Parts:
         self._share = share
 
     def training(self, chunks: Iterable[str]) -> Iterator[str]:
-        """Yield the chunks that are not held out; the others are stored in `held_out`.
-
-        A chunk is held out if the held-out part then has at most its share of the bytes. If the held-out part
-        becomes too large for the memory, every second of its chunks is yielded, and the share is halved.
-        """
+        """Yield the chunks that are not held out; the others are stored in `held_out`."""
         for chunk in chunks:
             size = len(chunk.encode())
             self.num_bytes += size
@@ -318,10 +299,7 @@ def _counted(chunks: Iterable[str], tokenizer: Tokenizer) -> IdArray:
 
 
 def _size(chunks: Iterable[str], counts: IdArray, unknown: str | None, tokens: TokenBytes) -> EncodedSize:
-    """Return the size of a text from its token counts, `(V,)`.
-
-    `unknown` is the name of the unknown token, or `None`; then no token counts as unknown.
-    """
+    """Return the size of a text from its token counts, `(V,)`."""
     num_unknown = 0 if unknown is None else int(counts[tokens.vocabulary[unknown]])
     return EncodedSize(sum(len(chunk.encode()) for chunk in chunks), int(counts.sum()), num_unknown)
 
@@ -336,11 +314,7 @@ def _unknown(old: TokenBytes, data: JsonObject) -> str | None:
 
 
 def _merged_tokens(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> Sequence[str | AddedMerge]:
-    """Return the suggested merges of a BPE tokenizer, in their order, or the suggested texts for a Unigram one.
-
-    These are at most `count`, the texts that save the most tokens first. Added tokens, the unknown token, single bytes,
-    and tokens that do not fit a line of a file are never merged.
-    """
+    """Return the suggested merges of a BPE tokenizer, in their order, or the suggested texts for a Unigram one."""
     apart = {old.entries[i] for i in old.added} | {name for name in (_unknown(old, data),) if name is not None}
     apart |= {entry for entry, i in old.vocabulary.items() if old.is_byte(i) or not _fits_a_line(entry)}
     words = _word_counts(old, chunks, apart)
@@ -359,11 +333,7 @@ def _merged_tokens(old: TokenBytes, data: JsonObject, chunks: Iterable[str], cou
 
 
 def _word_counts(old: TokenBytes, chunks: Iterable[str], apart: set[str]) -> Counter[tuple[str, ...]]:
-    """Count the runs of two tokens or more inside which tokens may be merged.
-
-    They are the pre-tokens. If the tokenizer does not split words (LLaMA-2), they end before each word too. The tokens
-    named in `apart` are never merged.
-    """
+    """Count the runs of two tokens or more inside which tokens may be merged."""
     entries = old.entries
     runs = Counter(tuple(ids) for ids, _ in _pre_tokens(old, chunks) if len(ids) > 1)
     spaces = {name: (text[:1].isspace(), text.isspace()) for i, name in entries.items() for text in old.readings(i)[:1]}
@@ -391,11 +361,7 @@ def _pre_tokens(old: TokenBytes, chunks: Iterable[str]) -> Iterator[tuple[list[i
 
 
 def _whole_words(old: TokenBytes, chunks: Iterable[str], count: int) -> list[str]:
-    """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer.
-
-    They are at most `count`, as the normalizer writes them, those that save most first. Words that occur
-    only once are left out.
-    """
+    """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer."""
     unknown = unknown_id(old.tokenizer)
     counts, costs = Counter[str](), dict[str, int]()
     for ids, word in _pre_tokens(old, chunks):

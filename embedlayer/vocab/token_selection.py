@@ -18,11 +18,7 @@ class NumberedTokens:
         self.vocabulary = {name: token_id for token_id, name in self.entries.items()}
 
     def find(self, token: Token) -> int:
-        """Return a token's ID, which is the token itself: without a tokenizer, a token is named by its ID only.
-
-        Raises:
-            VocabularyError: The token is a text, or the model has no such ID.
-        """
+        """Return a token's ID, which is the token itself: without a tokenizer, a token is named by its ID only."""
         require_ids([token])
         if int(token) not in self.entries:
             raise VocabularyError(
@@ -53,31 +49,7 @@ def select_tokens(
     with_parts: Callable[[set[int]], set[int]] = set,
     unreachable: Callable[[set[int]], set[int]] = lambda removed: set(),
 ) -> tuple[list[str], list[int], dict[int, int], list[int]]:
-    """Return the tokens after an edit: the kept old ones in the order of their IDs, then the new ones.
-
-    Args:
-        old: The old vocabulary.
-        new: Names of the new tokens.
-        remove: Tokens to remove.
-        keep: Remove all old tokens but these; not together with `remove`.
-        order: All tokens of the result, in the order of their new IDs; `None` for the order above.
-        merge: From each token to remove to the old or new token that replaces it in stored IDs.
-        required: Old IDs that cannot be removed, each with the reason as a clause for the error.
-        with_parts: Function from the old IDs to keep to a set of these IDs and all that must be kept with them. It is
-            called only with `keep`.
-        unreachable: Function from removed old IDs to the other old IDs that no text is encoded with after the removal.
-            These are removed too, unless they are required.
-
-    Returns:
-        1. The name of each token, in the order of the new IDs.
-        2. The old ID of each token in the same order; -1 for a new token.
-        3. A dictionary from the old ID of each merged token to the new ID of the token that replaces it.
-        4. The old IDs that `unreachable` returned and that were removed too, ascending.
-
-    Raises:
-        VocabularyError: A token is unknown or named twice, a required token would be removed, or the options
-            contradict each other.
-    """
+    """Return the tokens after an edit: the kept old ones in the order of their IDs, then the new ones."""
     new, required = dict.fromkeys(new), required or {}
     merged = _merge_targets(old, merge or {}, new)
     removed = set(_ids(old, remove, "remove"))
@@ -113,23 +85,14 @@ def select_tokens(
 
 
 def _listed(tokens: Iterable[Token], option: str) -> list[Token]:
-    """Return tokens as a list; a single text, whose letters would be read as tokens, raises a `VocabularyError`.
-
-    `option` is the name of the option that lists them, for the error.
-    """
+    """Return tokens as a list; a single text, whose letters would be read as tokens, raises a `VocabularyError`."""
     if isinstance(tokens, str):
         raise VocabularyError(f"{option} must be a list of tokens, not the text {tokens!r}.")
     return list(tokens)
 
 
 def _ids(old: TokenBytes | NumberedTokens, tokens: Iterable[Token], option: str) -> dict[int, Token]:
-    """Return a dictionary from the ID of each token to the token as it was passed.
-
-    `option` is the name of the option that lists them, for the error.
-
-    Raises:
-        VocabularyError: A token is unknown or named twice, or the tokens are one text.
-    """
+    """Return a dictionary from the ID of each token to the token as it was passed."""
     passed: dict[int, Token] = {}
     for token in _listed(tokens, option):
         token_id = old.find(token)
@@ -142,11 +105,7 @@ def _ids(old: TokenBytes | NumberedTokens, tokens: Iterable[Token], option: str)
 
 
 def _new_name(new: Container[str], token: Token) -> str | None:
-    """Return the name in `new` that a caller means by `token`, or `None` if there is none.
-
-    The name equals the text, or the text with "▁" for each space, as SentencePiece writes it. An ID never names a new
-    token.
-    """
+    """Return the name in `new` that a caller means by `token`, or `None` if there is none."""
     names = (token, token.replace(" ", "▁")) if isinstance(token, str) else ()
     return next((name for name in names if name in new), None)
 
@@ -154,13 +113,7 @@ def _new_name(new: Container[str], token: Token) -> str | None:
 def _merge_targets(
     old: TokenBytes | NumberedTokens, merge: Mapping[Token, Token], new: Container[str]
 ) -> dict[int, str]:
-    """Return a dictionary from the old ID of each merged token to the name of the token that replaces it.
-
-    It may be an old token, or a new one, of which `new` has the names.
-
-    Raises:
-        VocabularyError: A token is unknown, is merged into itself, or is merged twice.
-    """
+    """Return a dictionary from the old ID of each merged token to the name of the token that replaces it."""
     merged: dict[int, str] = {}
     for token, target in merge.items():
         token_id, name = old.find(token), _new_name(new, target) or old.entries[old.find(target)]
@@ -183,9 +136,6 @@ def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
 
 
 def shown_names(what: str, names: Sequence[str]) -> str:
-    """Return a list of names for a message: `shown_names("missing:", names)` is "missing: 'a', 'b' and 3 more".
-
-    At most `SHOWN` names are listed. The result is "" if `names` is empty.
-    """
+    """Return a list of names for a message: `shown_names("missing:", names)` is "missing: 'a', 'b' and 3 more"."""
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return f"{what} {', '.join(map(repr, names[:SHOWN]))}{more}" if names else ""

@@ -101,10 +101,7 @@ def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special:
 
 
 def _letters(old: TokenBytes, data: JsonObject) -> set[int]:
-    """Return the IDs of all one-character tokens if only they allow every text to be encoded; else an empty set.
-
-    That is so for BPE and Unigram models that have neither an unknown token nor tokens of single bytes.
-    """
+    """Return the IDs of all one-character tokens if only they allow every text to be encoded; else an empty set."""
     if data["model"]["type"] not in ("BPE", "Unigram") or unknown_id(old.tokenizer) is not None or old.single_bytes:
         return set()
     return {
@@ -115,15 +112,7 @@ def _letters(old: TokenBytes, data: JsonObject) -> set[int]:
 
 
 def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: JsonObject, unknown: int | None) -> IdArray:
-    """Return how often each token ID occurs in a corpus of token IDs, `(V,)`.
-
-    `data` is the `tokenizer.json` of `tokenizer`, and `unknown` the ID of its unknown token, or `None`.
-
-    Raises:
-        VocabularyError: The corpus was built with another tokenizer. Or it contains words that WordPiece could not
-            encode: the subwords that it tried must be kept, and only the text shows which these are.
-        TokenIdError: The corpus holds an ID that the tokenizer does not have.
-    """
+    """Return how often each token ID occurs in a corpus of token IDs, `(V,)`."""
     if corpus.tokenizer_fingerprint != fingerprint(tokenizer):
         raise VocabularyError("The corpus was built with another tokenizer: build it again with this one.")
     counts = corpus.counts(table_size(tokenizer))
@@ -140,11 +129,7 @@ def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: JsonObject, 
 def _counts_of_texts(
     texts: Path | str | Iterable[str | Path], old: TokenBytes, data: JsonObject, unknown: int | None
 ) -> tuple[IdArray, set[str]]:
-    """Encode texts, and return how often each token ID occurs, `(V,)`, and the subwords that WordPiece tries in vain.
-
-    The latter are the names of the subwords that match the start of a word which WordPiece then cannot encode. For
-    other models the set is empty. `unknown` is the ID of the unknown token, or `None`.
-    """
+    """Encode texts, and return how often each token ID occurs, `(V,)`, and the subwords that WordPiece tries in vain."""
     tokenizer, tried = old.tokenizer, set[str]()
     counts = np.zeros(table_size(tokenizer), dtype=np.int64)
     is_wordpiece = data["model"]["type"] == "WordPiece" and unknown is not None
@@ -161,12 +146,7 @@ def _counts_of_texts(
 def _encoded(
     texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer, counts: IdArray
 ) -> Iterator[tuple[str, IdArray]]:
-    """Yield `(text, token IDs)` for each chunk of the texts and files, and count the separators between files.
-
-    The caller must add the yielded IDs to `counts` before it asks for the next chunk. `counts` then shows which files
-    have tokens. At the end this function adds one end-of-text token between each two of these files to `counts`, as in
-    a `TokenCorpus` built from them. The tokenizer must not truncate.
-    """
+    """Yield `(text, token IDs)` for each chunk of the texts and files, and count the separators between files."""
     rest, files = _checked(texts), 0
     while block := list(islice(rest, _TEXTS_AT_ONCE)):
         short = [text for text in block if isinstance(text, str) and len(text) <= _LONGEST_UNCUT]
@@ -185,16 +165,7 @@ def _encoded(
 
 
 def text_chunks(texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the texts, and the text of the files and folders, in chunks of some thousand characters.
-
-    The tokenizer, which must not truncate, checks the cuts as in `split_text`: where it finds a safe one, the tokens of
-    the chunks are those of the whole text.
-
-    Raises:
-        TextError: An item is neither a text nor a path, a file is not plain text, or the first text looks like the path
-            of a file.
-        FileError: A file cannot be read.
-    """
+    """Yield the texts, and the text of the files and folders, in chunks of some thousand characters."""
     for item in _checked(texts):
         if isinstance(item, str):
             yield from split_text([item], tokenizer)
@@ -204,11 +175,7 @@ def text_chunks(texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer) 
 
 
 def _checked(texts: Path | str | Iterable[str | Path]) -> Iterator[str | Path]:
-    """Yield texts and paths one by one; a single text or path is yielded alone.
-
-    Raises:
-        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
-    """
+    """Yield texts and paths one by one; a single text or path is yielded alone."""
     given: Any = [texts] if isinstance(texts, str | Path | bytes) or not isinstance(texts, Iterable) else texts
     first = True
     for item in given:
@@ -221,10 +188,7 @@ def _checked(texts: Path | str | Iterable[str | Path]) -> Iterator[str | Path]:
 
 
 def _tried(word: str, model: JsonObject) -> list[str]:
-    """Return the subwords that WordPiece finds from the start of a word before it fails to encode the rest.
-
-    The word is normalized; if it is too long for WordPiece, the result is empty.
-    """
+    """Return the subwords that WordPiece finds from the start of a word before it fails to encode the rest."""
     prefix, subwords, start = model["continuing_subword_prefix"], [], 0
     if len(word) > model["max_input_chars_per_word"]:
         return []

@@ -163,10 +163,7 @@ def edit_tokenizer(
 
 
 def required_tokens(data: JsonObject, old: TokenBytes) -> dict[int, str]:
-    """Return a dictionary from the ID of each token that the tokenizer itself uses to the reason.
-
-    These tokens cannot be removed. The reason is a clause for an error message, such as "the tokenizer pads with it".
-    """
+    """Return a dictionary from the ID of each token that the tokenizer itself uses to the reason."""
     reasons = dict.fromkeys(_template_ids(data.get("post_processor")), "the post-processor puts it around texts")
     if data.get("padding"):
         reasons[data["padding"]["pad_id"]] = "the tokenizer pads with it"
@@ -179,10 +176,7 @@ def required_tokens(data: JsonObject, old: TokenBytes) -> dict[int, str]:
 
 
 def _template_ids(processor: JsonObject | None) -> Iterator[int]:
-    """Yield the IDs of the tokens that a post-processor puts around a text or a pair of texts.
-
-    An ID may be yielded several times. `None`, which means no post-processor, yields nothing.
-    """
+    """Yield the IDs of the tokens that a post-processor puts around a text or a pair of texts."""
     kind = processor and processor["type"]
     if not processor:
         return
@@ -203,12 +197,7 @@ def _names_in_template(processor: JsonObject) -> set[str]:
 
 
 def with_parts(kept: set[int], old: TokenBytes, data: JsonObject) -> set[int]:
-    """Return `kept` and the IDs of all tokens without which a kept token would no longer be encoded as before.
-
-    For BPE these are the shorter tokens that the kept ones are merged from. For Unigram it is the token with the lowest
-    score, which determines the score of unknown text. For other models the result equals `kept`. `data` is the content
-    of the same tokenizer's `tokenizer.json`. The set of IDs is not changed.
-    """
+    """Return `kept` and the IDs of all tokens without which a kept token would no longer be encoded as before."""
     model = data["model"]
     if model["type"] == "BPE":
         merged = (old.entries[token_id] for token_id in kept - old.added)
@@ -219,11 +208,7 @@ def with_parts(kept: set[int], old: TokenBytes, data: JsonObject) -> set[int]:
 
 
 def _unreachable_without(removed: set[int], old: TokenBytes, data: JsonObject) -> set[int]:
-    """Return the IDs of the other BPE tokens that no text is encoded with after the tokens `removed` are removed.
-
-    These are the tokens that merges can build only from a removed token. Added tokens are not in the result. For models
-    other than BPE the result is empty. `old` is the tokenizer before the removal, and `data` its `tokenizer.json`.
-    """
+    """Return the IDs of the other BPE tokens that no text is encoded with after the tokens `removed` are removed."""
     if data["model"]["type"] != "BPE" or not removed:
         return set()
     merges = BPEMerges(data["model"])
@@ -240,14 +225,7 @@ def _built(
     old: TokenBytes,
     merges: Iterable[AddedMerge] = (),
 ) -> Tokenizer:
-    """Build the tokenizer after an edit, in which the token of ID i is `names[i]`.
-
-    `data`, the content of the old `tokenizer.json`, is changed in place. `new` is what `new_entries` returns; `merges`
-    are the new ones of a BPE tokenizer, in their order.
-
-    Raises:
-        TokenizerError: The tokenizers library gives the tokens other IDs, or cannot read the edited content.
-    """
+    """Build the tokenizer after an edit, in which the token of ID i is `names[i]`."""
     model = data["model"]
     unigram = model["type"] == "Unigram"
     old_model = dict(model["vocab"]) if unigram else model["vocab"]
@@ -293,20 +271,13 @@ def _built(
 
 
 def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
-    """Return a Unigram score for a new token, just above the sum of its subwords' scores, so that the model prefers it.
-
-    Scores are log probabilities of the old tokens by name. A subword without one makes the result minus infinity.
-    """
+    """Return a Unigram score for a new token, just above the sum of its subwords' scores, so that the model prefers it."""
     subwords = [token.value for token in tokens_of_word(tokenizer, entry)]
     return round(sum(scores.get(subword, -math.inf) for subword in subwords) + _ABOVE_ITS_SUBWORDS, 10)
 
 
 def _renumber_template(processor: JsonObject | None, new_id_of: Mapping[int, int]) -> None:
-    """Replace the old token IDs in a post-processor by the new ones, in place; `None` is ignored.
-
-    A `TemplateProcessing` may list special tokens that it never puts around a text. Those of them that are removed from
-    the vocabulary are deleted from the list.
-    """
+    """Replace the old token IDs in a post-processor by the new ones, in place; `None` is ignored."""
     if not processor:
         return
     if processor["type"] == "Sequence":
@@ -326,16 +297,7 @@ def _renumber_template(processor: JsonObject | None, new_id_of: Mapping[int, int
 
 
 def _with_glue(decoder: JsonObject | None, new: Sequence[str], ids: Mapping[str, int]) -> JsonObject | None:
-    """Return a copy of a decoder that removes the space which the normalizer puts after an added token.
-
-    The copy has two more steps at the start, which mark where the listed tokens begin and end. After the step `Fuse`,
-    which joins all tokens, further steps remove each mark and the space behind the token. If the decoder strips a space
-    at the start of a text, a step inserts that space again before a listed token.
-
-    If an earlier edit has put such steps into the decoder, they are replaced: the tokens that they list and that still
-    exist are listed again. `ids` are the new ones of all tokens by name. A decoder that is `None` or has no step `Fuse`
-    is returned unchanged.
-    """
+    """Return a copy of a decoder that removes the space which the normalizer puts after an added token."""
     steps = list((decoder or {}).get("decoders", []))
     if decoder is None or not any(step["type"] == "Fuse" for step in steps):
         return decoder
@@ -362,12 +324,7 @@ def _replace(pattern: str, content: str) -> JsonObject:
 
 
 def other_texts(old: Tokenizer, new: Tokenizer, terms: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return the texts with `terms`, such as added tokens, that `old` decodes exactly and `new` does not.
-
-    Both encode a text and decode the IDs. Each term is tried alone, between words and, if the tokens of `old` include
-    spaces, between letters without spaces. The result goes from each term with such texts to them, each as `old` and as
-    `new` decodes it.
-    """
+    """Return the texts with `terms`, such as added tokens, that `old` decodes exactly and `new` does not."""
     spaces = TokenBytes(old).convention in ("byte-level", "sentencepiece")
     old, new = pure_tokenizer(old), pure_tokenizer(new)
     texts = {f"{left}{term}{right}": term for term in terms for left, right in (_AROUND if spaces else _AROUND[:2])}
@@ -396,17 +353,7 @@ def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) ->
 
 
 def tokens_with_extra_space(tokenizer: Tokenizer, ids: Iterable[int]) -> list[int]:
-    """Return those added tokens after which a text has an additional token for a space, as in LLaMA-2's tokenizer.
-
-    The text behind an added token then starts with the space that the normalizer puts before a text. Special tokens are
-    left out.
-
-    Example:
-        >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
-        >>> edit = edit_tokenizer(tokenizer, add=[" otters"])
-        >>> tokens_with_extra_space(edit.tokenizer, [edit.tokenizer.token_to_id(" otters")])
-        []
-    """
+    """Return those added tokens after which a text has an additional token for a space, as in LLaMA-2's tokenizer."""
     bare, added = pure_tokenizer(tokenizer), tokenizer.get_added_tokens_decoder()
     words = [token for token in ids if token in added and not added[token].special]
     after = len(encode(bare, "a b").ids) - len(encode(bare, "a").ids)
@@ -419,11 +366,7 @@ def tokens_with_extra_space(tokenizer: Tokenizer, ids: Iterable[int]) -> list[in
 
 
 def tokenizer_data(tokenizer: Tokenizer) -> JsonObject:
-    """Return the content of the `tokenizer.json` of a tokenizer, as a new dictionary, which the caller may change.
-
-    Raises:
-        TokenizerError: It cannot be written as one, because it has parts written in Python.
-    """
+    """Return the content of the `tokenizer.json` of a tokenizer, as a new dictionary, which the caller may change."""
     with tokenizer_errors("be written as a tokenizer.json, and so not be edited"):
         data: JsonObject = json.loads(tokenizer.to_str())
     return data

@@ -79,19 +79,7 @@ def write_into(
 
 
 class _WrittenRows:
-    """The rows that an edit writes into a folder, for `ModelEdit.written`.
-
-    Args:
-        table: The table.
-        tokenizer: Its tokenizer.
-        folder: The folder, for messages.
-        head: Rows of an untied head.
-
-    Attributes:
-        row_map: Row of the folder with the same token, for each row of the table; `resolve` sets it.
-        written: New rows as the folder stores them, by `"table"` and `"head"`.
-        unchanged: For each of these rows, whether it keeps its bytes.
-    """
+    """The rows that an edit writes into a folder, for `ModelEdit.written`."""
 
     def __init__(
         self, table: TokenTable, tokenizer: Tokenizer, folder: Path, head: Tensor | LookupTable | None
@@ -116,11 +104,7 @@ class _WrittenRows:
         return ModelEdit(self.row_map, tokenizer=new, tokens=tokens, written=self.rows_of)
 
     def rows_of(self, rows: RowTensor) -> Tensor | None:
-        """Return all new rows of a tensor; `None` if they are moved with their tokens, such as a bias.
-
-        Raises:
-            CheckpointError: The tensor has another width, or rows of new tokens that are not known.
-        """
+        """Return all new rows of a tensor; `None` if they are moved with their tokens, such as a bias."""
         end = rows.end or ""
         if rows.parameter and end in self.written and rows.state_of is not None:  # a second copy of the same rows
             new = rows.state_of(self.written[end])

@@ -198,10 +198,7 @@ def evaluate_word_analogies(
 
 
 def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
-    """Return the questions of an analogy file as `(heading, four words)`, in order and in lower case.
-
-    The heading is `"questions"` for questions above the first heading. A line that is neither raises a `TextError`.
-    """
+    """Return the questions of an analogy file as `(heading, four words)`, in order and in lower case."""
     heading, questions = "questions", []
     for number, line in _lines(file):
         if line.startswith(":"):
@@ -217,10 +214,7 @@ def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
 
 
 def _lines(file: Path | str) -> list[tuple[int, str]]:
-    """Return the non-empty lines of a text file as `(line number from 1, line)`.
-
-    A file that is too large or cannot be read raises a `FileError`, one that is not UTF-8 a `TextError`.
-    """
+    """Return the non-empty lines of a text file as `(line number from 1, line)`."""
     try:
         require_file(file, most=MOST_BYTES)
         with file_errors(f"read {file}"):
@@ -236,12 +230,7 @@ def _missing(all_words: Iterable[str], words: Mapping[str, int]) -> tuple[str, .
 
 
 def ranks(values: Float[Tensor, " N"] | Sequence[float]) -> Float[Tensor, " N"]:
-    """Return the rank of each value, from 1 for the smallest; equal values share the mean of their ranks.
-
-    Example:
-        >>> ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
-        [2.5, 1.0, 2.5]
-    """
+    """Return the rank of each value, from 1 for the smallest; equal values share the mean of their ranks."""
     _, place, counts = torch.as_tensor(values).unique(return_inverse=True, return_counts=True)
     places: Tensor = counts.cumsum(0).double() - (counts - 1) / 2
     return places[place]

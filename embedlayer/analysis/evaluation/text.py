@@ -328,13 +328,7 @@ def _checked_stride(models: Sequence[CausalModel], window: int, stride: int | No
 
 
 class EncodedText(NamedTuple):
-    """A text as one model reads it.
-
-    Attributes:
-        ids: Token IDs, the start token in front if the model has one, `(T,)`.
-        num_bytes: UTF-8 bytes of all tokens but the first.
-        unknown: ID of the unknown token, or `None`.
-    """
+    """A text as one model reads it."""
 
     ids: Int[Tensor, " T"]
     num_bytes: int
@@ -347,10 +341,7 @@ class EncodedText(NamedTuple):
 
 
 def encode_text(model: CausalModel, text: str | Path) -> EncodedText:
-    """Read and encode a text, the start token of the model in front, and count the bytes that its tokens encode.
-
-    An empty text, or one that looks like a path, raises a `TextError`.
-    """
+    """Read and encode a text, the start token of the model in front, and count the bytes that its tokens encode."""
     tokenizer = pure_tokenizer(as_tokenizer(model.tokenizer))
     if isinstance(text, str):
         raise_if_path(text)
@@ -383,16 +374,7 @@ def _no_difference(texts: Sequence[EncodedText], sizes: Sequence[int], *, has_on
 
 
 class _Sums(NamedTuple):
-    """Sums over a text by token ID, for M models.
-
-    Attributes:
-        counts: How often each token is predicted, `(V,)`.
-        losses: Summed losses in nats, `(M, V)`.
-        entropies: Summed entropies in nats, `(M, V)`.
-        divergences: Summed KL(first || second) in nats, `(V,)`; zeros with one model.
-        correct: How often each model's largest logit is that of the token, `(M,)`.
-        agreed: How often both models have the largest logit at the same token; 0 with one model.
-    """
+    """Sums over a text by token ID, for M models."""
 
     counts: Float[Tensor, " V"]
     losses: Float[Tensor, "M V"]
@@ -442,11 +424,7 @@ def _measure(
 def windows_of(
     ids: Int[Tensor, " T"], window: int, stride: int, start_id: int | None, at_once: int
 ) -> Iterator[tuple[Int[Tensor, "B W"], Int[Tensor, "B W"]]]:
-    """Yield batches of windows: the tokens to read, and those to predict, `IGNORED` where another window has done so.
-
-    The last window ends with the text, so that all have one length. A batch has at least `at_once` tokens, except for
-    the last one.
-    """
+    """Yield batches of windows: the tokens to read, and those to predict, `IGNORED` where another window has done so."""
     last, done = len(ids) - 1 - window, 0
     batch: list[tuple[Tensor, Tensor]] = []
     for number in range(math.ceil(last / stride) + 1):

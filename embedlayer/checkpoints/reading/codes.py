@@ -24,13 +24,7 @@ DEPTH = "only the heads of the depth decoder are read; its blocks and its input 
 
 
 def read_codes(model: CheckpointModel, spec: CodeSpec) -> CodeStreams | None:
-    """Read the streams of a model; `None` if the checkpoint has its text model alone.
-
-    `model` has the configuration of the stack whose input they are.
-
-    Raises:
-        CheckpointError: A tensor is missing or has another shape, or a key of the configuration is missing or damaged.
-    """
+    """Read the streams of a model; `None` if the checkpoint has its text model alone."""
     if spec.use != "alone" and not model.tensors.has(numbered(spec.table, 0)):
         return None
     config, sides = model.config, spec.sides
@@ -73,11 +67,7 @@ def _size(model: CheckpointModel, spec: CodeSpec) -> int:
 
 
 def _read_rows(model: CheckpointModel, spec: CodeSpec, sizes: list[int], more: int) -> Tensor:
-    """Read the rows of all streams into `ROWS`, joined if each stream has a tensor; `more` rows follow them.
-
-    The key of a joined tensor in `names` is that of the rows which it became: `ROWS[start:stop]`. If no dtype was
-    requested and there is no table of text, all later tensors are read in the dtype of the rows.
-    """
+    """Read the rows of all streams into `ROWS`, joined if each stream has a tensor; `more` rows follow them."""
     tensors = model.tensors
     if "{}" in spec.table[0]:
         parts: list[Tensor] = []
@@ -143,11 +133,7 @@ def _read_head(
 
 
 def _delays(model: CheckpointModel, spec: CodeSpec, count: int) -> list[int] | None:
-    """Return how many steps later each of `count` streams is written; `None` for no delays.
-
-    Raises:
-        CheckpointError: The configuration has another number of delays, or one that is no whole number of at least 0.
-    """
+    """Return how many steps later each of `count` streams is written; `None` for no delays."""
     config, of_side = model.config, count // spec.sides
     if spec.delays is None:
         return None

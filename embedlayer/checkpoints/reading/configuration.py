@@ -22,12 +22,7 @@ MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 
 @dataclass(frozen=True)
 class Configuration:
-    """Configuration of one stack of a language model; its methods check the values that they return.
-
-    Args:
-        content: Keys and values, with the common names of keys; see `with_defaults`.
-        file: Path of the file, for error messages.
-    """
+    """Configuration of one stack of a language model; its methods check the values that they return."""
 
     content: JsonObject
     file: str
@@ -37,20 +32,12 @@ class Configuration:
         return self.content.get(key, default)
 
     def number(self, key: str, default: float) -> float:
-        """Return the value of a key, a positive number, or `default` if the key is missing.
-
-        Raises:
-            CheckpointError: The value is no positive number; a null is none either.
-        """
+        """Return the value of a key, a positive number, or `default` if the key is missing."""
         with self.naming_file():
             return as_number(self.content.get(key, default), key, above=0.0)
 
     def whole(self, *keys: str, default: int | None = None, most: int = MOST_SIZE) -> int:
-        """Return a whole number from 1 to `most`: the value of the first of `keys` that has one, else `default`.
-
-        Raises:
-            CheckpointError: The value is another one, or all keys are missing or null and `default` is `None`.
-        """
+        """Return a whole number from 1 to `most`: the value of the first of `keys` that has one, else `default`."""
         key = self.first_key(keys) or keys[0]
         value = self.content.get(key)
         with self.naming_file():
@@ -74,13 +61,7 @@ class Configuration:
 
 
 def text_config(config: JsonObject) -> JsonObject:
-    """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
-
-    `MultimodalSpec.part` is the key. Its `tie_word_embeddings` is then that of the head of the whole model, as
-    `MULTIMODAL` describes. If the whole model's `model_type` is not in `MULTIMODAL`, the result has that one. A
-    multimodal configuration without that key gets the `model_type` of its language model, if older ones have that form
-    (`MultimodalSpec.flat`).
-    """
+    """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`."""
     outer = config.get("model_type")
     spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
     text = config.get("text_config" if spec is None else spec.part)
@@ -103,11 +84,7 @@ def text_config(config: JsonObject) -> JsonObject:
 
 
 def with_whole_model(family: Family, model_type: object) -> Family:
-    """Return the record of a language model as the multimodal model around it, of type `model_type`, uses it.
-
-    The head then has no factor and no cap on logits, unless the whole model applies them too. For a type that is not
-    multimodal, the record is returned unchanged.
-    """
+    """Return the record of a language model as the multimodal model around it, of type `model_type`, uses it."""
     outer = MULTIMODAL.get(model_type) if isinstance(model_type, str) else None
     if outer is None or outer.scales_logits or family.head is None:
         return family
@@ -115,10 +92,7 @@ def with_whole_model(family: Family, model_type: object) -> Family:
 
 
 def with_defaults(family: Family, config: JsonObject) -> JsonObject:
-    """Return a configuration with the keys that published ones of the family leave out, and common names of keys.
-
-    What the configuration states stays. With `rope_parameters`, no default of a key with `rope` in its name is added.
-    """
+    """Return a configuration with the keys that published ones of the family leave out, and common names of keys."""
     has_rotary = "rope_parameters" in config
     defaults: JsonObject = {key: value for key, value in family.defaults if not (has_rotary and "rope" in key)}
     ids = DEFAULT_IDS.get(str(config.get("model_type")), {})
@@ -136,21 +110,14 @@ def stated_dtype(config: JsonObject) -> str:
 
 
 def is_tied(spec: HeadSpec, config: Mapping[str, Any]) -> bool:
-    """Return whether the LM head is tied to the token table.
-
-    `tie_word_embeddings` decides; without that key, or for `"always"` and `"never"`, `spec.tied` decides.
-    """
+    """Return whether the LM head is tied to the token table."""
     if spec.tied in ("always", "never"):
         return spec.tied == "always"
     return bool(config.get("tie_word_embeddings", spec.tied))
 
 
 def logit_factors(spec: HeadSpec, config: Mapping[str, Any], width: int) -> dict[str, Any]:
-    """Return `logit_scale` and `softcap` of a head as a configuration states them; `width` is the D of `Factor`.
-
-    Raises:
-        CheckpointError: One of them is no positive number.
-    """
+    """Return `logit_scale` and `softcap` of a head as a configuration states them; `width` is the D of `Factor`."""
     scale = None if spec.logit_scale is None else factor_value(spec.logit_scale, config, width)
     cap = None if spec.softcap is None else config.get(spec.softcap)
     softcap = None if cap is None else as_number(cap, str(spec.softcap), above=0.0)
@@ -158,14 +125,7 @@ def logit_factors(spec: HeadSpec, config: Mapping[str, Any], width: int) -> dict
 
 
 def factor_value(factor: Factor, config: Mapping[str, Any], width: int) -> float | None:
-    """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off.
-
-    A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here, one that it rounds to bfloat16
-    is.
-
-    Raises:
-        CheckpointError: A number is missing, without a default of the factor, or is not positive.
-    """
+    """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off."""
     switches = [config[key] for key in factor.only_if if config.get(key) is not None]
     if factor.only_if and not (switches[0] if switches else factor.otherwise):
         return None
@@ -178,10 +138,7 @@ def factor_value(factor: Factor, config: Mapping[str, Any], width: int) -> float
 
 
 def _stated_number(key: str | None, config: Mapping[str, Any], width: int) -> object:
-    """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration.
-
-    A value of the configuration is returned without a check; it is `None` if the key is missing.
-    """
+    """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration."""
     if key is None:
         return 1.0
     if key in ("sqrt_dim", "1/sqrt_dim"):

@@ -21,11 +21,7 @@ from embedlayer.tables.table import TokenTable
 
 
 def read_head(model: CheckpointModel, table: TokenTable, width: int) -> OutputHead | PredictionHead | None:
-    """Read the LM head, tied to the table of the last stack or untied; `None` if the checkpoint has none.
-
-    Raises:
-        CheckpointError: A tensor of the head is missing, is quantised, or has another shape.
-    """
+    """Read the LM head, tied to the table of the last stack or untied; `None` if the checkpoint has none."""
     spec, tensors = model.family.head, model.tensors
     if spec is None:
         return None
@@ -81,14 +77,7 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
 
 
 def _has_transform(model: CheckpointModel, spec: HeadSpec, dense: LinearSpec | None, *, is_needed: bool) -> bool:
-    """Return whether a checkpoint has the projection `dense` of a head, or may have the head without it.
-
-    `dense` is `None` if the family or the checkpoint has no projection. `is_needed` says that the widths of the model
-    and of the table differ, so that the head does not fit without it.
-
-    Raises:
-        CheckpointError: The projection is missing, and the configuration names a model with a head.
-    """
+    """Return whether a checkpoint has the projection `dense` of a head, or may have the head without it."""
     if dense is not None:
         classes = _model_classes(model)  # a classifier may have a layer of the same name (ModernBERT)
         return not classes or _have_head(classes) or model.tensors.has(spec.bias)
@@ -133,14 +122,7 @@ def refuse_missing_head(model: CheckpointModel, names: Names) -> None:
 def _check_shape(
     model: CheckpointModel, spec: HeadSpec, key: str, table: TokenTable, width: int, *, has_dense: bool
 ) -> None:
-    """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states.
-
-    The width of a head behind a projection is checked when the projection is read. Rows that were computed from several
-    tensors, or cut to those that count, are not checked.
-
-    Raises:
-        CheckpointError: The shape is another one.
-    """
+    """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states."""
     tensors, config = model.tensors, model.config
     if key not in tensors.names:
         return
@@ -164,13 +146,7 @@ def _tied_to(model: CheckpointModel) -> str:
 
 
 def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | None:
-    """Read the rows of an untied head into `model.tensors`, and return them; `None` if it has no own rows.
-
-    The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the token
-    table count as tied: the result is `None`, and the table's names list them as a copy. Other rows are read as an
-    untied head, with a sentence in the notes unless the family always ties. A head whose rows are not one stored tensor
-    has no names: it cannot be written back.
-    """
+    """Read the rows of an untied head into `model.tensors`, and return them; `None` if it has no own rows."""
     tensors, tied = model.tensors, is_tied(spec, model.config.content)
     tied_to = _tied_to(model)
     copies = tensors.names.get(tied_to, ())
@@ -208,11 +184,7 @@ def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | N
 
 
 def _counted_rows(model: CheckpointModel, spec: CountedRows, key: str, rows: Tensor, table_rows: int) -> Tensor:
-    """Return the rows of a head that count, without stored rows beyond the number in the configuration.
-
-    If rows are left out, they are also left out of `model.tensors`, and the head has no names: it cannot be written
-    back. Without that number, or if it is larger than the number of rows, all rows count.
-    """
+    """Return the rows of a head that count, without stored rows beyond the number in the configuration."""
     if model.config.get(spec.key) is None:
         return rows
     count = model.config.whole(spec.key, most=MOST_POSITIONS)

@@ -42,13 +42,7 @@ TYPE_KEYS = ("type_vocab_size",)
 
 
 def read_types(model: CheckpointModel, width: int) -> TokenEmbedding | TypeTables | Literal["table"] | None:
-    """Read the table or tables of token types (segments), which are added to vectors of a width.
-
-    The result is `"table"` if segments are rows of the token table, and `None` for a family without token types.
-
-    Raises:
-        CheckpointError: The table of types is missing, or has another number of rows than the configuration states.
-    """
+    """Read the table or tables of token types (segments), which are added to vectors of a width."""
     tensors, names = model.tensors, model.family.types
     more = [each for each in model.family.more_types if tensors.has(each[0])]
     if names == "table" or not (names or more):
@@ -67,14 +61,7 @@ def read_types(model: CheckpointModel, width: int) -> TokenEmbedding | TypeTable
 
 
 def read_norm(model: CheckpointModel, key: str, spec: NormSpec | ShiftSpec | None, width: int) -> nn.Module | None:
-    """Read the tensors of a norm, or of what replaces it, and return a new module for them; `None` for no norm.
-
-    `key` is the name of the module in the layer, the prefix of its tensors' keys.
-
-    Raises:
-        CheckpointError: A tensor of the norm is missing or has another shape, or its epsilon in the configuration is no
-            positive number.
-    """
+    """Read the tensors of a norm, or of what replaces it, and return a new module for them; `None` for no norm."""
     if spec is None:
         return None
     tensors, config = model.tensors, model.config
@@ -101,14 +88,7 @@ def read_norm(model: CheckpointModel, key: str, spec: NormSpec | ShiftSpec | Non
 
 
 def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
-    """Read the norm between the last block and the head; `None` if the family has none, as after post-norm blocks.
-
-    In an encoder-decoder model it is that of the decoder. `final_norm_module` says where it is looked for.
-
-    Raises:
-        CheckpointError: The norm of the model type is not known, its tensor is missing, or it has a bias that the
-            family has not.
-    """
+    """Read the norm between the last block and the head; `None` if the family has none, as after post-norm blocks."""
     model_type, tensors = model.config.get("model_type"), model.tensors
     checkpoint, [table, *_] = tensors.checkpoint, next(iter(tensors.names.values()))  # of tokens, or of codes
     if checkpoint.gguf is not None or model_type not in FINAL_NORMS:
@@ -129,13 +109,7 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
 
 
 def attention_windows(model: CheckpointModel) -> dict[str, Any]:
-    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them.
-
-    The result is empty for an encoder-decoder model, and if the number of blocks is not stated.
-
-    Raises:
-        CheckpointError: The number of blocks, the types or `sliding_window` have values that cannot be read.
-    """
+    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them."""
     config = model.config
     if model.family.decoder_input is not None or stated_size(config.content, "num_hidden_layers") is None:
         return {}
@@ -151,14 +125,7 @@ def attention_windows(model: CheckpointModel) -> dict[str, Any]:
 
 
 def read_linear(model: CheckpointModel, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
-    """Read the tensors of a projection, and return a new module for them.
-
-    `key` is the name of the module in the layer, the prefix of its tensors' keys. `shape` is that of the weight, (out,
-    in); `None` in it allows any size.
-
-    Raises:
-        CheckpointError: A tensor is missing or has another shape.
-    """
+    """Read the tensors of a projection, and return a new module for them."""
     what = "projection to hidden_size" if key == "projection" else "projection"
     weight = model.tensors.require(f"{key}.weight", _ends(spec.name, "weight"), what, shape)
     has_bias = model.config.has(spec.bias)
@@ -179,13 +146,7 @@ def _ends(modules: str | Names, *ends: str) -> Names:
 
 
 def read_projection(model: CheckpointModel) -> nn.Linear | None:
-    """Read the projection from the width of the token table to the width of the model.
-
-    The result is `None` if the family has no projection, or if both widths are equal and the checkpoint stores none.
-
-    Raises:
-        CheckpointError: The widths differ and the checkpoint stores no projection, or the projection has another shape.
-    """
+    """Read the projection from the width of the token table to the width of the model."""
     spec, tensors = model.family.projection, model.tensors
     if spec is None:
         return None
@@ -232,11 +193,7 @@ def _feature_projection(model: CheckpointModel, spec: FeatureSpec, width: int) -
 
 
 def read_streams(model: CheckpointModel, width: int) -> PredictionStreams | None:
-    """Read the vectors of prediction streams (ProphetNet); `None` if no stack of the checkpoint has them.
-
-    Raises:
-        CheckpointError: The tensor of the vectors is missing or has another shape.
-    """
+    """Read the vectors of prediction streams (ProphetNet); `None` if no stack of the checkpoint has them."""
     decoder = model.family.decoder_input
     positions = model.family.position if decoder is None else decoder.position
     if not isinstance(positions, StreamPositions):
@@ -248,14 +205,7 @@ def read_streams(model: CheckpointModel, width: int) -> PredictionStreams | None
 def read_decoder_input(
     model: CheckpointModel, spec: DecoderSpec, recipe: Sequence[Step], widths: Mapping[Step, int], width: int
 ) -> tuple[DecoderInput, StackPositions]:
-    """Read what the decoder of an encoder-decoder model has for itself, and the positions of its blocks.
-
-    `model` has the configuration of the decoder. `recipe` and `widths` are the steps of the encoder, and the width of
-    the vectors that each of them receives; `width` is that of the model.
-
-    Raises:
-        CheckpointError: A tensor is missing or has another shape, or a key of the configuration is missing.
-    """
+    """Read what the decoder of an encoder-decoder model has for itself, and the positions of its blocks."""
     table = None if model.family.codes is not None else read_second_table(model, spec.table, spec.vocab_size)
     positions: StackPositions = {}, ()
     if spec.position is not None:
@@ -277,15 +227,7 @@ def read_decoder_input(
 
 
 def read_per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> PerLayerInputs | None:
-    """Read the table of per-layer inputs with its projection and norm.
-
-    Stored rows of the table stay stored rows, and those of the projection are dequantised. The result is `None` for a
-    checkpoint that lacks one of the tensors, and for a configuration in which their width is 0.
-
-    Raises:
-        CheckpointError: A tensor has another shape than the others or the configuration say, or is quantised in a way
-            that is not read.
-    """
+    """Read the table of per-layer inputs with its projection and norm."""
     config, tensors, checkpoint = model.config, model.tensors, model.tensors.checkpoint
     names = [next(iter(checkpoint.find(name)), None) for name in spec.names]
     if config.get(spec.width) == 0:

@@ -89,14 +89,7 @@ def load_record(model: CheckpointModel) -> LoadRecord:
 
 
 def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, final_norm: bool = False) -> dict[str, Any]:
-    """Read the weights of the embedding layer into `model.tensors`, and return the arguments of `EmbeddingLayer`.
-
-    The arguments contain new modules with initial weights, on torch's default device. The caller builds the layer from
-    them and then assigns the tensors to it. `per_layer` and `final_norm` are those of `load`.
-
-    Raises:
-        CheckpointError: A part of the layer is missing, is damaged, or is not implemented.
-    """
+    """Read the weights of the embedding layer into `model.tensors`, and return the arguments of `EmbeddingLayer`."""
     family, tensors = model.family, model.tensors
     tensors.notes.extend(family.notes)
     rows = read_rows(model) if family.table or model.table_only else None
@@ -163,10 +156,7 @@ def _per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> PerLay
 
 
 def _table_alone(model: CheckpointModel, rows: torch.Tensor) -> dict[str, Any]:
-    """Return the arguments of an `EmbeddingLayer` that has a table and nothing else; the table has no factor.
-
-    A note of `model.tensors` names other tables of the input, unless the caller named the table.
-    """
+    """Return the arguments of an `EmbeddingLayer` that has a table and nothing else; the table has no factor."""
     table = new_table(model, rows, is_scaled=False)
     if not model.table_name:
         note_other_inputs(model)
@@ -180,13 +170,7 @@ def _table_alone(model: CheckpointModel, rows: torch.Tensor) -> dict[str, Any]:
 
 
 def build_with_tensors(model: CheckpointModel, make: Callable[[], Model]) -> Model:
-    """Build a layer or a decoder on the meta device, without memory for weights, and assign the tensors to it.
-
-    `make` reads the tensors, by `read_layer_arguments` for example, and returns the module.
-
-    Raises:
-        CheckpointError: The sizes do not fit together, or a tensor does not fit the module.
-    """
+    """Build a layer or a decoder on the meta device, without memory for weights, and assign the tensors to it."""
     name = model.tensors.checkpoint.name
     try:
         with torch.device("meta"):
@@ -200,10 +184,7 @@ def build_with_tensors(model: CheckpointModel, make: Callable[[], Model]) -> Mod
 
 
 def finds_table(checkpoint: Checkpoint) -> bool:
-    """Return whether `load(..., table_only=True)` reads the token table of a checkpoint.
-
-    Names and shapes tell it for a table of plain numbers; others are read, stored rows with all their scales.
-    """
+    """Return whether `load(..., table_only=True)` reads the token table of a checkpoint."""
     try:
         model = checkpoint_model(checkpoint, None, "cpu", table_only=True)
         name = find_table(model)[0]

@@ -27,17 +27,7 @@ HEAD_WIDTH_KEYS = ("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim")
 
 @dataclass(frozen=True)
 class CheckpointModel:
-    """The language model in a checkpoint, from which the readers build the parts of its embedding layer.
-
-    Attributes:
-        family: Record of the family, for the stacks that are stored.
-        config: Configuration of the stack that is read; the encoder's is first.
-        tensors: Tensors of the checkpoint, and what was read of them.
-        whole_config: Configuration of the whole language model, which may contain those of its stacks.
-        padding_id: The `pad_token_id` of the first stack that is stored.
-        table_only: Whether only the token table is read.
-        table_name: Full name of the tensor to read as the table; empty to find it by the record.
-    """
+    """The language model in a checkpoint, from which the readers build the parts of its embedding layer."""
 
     family: Family
     config: Configuration
@@ -53,11 +43,7 @@ class CheckpointModel:
         return [step for step in recipe if step not in left_out]
 
     def of_decoder(self) -> "CheckpointModel":
-        """Return the same model with the decoder's configuration; itself in a family whose stacks have no own ones.
-
-        Raises:
-            CheckpointError: The configuration of the decoder is missing.
-        """
+        """Return the same model with the decoder's configuration; itself in a family whose stacks have no own ones."""
         if not self.family.sub_configs:
             return self
         content = _stack_config(self.family, self.whole_config, "decoder", self.tensors.checkpoint.name)
@@ -67,16 +53,7 @@ class CheckpointModel:
 def checkpoint_model(
     checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool | str = False
 ) -> CheckpointModel:
-    """Find the record of a checkpoint's family, and check the numbers of its configuration.
-
-    `dtype` and `table_only` are those of `load`: with `table_only`, an unknown family is accepted, and the table is
-    found by its name, or is the tensor of this name. In the first case only `vocab_size` and `pad_token_id` are
-    checked, in the second no number is.
-
-    Raises:
-        CheckpointError: A size in the configuration is not a whole number in its range; the family computes something
-            else for a value of the configuration; or the family is unknown, and `table_only` is false.
-    """
+    """Find the record of a checkpoint's family, and check the numbers of its configuration."""
     config = text_config(checkpoint.config)
     table_name = table_only if isinstance(table_only, str) else ""
     tensors = CheckpointTensors(checkpoint, dtype, device, str(config.get("model_type")))
@@ -100,13 +77,7 @@ def checkpoint_model(
 
 
 def _check_values(family: Family, config: Configuration, family_name: str) -> None:
-    """Check the sizes of a configuration, and that the family computes nothing else for one of its values.
-
-    Sizes that are missing or null are not checked.
-
-    Raises:
-        CheckpointError: A size is no whole number in its range, or a value is not supported.
-    """
+    """Check the sizes of a configuration, and that the family computes nothing else for one of its values."""
     for key in (*SIZE_KEYS, *(() if family.position is None else HEAD_WIDTH_KEYS)):
         if config.get(key) is not None:
             config.whole(key)
@@ -119,14 +90,7 @@ def _check_values(family: Family, config: Configuration, family_name: str) -> No
 
 
 def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool) -> Family:
-    """Return the record of a checkpoint's family; `UNKNOWN` for an unknown one of which only the table is read.
-
-    Inside a multimodal model, it is the record as that model uses it. If only the table is read, a note of `tensors`
-    says so.
-
-    Raises:
-        CheckpointError: The family is unknown, or the configuration states two values of `tie_word_embeddings`.
-    """
+    """Return the record of a checkpoint's family; `UNKNOWN` for an unknown one of which only the table is read."""
     checkpoint = tensors.checkpoint
     family = checkpoint_family(checkpoint)
     if family is None and not table_only:
@@ -152,10 +116,7 @@ def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool)
 
 
 def _stored_stacks(checkpoint: Checkpoint, family: Family) -> set[str]:
-    """Return which stacks of an encoder-decoder model a checkpoint stores; empty for a model with one stack.
-
-    The names of the tensors tell: those of a stack contain `encoder.` or `decoder.`.
-    """
+    """Return which stacks of an encoder-decoder model a checkpoint stores; empty for a model with one stack."""
     spec = family.decoder_input
     if spec is None:
         return set()
@@ -165,11 +126,7 @@ def _stored_stacks(checkpoint: Checkpoint, family: Family) -> set[str]:
 
 
 def _with_stored_stacks(family: Family, stacks: set[str]) -> Family:
-    """Return the record for the stacks that a checkpoint stores.
-
-    An encoder-decoder model may be stored without its encoder (`AutoModelForCausalLM`) or without its decoder. An
-    encoder alone has no head.
-    """
+    """Return the record for the stacks that a checkpoint stores."""
     spec = family.decoder_input
     if spec is None or len(stacks) != 1:
         return family
@@ -187,13 +144,7 @@ def _with_stored_stacks(family: Family, stacks: set[str]) -> Family:
 
 
 def _stack_config(family: Family, whole: JsonObject, stack: Literal["encoder", "decoder"], name: str) -> JsonObject:
-    """Return the configuration of one stack, in a family whose configuration `whole` has one for each.
-
-    Keys that the stack's own configuration lacks are those of `whole`; so is `tie_word_embeddings` if `whole` has it.
-
-    Raises:
-        CheckpointError: The stack has no configuration; `name` is that of the checkpoint in the message.
-    """
+    """Return the configuration of one stack, in a family whose configuration `whole` has one for each."""
     key = family.sub_configs[0 if stack == "encoder" else 1]
     own = whole.get(key)
     if not isinstance(own, dict):
@@ -211,14 +162,7 @@ def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
 
 
 def tensor_rules(checkpoint: Checkpoint) -> dict[str, TensorRule | None]:
-    """Return how an edit of the vocabulary moves each tensor of a checkpoint, by its family's record.
-
-    A tensor that the record does not name as one of tokens has `None`. Stored rows that the record names are under the
-    name of the weight that they replace.
-
-    Raises:
-        CheckpointError: A weight that the record names is quantised in a way that is not read.
-    """
+    """Return how an edit of the vocabulary moves each tensor of a checkpoint, by its family's record."""
     family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
     families, names = [] if family is None else [family], dict.fromkeys(checkpoint.names)
     weights = dict.fromkeys(map(weight_beside, names))

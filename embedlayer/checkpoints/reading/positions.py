@@ -53,15 +53,7 @@ OLDER_KEYS = ("rope_scaling", "rope_theta", "rope_local_base_freq", "local_rope_
 def read_positions(
     model: CheckpointModel, spec: PositionSpec | None, width: int, key: str = "position", num_layers: int | None = None
 ) -> StackPositions:
-    """Read the position schemes of one stack of the model.
-
-    `width` is that of the vectors that positions are added to, or that of the model for other schemes. `key` is the
-    name of the scheme of the first block in the layer, the prefix of its tensors' keys. `num_layers` is the number of
-    blocks, by default the configuration's `num_hidden_layers`.
-
-    Raises:
-        CheckpointError: A tensor or a key of the positions is missing, is damaged, or is not implemented.
-    """
+    """Read the position schemes of one stack of the model."""
     spec = chosen_positions(model, spec)
     if spec == "rotary":
         return _rotary(model)
@@ -84,11 +76,7 @@ def read_positions(
 
 
 def chosen_positions(model: CheckpointModel, spec: PositionSpec | None) -> PositionSpec | None:
-    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record.
-
-    Raises:
-        CheckpointError: The configuration selects a scheme that is not known.
-    """
+    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record."""
     tensors = model.tensors
     if isinstance(spec, PositionChoice):
         value = model.config.get(spec.key, spec.choices[0][0] if spec.otherwise == "refused" else None)
@@ -136,10 +124,7 @@ def _sinusoidal(model: CheckpointModel, spec: SinusoidalPositions, width: int) -
 
 
 def _rotary(model: CheckpointModel) -> StackPositions:
-    """Read rotary positions, which may differ between blocks.
-
-    If the configuration states neither the number of blocks nor their types, all blocks have one scheme.
-    """
+    """Read rotary positions, which may differ between blocks."""
     config = model.config.content
     facts = rotary_facts(config.get("model_type"))
     base = None if facts is None else facts.base
@@ -155,12 +140,7 @@ def _rotary(model: CheckpointModel) -> StackPositions:
 
 
 def _warn_of_another_reading(model: CheckpointModel, ours: RotaryBlocks) -> None:
-    """Warn if transformers, as it is installed, takes other rotary positions from the configuration.
-
-    Releases differ in which older forms they read for families whose class has numbers of its own, such as one base for
-    each type of layers. They ignore the others in silence, and compute with these numbers. Where the parameters of each
-    type are stated, and for other families, all releases have one reading, so transformers is not imported.
-    """
+    """Warn if transformers, as it is installed, takes other rotary positions from the configuration."""
     config = model.config.content
     facts = rotary_facts(config.get("model_type"))
     has_own = facts is not None and any("rope_parameters" in keys for keys in facts.stated)
@@ -205,10 +185,7 @@ def _alibi(model: CheckpointModel, spec: AlibiPositions, width: int) -> Position
 
 
 def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_layers: int | None) -> StackPositions:
-    """Read T5's relative biases, one for each kind of layer.
-
-    If every block has its own table (UMT5), the kinds are the numbers of the blocks, with `""` for the first one.
-    """
+    """Read T5's relative biases, one for each kind of layer."""
     config = model.config
     heads = config.whole(*CONFIG_KEYS["num_attention_heads"])
     buckets = config.whole("relative_attention_num_buckets", default=32)
@@ -229,13 +206,7 @@ def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_lay
 
 
 def first_position(model: CheckpointModel) -> int:
-    """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID.
-
-    It is also the number of rows of their position table before the row of the first token.
-
-    Raises:
-        CheckpointError: The configuration has no padding ID.
-    """
+    """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID."""
     if model.padding_id is None:
         raise CheckpointError(
             f"{model.config.file}: positions of {model.tensors.family_name} begin after pad_token_id, which is "
@@ -245,11 +216,7 @@ def first_position(model: CheckpointModel) -> int:
 
 
 def first_position_id(model: CheckpointModel) -> int:
-    """Return the position ID that transformers gives the first token: 0, unless the family counts from a later one.
-
-    Raises:
-        CheckpointError: The family counts from behind the padding ID, which the configuration does not state.
-    """
+    """Return the position ID that transformers gives the first token: 0, unless the family counts from a later one."""
     family, spec = model.family, model.family.position
     learned = spec if isinstance(spec, LearnedPositions) else None
     if family.numbering != "ids" and (learned is None or not learned.ids_include_offset):

@@ -26,13 +26,7 @@ from embedlayer.tables.table import TokenTable
 
 
 def read_rows(model: CheckpointModel) -> Tensor:
-    """Read the rows of the token table, `(V, D)`; on the meta device for stored rows (`CheckpointTensors.stored`).
-
-    If no dtype was requested, all later tensors are read in the dtype of the rows.
-
-    Raises:
-        CheckpointError: As in `find_table`, or the tensors of a table that is computed from several do not fit.
-    """
+    """Read the rows of the token table, `(V, D)`; on the meta device for stored rows (`CheckpointTensors.stored`)."""
     tensors = model.tensors
     name, *others = find_table(model)
     rows = tensors.read("table.weight", name, aliases=tuple(o for o in others if tensors.checkpoint.is_same(name, o)))
@@ -45,11 +39,7 @@ def read_rows(model: CheckpointModel) -> Tensor:
 
 
 def new_table(model: CheckpointModel, rows: Tensor, *, key: str = "table.weight", is_scaled: bool = True) -> TokenTable:
-    """Return a new table of the size and dtype of `rows`, with initial weights: the caller assigns the tensors to it.
-
-    It has the padding row of the model, and the factor of the family if `is_scaled`. If `key` has stored rows, it is
-    the table of their format, and its tensors are added to `model.tensors`.
-    """
+    """Return a new table of the size and dtype of `rows`, with initial weights: the caller assigns the tensors to it."""
     factor = model.family.scale if is_scaled else None
     with model.config.naming_file():
         scale = None if factor is None else factor_value(factor, model.config.content, rows.shape[1])
@@ -70,15 +60,7 @@ def table_with_scale(
 def packed_table(
     model: CheckpointModel, key: str, module: str, dtype: torch.dtype | None, **options: Any
 ) -> PackedRows:
-    """Return a new table for the stored rows of `key`, and add its tensors to `model.tensors`.
-
-    Args:
-        model: The model.
-        key: Key of the weight that the rows replace.
-        module: Name of the table in the layer.
-        dtype: Dtype of the vectors.
-        **options: Options of the table.
-    """
+    """Return a new table for the stored rows of `key`, and add its tensors to `model.tensors`."""
     stored = model.tensors.stored[key]
     record, (vocab_size, width) = stored.format, stored.shape
     options["dtype"] = dtype
@@ -93,13 +75,7 @@ def packed_table(
 
 
 def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTable | None:
-    """Read the token table of the decoder of an encoder-decoder model; `None` if the encoder's is read at both inputs.
-
-    `names` are those of its tensor, and `key` is the configuration key of its number of rows.
-
-    Raises:
-        CheckpointError: The table is quantised, or its sizes are not those of the configuration.
-    """
+    """Read the token table of the decoder of an encoder-decoder model; `None` if the encoder's is read at both inputs."""
     tensors = model.tensors
     name = next((each for each in tensors.matrices(names) if each not in tensors.names["table.weight"]), None)
     if name is None:
@@ -111,12 +87,7 @@ def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTa
 
 
 def find_table(model: CheckpointModel) -> list[str]:
-    """Return the name of the token table and those of its equal copies, after checks of its shape and dtype.
-
-    Raises:
-        CheckpointError: There is no token table, or several; it is empty or quantised; or its sizes are not those of
-            the configuration.
-    """
+    """Return the name of the token table and those of its equal copies, after checks of its shape and dtype."""
     tensors, checkpoint = model.tensors, model.tensors.checkpoint
     if model.table_name:
         is_there = model.table_name in checkpoint.names or checkpoint.stored(model.table_name) is not None
@@ -138,11 +109,7 @@ def find_table(model: CheckpointModel) -> list[str]:
 
 
 def _candidates(model: CheckpointModel) -> list[str]:
-    """Return the names of the matrices that may be the token table, the preferred one first.
-
-    Raises:
-        CheckpointError: There is none.
-    """
+    """Return the names of the matrices that may be the token table, the preferred one first."""
     family, config, tensors = model.family, model.config, model.tensors
     checkpoint, vocab_size = tensors.checkpoint, model.config.get(family.vocab_size)
     if family.codes is not None and not family.table:
@@ -167,10 +134,7 @@ def _candidates(model: CheckpointModel) -> list[str]:
 
 
 def _refuse_rivals(model: CheckpointModel, heads: list[str]) -> None:
-    """Raise a `CheckpointError` if a tied head stands for a missing table, and another matrix may be the table.
-
-    It has the shape of the head, other numbers, and no name of an embedding that has no row for each token.
-    """
+    """Raise a `CheckpointError` if a tied head stands for a missing table, and another matrix may be the table."""
     tensors = model.tensors
     rivals = [
         name
@@ -189,14 +153,7 @@ def _refuse_rivals(model: CheckpointModel, heads: list[str]) -> None:
 
 
 def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
-    """Return the names of the token table: the preferred one and its equal copies.
-
-    Candidates with fewer rows than the configuration's `vocab_size` are no token tables, unless all have fewer, nor are
-    those of a numbered block if there are others.
-
-    Raises:
-        CheckpointError: Several candidates with the same end of their names differ.
-    """
+    """Return the names of the token table: the preferred one and its equal copies."""
     family, tensors, checkpoint = model.family, model.tensors, model.tensors.checkpoint
     needed = model.config.get(family.vocab_size) or 0
     large = [name for name in candidates if tensors.info(name).shape[0] >= needed] or candidates
@@ -219,14 +176,7 @@ def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
 
 
 def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
-    """Compute model2vec's token table `rows[mapping] * weights[:, None]`, and keep it in the place of `rows`.
-
-    Without a tensor `mapping`, the rows keep their order; without a tensor `weights`, they are not multiplied. With
-    either, the table has no names: `vocab.targets.folded_rows` moves or writes its tensors.
-
-    Raises:
-        CheckpointError: `mapping` names a row that does not exist, or the number of weights is not that of the rows.
-    """
+    """Compute model2vec's token table `rows[mapping] * weights[:, None]`, and keep it in the place of `rows`."""
     checkpoint, device = tensors.checkpoint, tensors.device
     mapping, weights = (checkpoint.find(name) for name in (spec.mapping, spec.weights))
     if (mapping or weights) and "table.weight" in tensors.stored:
@@ -269,14 +219,7 @@ def fold_rows(
 def _check_sizes(
     model: CheckpointModel, name: str, vocab_size: int | None, width: int, *, key: str = "vocab_size"
 ) -> None:
-    """Check that the token table has the sizes that the configuration states.
-
-    A size that is not stated is not checked, nor is a `vocab_size` of `None`, for rows that `_fold` computed. `key` is
-    the configuration key of the number of rows.
-
-    Raises:
-        CheckpointError: A size is another one.
-    """
+    """Check that the token table has the sizes that the configuration states."""
     config, extra, source = model.config, model.family.extra_rows, model.tensors.checkpoint.name
     rows = config.get(key)
     if rows is not None and vocab_size not in (None, rows + extra):
@@ -294,14 +237,7 @@ def _check_sizes(
 
 
 def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: int = 0) -> None:
-    """Check that a table other than the token table has as many rows as the configuration states.
-
-    One of the `config_keys` of the number must fit, if the configuration has one of them; the table may have `more`
-    rows than that.
-
-    Raises:
-        CheckpointError: None of them fits.
-    """
+    """Check that a table other than the token table has as many rows as the configuration states."""
     counts = {each: model.config.get(each) for each in config_keys if type(model.config.get(each)) is int}
     rows = model.tensors.by_key[key].shape[0]
     if counts and not any(rows in (count, count + more) for count in counts.values()):
@@ -314,10 +250,7 @@ def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: in
 
 
 def padding_row(model: CheckpointModel, rows: Tensor, key: str) -> int | None:
-    """Return the padding token if its row is zero; else `None`: a row that was trained can be trained again.
-
-    The result is also `None` if there is no padding token, or no row for it. `key` is that of the rows in the layer.
-    """
+    """Return the padding token if its row is zero; else `None`: a row that was trained can be trained again."""
     pad, stored = model.padding_id, model.tensors.stored.get(key)
     if pad is None or not 0 <= pad < rows.shape[0]:
         return None
@@ -365,10 +298,7 @@ def refuse_other_input(model: CheckpointModel) -> None:
 
 
 def note_other_inputs(model: CheckpointModel) -> None:
-    """Add a sentence to the notes if the checkpoint has further tables of its input, or may have some.
-
-    In an unknown family these are all tables that are found by their names, unless `vocab_size` decides.
-    """
+    """Add a sentence to the notes if the checkpoint has further tables of its input, or may have some."""
     tensors, checkpoint = model.tensors, model.tensors.checkpoint
     # rows that are computed from several tensors have no name: `_fold`
     table_copies = tensors.names.get("table.weight") or find_table(model)

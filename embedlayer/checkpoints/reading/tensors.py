@@ -44,26 +44,7 @@ class LoadedTensor:
 
 
 class CheckpointTensors:
-    """Reads tensors of one checkpoint by the ends of their names, checks them, and records what was read.
-
-    Args:
-        checkpoint: The open checkpoint.
-        dtype: Dtype to which tensors are converted; `None` for that of the checkpoint.
-        device: Device of the tensors.
-        family_name: Name of the model family, for error messages.
-
-    Attributes:
-        by_key: Key in the `state_dict` of the layer -> tensor that was read.
-        names: Key in the `state_dict` of the layer -> names of that tensor in the checkpoint: first the name that was
-            read, then those of equal copies.
-        stored: Key of a table or head -> the stored rows that were read for it, instead of numbers.
-        stored_keys: Key of a table or head -> for each tensor that stores its rows, the key in the `state_dict` of the
-            layer and the rest of its name after that of the module.
-        read_tensors: Name and sizes of each tensor that was read, in order.
-        notes: Sentences for the user about what was skipped or contradictory.
-        nonfinite_rows: `"table"`, `"decoder's table"` or `"head"` -> number of its rows with NaN or infinity.
-        config_file: Path of the checkpoint's configuration, for error messages.
-    """
+    """Reads tensors of one checkpoint by the ends of their names, checks them, and records what was read."""
 
     def __init__(
         self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, family_name: str
@@ -114,14 +95,7 @@ class CheckpointTensors:
         return bool(self.checkpoint.find(*names))
 
     def matrices(self, names: Names) -> list[str]:
-        """Return the full names of the checkpoint's two-dimensional tensors whose names end in one of `names`.
-
-        The order is that of `names`, so the preferred tensor is first. Tensors of a numbered block are last: blocks
-        that predict several tokens (DeepSeek) may have tables and heads of their own.
-
-        Raises:
-            CheckpointError: Outside of blocks, there are tensors of these names, and none is a matrix.
-        """
+        """Return the full names of the checkpoint's two-dimensional tensors whose names end in one of `names`."""
         candidates = sorted(dict.fromkeys(self.checkpoint.find(*names)), key=is_in_block)
         matrices = [name for name in candidates if len(self.info(name).shape) == 2]
         if candidates and not matrices and not is_in_block(candidates[0]):
@@ -141,15 +115,7 @@ class CheckpointTensors:
         return " x ".join(f"{size:,}" for size in self.info(name).shape)
 
     def read(self, key: str, name: str, *, aliases: Names = ()) -> Tensor:
-        """Read a tensor by its full name, and store it in `by_key` and a line about it in `read_tensors`.
-
-        `names[key]` becomes `(name, *aliases)`; the aliases are equal copies in the checkpoint. For stored rows of a
-        table or head, the result is a tensor without numbers, on the meta device, and `stored[key]` has them.
-
-        Raises:
-            CheckpointError: There is no such tensor, or it is damaged or stored in a quantised form that is not read.
-            FileError: Its file cannot be read.
-        """
+        """Read a tensor by its full name, and store it in `by_key` and a line about it in `read_tensors`."""
         self.refuse_quantised(key, (name,), name)
         if key in (*ENDS, *DEQUANTISED) and self.checkpoint.stored(name) is not None:
             tensor = self._read_stored(key, name)
@@ -178,13 +144,7 @@ class CheckpointTensors:
         return torch.empty(rows.shape, dtype=self.dtype or own, device="meta")
 
     def use_stored(self, key: str, module: str, parts: Mapping[str, str]) -> None:
-        """Assign the stored rows `stored[key]` to a table: its tensors become entries of `by_key`.
-
-        Args:
-            key: Key of the weight that the rows replace.
-            module: Name of the table in the layer.
-            parts: For each tensor of the stored rows, the name of the table's buffer.
-        """
+        """Assign the stored rows `stored[key]` to a table: its tensors become entries of `by_key`."""
         rows, self.stored_keys[key] = self.stored[key], {}
         rests = {tensor.key.removeprefix(f"{key.removesuffix('.weight')}.") for tensor in self.read_tensors}
         for name, tensor in (rows.rows | rows.shared).items():
@@ -192,13 +152,7 @@ class CheckpointTensors:
             self.stored_keys[key][f"{module}.{parts[name]}"] = name if name in rests else "weight"
 
     def require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
-        """Read the first tensor that the checkpoint has of some ends of names into `by_key[key]`, and check its shape.
-
-        `what` describes the tensor for error messages. `None` in `shape` allows any size.
-
-        Raises:
-            CheckpointError: The tensor is missing, is stored in quantised form, or has another shape.
-        """
+        """Read the first tensor that the checkpoint has of some ends of names into `by_key[key]`, and check its shape."""
         name = next(iter(self.checkpoint.find(*names)), None)
         self.refuse_quantised(key, names if name is None else (name,), name or "")
         if name is None:
@@ -218,12 +172,7 @@ class CheckpointTensors:
         return self.read(key, name)
 
     def refuse_quantised(self, key: str, names: Names, stored_name: str = "") -> None:
-        """Raise a `CheckpointError` if weights are stored in quantised form: numbers without scales are no weights.
-
-        `key` is that of the tensor in the `state_dict` of the layer. `stored_name` is the full name of the tensor that
-        would be read; empty if no tensor has one of `names`. A tensor of integers without scales is accepted if the
-        caller requested a dtype and the configuration states no quantisation.
-        """
+        """Raise a `CheckpointError` if weights are stored in quantised form: numbers without scales are no weights."""
         if key in (*ENDS, *DEQUANTISED) and stored_name and self.checkpoint.stored(stored_name) is not None:
             return
         what = key.partition(".")[0]
@@ -244,11 +193,7 @@ class CheckpointTensors:
         raise quantised_error(self.checkpoint, what, stored_name if is_in_file else parts[0], parts)
 
     def count_nonfinite(self, what: str, key: str, rows: Tensor) -> None:
-        """Count the rows of `by_key[key]` that contain NaN or infinity.
-
-        If there are any, store their number in `nonfinite_rows[what]` and add a sentence to `notes`. The scales of
-        stored rows are finite; their codes are read if these are numbers in floating point (FP8).
-        """
+        """Count the rows of `by_key[key]` that contain NaN or infinity."""
         if key in self.stored:
             rows = next(iter(self.stored[key].rows.values()))
         if rows.is_meta or not rows.is_floating_point():

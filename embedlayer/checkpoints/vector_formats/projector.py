@@ -17,13 +17,7 @@ _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
 
 
 def read_projector(path: Path, errors: DecodeErrors) -> VectorRows:
-    """Read vectors and labels; `path` is the folder of the files, or a `.tsv` file in it.
-
-    Raises:
-        FileError: A file is missing or cannot be read.
-        CheckpointError: A line is damaged, there are no vectors or another number of labels, or the files have other
-            names.
-    """
+    """Read vectors and labels; `path` is the folder of the files, or a `.tsv` file in it."""
     folder = folder_of(path)
     name = path.name if path.is_file() else TENSORS if (folder / TENSORS).exists() else "vectors.tsv"
     if name not in FILES and (folder / name).exists():
@@ -53,16 +47,7 @@ def read_projector(path: Path, errors: DecodeErrors) -> VectorRows:
 
 
 def _metadata(path: Path, count: int, errors: DecodeErrors) -> tuple[list[str], list[str]]:
-    """Read the labels of `count` vectors, and return them with a warning if some are not UTF-8.
-
-    The labels are the first column. A file with several columns starts with a line of column names, which is skipped;
-    a file with one column does not.
-
-    Raises:
-        CheckpointError: The number of labels is not `count`, a line has another number of columns, or a label is not
-            UTF-8 and `errors` is `"strict"`.
-        FileError: The file cannot be read.
-    """
+    """Read the labels of `count` vectors, and return them with a warning if some are not UTF-8."""
     decoder = TokenDecoder(path, errors, "line")
     with streams.reading(path) as file:
         streams.skip_mark(file)
@@ -88,12 +73,7 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> tuple[list[str], 
 
 
 def write_projector(path: Path, tokens: Sequence[str], blocks: Iterator[Row]) -> None:
-    """Write the three files into the folder of `path`, created if missing; none is replaced before all are complete.
-
-    Raises:
-        FileError: A file cannot be written.
-        CheckpointError: A token cannot be encoded in UTF-8.
-    """
+    """Write the three files into the folder of `path`, created if missing; none is replaced before all are complete."""
     labels = [re.sub(r"[\\\t\n\r]", lambda character: _ESCAPES[character[0]], token) for token in tokens]
     metadata = "".join(f"{streams.check_utf8(label, row)}\n" for row, label in enumerate(labels))
     fields = {"tensor_name": "table", "tensor_path": TENSORS, "metadata_path": METADATA}

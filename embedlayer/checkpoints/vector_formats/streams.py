@@ -25,14 +25,7 @@ NUMBERS_AT_ONCE = 1 << 16
 
 
 class VectorRows(NamedTuple):
-    """The rows of a file.
-
-    Attributes:
-        tokens: Token of each row.
-        rows: The rows, `(V, D)` in float32.
-        place_of: Function from a row number to its line or row in the file, for messages.
-        warnings: What differs from the file, a message each.
-    """
+    """The rows of a file."""
 
     tokens: list[str]
     rows: Tensor
@@ -41,13 +34,7 @@ class VectorRows(NamedTuple):
 
 
 class TokenDecoder:
-    """Decode the tokens of a file as UTF-8, and count those that are not.
-
-    Args:
-        path: The file, for messages.
-        errors: Handling of tokens that are not UTF-8, as in `read_vectors`.
-        place: `"line"` or `"row"`: what the numbers count that `decode` takes.
-    """
+    """Decode the tokens of a file as UTF-8, and count those that are not."""
 
     def __init__(self, path: Path, errors: DecodeErrors, place: str) -> None:
         self.path = path
@@ -57,11 +44,7 @@ class TokenDecoder:
         self.first = ""
 
     def decode(self, raw: bytes, number: int) -> str:
-        """Return the text of the token at a line or row.
-
-        Raises:
-            CheckpointError: `errors` is `"strict"`, and the token is not UTF-8.
-        """
+        """Return the text of the token at a line or row."""
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
@@ -92,12 +75,7 @@ def skip_mark(file: BufferedIOBase) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a file for reading in a `with` block; a file with the suffix `.gz` is decompressed.
-
-    Raises:
-        FileError: The file cannot be opened, or reading it in the block fails.
-        CheckpointError: The compressed data are damaged or truncated.
-    """
+    """Open a file for reading in a `with` block; a file with the suffix `.gz` is decompressed."""
     require_file(path)
     with file_errors(f"read {path}"), path.open("rb") as file:
         if path.suffix != ".gz":
@@ -114,14 +92,7 @@ def reading(path: Path) -> Iterator[BufferedIOBase]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a file for writing in a `with` block; a file with the suffix `.gz` is compressed.
-
-    The file is replaced atomically at the end of the block. If the block fails, the old file stays. A device or a pipe
-    is not replaced, but written to.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
+    """Open a file for writing in a `with` block; a file with the suffix `.gz` is compressed."""
     with replace_file(path) as partial, partial.open("wb") as file:
         if path.suffix != ".gz":
             yield file
@@ -131,13 +102,7 @@ def writing(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line) for the rest of a file, from line `first`, without the white space at each line's end.
-
-    Empty lines at the end of the file are skipped.
-
-    Raises:
-        CheckpointError: A line is longer than `LONGEST_LINE`, or an empty one is followed by others.
-    """
+    """Yield (line number, line) for the rest of a file, from line `first`, without the white space at each line's end."""
     empty = None
     number = first
     while line := file.readline(LONGEST_LINE + 1):
@@ -165,11 +130,7 @@ def is_number(field: bytes) -> bool:
 
 
 def numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
-    """Convert the fields of a line to float32; numbers too large for float32 become infinity.
-
-    Raises:
-        CheckpointError: A field is no number.
-    """
+    """Convert the fields of a line to float32; numbers too large for float32 become infinity."""
     try:
         with np.errstate(over="ignore"):
             row = np.fromiter(map(float, fields), np.float64, len(fields)).astype(np.float32)

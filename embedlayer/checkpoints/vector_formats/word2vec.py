@@ -36,14 +36,7 @@ _Block = tuple[Sequence[int], list[bytes], Row]
 
 
 def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = None) -> VectorRows:
-    """Read a file with a token and its numbers in each line.
-
-    `has_header` says whether line 1 is a header `V D`; with `None`, line 1 decides.
-
-    Raises:
-        FileError: The file cannot be read.
-        CheckpointError: The file is damaged, a pickle, empty or of another format.
-    """
+    """Read a file with a token and its numbers in each line."""
     with streams.reading(path) as file:
         start = _check_text(path, file)
         file.seek(start)
@@ -54,12 +47,7 @@ def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = Non
 
 
 def read_binary(path: Path, errors: DecodeErrors) -> VectorRows:
-    """Read a file in word2vec's binary format: a header, and a token and its float32 numbers for each row.
-
-    Raises:
-        FileError: The file cannot be read.
-        CheckpointError: The file is damaged, a pickle, empty or of another format.
-    """
+    """Read a file in word2vec's binary format: a header, and a token and its float32 numbers for each row."""
     with streams.reading(path) as file:
         return _collected(path, _binary_rows(path, file), errors, "row")
 
@@ -67,12 +55,7 @@ def read_binary(path: Path, errors: DecodeErrors) -> VectorRows:
 def write_words(
     path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int, *, has_header: bool, binary: bool
 ) -> None:
-    """Write a file as text or in binary, one block of rows after another.
-
-    Raises:
-        FileError: The file cannot be written.
-        CheckpointError: A token is empty, duplicate, has white space or cannot be encoded in UTF-8.
-    """
+    """Write a file as text or in binary, one block of rows after another."""
     _check_tokens(tokens)
     words = iter(tokens)
     with streams.writing(path) as file:
@@ -95,13 +78,7 @@ def is_text(path: Path) -> bool:
 
 
 def _check_text(path: Path, file: BufferedIOBase) -> int:
-    """Check the first bytes of a file of text, and return its start: behind a byte-order mark if there is one.
-
-    The place in `file` is then behind the bytes that were read.
-
-    Raises:
-        CheckpointError: It is a pickle, or its lines end in carriage returns alone.
-    """
+    """Check the first bytes of a file of text, and return its start: behind a byte-order mark if there is one."""
     start = file.read(FIRST_BYTES)
     if start.startswith(PICKLE):
         raise pickle_error(path)
@@ -115,13 +92,7 @@ def _check_text(path: Path, file: BufferedIOBase) -> int:
 
 
 def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place: str) -> VectorRows:
-    """Collect the rows of a file, the first of each token. Memory grows with the bytes read, whatever a header states.
-
-    `place` is what the numbers in `blocks` count: `"line"` or `"row"`.
-
-    Raises:
-        CheckpointError: There are no rows; or a token is not UTF-8, and `errors` is `"strict"`.
-    """
+    """Collect the rows of a file, the first of each token. Memory grows with the bytes read, whatever a header states."""
     first: dict[str, None] = {}
     decoder = TokenDecoder(path, errors, place)
     content, places = bytearray(), array("q")
@@ -158,11 +129,7 @@ def _header(line: bytes) -> tuple[int, int] | None:
 
 
 def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
-    """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header.
-
-    Raises:
-        CheckpointError: The line is no header, or D is 0 or more than `MOST_COLUMNS`.
-    """
+    """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header."""
     sizes = _header(line)
     if sizes is None:
         raise CheckpointError(
@@ -175,12 +142,7 @@ def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
 
 
 def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterator[_Block]:
-    """Yield the rows of a text, one at a time. Without a header, the first line determines the number of columns.
-
-    Raises:
-        CheckpointError: The header or a line is damaged, a line is not a token and D numbers, or the number of rows
-            differs from the header.
-    """
+    """Yield the rows of a text, one at a time. Without a header, the first line determines the number of columns."""
     count, width = _checked_header(path, file.readline(LONGEST_LINE)) if has_header else (None, 0)
     number = row = 0
     for number, line in streams.lines(path, file, first=1 + has_header):
@@ -204,14 +166,7 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
 
 
 def _width_of(path: Path, line: bytes) -> int:
-    """Return the number of columns of a file without a header, from its first line.
-
-    It is the number of fields at the end of the line that are numbers, without the first field, which is always of the
-    token; the fields before them are the token.
-
-    Raises:
-        CheckpointError: The line does not end in a number behind a token.
-    """
+    """Return the number of columns of a file without a header, from its first line."""
     fields = line.split()
     width = 0
     while width < len(fields) - 1 and streams.is_number(fields[-1 - width]):
@@ -236,12 +191,7 @@ def _has_bytes_of_numbers(token: bytes) -> bool:
 
 
 def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
-    """Yield the rows of a file in word2vec's binary format, as many at a time as one read completes.
-
-    Raises:
-        CheckpointError: The file is of another format, a token is empty or does not end, or the file has more or fewer
-            rows than its header states.
-    """
+    """Yield the rows of a file in word2vec's binary format, as many at a time as one read completes."""
     header = file.readline(LONGEST_TOKEN)
     if header.startswith(FASTTEXT):
         raise CheckpointError(
@@ -293,11 +243,7 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
 
 
 def _check_tokens(tokens: Sequence[str]) -> None:
-    """Check that the formats of word2vec, GloVe and fastText can represent all tokens.
-
-    Raises:
-        CheckpointError: A token is empty, duplicate, has white space or cannot be encoded in UTF-8.
-    """
+    """Check that the formats of word2vec, GloVe and fastText can represent all tokens."""
     seen: dict[str, int] = {}
     for row, token in enumerate(tokens):
         if not token or _SPACES.search(token):

@@ -21,28 +21,14 @@ _GENERATION = re.compile(r"\{\%-?\s*generation\s*-?\%\}")
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """Chat template of a tokenizer of transformers, which marks what the assistant generates by `{% generation %}`.
-
-    Attributes:
-        template: The template, in Jinja.
-        special_tokens: Special tokens that it may write, by role, such as `bos_token`.
-    """
+    """Chat template of a tokenizer of transformers, which marks what the assistant generates by `{% generation %}`."""
 
     template: str
     special_tokens: Mapping[str, str]
 
     @classmethod
     def of(cls, tokenizer: object) -> "ChatTemplate":
-        """Return the template of a tokenizer of transformers.
-
-        Args:
-            tokenizer: The tokenizer, or the path of its folder or of a file in it.
-
-        Raises:
-            TokenizerError: It has no chat template, or several without a default; or the template has no
-                `{% generation %}`, so that nothing says which tokens are the assistant's.
-            MissingExtraError: A path needs `pip install 'embedlayer[hf]'`.
-        """
+        """Return the template of a tokenizer of transformers."""
         if isinstance(tokenizer, str | Path):
             tokenizer = _read(Path(tokenizer))
         template = getattr(tokenizer, "chat_template", None)
@@ -74,15 +60,7 @@ class ChatTemplate:
         write_json(folder / TOKENIZER_CONFIG, {**self.special_tokens, "chat_template": self.template})
 
     def render(self, messages: Sequence[Any]) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text of a chat, and the character ranges `(start, stop)` that the assistant generates.
-
-        Fields of messages that are `None`, as columns have them, are left out.
-
-        Raises:
-            TextError: The template cannot render these messages, a message has no role, or the template writes a
-                content that is no text, such as a list with images, as Python prints it.
-            MissingExtraError: `pip install 'embedlayer[hf]'` is needed.
-        """
+        """Return the text of a chat, and the character ranges `(start, stop)` that the assistant generates."""
         chats = require("transformers.utils.chat_template_utils", extra="hf")
         jinja = require("jinja2", extra="hf")
         try:
@@ -110,13 +88,7 @@ class ChatTemplate:
 
 
 def _read(path: Path) -> object:
-    """Return the tokenizer in a folder or file as one of transformers, with the template of the folder.
-
-    Raises:
-        FileError: There is no tokenizer.
-        TokenizerError: It is damaged, or transformers cannot read its settings.
-        MissingExtraError: `pip install 'embedlayer[hf]'` is needed.
-    """
+    """Return the tokenizer in a folder or file as one of transformers, with the template of the folder."""
     transformers = require("transformers", extra="hf")
     tokenizer = load_tokenizer(path)
     folder = path if path.is_dir() else path.parent

@@ -25,16 +25,7 @@ _END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class Columns(Reader):
-    """Reader of a Parquet file, an Arrow file or an Arrow stream.
-
-    A place in it stands for a row: `place * rows // size`. One record batch of an Arrow file, or one page of a Parquet
-    file, is in memory.
-
-    Raises:
-        FileError: The file cannot be read or is damaged.
-        TextError: There is no column that is read, or its type is neither text nor chats.
-        MissingExtraError: `pip install 'embedlayer[parquet]'` is needed.
-    """
+    """Reader of a Parquet file, an Arrow file or an Arrow stream."""
 
     def __init__(self, source: str | Path, options: RowOptions) -> None:
         super().__init__(source)
@@ -115,10 +106,7 @@ class Columns(Reader):
 
     @contextmanager
     def _opened(self, *, mapped: bool = False) -> Iterator[Any]:
-        """Context manager: open the file, and yield a reader of pyarrow; of an Arrow file, of the column alone.
-
-        With `mapped`, an Arrow file or stream is mapped into memory, and nothing of it is read before it is needed.
-        """
+        """Context manager: open the file, and yield a reader of pyarrow; of an Arrow file, of the column alone."""
         if self._is("Parquet"):
             parquet = require("pyarrow.parquet", extra="parquet")
             with parquet.ParquetFile(self.source, buffer_size=_BATCH_BYTES, pre_buffer=False) as file:
@@ -159,13 +147,7 @@ class Columns(Reader):
         return columns if self._is("Parquet") else map(self._validated, columns)
 
     def _validated(self, column: Any) -> Any:
-        """Return a column whose offsets are inside of its buffers, which pyarrow does not check when it reads a batch.
-
-        Text that is no UTF-8 passes here, and its error names its row; see `_values`.
-
-        Raises:
-            ArrowInvalid: They are not.
-        """
+        """Return a column whose offsets are inside of its buffers, which pyarrow does not check when it reads a batch."""
         arrow, checked = self.arrow, column
         kinds = {"string": arrow.binary(), "large_string": arrow.large_binary()}
         if (as_bytes := kinds.get(str(column.type))) is not None:
@@ -175,10 +157,7 @@ class Columns(Reader):
 
     @contextmanager
     def _damage_named(self, row: Callable[[], int]) -> Iterator[None]:
-        """Context manager: turn what pyarrow raises for a damaged file in the block into a `FileError`.
-
-        `row` returns the number of the row that is read.
-        """
+        """Context manager: turn what pyarrow raises for a damaged file in the block into a `FileError`."""
         try:
             yield
         except (FileError, TextError):
@@ -191,11 +170,7 @@ class Columns(Reader):
 
 
 class _Streams:
-    """The record batches of an Arrow stream, or of several, one behind the other in a file.
-
-    Raises:
-        ArrowInvalid: A stream has no end mark, as if the rest were missing, or another schema than the first.
-    """
+    """The record batches of an Arrow stream, or of several, one behind the other in a file."""
 
     def __init__(self, ipc: Any, file: Any) -> None:
         self._ipc, self._file = ipc, file

@@ -14,14 +14,7 @@ from embedlayer.data.text_chunks import split_text
 
 
 class Document(NamedTuple):
-    """A document, or the rest of one.
-
-    Attributes:
-        text: The text: a string, which is encoded whole unless it is long, or blocks of it.
-        before: The last characters before `text`, if it is the rest of a document.
-        weighted: Character ranges `(start, stop)` of a string, in order: the tokens in them have the weight 1 in the
-            loss and all others 0. `None`: every token has the weight 1.
-    """
+    """A document, or the rest of one."""
 
     text: str | Iterable[str]
     before: str = ""
@@ -29,16 +22,7 @@ class Document(NamedTuple):
 
 
 class Reader(ABC):
-    """Reader of the documents of one source.
-
-    Places in a source are numbers from 0 to its size in bytes. A shard begins at a place that `cut` returns.
-
-    Attributes:
-        source: The path of the source, or `"-"`.
-        has_rows: Whether each row of the source is a document; if not, the source is one document.
-        has_weights: Whether its documents have weights.
-        position: How many bytes of the source the last call of `documents` has read so far.
-    """
+    """Reader of the documents of one source."""
 
     has_rows = True
     has_weights = False
@@ -48,31 +32,15 @@ class Reader(ABC):
         self.position = 0
 
     def check(self) -> None:  # noqa: B027  nothing is left to check of rows
-        """Check the start of the source, as far as that was not done when the reader was built.
-
-        Raises:
-            TextError: It is not plain text.
-        """
+        """Check the start of the source, as far as that was not done when the reader was built."""
 
     @abstractmethod
     def cut(self, place: int, size: int, tokenizer: Tokenizer) -> int:
-        """Return the first place at or after `place` where a shard may begin; `size` if there is none.
-
-        It depends on the bytes around it alone, and grows with `place`; 0 and `size` are returned unchanged.
-
-        Raises:
-            FileError: The source cannot be read.
-            TextError: The source is not what it should be.
-        """
+        """Return the first place at or after `place` where a shard may begin; `size` if there is none."""
 
     @abstractmethod
     def documents(self, begin: int = 0, end: int | None = None) -> Iterator[Document]:
-        """Yield the documents between two places that `cut` returned; `end` is the end of the source by default.
-
-        Raises:
-            FileError: The source cannot be read or is damaged.
-            TextError: The source is not plain text, or a record is not what it should be; the error names the record.
-        """
+        """Yield the documents between two places that `cut` returned; `end` is the end of the source by default."""
 
     def texts(self) -> Iterator[str]:
         """Yield the text of all documents, in chunks of some thousand characters, to train a tokenizer on."""
@@ -82,13 +50,7 @@ class Reader(ABC):
 
 @dataclass(frozen=True)
 class RowOptions:
-    """Which part of a row is the document.
-
-    Attributes:
-        text_field: Name of the field with the text, or with the messages of a chat; `None`: `text`, else `messages`.
-        tokenizer: Tokenizer of transformers whose chat template renders chats, or the path of its folder or of a file
-            in it; see `ChatTemplate.of`.
-    """
+    """Which part of a row is the document."""
 
     text_field: str | None = None
     tokenizer: object = None

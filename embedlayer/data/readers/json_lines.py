@@ -19,12 +19,7 @@ _READ_BYTES = 1 << 18
 
 
 class JsonLines(Reader):
-    """Reader of JSON lines, also compressed. Empty lines are skipped.
-
-    Raises:
-        FileError: The file cannot be read.
-        TextError: The first line is no object, or has no field that is read.
-    """
+    """Reader of JSON lines, also compressed. Empty lines are skipped."""
 
     def __init__(self, source: str | Path, options: RowOptions) -> None:
         super().__init__(source)
@@ -58,11 +53,7 @@ class JsonLines(Reader):
             self.position = position()
 
     def _rows(self, read: Callable[[int], bytes], begin: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the number of each line that is not empty, counted from 0 at `begin`, with its object.
-
-        Raises:
-            TextError: A line is not UTF-8 or no JSON object.
-        """
+        """Yield the number of each line that is not empty, counted from 0 at `begin`, with its object."""
         for number, line in enumerate(self._lines(read, begin)):
             if not line or line.isspace():
                 continue

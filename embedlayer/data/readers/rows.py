@@ -23,15 +23,7 @@ Record = Callable[[], str]
 
 
 def chosen_field(record: Record, row: Mapping[str, Any], options: RowOptions) -> tuple[str, bool]:
-    """Return the name of the field with the document, and whether it is a chat, from the first row of a source.
-
-    It is the field that `options` name; else `text`, else `messages`.
-
-    Raises:
-        TextError: The row has no such field.
-        TokenizerError: The field is a chat, and there is no chat template, or it does not mark the assistant's tokens.
-        MissingExtraError: The field is a chat, and `pip install 'embedlayer[hf]'` is needed.
-    """
+    """Return the name of the field with the document, and whether it is a chat, from the first row of a source."""
     names = [TEXT_FIELD, CHAT_FIELD] if options.text_field is None else [options.text_field]
     field = next((name for name in names if name in row), None)
     if field is None:
@@ -48,12 +40,7 @@ def chosen_field(record: Record, row: Mapping[str, Any], options: RowOptions) ->
 def document_of(
     record: Record, row: Mapping[str, Any], field: str | None, is_chat: bool, options: RowOptions
 ) -> Document:
-    """Return the document of a row.
-
-    Raises:
-        TextError: The row has no such field, it is no text or no chat as in the first row, the chat has tools or cannot
-            be rendered, or its text has half of a surrogate pair.
-    """
+    """Return the document of a row."""
     assert field is not None  # the first row has chosen it
     try:
         value = row[field]

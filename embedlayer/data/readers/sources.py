@@ -28,33 +28,7 @@ _DATASET_FILES = ("state.json", "dataset_dict.json")
 
 
 def find_sources(paths: Sequence[str | Path], options: RowOptions) -> list[Reader]:
-    """Return the readers of the files that `paths` name: files themselves, and those in folders and their subfolders.
-
-    | source | documents |
-    |---|---|
-    | text: UTF-8 without zero bytes | the file |
-    | JSON lines: named `.jsonl` or `.ndjson`, or 10 in 11 lines of the first 64 KiB are objects | each line |
-    | Parquet, Arrow files and streams, by their first bytes | each row |
-    | a folder of `Dataset.save_to_disk` | each row of its files, in the order of its `state.json` |
-
-    Text and JSON lines may be compressed (`.gz`, `.zst`). The files of other folders are sorted. Hidden files in
-    folders are left out, and so are corpora and binary files. If a folder has files of rows and text files, those with
-    more bytes are read; the others, and files of the other formats in `embedlayer.data.text_formats`, are left out with
-    a warning.
-
-    A `.txt` with JSON lines is text, with a warning, unless `options` name a field.
-
-    Raises:
-        FileError: A path does not exist, or a file cannot be read or is damaged.
-        TextError: A file is none of these; a record has no field that is read; a folder is a corpus, has several splits
-            of a data set, or has no file to read, or files of other formats with more bytes; all text is white space;
-            or `paths` is empty.
-        SizeError: `options` name a field, and no source has rows.
-        MissingExtraError: A file needs `pip install 'embedlayer[parquet]'`.
-
-    Warns:
-        EmbedLayerWarning: Files of a folder are left out because of their format, or a `.txt` has JSON lines.
-    """
+    """Return the readers of the files that `paths` name: files themselves, and those in folders and their subfolders."""
     readers = readers_of(paths, options)
     require_rows(readers, options)
     _require_words(readers)
@@ -91,10 +65,7 @@ def require_rows(readers: Iterable[Reader], options: RowOptions) -> None:
 
 
 def _require_words(readers: Sequence[Reader]) -> None:
-    """Raise a `TextError` if all text is white space: a corpus of it would be no error of any later check.
-
-    The texts are read up to the first other character. Standard input, which can be read only once, is not read.
-    """
+    """Raise a `TextError` if all text is white space: a corpus of it would be no error of any later check."""
     texts = (text for reader in readers if str(reader.source) != "-" for text in reader.texts() if text)
     with suppress(FileError):  # what builds the corpus raises it
         if next(texts, "").isspace() and all(map(str.isspace, texts)):
@@ -103,10 +74,7 @@ def _require_words(readers: Sequence[Reader]) -> None:
 
 
 def reader_of(path: Path, options: RowOptions) -> Reader:
-    """Return the reader of a file. The first record of a file of rows is checked, and nothing of a text.
-
-    Errors are those of `find_sources`.
-    """
+    """Return the reader of a file. The first record of a file of rows is checked, and nothing of a text."""
     start = start_of(path)
     make = _rows_reader(path, start, options)
     if make is None and path.suffix in TOKEN_SUFFIXES and is_plain(start):
@@ -165,12 +133,7 @@ def _readers_below(folder: Path, options: RowOptions) -> list[Reader]:
 
 
 def _dataset_files(folder: Path) -> list[Path]:
-    """Return the Arrow files of a folder that `save_to_disk` of the library `datasets` wrote, in order.
-
-    Raises:
-        TextError: It has several splits, or rows that an index selects, or its `state.json` is damaged.
-        FileError: A file is missing.
-    """
+    """Return the Arrow files of a folder that `save_to_disk` of the library `datasets` wrote, in order."""
     if (folder / "dataset_dict.json").exists():
         splits = sorted(path.parent for path in folder.glob("*/state.json"))
         if len(splits) != 1:

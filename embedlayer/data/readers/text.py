@@ -53,17 +53,7 @@ def is_compressed(source: str | Path) -> bool:
 
 
 def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
-    """Return the offset of the first byte at or after `place` where cutting a file's text changes no ID.
-
-    Two shards that share a boundary find the same offset, since it depends only on the characters around it. For a
-    larger `place` the result is the same or larger. Only cuts at white space, and between a word and a mark, are tried.
-    The file is not compressed. A `place` of 0, or of `size`, the size of the file, is returned unchanged. `size` is
-    also the result if no cut is safe.
-
-    Raises:
-        FileError: The file cannot be read.
-        TextError: The file is not plain text.
-    """
+    """Return the offset of the first byte at or after `place` where cutting a file's text changes no ID."""
     if place in (0, size):
         return place
     place = _next_character(source, place)
@@ -87,12 +77,7 @@ def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
 
 
 def _text_before(source: str, place: int, count: int) -> str:
-    """Return the last `count` characters before byte `place` of a file, fewer near the start; no byte-order mark.
-
-    Raises:
-        FileError: The file cannot be read.
-        TextError: These bytes are not UTF-8.
-    """
+    """Return the last `count` characters before byte `place` of a file, fewer near the start; no byte-order mark."""
     begin = _next_character(source, max(0, place - _MAX_CHAR_BYTES * (count + 1)))
     raw = _bytes_of(source, begin, place)
     try:
@@ -103,10 +88,7 @@ def _text_before(source: str, place: int, count: int) -> str:
 
 
 def _next_character(source: str, place: int) -> int:
-    """Return the offset of the first byte at or after `place` at which a UTF-8 character of the file starts.
-
-    Without one in three bytes, which are all that is read, it is the offset after these bytes, as at the end of a file.
-    """
+    """Return the offset of the first byte at or after `place` at which a UTF-8 character of the file starts."""
     following = _bytes_of(source, place, place + _MAX_CHAR_BYTES - 1)
     return place + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
 

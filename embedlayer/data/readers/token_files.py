@@ -66,16 +66,7 @@ _FEWEST_NUMBERS = 4  # of a file whose every second number is 0: fewer say littl
 
 @dataclass(frozen=True)
 class TokenFile:
-    """Where the token IDs of a file are.
-
-    Attributes:
-        path: The file with the numbers; of Megatron's pair the `.bin`.
-        format: The format.
-        dtype: Type of the numbers.
-        offset: Offset of the first number, in bytes.
-        length: Number of token IDs.
-        documents: Index of the first token of each document, or `None`: separators in the IDs say it.
-    """
+    """Where the token IDs of a file are."""
 
     path: Path
     format: Format
@@ -90,21 +81,7 @@ class TokenFile:
 
 
 def find_token_files(sources: Sequence[str | Path], dtype: str | None = None) -> list[TokenFile]:
-    """Return where the token IDs of sources are, or an empty list if the sources are texts.
-
-    A source is a file of token IDs if it is named `.npy`, `.bin` or `.idx`, or starts as a NumPy array; with a `dtype`
-    also if it is no text.
-
-    Args:
-        sources: Files; of Megatron's pair the `.bin`, the `.idx` or both.
-        dtype: Type of the numbers of files without a header, such as `"uint16"`.
-
-    Raises:
-        FileError: A file cannot be read.
-        TextError: There are texts among the token files, or a file without a header has no `dtype`.
-        SizeError: A header states another type than `dtype`, or `dtype` is no type of integers.
-        CheckpointError: A file is damaged, or has numbers that are no token IDs.
-    """
+    """Return where the token IDs of sources are, or an empty list if the sources are texts."""
     paths = [Path(source) for source in sources]
     are_files = [path.is_file() and _is_token_file(path, dtype) for path in paths]
     if not any(are_files):
@@ -349,13 +326,7 @@ def _is_megatron_index(path: Path) -> bool:
 
 
 def _read_pair(path: Path) -> TokenFile:
-    """Read the index beside a `.bin` of Megatron.
-
-    Raises:
-        FileError: The `.bin` is missing.
-        CheckpointError: The index is damaged, does not fit the `.bin`, has modes of sequences, or its sequences are not
-            one after another.
-    """
+    """Read the index beside a `.bin` of Megatron."""
     index = path.with_suffix(".idx")
     if not path.exists():
         raise FileError(
@@ -387,17 +358,7 @@ def _read_pair(path: Path) -> TokenFile:
 
 
 def _checked_tables(file: TokenFile, tokenizer: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Read all IDs of a file once: return the arrays `documents` and `blocks` of its `TokenCorpus`.
-
-    Each ID is checked, the bytes of each block are counted, and the starts of documents are found.
-
-    A document starts at the first token, and at each token that is no separator and follows one, unless only separators
-    are before it.
-
-    Raises:
-        TokenIdError: A number is no ID of the tokenizer.
-        SizeError: The numbers are of another type than the `dtype` of a file without a header.
-    """
+    """Read all IDs of a file once: return the arrays `documents` and `blocks` of its `TokenCorpus`."""
     by_id = TokenBytes(tokenizer).by_id
     lengths = np.where(by_id.special, 0, by_id.lengths)
     separator, size = end_of_text_id(tokenizer), table_size(tokenizer)

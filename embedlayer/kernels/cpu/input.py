@@ -17,19 +17,7 @@ APART = 16
 def gather_scale_add_drop(
     start: int, stop: int, rows: Any, ids: Any, scale: float, addend: Any, dropout: Any, growth: float, out: Any
 ) -> None:
-    """Compute `dropout(scale * rows[ids] + addend)` for the tokens `start` to `stop - 1`.
-
-    Args:
-        start: First token.
-        stop: Last token + 1.
-        rows: Rows to gather, `(N, D)`.
-        ids: Row of each token, which was checked.
-        scale: Factor on rows.
-        addend: Vectors to add, `(A, D)`: token n gets the one at `n % A`. `(0, D)` for none.
-        dropout: Seed and threshold of the mask, as in `drop`; threshold 0 for no dropout.
-        growth: Factor on everything that is not dropped.
-        out: Result, `(tokens, D)`, which may be `rows`.
-    """
+    """Compute `dropout(scale * rows[ids] + addend)` for the tokens `start` to `stop - 1`."""
     width, (seed, threshold) = out.shape[1], dropout
     factor, grow = as_computed(scale * growth, rows[0, 0]), as_computed(growth, rows[0, 0])
     words = np.empty((width + 3) // 4, np.uint64)
@@ -72,19 +60,7 @@ def drop(vector: Any, words: Any, threshold: int) -> None:
 def sum_masked_segments(
     start: int, stop: int, grad: Any, order: Any, offsets: Any, places: Any, factor: float, dropout: Any, out: Any
 ) -> None:
-    """Sum `factor * mask * grad` over the tokens of each segment, in the order of `order`, `APART` at a time.
-
-    Args:
-        start: First segment.
-        stop: Last segment + 1.
-        grad: Gradient of each token's vector, `(tokens, D)`.
-        order: Tokens, segment by segment.
-        offsets: Start of each segment in `order`, and the end of the last.
-        places: Row of `out` that gets the sum of each segment.
-        factor: Factor on all sums.
-        dropout: Seed and threshold of the mask, as in `gather_scale_add_drop`.
-        out: Sums; only the rows `places` are written.
-    """
+    """Sum `factor * mask * grad` over the tokens of each segment, in the order of `order`, `APART` at a time."""
     width, (seed, threshold) = grad.shape[1], dropout
     words = np.empty((width + 3) // 4, np.uint64)
     bits, least = words.view(np.int16), np.int32(threshold - (1 << 15))

@@ -17,11 +17,7 @@ from numba.np.arrayobj import make_array
 
 
 def _decorator(fastmath: Any) -> Any:
-    """Return a decorator that compiles a function when it is first called.
-
-    A kernel, whose first arguments are `start` and `stop`, is stored on disk. It contains the functions that it calls,
-    so for these, which only kernels call, nothing is stored, and no calls from Python are compiled.
-    """
+    """Return a decorator that compiles a function when it is first called."""
 
     def decorate(function: Any) -> Any:
         is_kernel = function.__code__.co_varnames[:2] == ("start", "stop")
@@ -65,10 +61,7 @@ def half(bits: Any) -> Any:
 
 
 def narrow(number: Any, like: Any) -> Any:
-    """Return a computed number as it is stored in an array with an element `like`: the inverse of `widen`.
-
-    For uint16, float32 is rounded to bfloat16: to the nearest, ties to even; NaN stays NaN.
-    """
+    """Return a computed number as it is stored in an array with an element `like`: the inverse of `widen`."""
     raise NotImplementedError
 
 
@@ -89,10 +82,7 @@ def _narrow(number, like):
 
 
 def rounded(number: Any, like: Any) -> Any:
-    """Return a float32 number rounded to the type of `like`, as float32.
-
-    The types are float32; uint16 for bfloat16, as in `narrow`; and int16 for float16, to the nearest, ties to even.
-    """
+    """Return a float32 number rounded to the type of `like`, as float32."""
     raise NotImplementedError
 
 
@@ -107,11 +97,7 @@ def _rounded(number, like):
 
 @exact
 def _to_float16(number: Any) -> Any:
-    """Return the float16 number nearest to a float32 one, ties to even, as float32.
-
-    Adding and subtracting a number whose last bit is that of the result rounds a number to it: below 2^-14 all float16
-    numbers have the same last bit, above it is 2^-10 of the power of two.
-    """
+    """Return the float16 number nearest to a float32 one, ties to even, as float32."""
     bits = np.float32(number).view(np.uint32)
     power = max(np.uint32(bits & np.uint32(0x7F800000)).view(np.float32), np.float32(2.0**-14))
     bound, size = power * np.float32(1.5 * 2.0**13), np.uint32(bits & np.uint32(0x7FFFFFFF)).view(np.float32)
@@ -121,16 +107,7 @@ def _to_float16(number: Any) -> Any:
 
 
 def narrow_at_random(number: Any, like: Any, key: Any, column: Any) -> Any:
-    """Return `narrow(number, like)`, but round to bfloat16 at random where `key` is not 0.
-
-    `embedlayer.row_sparse.stochastic_rounding.round_rows` defines the bits.
-
-    Args:
-        number: Computed number.
-        like: Element of the array in which it is stored.
-        key: `row_key`, or 0 to round to nearest.
-        column: Column of the number.
-    """
+    """Return `narrow(number, like)`, but round to bfloat16 at random where `key` is not 0."""
     raise NotImplementedError
 
 
@@ -155,10 +132,7 @@ def _narrow_at_random(number, like, key, column):
 
 @kernel
 def row_key(seed: int, step: int, row: int) -> Any:
-    """Return a hash of seed, step and row, which is not 0; for a negative seed, 0.
-
-    `embedlayer.row_sparse.stochastic_rounding.row_keys` defines it.
-    """
+    """Return a hash of seed, step and row, which is not 0; for a negative seed, 0."""
     if seed < 0:
         return np.uint32(0)
     z = np.uint64(row) * np.uint64(0xD1B54A32D192ED03) + np.uint64(step) * np.uint64(0x9E3779B97F4A7C15)
@@ -169,10 +143,7 @@ def row_key(seed: int, step: int, row: int) -> Any:
 
 
 def as_computed(number: Any, like: Any) -> Any:
-    """Return a scalar argument in the type that is computed with for arrays with an element `like`.
-
-    Without it the float64 of a Python float would widen all float32 arithmetic.
-    """
+    """Return a scalar argument in the type that is computed with for arrays with an element `like`."""
     raise NotImplementedError
 
 
@@ -202,10 +173,7 @@ def _multiply_add(a, b, c):
 
 
 def exp(x: Any) -> Any:
-    """Return e to the power of `x`, for `x` up to 0; float32 is computed without a call, within 1 ulp.
-
-    Below -87.3 the float32 result is 0. NaN stays NaN.
-    """
+    """Return e to the power of `x`, for `x` up to 0; float32 is computed without a call, within 1 ulp."""
     raise NotImplementedError
 
 
@@ -245,10 +213,7 @@ def _empty_computed(count, like):
 
 
 def log(x: Any) -> Any:
-    """Return the natural logarithm of `x`; a float32 above 1.2e-38 is computed without a call, within 1 ulp or 6e-8.
-
-    All float32 numbers below that, 0 included, give -inf. NaN stays NaN.
-    """
+    """Return the natural logarithm of `x`; a float32 above 1.2e-38 is computed without a call, within 1 ulp or 6e-8."""
     raise NotImplementedError
 
 

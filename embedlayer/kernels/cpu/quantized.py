@@ -20,16 +20,7 @@ ROWS_AT_ONCE = 16
 
 @kernel
 def dequantise_8_bits(start: int, stop: int, ids: Any, packed: Any, row_format: Any, out: Any) -> None:
-    """Dequantise the stored rows of the IDs at places `start` to `stop - 1` to the rows of `out` at these places.
-
-    Args:
-        start: First place.
-        stop: Last place + 1.
-        ids: IDs that were checked, `(N,)`.
-        packed: All stored rows, uint8.
-        row_format: Group size, and bytes of a group: its codes and its float32 step and offset.
-        out: Result, `(N, D)`.
-    """
+    """Dequantise the stored rows of the IDs at places `start` to `stop - 1` to the rows of `out` at these places."""
     group_size, group_bytes = row_format
     width = out.shape[1]
     for n in range(start, stop):
@@ -47,17 +38,7 @@ def dequantise_8_bits(start: int, stop: int, ids: Any, packed: Any, row_format: 
 
 @kernel
 def dequantise_4_bits(start: int, stop: int, ids: Any, packed: Any, row_scale: Any, row_format: Any, out: Any) -> None:
-    """Dequantise as `dequantise_8_bits` does, from codes of 4 bits, two in a byte.
-
-    Args:
-        start: First place.
-        stop: Last place + 1.
-        ids: IDs that were checked, `(N,)`.
-        packed: All stored rows, uint8.
-        row_scale: Scale of each stored row, float32.
-        row_format: Group size, and bytes of a group: its codes and its float16 step and offset.
-        out: Result, `(N, D)`.
-    """
+    """Dequantise as `dequantise_8_bits` does, from codes of 4 bits, two in a byte."""
     group_size, group_bytes = row_format
     width = out.shape[1]
     pairs = np.empty(packed.shape[1], np.uint16)
@@ -80,16 +61,7 @@ def dequantise_4_bits(start: int, stop: int, ids: Any, packed: Any, row_scale: A
 
 @kernel
 def dequantise_blocks(start: int, stop: int, ids: Any, packed: Any, row_format: Any, out: Any) -> None:
-    """Dequantise as `dequantise_8_bits` does, from blocks of 32 codes behind a float16 scale (GGUF's Q4_0 and Q8_0).
-
-    Args:
-        start: First place.
-        stop: Last place + 1.
-        ids: IDs that were checked, `(N,)`.
-        packed: All stored rows, uint8.
-        row_format: Bits of a code, 4 or 8, as the only entry of a tuple.
-        out: Result, `(N, D)`.
-    """
+    """Dequantise as `dequantise_8_bits` does, from blocks of 32 codes behind a float16 scale (GGUF's Q4_0 and Q8_0)."""
     bits, width = row_format[0], out.shape[1]
     block_bytes, unpacked = 2 + 4 * bits, np.empty((width + 31) // 32 * 32, np.uint8)
     middle = np.float32(1 << (bits - 1))
@@ -123,16 +95,7 @@ def _codes_of_blocks(row: Any, bits: int, to: Any) -> None:
 
 @kernel
 def logits_of_8_bits(start: int, stop: int, x: Any, packed: Any, row_format: Any, out: Any) -> None:
-    """Multiply the stored rows `start` to `stop - 1` by few tokens.
-
-    Args:
-        start: First row.
-        stop: Last row + 1.
-        x: Hidden states, float32, `(N, D)`.
-        packed: All stored rows, uint8.
-        row_format: See `dequantise_8_bits`.
-        out: Products, float32, `(V, N)`.
-    """
+    """Multiply the stored rows `start` to `stop - 1` by few tokens."""
     rows = np.empty((ROWS_AT_ONCE, x.shape[1]), np.float32)
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)

@@ -9,23 +9,7 @@ from embedlayer.kernels.cpu.numbers import kernel, multiply_add, narrow, widen
 def rotate_half_split(
     start: int, stop: int, x: Any, x_strides: Any, cos: Any, sin: Any, angle_strides: Any, out: Any, sizes: Any
 ) -> None:
-    """Rotate the half-split pairs of the vectors `start` to `stop - 1`; channels beyond the pairs are copied.
-
-    The result equals that of `rotate_channels` to the bit, so it does not depend on the size of a call. Sequences,
-    heads and tokens are three dimensions, in any order; vectors are counted along the last of them first. Memory of
-    `x`, `cos` and `sin` is one-dimensional.
-
-    Args:
-        start: First vector.
-        stop: Last vector + 1.
-        x: Queries or keys.
-        x_strides: Numbers from one vector of `x` to the next along each dimension.
-        cos: Cosine of each pair's angle.
-        sin: Sine of the same angles.
-        angle_strides: The same for `cos` and `sin`; 0 along a dimension whose vectors have the same angles.
-        out: Result, `(N, K)` for N vectors.
-        sizes: Sizes of the second and of the third dimension, and the number of pairs.
-    """
+    """Rotate the half-split pairs of the vectors `start` to `stop - 1`; channels beyond the pairs are copied."""
     middle, inner, half = sizes
     for n in range(start, stop):
         i, j, k = n // (middle * inner), n // inner % middle, n % inner

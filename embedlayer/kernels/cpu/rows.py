@@ -32,19 +32,7 @@ reordering = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contra
 def segments_of_equal_ids(
     start: int, stop: int, ids: Any, drop: int, rows: Any, order: Any, offsets: Any, found: Any
 ) -> None:
-    """Sort IDs by a stable radix sort, and list the distinct ones with the places of each; one item.
-
-    Args:
-        start: 0.
-        stop: 1, or 0 for nothing.
-        ids: IDs, `(N,)`.
-        drop: ID to leave out; -1 for none.
-        rows: Distinct IDs in ascending order; memory for N.
-        order: Places of the IDs, sorted by ID and then by place; memory for N.
-        offsets: Start of each ID's places in `order`, and the end of the last; memory for N + 1.
-        found: Number of distinct IDs, or -1 where an ID is negative, as the other results then are invalid; and number
-            of places.
-    """
+    """Sort IDs by a stable radix sort, and list the distinct ones with the places of each; one item."""
     if stop <= start:
         return
     kept = 0
@@ -92,13 +80,7 @@ def segments_of_equal_ids(
 
 @kernel
 def copy_to_places(values: Any, places: Any, out: Any) -> None:
-    """Copy a row to its places in a look-up.
-
-    Args:
-        values: The row, `(D,)`.
-        places: Its places in `out`.
-        out: Result of the look-up, `(N, D)`.
-    """
+    """Copy a row to its places in a look-up."""
     for place in places:
         target = out[place]
         for i in range(len(values)):  # a loop: assigning a row calls a slower copy
@@ -107,33 +89,14 @@ def copy_to_places(values: Any, places: Any, out: Any) -> None:
 
 @kernel
 def gather_segments(start: int, stop: int, rows: Any, order: Any, offsets: Any, table: Any, out: Any) -> None:
-    """Copy rows of a table to the places of their IDs in a batch; an item is a distinct row.
-
-    Args:
-        start: First distinct row.
-        stop: Last distinct row + 1.
-        rows: Distinct row numbers, `(U,)`.
-        order: Places in the batch, sorted by row, `(N,)`.
-        offsets: Start of each row's places in `order`, and the end of the last, `(U + 1,)`.
-        table: The table, `(V, W)`.
-        out: Result, `(N, W)`.
-    """
+    """Copy rows of a table to the places of their IDs in a batch; an item is a distinct row."""
     for n in range(start, stop):
         copy_to_places(table[rows[n]], order[offsets[n] : offsets[n + 1]], out)
 
 
 @kernel
 def sum_segments(start: int, stop: int, values: Any, order: Any, offsets: Any, out: Any) -> None:
-    """Sum the vectors of each segment, one after another in the order of `order`.
-
-    Args:
-        start: First segment.
-        stop: Last segment + 1.
-        values: Vectors, `(N, D)`.
-        order: Places in `values`, segment by segment.
-        offsets: Start of each segment in `order`, and the end of the last. No segment is empty.
-        out: Sums, `(U, D)`.
-    """
+    """Sum the vectors of each segment, one after another in the order of `order`."""
     width = values.shape[1]
     total = empty_computed(width, values[0, 0])
     for segment in range(start, stop):
@@ -155,19 +118,7 @@ def sum_segments(start: int, stop: int, values: Any, order: Any, offsets: Any, o
 
 @reordering
 def two_nodes(count: int, nodes: Any, weights: Any, centre: float, places: Any) -> Any:
-    """Compute the Gauss rule of two nodes in `u = centre / (node + centre)`, and bounds of its relative error.
-
-    Args:
-        count: Number of terms.
-        nodes: Nodes of the sum, that of the first skipped step first.
-        weights: Its weights.
-        centre: Value of s at which the rule is exact.
-        places: Memory for `count` numbers.
-
-    Returns:
-        Both nodes, both weights, the bound for `s >= centre`, and the bound for `0 <= s < centre`, which is valid
-        where `centre` is at most the first node. `embedlayer.row_sparse.history` derives the bounds.
-    """
+    """Compute the Gauss rule of two nodes in `u = centre / (node + centre)`, and bounds of its relative error."""
     for j in range(count):
         places[j] = centre / (nodes[j] + centre)
     start = places[0]
@@ -222,34 +173,7 @@ def apply_pending(
     offsets: Any,
     out: Any,
 ) -> None:
-    """Apply the pending updates of distinct rows in place, and copy the rows to their places in a look-up.
-
-    `StepHistory.skipped_steps` describes the rule.
-
-    Args:
-        start: First place in `rows`.
-        stop: Last place + 1.
-        rows: Row numbers.
-        value_steps: Last step that each row's values include; set to the last step.
-        moment_steps: Last step that each row's moments include; set to the last step with `decay_moments`.
-        lines: Record of the steps.
-        masses: `lines[0]`, divided by the product of the weight-decay factors of all steps up to each.
-        fading: `(beta1 / sqrt(beta2)) ** j` for j from 1.
-        spreading: `beta2 ** (-j / 2)` for j from 1.
-        sizes: Step before the record, number of recorded steps, number of terms that are not negligible, and whether
-            the decay is weak; otherwise rows are left out.
-        rates: `beta1`, `beta2` and the tolerance.
-        weight: Table, `(V, D)`.
-        exp_avg: First moments.
-        exp_avg_sq: Second moments.
-        seed: Seed of stochastic rounding; -1 rounds to nearest.
-        decay_moments: Whether to decay the moments up to the last step as well.
-        outcome: Zeros for all rows; set to 1 for a row that was updated, and to 2 for one that this kernel cannot
-            update: it stays unchanged and is not copied.
-        order: Places of the rows in the look-up, row by row.
-        offsets: Start of each row's places in `order`, and the end of the last.
-        out: Result of the look-up, `(N, D)`, or `(0, D)` for none.
-    """
+    """Apply the pending updates of distinct rows in place, and copy the rows to their places in a look-up."""
     before, size, reach, weak = sizes
     beta1, beta2, tolerance = rates
     step, ratio, width = before + size, beta1 / math.sqrt(beta2), weight.shape[1]
@@ -373,32 +297,7 @@ def apply_pending_rowwise(
     offsets: Any,
     out: Any,
 ) -> None:
-    """Apply the pending updates of distinct rows with one second moment each in place; see `apply_pending`.
-
-    A row has one sum, which is computed term by term.
-
-    Args:
-        start: First place in `rows`.
-        stop: Last place + 1.
-        rows: As in `apply_pending`, and all further arguments.
-        value_steps: As there.
-        moment_steps: As there.
-        lines: As there.
-        masses: As there.
-        fading: As there.
-        spreading: As there.
-        sizes: As there.
-        rates: As there.
-        weight: Table, `(V, D)`.
-        exp_avg: First moments, `(V, D)`, or `(0, D)` for none.
-        exp_avg_sq: Second moments, `(V, 1)`.
-        seed: As in `apply_pending`.
-        decay_moments: As there.
-        outcome: As there.
-        order: As there.
-        offsets: As there.
-        out: As there.
-    """
+    """Apply the pending updates of distinct rows with one second moment each in place; see `apply_pending`."""
     before, size, reach, weak = sizes
     beta1, beta2, _ = rates
     step, ratio, width, moves = before + size, beta1 / math.sqrt(beta2), weight.shape[1], len(exp_avg) > 0
@@ -457,23 +356,7 @@ def adamw_step(
     seed: int,
     missed: Any,
 ) -> None:
-    """Make AdamW's step on rows with a gradient, in place.
-
-    Args:
-        start: First place in `rows`.
-        stop: Last place + 1.
-        rows: Distinct row numbers, `(U,)`.
-        gradients: Their gradients, `(U, D)`.
-        value_steps: Last step that each row's values include; set to `step`.
-        moment_steps: Last step that each row's moments include; set to `step`.
-        step: Number of this step.
-        rates: `beta1`, `beta2`, and the numbers of `StepRates`.
-        weight: Table, `(V, D)`.
-        exp_avg: First moments.
-        exp_avg_sq: Second moments.
-        seed: Seed of stochastic rounding; -1 rounds to nearest.
-        missed: Set to 1 for rows with pending updates, which stay unchanged; else to 0.
-    """
+    """Make AdamW's step on rows with a gradient, in place."""
     beta1, beta2, addend1, addend2, factor, addend, update = rates
     like = exp_avg[0, 0]
     add1, add2 = as_computed(addend1, like), as_computed(addend2, like)
@@ -523,23 +406,7 @@ def rowwise_step(
     seed: int,
     missed: Any,
 ) -> None:
-    """Make the step of a rule with one second moment a row on rows with a gradient, in place; see `adamw_step`.
-
-    Args:
-        start: First place in `rows`.
-        stop: Last place + 1.
-        rows: As in `adamw_step`, and all further arguments.
-        gradients: As there.
-        value_steps: As there.
-        moment_steps: As there.
-        step: As there.
-        rates: As there.
-        weight: Table, `(V, D)`.
-        exp_avg: First moments, `(V, D)`, or `(0, D)` for none.
-        exp_avg_sq: Second moments, `(V, 1)`.
-        seed: As in `adamw_step`.
-        missed: As there.
-    """
+    """Make the step of a rule with one second moment a row on rows with a gradient, in place; see `adamw_step`."""
     beta1, beta2, addend1, addend2, factor, addend, update = rates
     like, width, moves = weight[0, 0], weight.shape[1], len(exp_avg) > 0
     add1, left = as_computed(addend1, like), as_computed(factor, like)

@@ -41,19 +41,7 @@ def _first_request(rows: Any, row: Any) -> Any:
 
 @inlined
 def _read(z: Any, bias: Any, first: Any, count: Any, left: Any, values: Any, top: Any, base: Any, factor: Any) -> Any:
-    """Read `count` rows of logits into `values`; update maxima, and return how many tokens are read.
-
-    Args:
-        z: Logits as stored.
-        bias: Bias of each row, or nothing.
-        first: First row.
-        count: Number of rows.
-        left: First token.
-        values: Result.
-        top: Maximum of each token so far; updated.
-        base: Number to subtract before the exponential: `top`, or 0 where it is -inf. Updated.
-        factor: Result: what sums of exponentials are multiplied by, as `base` has grown.
-    """
+    """Read `count` rows of logits into `values`; update maxima, and return how many tokens are read."""
     size = min(TILE, z.shape[1] - left)
     high, below, scale = top[left : left + size], base[:size], factor[:size]
     for i in range(count):
@@ -75,22 +63,7 @@ def statistics(
     start: int, stop: int, part_rows: int, z: Any, bias: Any, first_id: int, rows: Any, places: Any, selected: Any,
     found: Any, extended: bool,
 ) -> None:  # fmt: skip
-    """Compute statistics over a few rows each, for the parts `start` to `stop - 1` of a block.
-
-    Args:
-        start: First part.
-        stop: Last part + 1.
-        part_rows: Rows of a part.
-        z: Logits, `(R, C)`.
-        bias: Bias of each row that the logits do not contain yet, `(R,)` or `(0,)`.
-        first_id: ID of the first row.
-        rows: IDs of the requests.
-        places: Places of the requests in `selected`.
-        selected: Result: requested logits, of `(K, C)`.
-        found: Result, `(parts, 6, C)`: maximum, log of the sum of exponentials, that sum, sum of logits, mean of logits
-            minus maximum under the softmax, log of the sum of squared exponentials.
-        extended: Whether to compute the last three; otherwise they are 0.
-    """
+    """Compute statistics over a few rows each, for the parts `start` to `stop - 1` of a block."""
     tokens = z.shape[1]
     zero = found.dtype.type(0)
     values = np.empty((ROWS, TILE), found.dtype)
@@ -152,22 +125,7 @@ def statistics_gradient(
     start: int, stop: int, z: Any, bias: Any, first_id: int, rows: Any, places: Any, by_request: Any, factors: Any,
     bias_grad: Any,
 ) -> None:  # fmt: skip
-    """Replace the logits of the rows `start` to `stop - 1` by gradients.
-
-    They are `e f₀ (f₁ + f₂ x) + e² f₃ + f₄` for `x = z - top` and `e = exp(x)`, plus the gradients of requests.
-
-    Args:
-        start: First row.
-        stop: Last row + 1.
-        z: Logits, `(R, C)`; overwritten.
-        bias: As in `statistics`.
-        first_id: As in `statistics`.
-        rows: As in `statistics`.
-        places: Place of each request in `selected`; modulo C it is the token.
-        by_request: Gradient of each request.
-        factors: `top`, and f₀ to f₄, `(6, C)`.
-        bias_grad: Gradients of the bias, to which the sum of each row is added; `(R,)` or `(0,)`.
-    """
+    """Replace the logits of the rows `start` to `stop - 1` by gradients."""
     tokens = z.shape[1]
     out = np.empty(tokens, factors.dtype)
     top, f0, f1, f2, f3, f4 = factors[0], factors[1], factors[2], factors[3], factors[4], factors[5]
@@ -207,22 +165,7 @@ def largest(
     start: int, stop: int, lanes: int, z: Any, bias: Any, first_id: int, seen: int, thresholds: Any, values: Any,
     ids: Any,
 ) -> None:  # fmt: skip
-    """Update the K largest logits of the tokens in the tiles `start` to `stop - 1` with the rows of a block.
-
-    Few rows at a time are compared with the smallest of the K by their maximum alone.
-
-    Args:
-        start: First tile.
-        stop: Last tile + 1.
-        lanes: Tokens of a tile.
-        z: Logits, `(R, C)`.
-        bias: Bias of each row that the logits do not contain yet, `(R,)` or `(0,)`.
-        first_id: ID of the first row. IDs of later blocks are larger.
-        seen: Number of rows of earlier blocks.
-        thresholds: Smallest of the K logits, `(C,)`; -inf while there are fewer.
-        values: The logits, largest first, `(C, K)`; of equal ones that with the lowest ID is first. NaN is largest.
-        ids: Their IDs, `(C, K)`.
-    """
+    """Update the K largest logits of the tokens in the tiles `start` to `stop - 1` with the rows of a block."""
     kept = values.shape[1]
     zero = thresholds.dtype.type(0)
     high = np.empty(lanes, thresholds.dtype)
@@ -260,21 +203,7 @@ def largest(
 def divergence(
     start: int, stop: int, part_rows: int, s: Any, t: Any, s_bias: Any, t_bias: Any, found: Any, kind: int
 ) -> None:
-    """Compute the softmaxes of two heads over a few rows each, for the parts `start` to `stop - 1` of a block.
-
-    Args:
-        start: First part.
-        stop: Last part + 1.
-        part_rows: Rows of a part.
-        s: Logits of the student, `(R, C)`.
-        t: Logits of the teacher, `(R, C)`.
-        s_bias: Bias of each row of the student that the logits do not contain yet, `(R,)` or `(0,)`.
-        t_bias: The same of the teacher.
-        found: Result, `(parts, 7, C)`: maximum, log of the sum of exponentials, and that sum, of student and teacher;
-            mean of a difference.
-        kind: `FORWARD` for the mean of t - s under the teacher's softmax, `REVERSE` for that of s - t under the
-            student's; 0 for neither, where the mean is 0.
-    """
+    """Compute the softmaxes of two heads over a few rows each, for the parts `start` to `stop - 1` of a block."""
     tokens = s.shape[1]
     zero = found.dtype.type(0)
     of_s, of_t = np.empty((ROWS, TILE), found.dtype), np.empty((ROWS, TILE), found.dtype)
@@ -331,20 +260,7 @@ def jensen_shannon(
     found: Any,
     beta: float,
 ) -> None:
-    """Compute the two divergences from the mixture over a few rows each, for the parts `start` to `stop - 1`.
-
-    Args:
-        start: First part.
-        stop: Last part + 1.
-        part_rows: Rows of a part.
-        s: Logits of the student, `(R, C)`.
-        t: Logits of the teacher, `(R, C)`.
-        s_bias: Bias of the student, `(R,)` or `(0,)`.
-        t_bias: Bias of the teacher.
-        levels: Maximum, and log of the sum of exponentials, of student and teacher, `(4, C)`.
-        found: Result, `(parts, 2, C)`: sum of q (log q - log m), and sum of p (log p - log m).
-        beta: Weight of the teacher in the mixture m.
-    """
+    """Compute the two divergences from the mixture over a few rows each, for the parts `start` to `stop - 1`."""
     tokens = s.shape[1]
     zero, weight = found.dtype.type(0), as_computed(beta, found[0, 0, 0])
     s_top, s_log, t_top, t_log = levels[0], levels[1], levels[2], levels[3]
@@ -370,26 +286,7 @@ def divergence_gradient(
     start: int, stop: int, s: Any, t: Any, s_bias: Any, t_bias: Any, factors: Any, s_bias_grad: Any, kind: int,
     beta: float,
 ) -> None:  # fmt: skip
-    """Replace the logits of the student in the rows `start` to `stop - 1` by gradients.
-
-    With x and y the logits minus the first and second row of factors, and f₀ to f₃ the others, these are
-
-    - `exp(x) f₀ + exp(y) f₁` for `FORWARD`,
-    - `exp(x) f₂ (f₀ + f₁ (s - t))` for `REVERSE`,
-    - `exp(log q) f₀ (log q - log m + f₁)` otherwise, with `log q = x - f₂`, `log p = y - f₃` and the mixture m.
-
-    Args:
-        start: First row.
-        stop: Last row + 1.
-        s: Logits of the student, `(R, C)`, overwritten.
-        t: Logits of the teacher, `(R, C)`.
-        s_bias: Bias of the student, `(R,)` or `(0,)`.
-        t_bias: Bias of the teacher.
-        factors: Numbers of each token, `(6, C)`.
-        s_bias_grad: Gradients of the bias, to which the sum of each row is added; `(R,)` or `(0,)`.
-        kind: `FORWARD`, `REVERSE`, or 0 for Jensen-Shannon.
-        beta: Weight of the teacher in the mixture.
-    """
+    """Replace the logits of the student in the rows `start` to `stop - 1` by gradients."""
     tokens = s.shape[1]
     zero, weight = factors.dtype.type(0), as_computed(beta, factors[0, 0])
     out = np.empty(tokens, factors.dtype)
@@ -422,16 +319,7 @@ def divergence_gradient(
 
 @kernel
 def add_bfloat16(start: int, stop: int, total: Any, residual: Any, addend: Any, last: bool) -> None:
-    """Add the rows `start` to `stop - 1` of `addend` to float32 sums, of which `total` and `residual` are the halves.
-
-    Args:
-        start: First row.
-        stop: Last row + 1.
-        total: High 16 bits, `(R, D)`.
-        residual: Low 16 bits, `(R, D)`.
-        addend: Numbers in bfloat16 or float32, `(R, D)`.
-        last: Whether to round the sums to the nearest bfloat16 in `total`, and leave `residual` as it is.
-    """
+    """Add the rows `start` to `stop - 1` of `addend` to float32 sums, of which `total` and `residual` are the halves."""
     for r in range(start, stop):
         high, low, more = total[r], residual[r], addend[r]
         if last:

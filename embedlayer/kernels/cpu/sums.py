@@ -9,23 +9,7 @@ from embedlayer.kernels.cpu.numbers import as_computed, empty_computed, exact, n
 def sum_rows(
     start: int, stop: int, rows: Any, ids: Any, bounds: Any, weights: Any, places: Any, rounding: Any, out: Any
 ) -> None:
-    """Write `sum of weights[i] * rows[ids[i]]` over `i` in `bounds[n] : bounds[n + 1]`, for `n` in `start : stop`.
-
-    Terms are added one after another. Four rows are read at once: the processor foresees accesses in each of them, and
-    their sum stays in a register.
-
-    Args:
-        start: First sum.
-        stop: Last sum + 1.
-        rows: Rows, `(V, D)`.
-        ids: Row of each term, `(M,)`, which was checked.
-        bounds: First term of each sum, and the end of the last, `(N + 1,)`.
-        weights: Factor of each term, `(M,)`; `(0,)` for 1.
-        places: Row of `out` that gets each sum, `(N,)`; `(0,)` for `out[n]`.
-        rounding: An array with an element of the type to which each product and sum is rounded: that of the rows, as
-            torch's operators round, or the one that is computed with.
-        out: Sums, `(N, D)`; only the rows `places` are written. No terms give 0.
-    """
+    """Write `sum of weights[i] * rows[ids[i]]` over `i` in `bounds[n] : bounds[n + 1]`, for `n` in `start : stop`."""
     width, like, is_weighted = out.shape[1], rounding[0], len(weights) > 0
     total = empty_computed(width, like)
     for n in range(start, stop):

@@ -37,13 +37,7 @@ Grid = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Variant:
-    """One form in which a kernel is compiled.
-
-    Attributes:
-        constants: Arguments that are constants in this form: flags, and `None` for tensors that are left out.
-        registers: Largest number of registers of a thread that the compiled form may use with 4 warps; with more warps
-            it is proportionally smaller.
-    """
+    """One form in which a kernel is compiled."""
 
     constants: Mapping[str, Any]
     registers: int = 128
@@ -51,28 +45,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is compiled and launched.
-
-    Attributes:
-        kernel: The function that `triton.jit` decorates. Its integers are not specialised, so a launch compiles the
-            same code as `signature` describes.
-        grid: Function from all arguments and constants, by name, to the grid.
-        types: Triton's type of each argument that is no constant: `"*z"` is a pointer to the dtype in which rows,
-            logits or gradients are stored, `"*fp32"`, `"i64"`, ... are what they say.
-        blocks: Block sizes: arguments that are constants in all forms, and powers of 2.
-        wide: Pointers whose full-width loads and stores take 128 bits where sizes are divisible by 8.
-        reads: Tensors that are read once, whole.
-        writes: Tensors that are written once, whole; one that is overwritten is in both.
-        gathered: Tensors of which a kernel reads or writes single numbers, with the tensor that has as many numbers, or
-            a function from the arguments to how many.
-        variants: Forms by name.
-        dtypes: Dtypes that `"*z"` stands for.
-        warps: Warps of a program.
-        stages: Stages of software pipelining.
-        fp_fusion: Whether a product and a sum may be computed with one rounding.
-        register_limit: Registers of a thread that the compiler may use. Without it, it may choose fewer so that more
-            programs run at a time, and write a few numbers to memory instead.
-    """
+    """How a kernel is compiled and launched."""
 
     kernel: Any
     grid: Callable[[Arguments], Grid]
@@ -96,12 +69,7 @@ class Launch:
         return options if self.register_limit is None else {**options, "maxnreg": self.register_limit}
 
     def signature(self, variant: str, dtype: torch.dtype) -> tuple[dict[str, str], dict[str, Any]]:
-        """Return the type of each argument, and the values of those that are constants, to compile ahead of time.
-
-        Args:
-            variant: Name of the form.
-            dtype: Dtype that `"*z"` stands for.
-        """
+        """Return the type of each argument, and the values of those that are constants, to compile ahead of time."""
         constants = {**self.variants[variant].constants, **self.blocks}
         stored = f"*{TYPES[dtype]}"
         types = {
@@ -111,10 +79,7 @@ class Launch:
         return types, constants
 
     def bytes(self, arguments: Arguments) -> int:
-        """Return how many bytes a launch reads and writes, by `reads`, `writes` and `gathered`.
-
-        A tensor counts as often as these name it, so one that is overwritten counts twice.
-        """
+        """Return how many bytes a launch reads and writes, by `reads`, `writes` and `gathered`."""
         counts = {name: arguments[of] if isinstance(of, str) else of(arguments) for name, of in self.gathered.items()}
         parts = [(arguments[name], count) for name, count in counts.items()]
         parts += [(arguments[name], arguments[name]) for name in (*self.reads, *self.writes)]
@@ -123,15 +88,7 @@ class Launch:
 
 
 class Launched(NamedTuple):
-    """One launch, as observers see it.
-
-    Attributes:
-        module: Name of the module in `embedlayer.kernels.gpu`.
-        name: Name of the kernel.
-        grid: Number of programs along each axis.
-        arguments: All arguments and constants by name; tensors among them may have no memory.
-        bytes: How many bytes it reads and writes.
-    """
+    """One launch, as observers see it."""
 
     module: str
     name: str
@@ -147,15 +104,7 @@ _observers: list[Observer] = []
 
 @contextmanager
 def launches_observed(observer: Observer) -> Iterator[None]:
-    """Call `observer` before each launch of a Triton kernel in a `with` block, of all threads.
-
-    Example:
-        >>> names = []
-        >>> with launches_observed(lambda each: names.append(each.name)):
-        ...     loss = linear_cross_entropy(torch.randn(5, 8), torch.randn(20, 8), torch.randint(20, (5,)))
-        >>> names  # on the CPU there are none
-        []
-    """
+    """Call `observer` before each launch of a Triton kernel in a `with` block, of all threads."""
     _observers.append(observer)
     try:
         yield
@@ -165,24 +114,13 @@ def launches_observed(observer: Observer) -> Iterator[None]:
 
 @cache
 def launch_table(module: str) -> dict[str, Launch]:
-    """Return how each kernel of a module of this package is launched, by its name.
-
-    Raises:
-        ImportError: Triton is not installed.
-    """
+    """Return how each kernel of a module of this package is launched, by its name."""
     launches: dict[str, Launch] = import_module(f"embedlayer.kernels.gpu.{module}").LAUNCHES
     return launches
 
 
 def launch(module: str, name: str, **arguments: Any) -> None:
-    """Launch a kernel on the device of its tensors, or only tell observers if a tensor has no memory.
-
-    Args:
-        module: Name of the module in `embedlayer.kernels.gpu`.
-        name: Name of the kernel in its `LAUNCHES`.
-        **arguments: The arguments of the kernel, except for block sizes. An empty grid launches nothing, and observers
-            are not told.
-    """
+    """Launch a kernel on the device of its tensors, or only tell observers if a tensor has no memory."""
     entry = launch_table(module)[name]
     arguments = {**arguments, **entry.blocks}
     grid = entry.grid(arguments)

@@ -32,15 +32,7 @@ SAME_FOR_ALL = "rotary"
 
 
 class RotaryBlocks(NamedTuple):
-    """Positions of each block of a model whose attention is rotated.
-
-    Attributes:
-        keys: For each block in order, the key of its scheme: a layer type such as `"sliding_attention"`, or
-            `SAME_FOR_ALL`, with `_2`, `_3`, ... at its end where blocks of one type have other arguments;
-            `"query_scaling"` for a block that only scales queries; `NO_POSITIONS` for a block without positions.
-        arguments: Key -> arguments of `RotaryEmbedding`, or of `QueryScaledPosition` if `query_scaling` is the only
-            one; in the order of the first block of each key. `NO_POSITIONS` has no entry.
-    """
+    """Positions of each block of a model whose attention is rotated."""
 
     keys: tuple[str, ...]
     arguments: dict[str, dict[str, Any]]
@@ -53,16 +45,7 @@ def read_blocks(
     rotated: bool | Sequence[bool] | None = None,
     default_base: float | None = None,
 ) -> RotaryBlocks:
-    """Return the positions of every block that a configuration describes.
-
-    `rotated` says which blocks are rotated: one value for all blocks, or one for each; `None` for what the family and
-    the configuration say. The other arguments are those of `read_rotary`.
-
-    Raises:
-        CheckpointError: The configuration is not understood; see `read_rotary` and `rotated_layers`. For an unknown
-            `model_type`, both `interleaved` and `rotated` must be given.
-        SizeError: A number is outside of the range of its scaling or axes.
-    """
+    """Return the positions of every block that a configuration describes."""
     facts = family_facts(config, is_stated=interleaved is not None and rotated is not None)
     config = common_keys(config, facts)
     types = layer_types(config)
@@ -107,13 +90,7 @@ def read_blocks(
 
 
 def layer_types(config: JsonObject) -> list[str | None]:
-    """Return the attention type of each layer, as the configuration lists it or states a pattern of types.
-
-    Without either it is `None` for each layer.
-
-    Raises:
-        CheckpointError: The number of layers is missing, or `layer_types` does not have one entry for each.
-    """
+    """Return the attention type of each layer, as the configuration lists it or states a pattern of types."""
     types, count = config.get("layer_types"), stated_size(config, "num_hidden_layers")
     if count is None and isinstance(types, list | tuple):
         count = len(types)
@@ -138,18 +115,7 @@ def layer_types(config: JsonObject) -> list[str | None]:
 
 
 def rotated_layers(config: JsonObject) -> list[bool]:
-    """Return for each layer whether it rotates queries and keys; the others have no positions (NoPE).
-
-    The family says which layers rotate: see `without_positions`, `only_if` and `rotated_types` of `RotaryPositions`.
-    Cohere 2 and EXAONE 4, for example, leave out the layers of full attention if `sliding_window` is set. The
-    configuration may state it in `no_rope_layers` (1 means, in spite of the name, that a layer is rotated) or
-    `no_rope_layer_interval`. A base of 0 in `layer_rope_theta`, an entry in `cross_attention_layers`, and a `None` in
-    `rope_parameters` for its type leave a layer without positions. A family without a record rotates all other layers.
-
-    Raises:
-        CheckpointError: The number of layers is missing; a list does not have one entry for each layer; or the family
-            needs `no_rope_layers`, `no_rope_layer_interval` or `layer_types`, and it is missing.
-    """
+    """Return for each layer whether it rotates queries and keys; the others have no positions (NoPE)."""
     facts = rotary_facts(config.get("model_type")) or RotaryPositions()
     config = common_keys(config, facts)
     types = layer_types(config)

@@ -47,13 +47,7 @@ ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
 class RopeType(NamedTuple):
-    """A `rope_type` of transformers: its scaling class, and the configuration keys of its parameters.
-
-    Attributes:
-        scaling: Class of the scaling; `None` for a type that has none.
-        required: Keys that must be present.
-        optional: Keys that may be present.
-    """
+    """A `rope_type` of transformers: its scaling class, and the configuration keys of its parameters."""
 
     scaling: Callable[..., RotaryScaling] | None
     required: frozenset[str] = frozenset()
@@ -109,22 +103,7 @@ def read_rotary(
     interleaved: bool | None = None,
     default_base: float | None = None,
 ) -> dict[str, Any] | None:
-    """Return the arguments of `RotaryEmbedding` that a configuration describes; `None` for layers without positions.
-
-    Args:
-        config: A configuration of transformers as a dictionary.
-        layer_type: Type of the layers, where types differ, such as `"sliding_attention"`.
-        interleaved: Whether pairs are channels (2i, 2i + 1); `None` to read `rope_interleave` or take the layout of the
-            family. It must be given if the `model_type` is unknown.
-        default_base: Base if the configuration states none; `None` to raise an error for such a configuration.
-
-    Raises:
-        CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another.
-        SizeError: A number is outside of the range of its scaling or axes.
-
-    Warns:
-        EmbedLayerWarning: A `partial_rotary_factor` is ignored, because the family's code does not read it.
-    """
+    """Return the arguments of `RotaryEmbedding` that a configuration describes; `None` for layers without positions."""
     facts = family_facts(config, is_stated=interleaved is not None)
     config = common_keys(config, facts)
     base = None
@@ -146,12 +125,7 @@ def read_layer_type(
     base: float | None = None,
     scaled: bool = True,
 ) -> dict[str, Any] | None:
-    """Return the arguments of `RotaryEmbedding` for the layers of a type; `None` for layers without positions.
-
-    `base` is the base of these layers that the configuration states by layer; `None` to read the other keys. `scaled`
-    says whether these layers have the scaling that the configuration describes. The other arguments are those of
-    `read_rotary`, for a configuration from `common_keys`.
-    """
+    """Return the arguments of `RotaryEmbedding` for the layers of a type; `None` for layers without positions."""
     _check_keys(config, facts)
     if facts.without_positions == "all" or (facts.only_if and config.get(facts.only_if[0]) != facts.only_if[1]):
         return None
@@ -200,12 +174,7 @@ def _whole_head(config: JsonObject, width: int) -> int:
 
 
 def family_facts(config: JsonObject, *, is_stated: bool) -> RotaryPositions:
-    """Return the settings of the family of a configuration; default ones for an unknown family.
-
-    Raises:
-        CheckpointError: The family is unknown, and the caller did not state what its settings would say (`is_stated`);
-            or its rotary positions are not read; or the configuration is that of several models.
-    """
+    """Return the settings of the family of a configuration; default ones for an unknown family."""
     name = config.get("model_type")
     facts = rotary_facts(name)
     if isinstance(name, str) and name in REFUSED_ROTARY:
@@ -230,12 +199,7 @@ LANGUAGE_MODELS = ("text_config", "llm_config", "thinker_config")
 
 
 def language_model_keys(config: JsonObject) -> tuple[str, ...]:
-    """Return the keys that lead to the configuration of the language model; empty if `config` itself is one.
-
-    Example:
-        >>> language_model_keys({"model_type": "llava", "text_config": {"model_type": "llama"}})
-        ('text_config',)
-    """
+    """Return the keys that lead to the configuration of the language model; empty if `config` itself is one."""
     keys: tuple[str, ...] = ()
     while str(config.get("model_type")) not in {**ROTARY, **REFUSED_ROTARY} and not config.keys() & ROTARY_KEYS:
         key = next((key for key in LANGUAGE_MODELS if isinstance(config.get(key), Mapping)), None)
@@ -253,13 +217,7 @@ def _inner_models(config: JsonObject) -> list[str]:
 
 
 def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
-    """Return a configuration with the common names of keys, and with the defaults of its family.
-
-    Keys whose value is `None` are left out, except `model_type`.
-
-    Raises:
-        CheckpointError: Two names of a key have different values, or a key is missing that the family must state.
-    """
+    """Return a configuration with the common names of keys, and with the defaults of its family."""
     renamed = dict(config)
     for key, common in facts.aliases:
         value = renamed.pop(key, None)
@@ -297,11 +255,7 @@ def rope_type_of(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
 
 
 def _layout(config: JsonObject, facts: RotaryPositions) -> bool:
-    """Return whether pairs are interleaved: `rope_interleave` if the family's code reads it, else the family's layout.
-
-    Raises:
-        CheckpointError: `rope_interleave` contradicts the layout of a family whose code does not read it.
-    """
+    """Return whether pairs are interleaved: `rope_interleave` if the family's code reads it, else the family's layout."""
     layout = config.get("rope_interleave")
     if layout is None or bool(layout) == facts.interleaved or facts.reads_layout:
         return facts.interleaved if layout is None else bool(layout)
@@ -312,10 +266,7 @@ def _layout(config: JsonObject, facts: RotaryPositions) -> bool:
 
 
 def _axes(spec: SectionAxes | GridAxes | None, parameters: Mapping[str, Any], pairs: int) -> RotaryAxes | None:
-    """Return how rotated `pairs` of channels are divided over several position axes; `None` for a single axis.
-
-    With interleaved sections axis 0 has all pairs that the other sections leave, as in transformers.
-    """
+    """Return how rotated `pairs` of channels are divided over several position axes; `None` for a single axis."""
     if spec is None:
         return None
     if isinstance(spec, GridAxes):
@@ -345,10 +296,7 @@ def _query_scaling(parameters: Mapping[str, Any]) -> LogQueryScaling | None:
 
 
 def head_width(config: JsonObject, layer_type: str | None = None) -> int:
-    """Return the number of channels of a head that can be rotated.
-
-    In Gemma 4, layers of full attention have wider heads than the others.
-    """
+    """Return the number of channels of a head that can be rotated."""
     overrides = config.get("per_layer_config") or {}
     types = config.get("layer_types") or ()
     alike = [layer for layer, kind in enumerate(types) if kind == layer_type]
@@ -389,21 +337,14 @@ def _check_keys(config: JsonObject, facts: RotaryPositions) -> None:
 
 
 def is_nested(parameters: object) -> bool:
-    """Return whether `rope_parameters` of a configuration hold one dictionary, or `None`, for each type of layer.
-
-    If not, they are themselves the parameters of all layers.
-    """
+    """Return whether `rope_parameters` of a configuration hold one dictionary, or `None`, for each type of layer."""
     return isinstance(parameters, Mapping) and any(
         isinstance(value, Mapping) or (value is None and key.endswith("attention")) for key, value in parameters.items()
     )
 
 
 def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | None) -> Mapping[str, Any] | None:
-    """Return the rotary parameters of one type of layers; `None` for layers without positions.
-
-    They are in `rope_parameters` of the configuration, or in the older `rope_scaling`; an empty dictionary if both are
-    missing.
-    """
+    """Return the rotary parameters of one type of layers; `None` for layers without positions."""
     values = {key: config.get(key) for key in ("rope_parameters", "rope_scaling")}
     parameters = _only_value({key: None if value == {} else value for key, value in values.items()})
     parameters = {} if parameters is None else parameters
@@ -438,11 +379,7 @@ def _base(
     layer_type: str | None,
     default_base: float | None,
 ) -> float:
-    """Return the base of the rotary frequencies of one type of layers.
-
-    A missing one is the family's own if its code has no other, else `default_base`. It is an error if that is `None`,
-    or if types of layers differ.
-    """
+    """Return the base of the rotary frequencies of one type of layers."""
     bases: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
     if not is_nested(config.get("rope_parameters")):
         bases |= {key: config.get(key) for key in base_keys(config, layer_type)}
@@ -460,14 +397,7 @@ def _base(
 
 
 def base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
-    """Return the keys under which a configuration may store the base of the frequencies of a layer type.
-
-    If the configuration has a separate base for sliding attention (`rope_local_base_freq` or `local_rope_theta`), the
-    result is one key: that one for layers of sliding attention, the key of full attention for all others. Without it,
-    the keys are different names of the same number, in no order of precedence; most are missing in a configuration.
-
-    Call it only if `rope_parameters` are missing, or the same for all layers. `None` is treated as full attention.
-    """
+    """Return the keys under which a configuration may store the base of the frequencies of a layer type."""
     for local, full in (("rope_local_base_freq", "rope_theta"), ("local_rope_theta", "global_rope_theta")):
         if local in config:
             return (local if layer_type == SLIDING else full,)
@@ -477,13 +407,7 @@ def base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
 def _rotated_share(
     config: JsonObject, facts: RotaryPositions, parameters: Mapping[str, Any], width: int, kind: str
 ) -> float:
-    """Return the share of a head's `width` channels that is rotated, from 0 to 1.
-
-    If the configuration states the width of a rotated part (`qk_rope_head_dim`), all channels of that part are rotated.
-    A share that the family's code does not read changes nothing there with the `rope_type` `"default"`, which is a
-    warning; with another type that code fails, so it is an error. So is a missing share, if the family's default is not
-    1.
-    """
+    """Return the share of a head's `width` channels that is rotated, from 0 to 1."""
     share = _only_value(
         {
             "partial_rotary_factor of the parameters": parameters.get("partial_rotary_factor"),
@@ -558,11 +482,7 @@ def _scaling(
 
 
 def _argument(value: object, key: str) -> Any:
-    """Check the value of a rotary parameter in a configuration, and return it as an argument of the scaling class.
-
-    `truncate` must be a bool, `short_factor` and `long_factor` lists of numbers, which become tuples, and every other
-    key a number.
-    """
+    """Check the value of a rotary parameter in a configuration, and return it as an argument of the scaling class."""
     if key == "truncate":
         if not isinstance(value, bool):
             raise CheckpointError(f"truncate must be true or false, not {value!r}.")
@@ -582,10 +502,7 @@ def _only_value(values: Mapping[str, Any]) -> Any:
 
 
 def _hint(name: object, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name.
-
-    It is " Did you mean ...?" with the names in `known` closest to `name`; without a close one, a list of all of them.
-    """
+    """Return the end of an error message about an unknown name."""
     known = sorted(known)
     close = get_close_matches(str(name), known, n=2, cutoff=0.5)
     return f" Did you mean {' or '.join(close)}?" if close else f" Known are: {', '.join(known)}."

@@ -34,11 +34,7 @@ UNITS_PER_ROTATION = 2**53
 
 
 def to_phase_increments(frequencies: Float[Tensor, " half"]) -> Int[Tensor, " half"]:
-    """Convert frequencies from radians per position to integer phase increments, in units of 2^-53 rotations.
-
-    A position times an increment, modulo one rotation, is an exact angle. Integers do not round at position 100,000, do
-    not change under `.to(torch.bfloat16)`, and exist on every device.
-    """
+    """Convert frequencies from radians per position to integer phase increments, in units of 2^-53 rotations."""
     return (frequencies.double() / (2 * math.pi) * UNITS_PER_ROTATION).round().long()
 
 
@@ -49,11 +45,7 @@ def rotary_angles(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "... angles"]:
-    """Return the rotation angle of each pair at each position, in radians from -pi to pi: `(..., T, angles)`.
-
-    `phase_increments` are the frequencies of the pairs, see `to_phase_increments`. With `axis`, the axis of each pair
-    from 0 to A - 1, positions are `(A, ..., T)`.
-    """
+    """Return the rotation angle of each pair at each position, in radians from -pi to pi: `(..., T, angles)`."""
     half_rotation = UNITS_PER_ROTATION // 2  # angles around 0, where float32 has the finest steps
     own = positions.long().unsqueeze(-1) if axis is None else positions.long().movedim(0, -1).index_select(-1, axis)
     phase = ((own * phase_increments + half_rotation) & (UNITS_PER_ROTATION - 1)) - half_rotation
@@ -293,10 +285,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
     def _cos_sin(
         self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"], dtype: torch.dtype, scale: float
     ) -> tuple[Float[Tensor, "*rows T angles"], Float[Tensor, "*rows T angles"]]:
-        """Return cosine and sine of the angle of each pair, or of each channel, at each position, times `scale`.
-
-        `phase_increments` are frequencies in units of 2^-53 rotations per position.
-        """
+        """Return cosine and sine of the angle of each pair, or of each channel, at each position, times `scale`."""
         axis = None if self.axes is None or positions.dim() < 3 else self.axis_index
         if self.axes is not None and axis is not None and self.axes.divides_channels:
             phase_increments = phase_increments.repeat(2)
@@ -310,11 +299,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
         return self.scaling is not None and self.scaling.limit is not None and self.scaling.length is None
 
     def _length(self, positions: Int[Tensor, "*shape"]) -> Length:
-        """Return the sequence length that selects the frequencies of a call with these positions.
-
-        It is the fixed `length` of the scaling, else the longest position plus one; 0 where the frequencies do not
-        depend on it, and without positions.
-        """
+        """Return the sequence length that selects the frequencies of a call with these positions."""
         if self.scaling is None or self.scaling.limit is None:
             return 0
         if self.scaling.length is not None or positions.numel() == 0:
@@ -361,10 +346,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
     def _tables(
         self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"], dtype: torch.dtype, scale: float
     ) -> tuple[Float[Tensor, "*rows 1 T channels"], Float[Tensor, "*rows 1 T channels"]]:
-        """Return cosines and sines of all rotated channels times `scale`, on CUDA in one launch; see `channel_tables`.
-
-        `phase_increments` are frequencies in units of 2^-53 rotations per position.
-        """
+        """Return cosines and sines of all rotated channels times `scale`, on CUDA in one launch; see `channel_tables`."""
         axis = self.axis_index if self.axes is not None and positions.dim() == 3 else None
         if dtype == torch.float32 and tables_apply(positions, phase_increments, axis):
             cos, sin = rotary_tables(positions, phase_increments, axis, *self._layout, scale)
@@ -379,10 +361,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     @property
     def _shares(self) -> int:
-        """Return into how many equal ranges the channels are divided before each is split into halves; in general 1.
-
-        It is the number of axes for half-split axes with `pairs_within_axis`.
-        """
+        """Return into how many equal ranges the channels are divided before each is split into halves; in general 1."""
         within = self.axes is not None and self.axes.pairs_within_axis and not self.interleaved
         return self.axes.num_axes if within and self.axes is not None else 1
 
@@ -569,13 +548,7 @@ def rotary_positions(
 
 
 def rotary_scheme(arguments: dict[str, Any]) -> Position:
-    """Build the scheme of the arguments in `RotaryBlocks.arguments`.
-
-    It is a `RotaryEmbedding`, or a `QueryScaledPosition` if `query_scaling` is the only argument.
-
-    Raises:
-        CheckpointError: The arguments contradict each other.
-    """
+    """Build the scheme of the arguments in `RotaryBlocks.arguments`."""
     try:
         return RotaryEmbedding(**arguments) if "head_dim" in arguments else QueryScaledPosition(**arguments)
     except SizeError as error:

@@ -189,13 +189,7 @@ def scaling_of_method(
 
 
 def ntk_aware_base(base: float, rotary_dim: int, ratio: float) -> float:
-    """Return `base * ratio^(d / (d - 2))`, with d = `rotary_dim`: the slowest pair rotates `ratio` times slower.
-
-    Raises:
-        SizeError: d is 2: the only frequency does not depend on the base.
-
-    Reference: bloc97, r/LocalLLaMA, 2023.
-    """
+    """Return `base * ratio^(d / (d - 2))`, with d = `rotary_dim`: the slowest pair rotates `ratio` times slower."""
     if rotary_dim == 2:
         raise SizeError("Two rotated channels have one frequency, which no base changes: use another method.")
     return base * math.pow(ratio, rotary_dim / (rotary_dim - 2))
@@ -224,14 +218,7 @@ def _check_family(config: JsonObject) -> None:
 
 
 class _ConfigurationEdit:
-    """The keys of a configuration that an extension of its rotary positions changes.
-
-    Attributes:
-        config: The configuration of one model.
-        facts: Rotary settings of its family.
-        before: Positions of its blocks.
-        places: Keys that lead to the rotary parameters to change.
-    """
+    """The keys of a configuration that an extension of its rotary positions changes."""
 
     def __init__(self, config: JsonObject) -> None:
         self.config = config
@@ -293,11 +280,7 @@ class _ConfigurationEdit:
         return as_whole_number(self.config[self._length_keys[0]], self._length_keys[0])
 
     def trained_length(self, stated: int | None, *, replace: bool) -> int:
-        """Return the trained length: `stated`, or what the configuration says.
-
-        Raises:
-            CheckpointError: It says nothing or another length, or positions are scaled already and may not be replaced.
-        """
+        """Return the trained length: `stated`, or what the configuration says."""
         lengths: dict[str, int] = {} if stated is None else {"original_length": stated}
         for place in self.places:
             parameters = self.parameters(place)
@@ -422,11 +405,7 @@ def _with(config: JsonObject, place: tuple[str, ...], value: object) -> JsonObje
 
 
 def _changes(before: RotaryBlocks, after: RotaryBlocks, requested: Mapping[str, Any]) -> tuple[RotaryChange, ...]:
-    """Return what changed between two readings of the blocks, which must be what was requested.
-
-    Raises:
-        CheckpointError: A block has other positions than before and than requested, or no block has changed.
-    """
+    """Return what changed between two readings of the blocks, which must be what was requested."""
     pairs = [
         (before.arguments.get(old, {}), after.arguments.get(new, {}))
         for old, new in zip(before.keys, after.keys, strict=True)

@@ -171,11 +171,7 @@ class QueryScaledPosition(Position):
 def query_factors(
     scaling: QueryScaling, positions: Positions, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "*rows 1 T 1"]:
-    """Return the factors of a scaling in a shape that broadcasts with queries `(*batch, H, T, K)`.
-
-    Raises:
-        PositionError: A position is below 0, on the CPU: the factor is by the number of earlier tokens.
-    """
+    """Return the factors of a scaling in a shape that broadcasts with queries `(*batch, H, T, K)`."""
     require_counted(positions)
     return scaling.factors(positions, dtype).unsqueeze(-2).unsqueeze(-1)
 

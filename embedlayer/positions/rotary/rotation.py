@@ -64,11 +64,7 @@ def channel_tables(
     interleaved: bool = False,
     shares: int = 1,
 ) -> tuple[Float[Tensor, "*rows T channels"], Float[Tensor, "*rows T channels"]]:
-    """Repeat the cosine and the sine of each pair for both channels; the sine of the first channel is negated.
-
-    `rotate_channels` then needs one product and one sum for all channels. `shares` is the number of equal shares of the
-    channels, each with half-split pairs of its own.
-    """
+    """Repeat the cosine and the sine of each pair for both channels; the sine of the first channel is negated."""
     if interleaved:
         return cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2)
     if shares == 1:
@@ -93,12 +89,7 @@ def rotate_channels(
     *,
     distance: int,
 ) -> Float[Tensor, "*batch T K"]:
-    """Compute `x * cos + partner(x) * sin`, where `partner` exchanges the two channels of each pair.
-
-    With the tables of `channel_tables` this is `apply_rotary`. It also takes an angle for each channel, which is a
-    rotation only where both channels of a pair have the same one. Channels beyond those of the tables stay those of
-    `x`. `distance` is that of `RotaryLayout`.
-    """
+    """Compute `x * cos + partner(x) * sin`, where `partner` exchanges the two channels of each pair."""
     rotary_dim = cos.shape[-1]
     if rotary_dim < x.shape[-1]:
         rotated = rotate_channels(x[..., :rotary_dim], cos, sin, distance=distance)
@@ -116,17 +107,7 @@ def rotate_heads(
     factor: Float[Tensor, "*rows T 1"] | None,
     layout: RotaryLayout,
 ) -> tuple[Tensor, ...]:
-    """Rotate queries and keys, or one of them alone, and multiply the first of them by a factor.
-
-    On CUDA this is one launch, and so is its backward pass.
-
-    Args:
-        heads: Queries `(..., H, T, K)`, and keys `(..., G, T, K)`.
-        cos: Cosine of each rotated channel's angle.
-        sin: Sine of the same angles, negated for the first channel of each pair.
-        factor: Factor of each query, or `None`.
-        layout: Which channels are rotated.
-    """
+    """Rotate queries and keys, or one of them alone, and multiply the first of them by a factor."""
     if rotates_together(heads, cos, sin, factor):
         results: tuple[Tensor, ...] = _RotateHeads.apply(cos, sin, factor, layout, False, *heads)  # type: ignore[no-untyped-call]
         return results
@@ -196,12 +177,7 @@ def rotate_pairs(
     *,
     interleaved: bool = False,
 ) -> Float[Tensor, "*batch T K"]:
-    """Compute `rotate_channels` for tables of `channel_tables`, faster for large `x` on a CPU.
-
-    Small tensors take `rotate_channels`, whose few operations cost least: a decoding step has one token. Large ones
-    take the kernel; in graphs of `torch.compile` it is a custom operator, which takes half the time of inductor's code.
-    Without kernels, large interleaved pairs are multiplied as complex numbers.
-    """
+    """Compute `rotate_channels` for tables of `channel_tables`, faster for large `x` on a CPU."""
     kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
     if torch.compiler.is_compiling():
         if kernel.applies_in_graph(x) and has_more_than(x, LARGE_NUMEL):
@@ -283,10 +259,7 @@ rotate_in_graph.register_autograd(_rotate_back, setup_context=_keep_angles)
 
 
 class _ApplyRotary(torch.autograd.Function):
-    """Rotate the pairs of `x` by angles given as cosines and sines; see `apply_rotary`.
-
-    The backward pass rotates the gradient by the negative angles.
-    """
+    """Rotate the pairs of `x` by angles given as cosines and sines; see `apply_rotary`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -303,11 +276,7 @@ class _ApplyRotary(torch.autograd.Function):
 
 
 def _rotate_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, interleaved: bool) -> bool:
-    """Write `x` with rotated pairs to `out` by a compiled kernel, and return whether it could be compiled.
-
-    `x` is `(B, H, T, K)` or `(H, T, K)`, and `out` has its shape without gaps in its memory. `cos` and `sin` are `(T,
-    half)`, or have dimensions of size 1 or B and 1 before it.
-    """
+    """Write `x` with rotated pairs to `out` by a compiled kernel, and return whether it could be compiled."""
     if out.stride(-1) != 1:
         return False
     x, cos, sin = (each if each.stride(-1) == 1 else each.contiguous() for each in (x, cos, sin))

@@ -28,10 +28,7 @@ Length = int | Int[Tensor, ""]
 
 
 def rotary_frequencies(rotary_dim: int, base: float = 10000.0) -> Float[Tensor, " half"]:
-    """Compute the frequency of each pair i, `base^(-2i / rotary_dim)` radians per position, in float64.
-
-    There are `rotary_dim / 2` pairs, from fast to slow.
-    """
+    """Compute the frequency of each pair i, `base^(-2i / rotary_dim)` radians per position, in float64."""
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 
@@ -448,10 +445,7 @@ def _on_device(length: Length, beside: Tensor) -> Int[Tensor, ""]:
 
 
 def _require(scaling: RotaryScaling, *names: str, least: int = 0) -> None:
-    """Raise a `SizeError` unless the named attributes of a scaling are finite numbers of at least `least`, or `None`.
-
-    With 0, any positive number is accepted, but not 0.
-    """
+    """Raise a `SizeError` unless the named attributes of a scaling are finite numbers of at least `least`, or `None`."""
     for name in names:
         value = getattr(scaling, name)
         if value is not None and not (0 < value < math.inf and value >= least):

@@ -98,11 +98,7 @@ def _key(path: Path) -> tuple[int, int]:
 
 
 def lock_folder(path: Path) -> FileLock:
-    """Acquire the lock of a folder and return it.
-
-    Raises:
-        FileError: This or another process trains the table already, or the folder cannot be written.
-    """
+    """Acquire the lock of a folder and return it."""
     if _key(path) in _open_folders:
         raise FileError(
             f"The mapped table {path} is open in this process already: two tables would change the same rows. Use that "
@@ -123,12 +119,7 @@ def unlock_folder(lock: FileLock) -> None:
 
 
 def read_table_fields(path: Path) -> TableFields:
-    """Read and check the `table.json` of a folder.
-
-    Raises:
-        FileError: The folder holds no complete table.
-        CheckpointError: The file is damaged.
-    """
+    """Read and check the `table.json` of a folder."""
     if not (path / TABLE).exists():
         advice = " Its creation did not end: delete the folder." if (path / WEIGHT).exists() else ""
         raise FileError(f"{path} holds no mapped table: create one with MappedEmbedding.create.{advice}")
@@ -139,12 +130,7 @@ def read_table_fields(path: Path) -> TableFields:
 
 
 def check_at_rest(path: Path) -> None:
-    """Check that the rows in a folder are those of a checkpoint; others are not for reading.
-
-    Raises:
-        FileError: A process is training them.
-        CheckpointError: Rows lack optimizer steps, or were changed after the last checkpoint.
-    """
+    """Check that the rows in a folder are those of a checkpoint; others are not for reading."""
     if _key(path) in _open_folders:
         raise FileError(f"The mapped table {path} is trained in this process: close it first, or look rows up in it.")
     FileLock(path / LOCK, f"The mapped table {path}").check_unlocked()
@@ -164,13 +150,7 @@ def check_at_rest(path: Path) -> None:
 
 
 def read_content(path: Path) -> tuple[LogContent, int]:
-    """Return what the log of a folder says, and the largest number that was given out to a checkpoint.
-
-    Raises:
-        FileError: A file cannot be read.
-        CheckpointError: The folder was copied while it was open, was open when the machine stopped, or the log is
-            damaged or has another size than when the folder was closed.
-    """
+    """Return what the log of a folder says, and the largest number that was given out to a checkpoint."""
     numbers, size = [0], None
     if (path / OPEN).exists():
         numbers.append(_check_mark(path)["last_number"])
@@ -186,13 +166,7 @@ def read_content(path: Path) -> tuple[LogContent, int]:
 
 
 def place_in_log(path: Path, content: LogContent, generation: int | None) -> int:
-    """Return the place in a log of a checkpoint that it can restore.
-
-    A generation of `None` is the last checkpoint that was completed, which is the first one in the log.
-
-    Raises:
-        CheckpointError: The log has no such checkpoint.
-    """
+    """Return the place in a log of a checkpoint that it can restore."""
     generations = [state["generation"] for state, _, _ in content.checkpoints]
     if generation is None:
         return 0
@@ -205,13 +179,7 @@ def place_in_log(path: Path, content: LogContent, generation: int | None) -> int
 
 
 def _check_mark(path: Path) -> JsonObject:
-    """Return the content of `open.json`, of a folder whose process was killed.
-
-    Raises:
-        CheckpointError: The folder was open when it was copied, or when the machine stopped; or the system does not
-            tell whether it stopped.
-        FileError: The mark cannot be read.
-    """
+    """Return the content of `open.json`, of a folder whose process was killed."""
     mark = read_fields(path / OPEN, OpenFields)
     copied = mark["inode"] != os.stat(path / WEIGHT).st_ino
     boot = boot_id()

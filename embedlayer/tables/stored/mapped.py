@@ -440,10 +440,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Tensor], prefix: str, metadata: Any, strict: bool, *lists: list[str]
     ) -> None:
-        """Copy loaded rows into the files of a trained table, in chunks, each logged first.
-
-        A read-only table has none to load. Missing, unexpected and other rows are reported in `lists`, as torch does.
-        """
+        """Copy loaded rows into the files of a trained table, in chunks, each logged first."""
         rows = state_dict.get(f"{prefix}weight")
         missing, unexpected, errors = lists
         if self.weight is None or rows is None:
@@ -464,15 +461,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
 
 def _find_tensor(path: Path, tensor: str | None) -> TensorInfo:
-    """Return where a tensor is in a safetensors file, or in those of a checkpoint folder.
-
-    `tensor` is its name, or an end of it that no other tensor has; `None` for the only tensor.
-
-    Raises:
-        FileError: There is no such file or folder.
-        CheckpointError: No tensor or several have this name, or with `None` there is not exactly one tensor; or the
-            file is no safetensors file.
-    """
+    """Return where a tensor is in a safetensors file, or in those of a checkpoint folder."""
     place = find_folder(path)
     if place is None:
         raise no_such_path(path)

@@ -63,22 +63,7 @@ from embedlayer.tables.stored.folder_files import (
 
 
 class RowFolder(RowStorage):
-    """The rows of a table and of its optimizer state, in the files of a folder that this process trains.
-
-    Create one with `RowFolder.create` or `RowFolder.resume`.
-
-    Args:
-        path: The folder.
-        fields: Content of its `table.json`.
-        lock: The acquired lock of the folder.
-        max_resident_bytes: Limit of resident memory of all its files; `None` for no limit.
-
-    Attributes:
-        fields: Sizes and options of the table.
-        weight: The rows over the mapped memory, `(V, D)`.
-        updates: Numbers and tensors of the pending updates at the last checkpoint, after `resume`; else `None`.
-        lock: Lock of the rows and their state. The table's `PendingUpdates`, once there is one, has the same lock.
-    """
+    """The rows of a table and of its optimizer state, in the files of a folder that this process trains."""
 
     def __init__(self, path: Path, fields: TableFields, lock: FileLock, *, max_resident_bytes: int | None) -> None:
         self.path, self.fields = path, fields
@@ -113,13 +98,7 @@ class RowFolder(RowStorage):
         *,
         max_resident_bytes: int | None,
     ) -> "RowFolder":
-        """Create the files of a table in a folder, and open them.
-
-        The folder is created if missing. `initialize` writes the first rows into a tensor of zeros, `(V, D)`.
-
-        Raises:
-            FileError: The folder holds files already or cannot be written, or the table does not fit on the disk.
-        """
+        """Create the files of a table in a folder, and open them."""
         path = create_folder(named_path(path).absolute())
         if names := visible_names(path):
             raise FileError(
@@ -147,15 +126,7 @@ class RowFolder(RowStorage):
 
     @classmethod
     def resume(cls, path: Path | str, generation: int | None = None, *, max_resident_bytes: int | None) -> "RowFolder":
-        """Open the files of a table as they were at a checkpoint: what was changed since is rolled back.
-
-        A `generation` of `None` is the last checkpoint that was completed.
-
-        Raises:
-            FileError: The folder is missing, read-only or in use.
-            CheckpointError: The folder was copied while it was open, its files are damaged or do not belong together,
-                or it is not at this generation.
-        """
+        """Open the files of a table as they were at a checkpoint: what was changed since is rolled back."""
         path = Path(path).absolute()
         fields = read_table_fields(path)
         lock = lock_folder(path)
@@ -182,10 +153,7 @@ class RowFolder(RowStorage):
         return (rows,) if width is None else (rows, width)
 
     def _open_arrays(self, arrays: JsonObject) -> None:
-        """Map the arrays of a checkpoint's state, which the next `new_state` of each name returns.
-
-        A file that is not in this folder, or has another array than the state says, is a `CheckpointError`.
-        """
+        """Map the arrays of a checkpoint's state, which the next `new_state` of each name returns."""
         for name, fields in arrays.items():
             if not is_plain_name(fields["file"]):
                 raise CheckpointError(f"{self.path / LOG} names the file {fields['file']!r}, which is not beside it.")
@@ -202,15 +170,7 @@ class RowFolder(RowStorage):
             self._restored.add(name)
 
     def _roll_back(self, content: LogContent, place: int) -> None:
-        """Roll the files back to a checkpoint in their log, from the last one to this, and mark the folder as open.
-
-        A checkpoint that was passed is removed from the log before rows of an earlier one are written back. So the
-        process may be killed in between, and the log still says what the rows are.
-
-        Raises:
-            CheckpointError: The log is damaged, or of arrays of other sizes; nothing was changed.
-            FileError: The log cannot be read.
-        """
+        """Roll the files back to a checkpoint in their log, from the last one to this, and mark the folder as open."""
         path, passed = self.path / LOG, content.checkpoints[place:]
         arrays = [self._arrays_after(state) for state, _, _ in passed]
         for (_, _, blocks), logged in zip(passed, arrays, strict=True):
@@ -224,12 +184,7 @@ class RowFolder(RowStorage):
         log.close()
 
     def _arrays_after(self, state: JsonObject) -> list[tuple[Tensor | None, int]]:
-        """Return the arrays whose old rows the log has after a checkpoint, each with the bytes of one row.
-
-        They are the weight and then the arrays that `state`, the checkpoint's state, names, in the order in which the
-        log has them: the argument `arrays` of `roll_back`. An array of `state` that this folder does not have open, or
-        only with other fields, is `None`.
-        """
+        """Return the arrays whose old rows the log has after a checkpoint, each with the bytes of one row."""
         arrays: list[tuple[Tensor | None, int]] = [(self._weight.words, self._weight.row_bytes)]
         for name, fields in state["arrays"].items():
             array = self._arrays.get(name)
@@ -238,10 +193,7 @@ class RowFolder(RowStorage):
         return arrays
 
     def _begin(self, state: JsonObject) -> None:
-        """Complete a checkpoint: an empty log with its state replaces the old one. Files without use are deleted.
-
-        If the log cannot be written, the old log stays in use.
-        """
+        """Complete a checkpoint: an empty log with its state replaces the old one. Files without use are deleted."""
         log = UndoLog.create(self.path / LOG, {**state, "last_number": self._last_number})
         if self._log is not None:
             self._log.close()
@@ -252,19 +204,13 @@ class RowFolder(RowStorage):
                 file.unlink()
 
     def _keep_state(self) -> None:
-        """Start to log rows relative to the present contents: no row is logged yet.
-
-        From then on the files of the present arrays are kept until a checkpoint is completed.
-        """
+        """Start to log rows relative to the present contents: no row is logged yet."""
         self._bits = np.zeros((self.fields["vocab_size"] + 7) // 8, np.uint8)
         self._logged = [self._weight.words, *(mapped.words for _, mapped, _ in self._arrays.values())]
         self._kept |= {fields["file"] for fields, _, _ in self._arrays.values()}
 
     def _mark_open(self) -> None:
-        """Write `open.json`: the folder is open, in this file system and since this start of the machine.
-
-        Then `closed.json` is deleted.
-        """
+        """Write `open.json`: the folder is open, in this file system and since this start of the machine."""
         mark: OpenFields = {"inode": self._weight.inode, "boot": boot_id(), "last_number": self._last_number}
         write_json(self.path / OPEN, {**mark})
         (self.path / CLOSED).unlink(missing_ok=True)
@@ -272,13 +218,7 @@ class RowFolder(RowStorage):
     # RowStorage
 
     def new_state(self, weight: Tensor, name: str, width: int | None, dtype: torch.dtype) -> Tensor:
-        """Return a state tensor over a mapped file: zeros in a new file, or after `resume` the stored entries, once.
-
-        Stored entries of another shape or dtype are not returned; a new file takes their place.
-
-        Raises:
-            FileError: The file does not fit on the disk, or the folder is closed.
-        """
+        """Return a state tensor over a mapped file: zeros in a new file, or after `resume` the stored entries, once."""
         self.check_open()
         array = self._arrays.get(name)
         if name in self._restored and array is not None:
@@ -306,13 +246,7 @@ class RowFolder(RowStorage):
         return state
 
     def before_write(self, rows: Tensor) -> None:
-        """Append the old contents of those rows to the log that are not in it yet.
-
-        Raises:
-            FileError: The disk is full, the folder is closed, this is a process that was forked after opening it, or
-                the rows are in shared memory in place of their file.
-            StaleRowsError: A checkpoint is being saved.
-        """
+        """Append the old contents of those rows to the log that are not in it yet."""
         if not len(rows):
             return
         self.check_open()
@@ -344,17 +278,7 @@ class RowFolder(RowStorage):
 
     @contextmanager
     def checkpoint(self, updates: Callable[[], tuple[JsonObject, dict[str, Tensor]]]) -> Iterator[int]:
-        """Context manager: make the present contents the next checkpoint, and yield its number.
-
-        Inside the block the caller saves everything else with that number. If the block raises an error, both this
-        checkpoint and the last one can be resumed, until a later one is completed. `updates` returns the numbers and
-        the small tensors of the pending updates; the numbers are empty before the first step.
-
-        Raises:
-            FileError: The disk is full, or the folder is closed. The last checkpoint can be resumed, and after the
-                block this one too.
-            StaleRowsError: Checkpoints are nested.
-        """
+        """Context manager: make the present contents the next checkpoint, and yield its number."""
         with self.lock:  # not while the caller saves: rows cannot change meanwhile
             state = self._append_checkpoint(updates)
             self._saving = True
@@ -386,13 +310,7 @@ class RowFolder(RowStorage):
         return state
 
     def close(self) -> None:
-        """Write everything to the disk, and release the folder's lock. The tensors can still be read. May be repeated.
-
-        In a process that was forked after opening the folder this does nothing.
-
-        Raises:
-            FileError: The disk reports an error.
-        """
+        """Write everything to the disk, and release the folder's lock. The tensors can still be read. May be repeated."""
         if os.getpid() != self._process:
             return
         with self.lock:
@@ -412,11 +330,7 @@ class RowFolder(RowStorage):
             unlock_folder(self._lock)
 
     def restored(self, name: str) -> Tensor:
-        """Return the stored entries of a state after `resume`, as the next `new_state` will return them.
-
-        Raises:
-            CheckpointError: There are none.
-        """
+        """Return the stored entries of a state after `resume`, as the next `new_state` will return them."""
         if name not in self._restored:
             raise CheckpointError(f"{self.path / LOG} is damaged: it has no state {name}.")
         return self._arrays[name][2]
@@ -449,21 +363,13 @@ class RowFolder(RowStorage):
             self.limit.keep(rows)
 
     def check_open(self) -> None:
-        """Raise an error unless this process may write to the files.
-
-        Raises:
-            FileError: The folder is closed, or was opened by another process before a fork.
-        """
+        """Raise an error unless this process may write to the files."""
         if self._log is None:
             raise FileError(f"The mapped table {self.path} is closed: open it again with MappedEmbedding.resume.")
         self.check_process()
 
     def check_process(self) -> None:
-        """Raise an error in a process that was forked after it opened the folder: the rows change without its record.
-
-        Raises:
-            FileError: This is such a process, and the folder was open at the fork.
-        """
+        """Raise an error in a process that was forked after it opened the folder: the rows change without its record."""
         if self._log is not None and os.getpid() != self._process:
             raise FileError(
                 f"The mapped table {self.path} belongs to process {self._process}, from which this one was forked. "

@@ -29,14 +29,7 @@ _by_handle: "WeakValueDictionary[int, FileRows]" = WeakValueDictionary()  # oper
 
 
 class RowsInFiles(ABC):
-    """Abstract: where the rows of a `MappedEmbedding` are, and whether they are trained.
-
-    Attributes:
-        vocab_size: Number of rows, V.
-        embed_dim: Width of a row, D.
-        dtype: Data type of the rows.
-        weight: The rows as a parameter; `None` if they are not trained.
-    """
+    """Abstract: where the rows of a `MappedEmbedding` are, and whether they are trained."""
 
     vocab_size: int
     embed_dim: int
@@ -65,16 +58,7 @@ class RowsInFiles(ABC):
 
 
 class FileRows(RowsInFiles):
-    """Rows of a tensor in a safetensors file, which is only read.
-
-    Args:
-        info: Where the tensor is.
-        max_resident_bytes: Limit of resident memory through this file; `None` for no limit.
-
-    Raises:
-        FileError: The file cannot be mapped.
-        CheckpointError: The tensor is not a table of floats.
-    """
+    """Rows of a tensor in a safetensors file, which is only read."""
 
     def __init__(self, info: TensorInfo, max_resident_bytes: int | None) -> None:
         if len(info.shape) != 2 or info.torch_dtype not in DTYPES.values():
@@ -100,11 +84,7 @@ class FileRows(RowsInFiles):
 
     @property
     def mapped(self) -> MappedRows:
-        """Return the mapped rows.
-
-        Raises:
-            FileError: The table is closed.
-        """
+        """Return the mapped rows."""
         if self._mapped is None:
             raise FileError(f"The mapped table {self.info.file} is closed: open it again with MappedEmbedding.open.")
         return self._mapped
@@ -177,11 +157,7 @@ class FolderRows(RowsInFiles):
         folder.forget_restored()
 
     def state(self) -> tuple[JsonObject, dict[str, Tensor]]:
-        """Return the numbers and small tensors of the pending updates, for the state of a checkpoint.
-
-        Raises:
-            SizeError: The optimizer's state is not in the folder, or was replaced without the number of its step.
-        """
+        """Return the numbers and small tensors of the pending updates, for the state of a checkpoint."""
         updates, folder = self.updates, self._folder
         tensors, numbers = updates.state()
         if updates.forgotten:
@@ -229,10 +205,7 @@ class FolderRows(RowsInFiles):
 
 
 def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[Tensor, "N D"]) -> bool:
-    """Copy mapped rows into `vectors` by a kernel, in the order of the file; return `False` if none applies.
-
-    `MappedRows.read` is the definition.
-    """
+    """Copy mapped rows into `vectors` by a kernel, in the order of the file; return `False` if none applies."""
     if not GATHER_SEGMENTS.applies(mapped.words, ids):
         return False
     rows, order, offsets = segments_of_equal_ids(ids)
@@ -247,10 +220,7 @@ def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[
 
 @torch.library.custom_op("embedlayer::mapped_rows", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def mapped_rows(ids: Tensor, handle: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Look up rows of a read-only mapped table as one node of a compiled or exported graph.
-
-    The IDs were checked. `handle` is that of the `FileRows`, and `width` the width of a row, D.
-    """
+    """Look up rows of a read-only mapped table as one node of a compiled or exported graph."""
     rows: Tensor = _by_handle[handle].look_up(ids.cpu()).to(ids.device)
     return rows
 

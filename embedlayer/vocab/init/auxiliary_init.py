@@ -21,18 +21,7 @@ WEIGHTED_AT_ONCE = 128
 
 
 class Anchors:
-    """Read the auxiliary vectors of the live old tokens in chunks.
-
-    Args:
-        auxiliary: The vectors.
-        live: The old rows. Old tokens without a live row, or with a vector that is zero or not finite, are left out.
-
-    Attributes:
-        ids: IDs of the old tokens, ascending.
-
-    Raises:
-        VocabularyError: No old token is left.
-    """
+    """Read the auxiliary vectors of the live old tokens in chunks."""
 
     def __init__(self, auxiliary: AuxiliaryVectors, live: LiveRows) -> None:
         self._auxiliary = auxiliary

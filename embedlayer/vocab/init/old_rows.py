@@ -15,21 +15,7 @@ from embedlayer.tables.table import TokenTable
 
 
 class WeightRows:
-    """Wrap a plain weight, such as that of an untied head, so that a `RowInit` can read its rows like those of a table.
-
-    If the rows are sharded, each rank passes its own rows, and all ranks must make the same reads in the same order.
-
-    Args:
-        weight: `(V, D)`; if the rows are sharded, the rows of this rank.
-        padding_idx: Padding row, or `None`.
-        vocab_size: Number of rows to read, V; `None` for all rows of `weight`.
-        num_rows: Number of rows of all ranks together; required if the rows are sharded.
-        collectives: The ranks that together have all rows and columns.
-        columns: Which columns this rank stores; a slice of all, unless these are sharded.
-        embed_dim: Number of columns of all ranks together, D; required if these are sharded.
-        decode: If the rows are stored as bytes: function that returns their numbers. They are then not sharded.
-        missing_row: Row that is read for tokens which `weight` lacks; `None` if it has all of them.
-    """
+    """Wrap a plain weight, such as that of an untied head, so that a `RowInit` can read its rows like those of a table."""
 
     def __init__(
         self,
@@ -51,10 +37,7 @@ class WeightRows:
         self.embed_dim = embed_dim or (weight if decode is None else decode(weight[:1])).shape[1]
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return rows `start` to `stop - 1`, as numbers.
-
-        They are a view of the weight if it stores numbers, has all of these rows, and is not sharded.
-        """
+        """Return rows `start` to `stop - 1`, as numbers."""
         if self.missing_row is not None and stop > len(self.weight):
             return self.look_up(torch.arange(start, stop))
         if self.decode is not None:
@@ -62,11 +45,7 @@ class WeightRows:
         return self.weight[start:stop] if self.collectives.size == 1 else self.look_up(torch.arange(start, stop))
 
     def look_up(self, ids: Int[Tensor, " k"]) -> Float[Tensor, "k D"]:
-        """Return the rows of `ids`, `(k, D)`; if the rows are sharded, every rank gets all of them.
-
-        In that case each rank fills in the rows that it stores and zeros for the others. The ranks then add these
-        tensors as bytes (all-reduce), so that the values stay exact.
-        """
+        """Return the rows of `ids`, `(k, D)`; if the rows are sharded, every rank gets all of them."""
         places, is_local = self.collectives.partition(self.num_rows).local(ids.to(self.weight.device))
         if self.missing_row is not None:
             places = torch.where(places < len(self.weight), places, self.missing_row)
@@ -88,18 +67,7 @@ DeadRows = Sequence[int] | Callable[[OldRows], Bool[Tensor, " V"]]
 
 
 class LiveRows:
-    """Read the live rows of a table, and compute their count, mean and standard deviation in float64 on the CPU.
-
-    A row is live if it is not dead, is not the padding row, is not all zero, and has only finite values. If no row is
-    live, `count`, `mean` and `std` raise a `VocabularyError`.
-
-    Args:
-        old: The rows of the table.
-        dead: IDs of rows that were never trained, or a function that marks these rows; `RowInit.dead`.
-
-    Raises:
-        VocabularyError: `dead` names a row that does not exist.
-    """
+    """Read the live rows of a table, and compute their count, mean and standard deviation in float64 on the CPU."""
 
     def __init__(self, old: OldRows, dead: DeadRows) -> None:
         self.old = old
@@ -119,32 +87,19 @@ class LiveRows:
         return torch.tensor(ids, dtype=torch.int64)
 
     def look_up(self, ids: Sequence[int]) -> Float[Tensor, "k D"]:
-        """Return old rows by ID, live or not, in float64 on the CPU.
-
-        Raises:
-            VocabularyError: There is no row with one of the IDs.
-        """
+        """Return old rows by ID, live or not, in float64 on the CPU."""
         with torch.no_grad():
             return self.old.look_up(self._checked(ids).to(self.old.rows(0, 1).device)).double().cpu()
 
     def select(self, ids: Iterable[int]) -> Iterator[tuple[int, Float[Tensor, " D"]]]:
-        """Return an iterator of `(ID, row)` for each live row (`LiveRows`) among `ids`, by ascending ID, each once.
-
-        The rows are in float64 on the CPU.
-
-        Raises:
-            VocabularyError: There is no old row with one of the IDs.
-        """
+        """Return an iterator of `(ID, row)` for each live row (`LiveRows`) among `ids`, by ascending ID, each once."""
         wanted = sorted(set(ids))
         rows = self.look_up(wanted)
         is_live = has_values(rows) & ~self._is_dead[wanted]
         return ((token_id, row) for token_id, row, live in zip(wanted, rows, is_live.tolist(), strict=True) if live)
 
     def chunks(self) -> Iterator[Float[Tensor, "n D"]]:
-        """Yield all live rows (`LiveRows`) by ascending ID, in chunks, on the CPU in their own dtype.
-
-        Each chunk has the live ones in a block of rows of the table; it may be empty.
-        """
+        """Yield all live rows (`LiveRows`) by ascending ID, in chunks, on the CPU in their own dtype."""
         size = TABLE_ROWS["cpu"]
         for start in range(0, self.old.vocab_size, size):
             rows = self.old.rows(start, min(start + size, self.old.vocab_size)).detach().cpu()
@@ -161,11 +116,7 @@ class LiveRows:
 
     @cached_property
     def _count_and_mean(self) -> tuple[int, Tensor]:
-        """Return the number of live rows (`LiveRows`) and their mean row, `(D,)`, computed at the first use only.
-
-        Raises:
-            VocabularyError: No row is live.
-        """
+        """Return the number of live rows (`LiveRows`) and their mean row, `(D,)`, computed at the first use only."""
         count, total = 0, torch.zeros(self.old.embed_dim, dtype=torch.float64)
         for rows in self.chunks():
             count += len(rows)

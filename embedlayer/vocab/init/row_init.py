@@ -39,17 +39,7 @@ class NewToken:
 
 
 def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewToken]:
-    """Return tokens of the new tokenizer, each with the IDs with which the old tokenizer encodes its text.
-
-    There is one for each of the new tokenizer's `ids`, in their order. Special tokens get no old IDs.
-
-    Example:
-        >>> text = "I love dogs, I love cats"
-        >>> old, new = train_tokenizer((), kind="byte"), train_tokenizer(text, vocab_size=270)
-        >>> [token] = spell_new_tokens(old, new, [new.token_to_id("Ġlove")])
-        >>> token.text, bytes(token.old_ids)
-        ('Ġlove', b' love')
-    """
+    """Return tokens of the new tokenizer, each with the IDs with which the old tokenizer encodes its text."""
     theirs, ours = TokenBytes(old), TokenBytes(new)
     return [NewToken(ours.entries[i], () if i in ours.special else theirs.encode(ours.readings(i)[0])) for i in ids]
 
@@ -86,12 +76,7 @@ SOURCES = {
 
 
 def count_origins(origins: Iterable[str]) -> str:
-    """Return how many rows came from where, the most frequent first, from texts of `RowOrigin`.
-
-    Example:
-        >>> count_origins(["subword mean of 5, 7", "random", "subword mean of 3"])
-        '2 from the mean of their subwords, 1 from random numbers'
-    """
+    """Return how many rows came from where, the most frequent first, from texts of `RowOrigin`."""
     trained = "trained from "
     counts: Counter[str] = Counter()
     for origin in origins:

@@ -47,17 +47,7 @@ class StoredTypes(NamedTuple):
 
 @dataclass(frozen=True)
 class EditResult:
-    """Store what an edit changed in a folder or a file.
-
-    Attributes:
-        edit: The edit of its model; of a folder with a layer and a run, the layer's.
-        left_out: For a folder: the files that hold values by token and cannot be edited, by path, each with its rule.
-            They are not in the copy.
-        stored: For a GGUF file, and for quantised rows of a folder: from the name of each edited tensor to how its rows
-            are stored.
-        extra_space_decoded: For a GGUF file: new IDs of the added tokens around which text gets an extra space when it
-            is decoded from the file.
-    """
+    """Store what an edit changed in a folder or a file."""
 
     edit: ModelEdit
     left_out: dict[str, FileRule] = field(default_factory=dict)
@@ -68,17 +58,7 @@ class EditResult:
 def apply_row_map(
     tensors: Mapping[str, RowTensor], edit: ModelEdit, collectives: Collectives = SINGLE_PROCESS
 ) -> dict[str, Tensor]:
-    """Return new tensors whose rows are moved and initialised as an edit says; the old tensors are not changed.
-
-    If rows are sharded, all ranks in `collectives` must call this. Initialised rows get the values that rank 0
-    computes. A parameter must come before its optimizer's state in `tensors`, and a table or head before its bias.
-
-    Raises:
-        CheckpointError: For an undo: the edit changed other tensors than these, or rows that it kept have changed.
-        ShapeError: `edit.values` computes too few rows, or raises it.
-        PeerError: Another rank raised an error.
-        SizeError: A rank would store no row.
-    """
+    """Return new tensors whose rows are moved and initialised as an edit says; the old tensors are not changed."""
     row_map, undoes, result = edit.row_map, edit.undoes, dict[str, Tensor]()
     if undoes is not None:
         with collectives.all_or_none():
@@ -119,14 +99,7 @@ def apply_row_map(
 
 
 def _fill(new: Tensor, old: RowTensor, row_map: RowMap, chunks: Iterable[Tensor], everyone: Collectives) -> None:
-    """Write initialised rows into `new` in place, with the values of rank 0; all ranks must call this.
-
-    `new` is the tensor after the edit, or the rows and columns of this rank; each rank writes only these. `old` is the
-    tensor before it. `chunks` has the values of all initialised rows of the map, in chunks of consecutive rows.
-
-    Raises:
-        ShapeError: There are too few values.
-    """
+    """Write initialised rows into `new` in place, with the values of rank 0; all ranks must call this."""
     done, partition = 0, old.partitions(row_map)[1]
     for values in chunks:
         values = everyone.broadcast(values.detach().to(new.device, new.dtype).contiguous())
@@ -140,16 +113,7 @@ def _fill(new: Tensor, old: RowTensor, row_map: RowMap, chunks: Iterable[Tensor]
 
 
 def token_sources(old: Tokenizer, new: Tokenizer, old_rows: int, rows: int) -> Int[Tensor, " rows"]:
-    """Return for each row of a table the row of the same token in a file, or `NEW` if the file has no such token.
-
-    Tokens are compared by their names in the vocabulary. Rows without a token, in both, are compared by their numbers.
-
-    Args:
-        old: Tokenizer of the file.
-        new: Tokenizer of the table.
-        old_rows: Number of rows in the file.
-        rows: Number of rows of the table.
-    """
+    """Return for each row of a table the row of the same token in a file, or `NEW` if the file has no such token."""
     old_ids, new_ids = (each.get_vocab(with_added_tokens=True) for each in (old, new))
     sources = torch.arange(rows)
     sources[sources >= old_rows] = NEW
@@ -162,13 +126,7 @@ def token_sources(old: Tokenizer, new: Tokenizer, old_rows: int, rows: int) -> I
 
 
 def unchanged_rows(old: RowTensor, source: Tensor | LookupTable, sources: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
-    """Return for each row of a table whether it equals the row of the same token in a file, in the dtype of the table.
-
-    Args:
-        old: The rows of the file.
-        source: The N rows of the table.
-        sources: For each of them the row of the same token in the file, or `NEW`.
-    """
+    """Return for each row of a table whether it equals the row of the same token in a file, in the dtype of the table."""
     unchanged = []
     for start, rows in _chunks(source, len(sources)):
         places = sources[start : start + len(rows)]
@@ -181,10 +139,7 @@ def unchanged_rows(old: RowTensor, source: Tensor | LookupTable, sources: Int[Te
 def written_rows(
     old: RowTensor, source: Tensor | LookupTable, sources: Int[Tensor, " N"], unchanged: Bool[Tensor, " N"]
 ) -> Tensor:
-    """Return the rows of a table as a file stores them: those of the file where they are unchanged, else encoded.
-
-    The arguments are those of `unchanged_rows`, and its result. Of `old` only the form counts if no row is unchanged.
-    """
+    """Return the rows of a table as a file stores them: those of the file where they are unchanged, else encoded."""
     new = old.local.new_empty((len(sources), *old.local.shape[1:]))
     if unchanged.any():
         new[unchanged] = old.local.index_select(0, sources[unchanged])

@@ -47,17 +47,7 @@ from embedlayer.vocab.targets.module_parts import refuse_hashed_ngrams, vocabula
 
 
 class Opened(NamedTuple):
-    """Describe a checkpoint whose rows are edited.
-
-    Attributes:
-        checkpoint: The checkpoint.
-        layer: Its layer; `None` if the class of transformers names the tensors, and no record does.
-        tensors: The tensors that have one row for each token, in their stored dtype, by the name under which each is
-            read; the table is the first.
-        aliases: From every name of such a tensor in the checkpoint to its key in `tensors`. A tied tensor may be stored
-            under several names.
-        folded: The table, if its tokens share rows or have weights; `tensors` has the bytes of its tokens.
-    """
+    """Describe a checkpoint whose rows are edited."""
 
     checkpoint: Checkpoint
     layer: EmbeddingLayer | None
@@ -66,13 +56,7 @@ class Opened(NamedTuple):
     folded: FoldedTable | None = None
 
     def tokenizer(self, folder: Path) -> Tokenizer | None:
-        """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row.
-
-        Raises:
-            TokenizerError: It is damaged, or not known here.
-            FileError: The file cannot be read.
-            MissingExtraError: It needs the extra `spm`.
-        """
+        """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens, to which the edit gives rows
             if self.layer is not None:
@@ -86,22 +70,7 @@ class Opened(NamedTuple):
 
 
 def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
-    """Write the edited copy of a checkpoint folder into `partial`; `folder` does not change.
-
-    Weights, their second copies, tokenizer and configuration files are edited. Files that the edit does not change are
-    copied. Files that state the old vocabulary in another form, such as `vocab.json`, are removed. Files that hold
-    values by token and cannot be edited (`census.files`) are left out. `partial` is an empty folder, and `resolve`
-    returns the edit.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged; or another file has values of tokens whose moves are not known.
-            Or its family is unknown, and other tensors than the table may have a row for each token.
-        VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
-            family that counts positions from that ID. Or the model has hashed n-grams.
-        FileError: A file cannot be read or written.
-        TokenizerError: The tokenizer is damaged.
-        ShapeError: The initialisation of new rows computes too few of them, or `VectorsInit` has rows of another shape.
-    """
+    """Write the edited copy of a checkpoint folder into `partial`; `folder` does not change."""
     opened = _opened(folder)
     checkpoint, layer, tensors, aliases, folded = opened
     left_out = files_left_out(folder)
@@ -158,16 +127,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> Ed
 
 
 def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
-    """Return what follows the vocabulary in a checkpoint folder, as `apply_to_checkpoint` moves it.
-
-    Raises:
-        CheckpointError: `apply_to_checkpoint` would raise it.
-        TokenizerError, VocabularyError: The same; errors about single tokens are not among them.
-        FileError: A file cannot be read.
-
-    Warns:
-        EmbedLayerWarning: `apply_to_checkpoint` would give it, or added tokens of the tokenizer have no row yet.
-    """
+    """Return what follows the vocabulary in a checkpoint folder, as `apply_to_checkpoint` moves it."""
     opened = _opened(folder)
     checkpoint, _, tensors, _, folded = opened
     copies = _copies(folder, opened, left_out)
@@ -191,11 +151,7 @@ def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
 
 
 def _copies(folder: Path, opened: Opened, left_out: Collection[str]) -> Copies:
-    """Return what `find_copies` returns.
-
-    Raises:
-        CheckpointError: `find_copies` raises it; or the tokens share rows or have weights, and there is a second copy.
-    """
+    """Return what `find_copies` returns."""
     copies = find_copies(folder, opened.checkpoint, opened.aliases, left_out)
     if copies and opened.folded is not None:
         raise CheckpointError(
@@ -206,11 +162,7 @@ def _copies(folder: Path, opened: Opened, left_out: Collection[str]) -> Copies:
 
 
 def _copied_rows(path: Path, name: str, rows: RowTensor, key: str) -> RowTensor:
-    """Return the rows of a second copy; `rows` are those of the checkpoint, whose new rows are also those of the copy.
-
-    `path` is the file of the copy, `name` its name there, and `key` that of the rows. Stored rows have the same bytes
-    in both, or numbers in the copy.
-    """
+    """Return the rows of a second copy; `rows` are those of the checkpoint, whose new rows are also those of the copy."""
     if rows.decode is not None and not is_dense(read_header(path).tensors.get(name)):
         return replace(rows, parameter=key, state_of=lambda new: new)
     decode, place = rows.decode or (lambda new: new), find_folder(path)
@@ -233,11 +185,7 @@ def _warn_of_unknown_defaults(checkpoint: Checkpoint, row_map: RowMap) -> None:
 
 
 def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -> None:
-    """Check that the padding token keeps its ID, if positions are or may be counted from that ID.
-
-    If only the table was read, the record does not say how positions are counted. If transformers has the class of the
-    configuration, `check_readers` knows whether it counts from the padding.
-    """
+    """Check that the padding token keeps its ID, if positions are or may be counted from that ID."""
     unknown = layer.load_record.table_only and not has_class
     if unknown or layer.numbering == "ids":
         subject = "This unknown family may count" if unknown else f"{layer.family} counts"
@@ -245,11 +193,7 @@ def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -
 
 
 def _opened(folder: Path) -> Opened:
-    """Open a checkpoint for an edit of its rows, by the record of its family or by its class of transformers.
-
-    Of a known family the record comes first, of an unknown one the class. If neither names all rows, the errors and
-    warnings are those of `_opened_by_record`. Rows that `load` does not read as vectors are its error.
-    """
+    """Open a checkpoint for an edit of its rows, by the record of its family or by its class of transformers."""
     checkpoint = Checkpoint.open(folder)
     refuse_hashed_ngrams(checkpoint.names, str(folder))
     opened = _opened_by_record_or_class(folder, checkpoint)
@@ -276,17 +220,7 @@ def _opened_by_record_or_class(folder: Path, checkpoint: Checkpoint) -> Opened:
 
 
 def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool) -> Opened:
-    """Open a checkpoint for an edit of its rows, by the record of its family; of an unknown family, only the table.
-
-    It warns of other tensors with the same number of rows: they are not known to belong to tokens and are not edited.
-
-    Raises:
-        CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
-            model has more tensors with rows for tokens. Or the family is unknown, and another tensor has a
-            size equal to the number of tokens.
-        FileError: A file cannot be read.
-        VocabularyError: The module has hashed n-grams of another library.
-    """
+    """Open a checkpoint for an edit of its rows, by the record of its family; of an unknown family, only the table."""
     with warnings.catch_warnings(action="ignore", category=EmbedLayerWarning):  # about tensors that are not needed here
         layer = load(folder, table_only=is_unknown)
     family, rules = checkpoint_family(checkpoint), tensor_rules(checkpoint)
@@ -349,10 +283,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
 
 
 def _stored_weights(checkpoint: Checkpoint) -> list[str]:
-    """Return the names of the weights outside numbered blocks that are stored rows.
-
-    A `CheckpointError` says that one is quantised in a way that is not read.
-    """
+    """Return the names of the weights outside numbered blocks that are stored rows."""
     weights = dict.fromkeys(map(weight_beside, checkpoint.names))
     return [name for name in weights if not is_in_block(name) and checkpoint.stored(name) is not None]
 
@@ -360,17 +291,7 @@ def _stored_weights(checkpoint: Checkpoint) -> list[str]:
 def _check_others(
     checkpoint: Checkpoint, num_rows: int, edited: Collection[str], read: Collection[str], *, is_unknown: bool
 ) -> None:
-    """Check that no other tensor of a checkpoint has values by token; warn of those that may have them.
-
-    What the record of the family does not name is looked for in the class of transformers that `config.json` names,
-    which is built on the meta device. A known family is looked up there only if a tensor has a size of `num_rows`. The
-    table is the first of `edited`. `read` are other tensors of the layer, such as positions, which have no rows of
-    tokens. Of an unknown family only the table and its copies are edited, with a warning.
-
-    Raises:
-        CheckpointError: The size of another tensor follows the number of tokens. Or the family is unknown, and another
-            tensor, which the class does not explain, has a size of `num_rows`.
-    """
+    """Check that no other tensor of a checkpoint has values by token; warn of those that may have them."""
     sized = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape]
     if is_unknown:
         sized += [name for name in _stored_weights(checkpoint) if checkpoint.matrix_info(name).shape[0] == num_rows]

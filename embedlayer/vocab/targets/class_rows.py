@@ -17,16 +17,7 @@ from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
 
 def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[str, str]] | None:
-    """Return the tensors of a checkpoint with a row for each token, as the class that its `config.json` names has them.
-
-    Returns:
-        1. The tensors in their stored dtype, by the name under which each is read; the table is the first.
-        2. From each name of such a tensor in the checkpoint to its key in 1.
-
-        It is `None` if transformers is not installed or does not have the class; if the vocabulary of a live model of
-        the class is not edited; or if the checkpoint lacks a tensor of the class, or has another one with a size equal
-        to the number of tokens.
-    """
+    """Return the tensors of a checkpoint with a row for each token, as the class that its `config.json` names has them."""
     try:
         class_and_config = class_named_in(checkpoint.config)
         if class_and_config is None:

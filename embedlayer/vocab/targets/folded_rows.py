@@ -23,17 +23,7 @@ OWN = 0
 
 @dataclass(frozen=True)
 class FoldedTable:
-    """The tensors of a token table `rows[mapping] * weights[:, None]` in a checkpoint.
-
-    The bytes of a token are those of its row, of its weight if there are weights, and of an int64 number if there is a
-    mapping: r + 1 for a token that reads row r, and `OWN` for a new token.
-
-    Attributes:
-        names: Names in the checkpoint of the rows, the mapping and the weights; `""` for one that is missing.
-        rows: The rows, `(R, D)`.
-        mapping: Row of each token, `(V,)` int64; `None` for row i of token i.
-        weights: Factor of each token, `(V,)`; `None` for 1.
-    """
+    """The tensors of a token table `rows[mapping] * weights[:, None]` in a checkpoint."""
 
     names: tuple[str, str, str]
     rows: Float[Tensor, "R D"]
@@ -105,11 +95,7 @@ class FoldedTable:
         return fold_rows(rows, None, None if self.weights is None else others[0]).to(dtype)
 
     def after(self, row_bytes: UInt8[Tensor, "N bytes"], row_map: RowMap) -> dict[str, Tensor]:
-        """Return the new tensors by name, from the bytes of all tokens after an edit.
-
-        Rows that only dropped tokens read are dropped, and those of new tokens are appended. The other rows keep their
-        order.
-        """
+        """Return the new tensors by name, from the bytes of all tokens after an edit."""
         rows, *others = split_row_bytes(row_bytes, self._parts)
         name, of_mapping, of_weights = self.names
         new = {} if self.weights is None else {of_weights: others[0]}

@@ -27,12 +27,7 @@ METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 
 
 def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
-    """Write the edited copy of a folder or GGUF file to `partial`; `source` does not change.
-
-    `source` is a saved layer, a training run, another checkpoint folder, or a GGUF file; `partial` is the first path
-    that `edited_copy` yields. `resolve` returns the edit of each model. The errors and warnings are those of
-    `apply_to_run`, `apply_to_checkpoint` and `apply_to_gguf`.
-    """
+    """Write the edited copy of a folder or GGUF file to `partial`; `source` does not change."""
     kind = path_kind(source)
     if kind is PathKind.GGUF:
         return apply_to_gguf(source, partial, resolve)
@@ -40,11 +35,7 @@ def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit) -> EditRes
 
 
 def folder_census(folder: Path) -> CensusReport:
-    """Return what follows the vocabulary in a folder, and what an edit does with it; nothing is written.
-
-    It is a saved layer, a finished training run, or a checkpoint, and must exist. The reason for which an edit would be
-    refused is in `refused` of the result, and warnings are in its `notes`; neither is raised.
-    """
+    """Return what follows the vocabulary in a folder, and what an edit does with it; nothing is written."""
     left_out = files_left_out(folder)
     census = run_census if path_kind(folder) in OWN_FOLDERS else checkpoint_census
     with warnings.catch_warnings(record=True, action="always", category=EmbedLayerWarning) as caught:
@@ -58,14 +49,7 @@ def folder_census(folder: Path) -> CensusReport:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder exists, and is neither a sharded checkpoint nor a model with a compressed table.
-
-    If a process was killed while it replaced this folder, the old folder is restored first.
-
-    Raises:
-        FileError: There is no such folder.
-        CheckpointError: It is one of these two.
-    """
+    """Check that a folder exists, and is neither a sharded checkpoint nor a model with a compressed table."""
     if not recover_folder(folder).is_dir():
         raise FileError(f"There is no folder {folder}.")
     if (folder / METADATA).exists() or any(folder.glob(SHARDS)):
@@ -103,24 +87,7 @@ def receipt_beside(file: Path) -> Path:
 
 @contextmanager
 def edited_copy(source: Path, out: Path | str | None) -> Iterator[tuple[Path, Path]]:
-    """Yield the temporary path of an edited copy and of its receipt; they get their names when the `with` block ends.
-
-    If the block raises an error, nothing is written at `out`.
-
-    Args:
-        source: The folder or GGUF file to edit. It is only read. No process may train in a folder, neither before nor
-            after the block.
-        out: Path of the result, which must not exist or must be an empty folder. Missing parent folders are created.
-
-    Yields:
-        An empty folder, and the path of the next receipt in it; for a GGUF file a file, and that of the receipt beside
-        it.
-
-    Raises:
-        FileError: `source` does not exist or a process trains in it; or `out` is `None`, is not empty, or cannot be
-            written.
-        CheckpointError: `check_folder` refuses `source`.
-    """
+    """Yield the temporary path of an edited copy and of its receipt; they get their names when the `with` block ends."""
     if path_kind(source) is PathKind.GGUF:
         if out is None:
             raise FileError(f"The edit of {source} is written to a new file: name it with out=...")

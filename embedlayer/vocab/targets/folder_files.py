@@ -53,19 +53,7 @@ OTHER_FORMS = (
 
 
 def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: bool) -> dict[str, str | None]:
-    """Return the new text of each file that an edit changes, other than the weights and `tokenizer.json`.
-
-    The names are relative to `folder`, which is not changed; the text is `None` for a file to delete. `per_layer` says
-    whether the edit moves a per-layer table, which has a row for each token afterwards.
-
-    Raises:
-        VocabularyError: A file names a removed token that it needs, or a padding token that the new tokenizer lacks.
-        CheckpointError: A file is damaged.
-
-    Warns:
-        EmbedLayerWarning: A chat template or the settings of a tokenizer class are left out, the end-of-text token is
-            guessed or missing, or `AutoTokenizer` opens the new folder with the rules of its model family.
-    """
+    """Return the new text of each file that an edit changes, other than the weights and `tokenizer.json`."""
     ids, special, model = tokens.new_token_ids(row_map), tokens.special_tokens, read_json_if_there(folder / CONFIG)
 
     def edited_config(content: JsonObject) -> JsonObject:
@@ -137,18 +125,7 @@ def read_json_if_there(file: Path) -> JsonObject:
 
 
 def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
-    """Return a copy of the content of a `config.json` in which the IDs of special tokens are complete.
-
-    `tokenizer_class` is removed from the copy. Only if another tokenizer replaces the old one, IDs are added, because
-    transformers uses the defaults of the model's class for missing ones:
-
-    - `bos_token_id` and `eos_token_id`, as `None` if the new tokenizer has no such token;
-    - `pad_token_id`, only if the new tokenizer has a padding token.
-
-    Where one of these is `None`, it becomes the ID of the new tokenizer's token with that role, if there is one.
-
-    The IDs that are present are new ones; they may be in the `text_config` of `content` instead.
-    """
+    """Return a copy of the content of a `config.json` in which the IDs of special tokens are complete."""
     content = {key: value for key, value in content.items() if key != "tokenizer_class"}
     if ids.role_ids is None:
         return content
@@ -164,14 +141,7 @@ def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
 
 
 def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]:
-    """Return a dictionary from each role, such as `eos_token`, to the text of the edited tokenizer's special token.
-
-    These are the roles of the old tokenizer: those that its files state, and those of its class. A class that has no
-    record is asked in transformers. If transformers is not installed or does not open it, the IDs in `config.json`,
-    else in `generation_config.json`, of roles that no file states are converted to texts by the old tokenizer; if no
-    role is left, the roles follow from the usual names, such as `</s>`, as in `special_tokens_of`. Roles whose text is
-    not an added token of the new tokenizer are left out. The IDs in the configurations belong to `old`.
-    """
+    """Return a dictionary from each role, such as `eos_token`, to the text of the edited tokenizer's special token."""
     roles = roles_of_class(folder)
     if roles is not None:
         return {role: token for role, token in roles.items() if token in added_texts(new)}
@@ -186,12 +156,7 @@ def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]
 
 
 def _templates_to_remove(folder: Path, lost: Sequence[str], contents: dict[str, JsonObject]) -> list[Path]:
-    """Return the files of chat templates that contain a token of `lost`; warn of these tokens.
-
-    A template inside `tokenizer_config.json` that contains such a token is removed from that file's new content. `lost`
-    are texts of the added tokens that the new tokenizer lacks; `contents` has the new content of each changed JSON file
-    by name, and is changed in place.
-    """
+    """Return the files of chat templates that contain a token of `lost`; warn of these tokens."""
     files = {file: read_bytes(file).decode(errors="replace") for glob in TEMPLATES for file in folder.glob(glob)}
     named = {file: names for file, text in files.items() if (names := names_in(text, lost))}
     absent = {name for names in named.values() for name in names}
@@ -211,14 +176,7 @@ def _templates_to_remove(folder: Path, lost: Sequence[str], contents: dict[str, 
 
 
 def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer, file: str) -> JsonObject:
-    """Return a copy of the content of a tokenizer's configuration file, changed to match the edited tokenizer.
-
-    Removed tokens are left out of lists of special tokens, and `added_tokens_decoder` gets the new IDs. `file` is the
-    name of the file, for the error.
-
-    Raises:
-        VocabularyError: The file names a removed token as that of a role, such as `eos_token`.
-    """
+    """Return a copy of the content of a tokenizer's configuration file, changed to match the edited tokenizer."""
     removed, content = set(tokens.dropped.values()), dict(content)
     for key in USUAL_NAMES:
         token = token_text(content.get(key))
@@ -238,10 +196,7 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer
 
 
 def _added_tokens(content: JsonObject, tokens: TokenMap, new: Tokenizer) -> JsonObject:
-    """Return the new content of `added_tokens.json`: a dictionary from the text of each added token to its new ID.
-
-    The added tokens are those of the old file that are kept, and those that the edit adds.
-    """
+    """Return the new content of `added_tokens.json`: a dictionary from the text of each added token to its new ID."""
     names = {*tokens.added.values(), *content}
     records = tokenizer_data(new)["added_tokens"]
     return {token["content"]: token["id"] for token in records if token["content"] in names}
@@ -259,14 +214,7 @@ _PROBED = 2000
 
 
 def language_class(config: JsonObject, model: JsonObject) -> str | None:
-    """Return the name of the tokenizer class of a folder if it has settings of `SETTINGS`, else `None`.
-
-    `config` is the content of `tokenizer_config.json`, and `model` that of `config.json`; empty without the file.
-
-    Example:
-        >>> language_class({"tokenizer_class": "NllbTokenizerFast"}, {}), language_class({}, {"model_type": "whisper"})
-        ('NllbTokenizer', 'WhisperTokenizer')
-    """
+    """Return the name of the tokenizer class of a folder if it has settings of `SETTINGS`, else `None`."""
     class_entry = config.get("tokenizer_class") or model.get("tokenizer_class")
     name = class_name(str(class_entry)) if class_entry else None
     name = CLASS_OF_TYPE.get(str(model.get("model_type"))) if name is None else name
@@ -274,12 +222,7 @@ def language_class(config: JsonObject, model: JsonObject) -> str | None:
 
 
 def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bool:
-    """Return whether `AutoTokenizer` of a folder with these files gives the IDs of a tokenizer.
-
-    It does if the class that `config` names is the one that is opened, and both tokenizers have the same vocabulary and
-    encode a sample of its entries, and all added tokens, alike, with and without special tokens; for Whisper the
-    languages must also be in their order. False if transformers is not installed, or does not open the folder.
-    """
+    """Return whether `AutoTokenizer` of a folder with these files gives the IDs of a tokenizer."""
     if importlib.util.find_spec("transformers") is None:
         return False
     from transformers import AutoTokenizer
@@ -309,10 +252,7 @@ def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bo
 
 
 def _languages_follow(vocabulary: Mapping[str, int]) -> bool:
-    """Return whether the tokens of Whisper's languages follow the start token without gaps, in the order of its class.
-
-    The class computes the ID of a language from that of the start token.
-    """
+    """Return whether the tokens of Whisper's languages follow the start token without gaps, in the order of its class."""
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     first = vocabulary.get("<|startoftranscript|>", 0) + 1

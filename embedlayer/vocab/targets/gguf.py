@@ -51,23 +51,7 @@ ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER
 
 
 def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
-    """Write the edited copy of a GGUF file, atomically; `source` does not change.
-
-    Returns:
-        The result, how the rows of each edited tensor are stored, and the tokens with an extra space in decoded text.
-
-    Raises:
-        CheckpointError: The file is damaged, or has more tensors with a row for each token.
-        TokenizerError: The file has no tokenizer that is known here, or cannot describe the new one.
-        VocabularyError: The metadata names a removed token.
-        FileError: The file cannot be read, or the result cannot be written.
-        MissingExtraError: The extra `gguf` is not installed.
-        ShapeError: The initialisation of new rows computes too few of them, or `VectorsInit` has rows of another shape.
-
-    Warns:
-        EmbedLayerWarning: The table is written in another type, or text around added tokens gets an extra space when
-            it is decoded from the new file.
-    """
+    """Write the edited copy of a GGUF file, atomically; `source` does not change."""
     file = read_gguf(source)
     values = {key: entry.value for key, entry in file.metadata.items()}
     num_rows = _number_of_rows(file)
@@ -99,34 +83,7 @@ def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
 def write_into_gguf(
     table: TokenTable, tokenizer: Tokenizer, original: Path, out: Path, *, head: Tensor | LookupTable | None
 ) -> int:
-    """Write a copy of a GGUF file with the rows of a table and the tokens of a tokenizer, atomically.
-
-    A row that equals the dequantised row of the same token in `original`, in the dtype of the table, keeps its bytes.
-    The others are quantised.
-
-    Args:
-        table: The table.
-        tokenizer: Its tokenizer.
-        original: The file to copy, which does not change.
-        out: The new file.
-        head: Rows of an untied head, `(V, D)`, or the table that has them; `None` for a tied one or none.
-
-    Returns:
-        The number of rows of the table that keep their bytes.
-
-    Raises:
-        CheckpointError: The file is damaged or has no token table; the width differs; one of the two models has an
-            untied head and the other has not; or the file has more tensors with a row for each token, and the tokens
-            change.
-        TokenizerError: The file has no tokenizer that is known here, or cannot describe the new one.
-        VocabularyError: The metadata names a token that the tokenizer lacks.
-        FileError: `original` cannot be read, or `out` cannot be written.
-        MissingExtraError: The extra `gguf` is not installed.
-
-    Warns:
-        EmbedLayerWarning: The table is written in another type, or text around added tokens gets an extra space when
-            it is decoded from the new file.
-    """
+    """Write a copy of a GGUF file with the rows of a table and the tokens of a tokenizer, atomically."""
     file = read_gguf(original)
     values = {key: entry.value for key, entry in file.metadata.items()}
     num_rows, width = _number_of_rows(file), file.tensors[GGUF_TABLE].shape[1]
@@ -160,12 +117,7 @@ def write_into_gguf(
 
 
 def _quantised_rows(file: GGUFFile, name: str, source: Tensor | LookupTable, sources: Tensor) -> tuple[NewTensor, int]:
-    """Return a table in the type of a file, and the number of rows that keep the file's bytes.
-
-    `source` has the rows of the table; `sources` has for each of its rows that of the same token in the file, or -1. If
-    a row must be quantised and `gguf` cannot write the type of the file, the whole table gets the type `FALLBACK_TYPE`,
-    with a warning, and no row keeps its bytes.
-    """
+    """Return a table in the type of a file, and the number of rows that keep the file's bytes."""
     stored = _stored_rows(file, name)
     record, is_dense = stored.format, file.tensors[name].dtype in DTYPES
     old = RowTensor(file.read(name)) if is_dense else RowTensor.of_stored(stored, None)
@@ -187,11 +139,7 @@ def _stored_rows(file: GGUFFile, name: str) -> StoredRows:
 
 
 def _number_of_rows(file: GGUFFile) -> int:
-    """Return the number of rows of the token table.
-
-    Raises:
-        CheckpointError: There is no such table, or the tokenizer or another tensor of `ENDS` has another number.
-    """
+    """Return the number of rows of the token table."""
     if GGUF_TABLE not in file.tensors or len(file.tensors[GGUF_TABLE].shape) != 2:
         raise CheckpointError(
             f"{file.path} has no token table: no tensor with rows and columns is called {GGUF_TABLE}."
@@ -212,11 +160,7 @@ def _number_of_rows(file: GGUFFile) -> int:
 
 
 def _check_other_tensors(file: GGUFFile, old: int) -> None:
-    """Check by names and sizes that no other tensor has, or may have, a row for each of the `old` tokens.
-
-    Raises:
-        CheckpointError: There is such a tensor.
-    """
+    """Check by names and sizes that no other tensor has, or may have, a row for each of the `old` tokens."""
     ends = tuple(f".{name}.weight" for name in GGUF_OTHER_TABLES)
     if tables := [name for name in file.tensors if name.endswith(ends)]:
         raise CheckpointError(
@@ -242,10 +186,7 @@ class _OldRows(NamedTuple):
 
 
 def _old_rows(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:
-    """Return the old rows of a tensor, all requantised, with a warning, if new ones cannot be written in their type.
-
-    `adds` says whether the edit initialises rows; if not, the type stays.
-    """
+    """Return the old rows of a tensor, all requantised, with a warning, if new ones cannot be written in their type."""
     info, end = file.tensors[name], ENDS[name]
     changes = torch.zeros(info.shape[0])
     if info.dtype in DTYPES:
@@ -277,15 +218,7 @@ def _warn_of_type(file: GGUFFile, name: str, new: NewTensor) -> None:
 
 
 def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) -> dict[str, int]:
-    """Return the new ID of each special token that the metadata names.
-
-    `ids` has the new ID of each old one, -1 for a removed token; an entry whose ID is not in `ids` is left out. If
-    `tokens` replaces the tokenizer, the ID of a role is that of the new tokenizer's token; if it is `None`, only `ids`
-    counts.
-
-    Raises:
-        VocabularyError: A named token is removed, and no token of the new tokenizer has its role.
-    """
+    """Return the new ID of each special token that the metadata names."""
     roles: SpecialTokens | None = None if tokens is None else tokens.special_tokens
     new_tokenizer = None if tokens is None else tokens.tokenizer
     vocabulary = {} if new_tokenizer is None else new_tokenizer.get_vocab(with_added_tokens=True)
@@ -316,18 +249,7 @@ def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) ->
 def _write(
     file: GGUFFile, out: Path, tokenizer: Tokenizer, tensors: Mapping[str, NewTensor], ids: Mapping[str, int], rows: int
 ) -> tuple[int, ...]:
-    """Write a copy of a file with new tensors, and the metadata of a new tokenizer.
-
-    Returns:
-        IDs of the added tokens around which text gets an extra space when it is decoded from the copy.
-
-    Raises:
-        TokenizerError: The metadata cannot describe the tokenizer.
-        FileError: The file cannot be written.
-
-    Warns:
-        EmbedLayerWarning: There are such tokens.
-    """
+    """Write a copy of a file with new tensors, and the metadata of a new tokenizer."""
     values = {key: entry.value for key, entry in file.metadata.items()}
     sizes = {key: rows for key in values if key.endswith(".vocab_size")}
     metadata = {**tokenizer_metadata(tokenizer, {**values, **ids}, rows, file.path), **ids, **sizes}
@@ -337,11 +259,7 @@ def _write(
 
 
 def _with_extra_space(tokenizer: Tokenizer, written: Tokenizer) -> tuple[int, ...]:
-    """Return the IDs of added tokens around which only the written metadata decode an extra space, and warn of them.
-
-    Where SentencePiece puts a space before each text, an edited tokenizer's decoder removes the one behind an added
-    token. GGUF metadata cannot state that; llama.cpp decodes as `written`, the tokenizer that is read back from them.
-    """
+    """Return the IDs of added tokens around which only the written metadata decode an extra space, and warn of them."""
     added = {token.content: row for row, token in tokenizer.get_added_tokens_decoder().items() if not token.special}
     if changed := other_texts(tokenizer, written, added):
         texts = next(iter(changed.values()))

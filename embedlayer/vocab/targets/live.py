@@ -69,23 +69,7 @@ def row_tensors(
     padding: Mapping[str, int] = {},
     fsdp: Mapping[int, "FsdpParameter"] = {},
 ) -> tuple[dict[str, RowTensor], dict[str, Callable[[Tensor], None]]]:
-    """Return all tensors of a module and its optimizer with a row for each token, and functions that replace them.
-
-    `padding` goes from the name of each table that stores rows (`VocabularyModules.stored`) to the number of its
-    padding rows after the edit; `fsdp` has the parameters that FSDP2 shards, by their `id`.
-
-    Returns:
-        The tensors by name: tables and heads, then biases, then the compressed IDs of n-gram hashes, then the
-        optimizer's state as `optimizer.PARAMETER.KEY`. The tensor `TABLE.stored_rows` of a table of stored codes has
-        the bytes of each row, from all of its stored tensors. By the same names, functions that put a new tensor in the
-        place of the old one: a DTensor in the place of a DTensor.
-
-    Raises:
-        SizeError: The optimizer trains none of these tensors, or its state has a shape that does not show which values
-            belong to a row; or a tensor is sharded that can be moved only whole.
-        StaleRowsError: The optimizer's state is that before an earlier edit.
-        VocabularyError: Another tensor has values for each token, and what they are for a new token is not known.
-    """
+    """Return all tensors of a module and its optimizer with a row for each token, and functions that replace them."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     by_id: dict[int, tuple[str, RowTensor]] = {}
     packed: dict[str, list[PackedRows]] = {}  # by the name of their rows, which several tables may share
@@ -148,10 +132,7 @@ def row_tensors(
 
 
 def _with_bytes(rows: RowTensor, table: PackedRows, name: str) -> RowTensor:
-    """Return `rows` with the bytes of the stored rows of a table as its tensor; `name` is that of the table.
-
-    Its `encode` raises a `SizeError` if no function quantises to the format.
-    """
+    """Return `rows` with the bytes of the stored rows of a table as its tensor; `name` is that of the table."""
     own = RowTensor.of_stored(table.stored_rows, rows.end)
 
     def encode(values: Tensor) -> Tensor:
@@ -185,11 +166,7 @@ def replace_data(parameter: Tensor, tensor: Tensor) -> None:
 
 
 def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
-    """Return a parameter's gradient with its rows moved as a row map says; `None` if it has no gradient.
-
-    The result is dense or sparse as before. The rows of new tokens get no gradient. If the rows are sharded, all ranks
-    must call this.
-    """
+    """Return a parameter's gradient with its rows moved as a row map says; `None` if it has no gradient."""
     grad, ranks = rows.tensor.grad, rows.collectives
     if grad is not None and is_dtensor(grad):  # tensor parallelism leaves that of a table on every rank
         grad = placed_like(grad, rows.tensor)
@@ -219,33 +196,7 @@ def apply_to_module(
     *,
     tokenizer: Tokenizer | None = None,
 ) -> ModelResult:
-    """Apply an edit, or the undo of one, to a live module in place; if anything fails, nothing is changed.
-
-    If tables are sharded, or parameters are DTensors, all ranks must call this, and so must all pipeline stages that
-    have copies of a table (`tie_stages`). A module that FSDP2 has gathered is resharded. Pending updates of a dense
-    table are applied before the edit, and stay applied if it fails.
-
-    Args:
-        module: The module.
-        resolve: Function that returns the edit of the module, or the undo of one.
-        optimizer: The optimizer of the module, whose state is edited too, or `None`.
-        tokenizer: The tokenizer of a module whose layers have none, or `None`.
-
-    Returns:
-        The edit, and what its undo restores.
-
-    Raises:
-        VocabularyError: The tokenizer is that of another model, or the requested edit does not fit it. Or a tensor has
-            values for each token and is not known, such as an adapter of PEFT on a table.
-        SizeError: The module has no vocabulary or a table that cannot be moved, the optimizer trains other parameters,
-            or a rank would store no row.
-        TokenIdError: The padding row would be dropped.
-        CheckpointError: For an undo: the module is not as the edit of the receipt left it. Or a model of transformers
-            cannot be built from its configuration.
-        StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
-        PeerError: Another rank raised an error, or applies another edit.
-        ShapeError: The initialisation of new rows computes too few of them, or `VectorsInit` has rows of another shape.
-    """
+    """Apply an edit, or the undo of one, to a live module in place; if anything fails, nothing is changed."""
     refuse_partitioned(module.named_parameters(), "is edited", gathered=False)
     _fsdp_parameters(module)  # resharded, so that the parameters are those of tie_stages
     copies = list(stage_copies(module.parameters()))
@@ -262,12 +213,7 @@ def apply_to_module(
 def _change_of(
     module: nn.Module, resolve: ResolveEdit, optimizer: Optimizer | None, tokenizer: Tokenizer | None
 ) -> tuple[ModelResult, dict[str, str], list[Assignment], Callable[[], None]]:
-    """Compute what an edit will change, with the arguments and errors of `apply_to_module`; nothing is changed yet.
-
-    Returns:
-        The edit and what its undo restores; fingerprints of the new tensors that must be equal on several pipeline
-        stages, by name; the changes, to be carried out together; and a function to be called afterwards.
-    """
+    """Compute what an edit will change, with the arguments and errors of `apply_to_module`; nothing is changed yet."""
     replaced = [own_attribute(part, REPLACED) for part in modules_with(module, REPLACED)]
     held = held_parameters(module, optimizer, replaced)
     check_movable(module)
@@ -366,10 +312,7 @@ def _fsdp_parameters(module: nn.Module, parts: Sequence[nn.Module] = ()) -> Mapp
 
 
 def _check_rows(rows: RowTensor, row_map: RowMap, fsdp: "FsdpParameter | None") -> None:
-    """Check that a parameter can get the number of rows that an edit gives it; nothing is changed.
-
-    `fsdp` is what FSDP2 stores of the parameter, or `None` if it does not shard it.
-    """
+    """Check that a parameter can get the number of rows that an edit gives it; nothing is changed."""
     old, new = (partition.num_rows for partition in rows.partitions(row_map))
     if fsdp is not None:
         fsdp.check(new)
@@ -389,10 +332,7 @@ def assignment(owner: object, name: str, value: object) -> Assignment:
 
 
 def do_all(assignments: Sequence[Assignment]) -> None:
-    """Carry out assignments in order, so that either all of them or none take effect.
-
-    If one raises an error, it and all before it are reverted, the last one first. The error is then raised.
-    """
+    """Carry out assignments in order, so that either all of them or none take effect."""
     with ExitStack() as stack:
         for do, revert in assignments:
             stack.callback(revert)

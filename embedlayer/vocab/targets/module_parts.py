@@ -37,16 +37,7 @@ _HASHED_NGRAMS = re.compile(r"(?:^|[._])engram[._]|(?:^|\.)ngram_embedding\.|(?:
 
 
 class LocalTable(NamedTuple):
-    """Describe the rows of a table that this process stores.
-
-    Attributes:
-        local: The stored rows as a table: `table` itself, or this rank's part of a sharded table.
-        table: The whole table.
-        collectives: The ranks over which the rows of a `ShardedTable` are sharded; a single process for other tables.
-        of_head: Whether the table has the rows of an untied head.
-        per_layer: Whether it is a per-layer table, which is looked up beside the token table.
-        missing_row: Row that is looked up for tokens which a per-layer table lacks; `None` if it must have all tokens.
-    """
+    """Describe the rows of a table that this process stores."""
 
     local: TokenEmbedding | FactorizedEmbedding | PackedRows
     table: TokenTable
@@ -62,10 +53,7 @@ class LocalTable(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Return the tensors that store the rows: the weight, or those of a table of stored codes, the codes first.
-
-        Tables that have the first one in common share their rows.
-        """
+        """Return the tensors that store the rows: the weight, or those of a table of stored codes, the codes first."""
         stored = self.stored
         return [stored.weight] if isinstance(stored, TokenEmbedding) else [*stored.stored_rows.rows.values()]
 
@@ -76,22 +64,7 @@ class LocalTable(NamedTuple):
 
 
 class VocabularyModules(NamedTuple):
-    """List the parts of a live module that belong to the vocabulary, each in a dictionary by dotted name in the module.
-
-    Attributes:
-        tables: The tables with one row for each token, those of tied heads included.
-        local: For each table, the rows that this process stores.
-        heads: The output heads.
-        layers: The layers, which may have a tokenizer.
-        configs: Other modules, and configurations, with the same `vocab_size`.
-        hashes: The n-gram hashes, which have a compressed ID for each token.
-        parts: All configurations of the module, generation configurations included, each object once.
-        module_ids: Token IDs that modules store, as `module_ids` of the census yields them.
-        linear: Linear layers of models of transformers with a size that follows the vocabulary, as `linear_sizes` of
-            the census yields them.
-        bags: The bags.
-        bag_owners: Modules of other libraries that have a bag as a child, such as a StaticEmbedding.
-    """
+    """List the parts of a live module that belong to the vocabulary, each in a dictionary by dotted name in the module."""
 
     tables: dict[str, TokenTable]
     local: dict[str, LocalTable]
@@ -115,10 +88,7 @@ class VocabularyModules(NamedTuple):
 
     @property
     def collectives(self) -> Collectives:
-        """Return the ranks that must edit together: those of all tables and heads, or a single process.
-
-        If no table or head is on all of them, as one over two dimensions of a mesh is, they are all processes.
-        """
+        """Return the ranks that must edit together: those of all tables and heads, or a single process."""
         heads = [mesh_collectives(head.weight) for head in self.heads.values() if head.has_weight]
         tables = [
             mesh_collectives(part.tensors[0]) if part.local is part.table else part.collectives
@@ -138,11 +108,7 @@ class VocabularyModules(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return a dictionary from the name of each table, head and n-gram hash to its number of tokens.
-
-        If the module itself is one of them, its name is `the table`, `the head` or `the hash`. A per-layer table that
-        may lack tokens is left out if it has fewer than another table.
-        """
+        """Return a dictionary from the name of each table, head and n-gram hash to its number of tokens."""
         most = max((table.vocab_size for table in self.tables.values()), default=0)
         may_be_short = {id(part.table) for part in self.local.values() if part.missing_row is not None}
         sizes = {
@@ -155,24 +121,12 @@ class VocabularyModules(NamedTuple):
 
     @property
     def stored(self) -> dict[str, LocalTable]:
-        """Return the values of `local` by the name of the table that stores the rows.
-
-        For a factorised table that is the name of its inner table.
-        """
+        """Return the values of `local` by the name of the table that stores the rows."""
         return {name if part.local is part.stored else dotted(name, "inner"): part for name, part in self.local.items()}
 
 
 def vocabulary_modules(module: nn.Module) -> VocabularyModules:
-    """Return the tables, heads, layers and configurations of a live module; the table of a tied head is included.
-
-    The rows of an `NgramEmbedding` belong to hashes, not to tokens, so its table is left out.
-
-    Raises:
-        SizeError: The module has no table and no head, those that it has differ in the number of tokens, or a table is
-            of a kind that cannot be moved.
-        VocabularyError: The module has a `DraftHead`, hashed n-grams of another library, or a tensor with values of
-            tokens that is not known.
-    """
+    """Return the tables, heads, layers and configurations of a live module; the table of a tied head is included."""
     modules = dict(module.named_modules())
     if drafts := [name or "the module" for name, part in modules.items() if isinstance(part, DraftHead)]:
         raise VocabularyError(
@@ -243,11 +197,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
 def _configurations(
     modules: Mapping[str, nn.Module], vocabulary: VocabularyModules, apart: Collection[int]
 ) -> Iterator[Part]:
-    """Yield all configurations and generation configurations of a live module, each object once.
-
-    The token IDs in them are those of the edited vocabulary if a table or head is in the module that has the
-    configuration. `apart` has the `id` of each module in an encoder with a vocabulary of its own.
-    """
+    """Yield all configurations and generation configurations of a live module, each object once."""
     ours = {id(each) for each in (*vocabulary.tables.values(), *vocabulary.heads.values())}
     holders = [name for name, part in modules.items() if id(part) in ours]
     parts: dict[int, Part] = {}
@@ -265,11 +215,7 @@ def _configurations(
 
 
 def _refuse_other_rows(module: nn.Module, vocabulary: VocabularyModules) -> None:
-    """Raise a `VocabularyError` if a module has a tensor with values for each token that an edit does not move.
-
-    Of a table or head of a class from outside this library every tensor with a size of V counts; elsewhere integers
-    with V rows, of two axes or more.
-    """
+    """Raise a `VocabularyError` if a module has a tensor with values for each token that an edit does not move."""
     known = {id(each) for part in vocabulary.hashes.values() for each in part.buffers()}
     known |= {id(each) for part in vocabulary.local.values() for each in part.tensors}
     known |= {id(each) for head in vocabulary.heads.values() for each in (head._parameters.get("weight"), head.bias)}
@@ -288,10 +234,7 @@ def _refuse_other_rows(module: nn.Module, vocabulary: VocabularyModules) -> None
 
 
 def unknown_rows(name: str, use: str = "") -> VocabularyError:
-    """Return the error for a tensor whose size follows the vocabulary, and whose values for new tokens are not known.
-
-    `use` says what the model does with it, as a sentence without full stop, or is empty.
-    """
+    """Return the error for a tensor whose size follows the vocabulary, and whose values for new tokens are not known."""
     return VocabularyError(
         f"{name} has values for each token beside the rows of tables and heads{f' ({use})' if use else ''}, and what "
         f"they are for a new token is not known, so the vocabulary of this model is not edited."
@@ -332,10 +275,7 @@ def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
 
 
 def _per_layer_tables(modules: Mapping[str, nn.Module]) -> dict[str, tuple[LookupTable, int | None]]:
-    """Return the per-layer tables by name, each with the row that is looked up for tokens which it lacks, or `None`.
-
-    These are the tables of `PerLayerInputs`, and those of patched models of transformers.
-    """
+    """Return the per-layer tables by name, each with the row that is looked up for tokens which it lacks, or `None`."""
     tables: dict[str, tuple[LookupTable, int | None]] = {}
     for name, part in modules.items():
         family = family_of(getattr(own_attribute(part, "config"), "model_type", None))
@@ -362,11 +302,7 @@ def _without_token_ids(modules: Mapping[str, nn.Module]) -> set[int]:
 
 
 def check_movable(module: nn.Module) -> None:
-    """Raise a `SizeError` if a module has a table that is only looked up: a `LookupTable` that is no `TokenTable`.
-
-    An edit cannot move the rows of such a table, whatever its size. It keeps the hashes of an `NgramEmbedding`, so the
-    table of that may be of any kind.
-    """
+    """Raise a `SizeError` if a module has a table that is only looked up: a `LookupTable` that is no `TokenTable`."""
     modules = dict(module.named_modules())
     hashed = _without_token_ids(modules)
     for name, part in modules.items():
@@ -375,14 +311,7 @@ def check_movable(module: nn.Module) -> None:
 
 
 def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, LocalTable]:
-    """Return the rows of a table that this process stores, after the dotted name of the module that stores them.
-
-    `name` is that of the table; with `of_head`, it has the rows of an untied head.
-
-    Raises:
-        SizeError: The table is not dense, factorised or one of stored codes, nor sharded from a dense or factorised
-            table.
-    """
+    """Return the rows of a table that this process stores, after the dotted name of the module that stores them."""
     if isinstance(table, TokenEmbedding | FactorizedEmbedding | PackedRows):
         return name, LocalTable(table, table, of_head=of_head)
     if isinstance(table, ShardedTable) and isinstance(table.local, TokenEmbedding | FactorizedEmbedding):

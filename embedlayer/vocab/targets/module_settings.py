@@ -32,15 +32,7 @@ Assignment = tuple[Callable[[], object], Callable[[], object]]
 
 
 class Setting(NamedTuple):
-    """Refer to a size or an ID that an edit changes: an attribute of a module or configuration.
-
-    Attributes:
-        owner: The module or configuration.
-        attribute: Name of the attribute.
-        part: If the attribute describes only the rows that this process stores, these rows; `None` if it describes the
-            whole table.
-        names_ids: Whether it is an entry of a configuration, or an attribute of a model, that names token IDs.
-    """
+    """Refer to a size or an ID that an edit changes: an attribute of a module or configuration."""
 
     owner: Any
     attribute: str
@@ -59,10 +51,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
-    """Return all sizes, padding IDs and token IDs of a live module that an edit may change.
-
-    The keys are dotted names of module and attribute. Attributes that an object lacks are left out.
-    """
+    """Return all sizes, padding IDs and token IDs of a live module that an edit may change."""
     settings: dict[str, Setting] = {}
 
     def note(name: str, owner: Any, attributes: str, part: LocalTable | None = None) -> None:
@@ -115,15 +104,7 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
 
 
 def new_settings(modules: VocabularyModules, edit: ModelEdit) -> JsonObject:
-    """Return the value after an edit of each setting that `settings_of` returns; nothing is changed.
-
-    The keys are the same names. `edit` is an edit, not the undo of one.
-
-    Raises:
-        TokenIdError: The padding row would be dropped.
-        VocabularyError: A configuration names a removed token, or with the new tokens the products of an n-gram hash
-            would not fit into int64.
-    """
+    """Return the value after an edit of each setting that `settings_of` returns; nothing is changed."""
     settings = settings_of(modules)
     assert edit.tokens is not None
     row_map = edit.row_map
@@ -167,11 +148,7 @@ def new_settings(modules: VocabularyModules, edit: ModelEdit) -> JsonObject:
 
 
 def restored_settings(module: nn.Module, modules: VocabularyModules, names: Iterable[str]) -> dict[str, Setting]:
-    """Return the settings that the undo of an edit changes: those that the edit changed, by their names.
-
-    Raises:
-        CheckpointError: The module has other tables, heads or configurations than the edit changed.
-    """
+    """Return the settings that the undo of an edit changes: those that the edit changed, by their names."""
     present = settings_of(modules)
     changed = {name: present.pop(name, None) or _setting_at(module, name) for name in names}
     if None in changed.values() or any(not each.names_ids for each in present.values()):
@@ -193,13 +170,7 @@ def _setting_at(module: nn.Module, name: str) -> Setting | None:
 
 
 def _compressed_size(ngrams: NgramHash, added: int) -> int:
-    """Return the number of compressed IDs of an n-gram hash after an edit.
-
-    Each of the `added` tokens gets a compressed ID of its own.
-
-    Raises:
-        VocabularyError: The products of the hash would not fit into int64.
-    """
+    """Return the number of compressed IDs of an n-gram hash after an edit."""
     size = ngrams.next_id + added if added else ngrams.compressed_size
     try:
         ngrams.require_products(size)

@@ -22,14 +22,7 @@ from embedlayer.vocab.map import RowMap, RowTensor
 
 
 def state_with_rows(state: Mapping[str, Any], name: str, rows: RowTensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield `(key, tensor)` for each state of an optimizer for one parameter that has one row for each token.
-
-    States that are not tensors, single numbers, and tensors without rows, such as Adafactor's column statistics, are
-    left out.
-
-    Raises:
-        SizeError: A state has a shape, dtype or sharding that does not show which values belong to a row.
-    """
+    """Yield `(key, tensor)` for each state of an optimizer for one parameter that has one row for each token."""
     parameter = rows.tensor
     for key, value in state.items():
         if not isinstance(value, Tensor) or value.dim() == 0 or value.numel() <= 1:
@@ -57,13 +50,7 @@ def _has_rows(key: str, value: Tensor, parameter: Tensor) -> bool:
 
 
 class NewState:
-    """Compute the state with which an optimizer starts for new rows of a parameter.
-
-    It is the state that a new optimizer of the same class, with the options of the parameter's group, has after one
-    step on these rows with a gradient of zero and without weight decay. For most optimizers it is zero. It is the row
-    itself for the sequence `z` of schedule-free optimizers, the first step size for Rprop, and
-    `initial_accumulator_value` for Adagrad.
-    """
+    """Compute the state with which an optimizer starts for new rows of a parameter."""
 
     def __init__(self, optimizer: Optimizer, name: str, parameter: Tensor) -> None:
         while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):  # as accelerate wraps one
@@ -76,11 +63,7 @@ class NewState:
         return None if isinstance(self.optimizer, RowOptimizer) else partial(self._rows, key)
 
     def _rows(self, key: str, rows: Tensor) -> Tensor:
-        """Return the state of new rows under `key`, `(k, ...)`.
-
-        Raises:
-            SizeError: A new optimizer cannot be built or stepped, or its state has no rows under that key.
-        """
+        """Return the state of new rows under `key`, `(k, ...)`."""
         if self.last is None or not torch.equal(self.last[0], rows):
             self.last = rows.clone(), self._stepped(rows)
         value = self.last[1].get(key)
@@ -122,13 +105,7 @@ UNMOVED = "unmoved_state"
 
 
 class UnmovedState:
-    """Step pre-hook of an optimizer whose state of a parameter has the rows before an edit; raises a `StaleRowsError`.
-
-    It has no effect once the state was replaced, as `load_state_dict` does.
-
-    Attributes:
-        row_maps: The edits that the state has not taken, oldest first.
-    """
+    """Step pre-hook of an optimizer whose state of a parameter has the rows before an edit; raises a `StaleRowsError`."""
 
     def __init__(self, optimizer: Optimizer, parameter: Tensor, name: str) -> None:
         self.row_maps: list[RowMap] = []
@@ -148,11 +125,7 @@ class UnmovedState:
         del vars(optimizer)[UNMOVED][self.parameter]
 
     def __call__(self, optimizer: Optimizer, *_: Any) -> None:
-        """Raise the error before a step that would use the state; torch passes the arguments of the step too.
-
-        Raises:
-            StaleRowsError: The step would use state of the rows before the edit.
-        """
+        """Raise the error before a step that would use the state; torch passes the arguments of the step too."""
         parameter = trained_by(optimizer, self.parameter)
         if parameter is not None and parameter.grad is not None and self.is_current(optimizer):
             raise StaleRowsError(self.message(optimizer))
@@ -175,12 +148,7 @@ def _rows_of(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
 def watch_unmoved(
     parameters: Mapping[str, Tensor], row_map: RowMap, optimizer: Optimizer | None, *, is_undo: bool
 ) -> None:
-    """Let each optimizer that an edit did not move refuse its next step with state of the rows before.
-
-    An undo of the edit, to which the optimizer is not passed either, makes its state fit again. The parameters are
-    those whose rows were moved and that an optimizer may hold, by name; `optimizer` is the one whose state was moved
-    too, or `None`. If the row map changes nothing, neither does this.
-    """
+    """Let each optimizer that an edit did not move refuse its next step with state of the rows before."""
     if torch.equal(row_map.sources, torch.arange(row_map.old_size)):
         return
     for other in optimizers_of(parameters.values()):

@@ -46,23 +46,7 @@ CHANGED = (CONFIG, TOKENIZER, "run.json", *CORPUS_FILES, "report.html")
 
 
 def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
-    """Write the edited copy of a folder of this library into `partial`; `folder` does not change.
-
-    The folder contains a saved layer, a training run, or both. The copy of a run can be resumed: its model, optimizer
-    and corpus are edited. If its corpus contains removed tokens, only the layer is written, with a warning. The report
-    of a run is left out: `embedlayer report` writes it again. So are files that hold values by token and cannot be
-    edited. Other files are copied. `partial` is an empty folder, and `resolve` returns the edit of each model.
-
-    Raises:
-        VocabularyError: The run has mapped tables; or the corpus of an unfinished run, which has no layer yet, contains
-            a removed token.
-        CheckpointError: Another safetensors file may have values of tokens, as a second copy or an adapter.
-        FileError: The tokenizer of the run cannot be read.
-        TokenizerError: The tokenizer of the run is damaged.
-        SizeError: The layer has no table that can be edited.
-        TokenIdError: The padding row would be dropped.
-        ShapeError: The initialisation of new rows computes too few of them, or `VectorsInit` has rows of another shape.
-    """
+    """Write the edited copy of a folder of this library into `partial`; `folder` does not change."""
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
     random_state = torch.get_rng_state()
     run, results = RunDirectory(folder), list[ModelResult]()
@@ -102,16 +86,7 @@ def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResul
 
 
 def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
-    """Return what follows the vocabulary in a folder of this library, as `apply_to_run` moves it.
-
-    Raises:
-        CheckpointError: `apply_to_run` would raise it; errors about single tokens are not among them.
-        SizeError, TokenizerError, VocabularyError: The same.
-        FileError: A file of the run cannot be read.
-
-    Warns:
-        EmbedLayerWarning: Added tokens of the tokenizer have no row yet.
-    """
+    """Return what follows the vocabulary in a folder of this library, as `apply_to_run` moves it."""
     _refuse_mapped(RunDirectory(folder))
     layer = Pretrained.from_pretrained(folder)
     modules = vocabulary_modules(layer)
@@ -147,11 +122,7 @@ def _others(folder: Path) -> list[Path]:
 
 
 def _refuse_copies(folder: Path, left_out: Collection[str], names: Collection[str], size: int) -> None:
-    """Raise a `CheckpointError` if another safetensors file of a folder may have values of tokens.
-
-    Files in `left_out` and those of the layer and the run do not count. `names` are those of the tensors with a row for
-    each token, and `size` is the number of tokens.
-    """
+    """Raise a `CheckpointError` if another safetensors file of a folder may have values of tokens."""
     others, weights = {file.name for file in _others(folder)}, folder / WEIGHTS
     tensors = read_header(weights).tensors if weights.exists() else {}
     sizes = {size, *(tensors[name].shape[0] for name in names if name in tensors)}  # with padding rows
@@ -181,11 +152,7 @@ def _write_run(
     new_ids: IdArray,
     tokenizer: Tokenizer,
 ) -> None:
-    """Write the files of an edited run: tokenizer, `run.json`, checkpoint, metrics, and the corpus with new token IDs.
-
-    The corpus must contain no removed token, which is not checked here: the caller uses `_keeps_corpus`. `description`
-    is the content of `run.json`, except for `model`. The new ID of a removed token is negative.
-    """
+    """Write the files of an edited run: tokenizer, `run.json`, checkpoint, metrics, and the corpus with new token IDs."""
     save_tokenizer(tokenizer, new.path / TOKENIZER)
     write_json(new.run, {**description, "model": describe(trainer.decoder)})
     new.save_checkpoint(trainer)
@@ -215,10 +182,6 @@ def _write_corpus(folder: Path, corpus: TokenCorpus, new_ids: IdArray, tokenizer
 
 
 def _moved_notes(notes: Mapping[str, Any], new_ids: IdArray) -> JsonObject:
-    """Return a copy of the `notes` of a run in which the tokens of the neighbour report have their new IDs.
-
-    Removed tokens are left out of that report, which lists the nearest neighbours before training. The new ID of a
-    removed token is negative.
-    """
+    """Return a copy of the `notes` of a run in which the tokens of the neighbour report have their new IDs."""
     rows = [{**row, "id": int(new_ids[row["id"]])} for row in notes.get("neighbors_before", [])]
     return {**notes, "neighbors_before": [row for row in rows if row["id"] >= 0]} if rows else dict(notes)
