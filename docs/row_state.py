@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from embedlayer.planner.embedding_plan import EmbeddingPlan
+from embedlayer.analysis.embedding_plan import EmbeddingPlan
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from tables import between_markers, write_between_markers

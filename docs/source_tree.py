@@ -23,10 +23,10 @@ def first_line(file: Path) -> str:
 GROUPS = {
     "What everything stands on": "core io families kernels",
     "Text": "tokenization saving data",
-    "The layer": "losses row_sparse formats tables positions heads injections inputs",
+    "The layer": "losses row_sparse formats tables positions heads inputs",
     "Training": "optim distributed",
-    "Models and files": "census models checkpoints training integrations opening",
-    "Editing and studying": "vocab compress planner analysis",
+    "Models and files": "models checkpoints training integrations opening",
+    "Editing and studying": "vocab compress analysis",
     "What people see": "lessons plots explorer cli",
 }
 """The packages of `embedlayer/` from the bottom up."""

@@ -6,7 +6,6 @@ from . import data as data
 from . import distributed as distributed
 from . import formats as formats
 from . import heads as heads
-from . import injections as injections
 from . import inputs as inputs
 from . import integrations as integrations
 from . import kernels as kernels
@@ -15,7 +14,6 @@ from . import losses as losses
 from . import models as models
 from . import opening as opening
 from . import optim as optim
-from . import planner as planner
 from . import plots as plots
 from . import positions as positions
 from . import row_sparse as row_sparse

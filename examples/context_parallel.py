@@ -20,7 +20,7 @@ from embedlayer.cli.demo import carried_text
 from embedlayer.core.documents import document_mask, shifted_targets
 from embedlayer.distributed import exchange_halo, gather_shares, share_of, without_halo
 from embedlayer.distributed.sequence import ShareOrder
-from embedlayer.injections import EmbeddingInjection, GatedEmbedding, InjectionContext, NgramEmbedding, NgramHash
+from embedlayer.inputs import EmbeddingInjection, GatedEmbedding, InjectionContext, NgramEmbedding, NgramHash
 from embedlayer.positions import causal_mask, positions_of
 
 ORDER: ShareOrder = "zigzag"

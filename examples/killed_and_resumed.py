@@ -20,7 +20,7 @@ from torch import nn
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.injections import NgramEmbedding, NgramHash
+from embedlayer.inputs import NgramEmbedding, NgramHash
 from embedlayer.tables import MappedEmbedding
 from embedlayer.tokenization import compressed_tokens
 

@@ -1,4 +1,4 @@
-"""Analysis of a table: nearest neighbours, geometry, table health, under-trained tokens, and position schemes."""
+"""Analysis of a table: its size before it is built, nearest neighbours, geometry, health, and position schemes."""
 
 import lazy_loader
 

@@ -1,6 +1,12 @@
 from .atlas import write_atlas as write_atlas
 from .chance import ChanceGeometry as ChanceGeometry
 from .chance import chance_geometry as chance_geometry
+from .embedding_plan import EmbeddingPlan as EmbeddingPlan
+from .embedding_plan import PlanAlternative as PlanAlternative
+from .embedding_plan import Value as Value
+from .embedding_plan import command_flag as command_flag
+from .embedding_plan import options_table as options_table
+from .embedding_plan import plan_alternatives as plan_alternatives
 from .evaluation.judgements import evaluate_word_analogies as evaluate_word_analogies
 from .evaluation.judgements import evaluate_word_pairs as evaluate_word_pairs
 from .evaluation.judgements import whole_words as whole_words
@@ -28,6 +34,8 @@ from .movement import shared_tokens as shared_tokens
 from .nearest import cosines_with as cosines_with
 from .nearest import nearest_rows as nearest_rows
 from .nearest import neighbor_graph as neighbor_graph
+from .plan_presets import Model as Model
+from .plan_presets import plan as plan
 from .position_pictures import position_values as position_values
 from .relation import TableRelation as TableRelation
 from .relation import table_relation as table_relation

@@ -28,8 +28,7 @@ from embedlayer.core.own_attributes import (
     remove_own_attribute,
     set_own_attribute,
 )
-from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.distributed.dtensors import has_fsdp_modules
+from embedlayer.core.partitioned import has_fsdp_modules, refuse_partitioned
 from embedlayer.families import SCALE_ATTRIBUTES, family_of
 from embedlayer.families.records import CountedRows
 from embedlayer.heads.logit_source import LogitsReport, ModelLogitOptions

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from embedlayer.census.files import other_safetensors
-from embedlayer.census.tensors import tensor_rule
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import META_LLAMA, Family, family_of
+from embedlayer.families.left_out_files import other_safetensors
+from embedlayer.families.vocabulary_tensors import tensor_rule
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, DTYPES, Header, TensorInfo, read_header
 from embedlayer.io.weight_files import WeightFiles, find_folder
 from embedlayer.saving import FLOATS

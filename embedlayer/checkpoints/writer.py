@@ -13,12 +13,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from embedlayer.census.files import files_left_out, files_to_copy, left_out_message
 from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint, weight_beside
 from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
 from embedlayer.checkpoints.second_copies import Copies, find_copies, is_dense
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError
+from embedlayer.families.left_out_files import files_left_out, files_to_copy, left_out_message
 from embedlayer.formats.stored import StoredRows
 from embedlayer.io.files import check_new_folder, named_path, new_folder, read_json, write_json
 from embedlayer.io.safetensors_files import (

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.census.files import FileRule, not_copied_message
 from embedlayer.cli.options import NEW_FOLDER, SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import make_console, print_json, print_line, print_table
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, MissingExtraError, TextError
 from embedlayer.core.formatting import format_bytes
+from embedlayer.families.left_out_files import FileRule, not_copied_message
 from embedlayer.io.files import new_folder, visible_names, write_json
 from embedlayer.opening.path_kinds import BLOCKS, GENERATION
 

@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
-from embedlayer.cli.printing import make_console, print_json, print_table
-from embedlayer.core.errors import CheckpointError
-from embedlayer.core.formatting import format_bytes, format_parameters
-from embedlayer.planner.embedding_plan import (
+from embedlayer.analysis.embedding_plan import (
     FLOAT_DTYPES,
     GGUF_BLOCK,
     OPTIONS,
@@ -21,14 +17,18 @@ from embedlayer.planner.embedding_plan import (
     command_flag,
     plan_alternatives,
 )
-from embedlayer.planner.fields import DTYPES, INSTEAD
-from embedlayer.planner.presets import PRESETS
-from embedlayer.planner.presets import plan as plan_sizes
+from embedlayer.analysis.plan_fields import DTYPES, INSTEAD
+from embedlayer.analysis.plan_presets import PRESETS
+from embedlayer.analysis.plan_presets import plan as plan_sizes
+from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
+from embedlayer.cli.printing import make_console, print_json, print_table
+from embedlayer.core.errors import CheckpointError
+from embedlayer.core.formatting import format_bytes, format_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from embedlayer.census.report import CensusReport
+    from embedlayer.families.edit_report import CensusReport
     from embedlayer.heads.output import OutputHead
     from embedlayer.heads.prediction import PredictionHead
     from embedlayer.positions.position import Position
@@ -193,7 +193,7 @@ def _row_size(rows: "PackedRows | Tensor") -> RowSize:
 
 def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, Any]) -> list[EmbeddingPlan]:
     """Return the plan of each additional table of a decoder, named after its injection."""
-    from embedlayer.injections.ngram import NgramEmbedding
+    from embedlayer.inputs.ngram import NgramEmbedding
     from embedlayer.tables.lookup import LookupTable
 
     left_out = ("plain_loss", "delta_rows", "lookup_only", "tokens")

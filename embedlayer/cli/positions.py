@@ -124,7 +124,7 @@ def extend(
 
 def _write_copy(source: Path, output: Path, longer: "RotaryExtension", length: int) -> list[str]:
     """Write a copy of a folder with an extended configuration, and return the names of the files that it lacks."""
-    from embedlayer.census.files import files_to_copy
+    from embedlayer.families.left_out_files import files_to_copy
     from embedlayer.io.files import new_folder, read_json, write_json
 
     changed: dict[str, JsonObject] = {CONFIG: longer.config}

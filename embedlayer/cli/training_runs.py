@@ -21,7 +21,7 @@ from embedlayer.io.files import create_folder
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from embedlayer.injections.injection import EmbeddingInjection
+    from embedlayer.inputs.injection import EmbeddingInjection
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.tables.lookup import LookupTable
     from embedlayer.training.loop import Trainer, TrainingOptions
@@ -210,10 +210,10 @@ def build_injections(
     layer: LayerOptions, tokenizer: "Tokenizer", tables: Path | None = None
 ) -> "Iterator[EmbeddingInjection]":
     """Yield the additional tables that the options ask for, freshly initialised, on the CPU."""
-    from embedlayer.injections.gated import GatedEmbedding
-    from embedlayer.injections.ngram import NgramEmbedding, NgramHash
-    from embedlayer.injections.per_layer_embedding import PerLayerEmbedding
-    from embedlayer.injections.value import ValueEmbedding, alternate_blocks
+    from embedlayer.inputs.gated import GatedEmbedding
+    from embedlayer.inputs.ngram import NgramEmbedding, NgramHash
+    from embedlayer.inputs.per_layer_embedding import PerLayerEmbedding
+    from embedlayer.inputs.value import ValueEmbedding, alternate_blocks
     from embedlayer.tables.dense import TokenEmbedding
     from embedlayer.tables.lookup import check_positive
     from embedlayer.tables.stored.mapped import MappedEmbedding

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from embedlayer.census.files import not_copied_message
 from embedlayer.checkpoints.layer import EmbeddingLayer, load
 from embedlayer.checkpoints.reader import CONFIG, SCHEMES, WEIGHT, Checkpoint
 from embedlayer.checkpoints.writer import weight_names
 from embedlayer.compress.transformers_models import copy_other_files, copy_tensors
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
+from embedlayer.families.left_out_files import not_copied_message
 from embedlayer.formats.compressed_tensors import METHOD
 from embedlayer.formats.stored import StoredModule
 from embedlayer.io.files import JsonObject, check_new_folder, new_folder, write_json

@@ -18,7 +18,6 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from embedlayer.census.files import FileRule, files_left_out, files_to_copy, other_safetensors
 from embedlayer.checkpoints.causal_models import attention_options, missing_tensors
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.patching import patch
@@ -27,6 +26,7 @@ from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, SizeError, require, transformers_errors
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import REPLACED, remove_own_attribute, set_own_attribute
+from embedlayer.families.left_out_files import FileRule, files_left_out, files_to_copy, other_safetensors
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import ChildReference
 from embedlayer.io.files import (

@@ -35,11 +35,6 @@ def is_dtensor(tensor: object) -> bool:
     return hasattr(tensor, "to_local")
 
 
-def has_fsdp_modules(module: nn.Module) -> bool:
-    """Return whether `fully_shard` was called on a module or on one of its submodules, which then have `unshard`."""
-    return any(hasattr(part, "unshard") and hasattr(part, "reshard") for part in module.modules())
-
-
 def to_local(tensor: Tensor) -> Tensor:
     """Return the shard of this rank if `tensor` is a DTensor, and `tensor` itself if it is not."""
     return cast("DTensor", tensor).to_local() if is_dtensor(tensor) else tensor

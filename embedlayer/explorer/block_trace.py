@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from embedlayer.core.torch_state import is_unchanged
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import PredictionHead
-from embedlayer.injections.injection import EmbeddingInjection
+from embedlayer.inputs.injection import EmbeddingInjection
 from embedlayer.losses.options import LogitSettings
 from embedlayer.models.attention import AddedScores, QueryBlock
 from embedlayer.models.decoder import AddToValues, Attention, Block, DecoderLM

@@ -8,7 +8,6 @@ from typing import NamedTuple, cast
 import torch
 from torch import nn
 
-from embedlayer.census.configurations import text_part
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.tensors import is_in_block
@@ -19,6 +18,7 @@ from embedlayer.explorer.text_ids import Vocabulary, shown_tokens, vocabulary_of
 from embedlayer.explorer.tiny_layer import WORDS, tiny_layer
 from embedlayer.explorer.tokens import Params
 from embedlayer.families import GGUF_TENSORS, HUGGING_FACE_TENSORS, META_TENSORS
+from embedlayer.families.configurations import text_part
 from embedlayer.families.final_norms import FINAL_NORMS, final_norm_module
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.models.decoder import DecoderLM

@@ -1,10 +1,14 @@
 """One record per model family: tensor names, scale, norms, projections, head, positions, and configuration keys.
 
-This package is data: `embedlayer.checkpoints.reading` and `embedlayer.positions.rotary.config` build modules from it.
+The records are data: `embedlayer.checkpoints.reading` and `embedlayer.positions.rotary.config` build modules from it.
 No other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked`,
 `encoder_decoder`, `text_encoders` and `streams` have the records. `multimodal` says how multimodal models use the head
-of a language model.
-`rotary_settings` has the rotary settings of each model type; `token_ids` says which entries name token IDs.
+of a language model. `rotary_settings` has the rotary settings of each model type; `token_ids` says which entries name
+token IDs.
+
+For edits of a vocabulary, `configurations` finds and moves the token IDs in configurations and modules,
+`class_defaults` those that a class of transformers adds, and `vocabulary_tensors` the parameters and buffers whose size
+follows the vocabulary; `left_out_files` names files that no edit can move, and `edit_report` is the report of all.
 """
 
 from collections.abc import Mapping

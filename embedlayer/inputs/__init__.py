@@ -1,4 +1,4 @@
-"""The input embedding: token IDs to the input of the first block."""
+"""The input embedding: token IDs to the input of the first block, and tables whose vectors enter a decoder later."""
 
 import lazy_loader
 

@@ -14,8 +14,8 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids
 from embedlayer.core.shapes import IdsLike, Positions, Vectors
 from embedlayer.core.torch_state import may_use
-from embedlayer.injections.injection import EmbeddingInjection, injections_at_input
 from embedlayer.inputs.fused import gather_scale_add_drop, is_gathered_faster, may_skip_call, scale_add_drop
+from embedlayer.inputs.injection import EmbeddingInjection, injections_at_input
 from embedlayer.inputs.steps import TokenBatch, TracedStep, input_steps, run_steps, trace_steps
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.input import StoredRows

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from embedlayer.core.documents import AttentionMask, check_mask
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.shapes import Positions
-from embedlayer.injections.history import DecodingState
+from embedlayer.inputs.history import DecodingState
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
 

@@ -19,13 +19,6 @@ from embedlayer.core.torch_state import is_unchanged
 from embedlayer.families import OWN_MODEL_TYPE
 from embedlayer.heads.output import SLIP, OutputHead
 from embedlayer.heads.prediction import PredictionHead, build_head, describe_head
-from embedlayer.injections.injection import (
-    EmbeddingInjection,
-    add_to_input,
-    add_to_stream,
-    add_to_values,
-    look_up_injections,
-)
 from embedlayer.inputs.embedding import (
     InputOptions,
     PositionName,
@@ -34,6 +27,13 @@ from embedlayer.inputs.embedding import (
     embed,
     sequence_of,
     trace_embed,
+)
+from embedlayer.inputs.injection import (
+    EmbeddingInjection,
+    add_to_input,
+    add_to_stream,
+    add_to_values,
+    look_up_injections,
 )
 from embedlayer.inputs.steps import TracedStep
 from embedlayer.io.files import JsonObject

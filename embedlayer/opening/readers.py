@@ -153,8 +153,8 @@ def _saved_layer(
     if isinstance(layer, TokenTable):
         return type(layer).__name__, layer, None
     from embedlayer.checkpoints.layer import EmbeddingLayer
-    from embedlayer.injections.ngram import NgramEmbedding
     from embedlayer.inputs.embedding import TransformerEmbedding
+    from embedlayer.inputs.ngram import NgramEmbedding
     from embedlayer.models.decoder import DecoderLM
 
     table = getattr(layer, "table", None)

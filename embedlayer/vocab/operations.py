@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Tokenizer
 from torch import nn
 from torch.optim import Optimizer
 
-from embedlayer.census.files import left_out_message
 from embedlayer.core.errors import EmbedLayerError, EmbedLayerWarning, SizeError, VocabularyError
 from embedlayer.core.option_docs import show_options, unknown_option
+from embedlayer.families.left_out_files import left_out_message
 from embedlayer.tokenization.bytes import Token
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer

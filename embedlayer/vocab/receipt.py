@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from embedlayer.census.files import shown_files
 from embedlayer.core.errors import CheckpointError, FileError, ShapeError, TokenIdError
 from embedlayer.core.formatting import short_repr
+from embedlayer.families.left_out_files import shown_files
 from embedlayer.io.files import JsonObject, named_path
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from embedlayer.census.tensors import models_in
 from embedlayer.core.errors import CheckpointError, SizeError, StaleRowsError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.held_parameters import held_parameters, optimizers_of
@@ -23,8 +22,9 @@ from embedlayer.core.own_attributes import (
     remove_own_attribute,
     set_own_attribute,
 )
-from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
+from embedlayer.core.partitioned import has_fsdp_modules, refuse_partitioned
+from embedlayer.distributed.dtensors import is_dtensor
+from embedlayer.families.vocabulary_tensors import models_in
 from embedlayer.heads.output import NEW_ROWS, ROWS, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding

@@ -8,8 +8,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.census.files import left_out_message
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, VocabularyError
+from embedlayer.families.left_out_files import left_out_message
 from embedlayer.io.files import named_path
 from embedlayer.opening.path_kinds import OWN_FOLDERS, PathKind, path_kind
 from embedlayer.tables.lookup import LookupTable

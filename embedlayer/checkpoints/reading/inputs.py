@@ -23,7 +23,6 @@ from embedlayer.families.records import (
     StreamPositions,
     TrigramSpec,
 )
-from embedlayer.injections.per_layer import PerLayerInputs
 from embedlayer.inputs.decoder_input import DecoderInput
 from embedlayer.inputs.parts import (
     ElementwiseAffine,
@@ -34,6 +33,7 @@ from embedlayer.inputs.parts import (
     TrigramProjection,
     TypeTables,
 )
+from embedlayer.inputs.per_layer import PerLayerInputs
 from embedlayer.io.json_fields import as_whole_number
 from embedlayer.positions.rotary.blocks import layer_types
 from embedlayer.tables.dense import TokenEmbedding

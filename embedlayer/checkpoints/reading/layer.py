@@ -38,8 +38,8 @@ from embedlayer.checkpoints.reading.tensors import LoadedTensor
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.families.records import FoldedRows, PerLayerSpec
-from embedlayer.injections.per_layer import PerLayerInputs
 from embedlayer.inputs.parts import TokenDropout
+from embedlayer.inputs.per_layer import PerLayerInputs
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import assign
 

@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 
-from embedlayer.census.tensors import TensorRule, tensor_rule
 from embedlayer.checkpoints.meta_layout import has_meta_layout
 from embedlayer.checkpoints.reader import Checkpoint, weight_beside
 from embedlayer.checkpoints.reading.configuration import Configuration, text_config, with_defaults, with_whole_model
@@ -17,6 +16,7 @@ from embedlayer.checkpoints.refusals import unknown_family_error
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import CONFIG_KEYS, MULTIMODAL, STATIC_EMBEDDING, UNKNOWN, Family, family_of, gguf_family
 from embedlayer.families.field_types import Step
+from embedlayer.families.vocabulary_tensors import TensorRule, tensor_rule
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import is_description
 

@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from importlib.metadata import version
 
-from embedlayer.census.tensors import configuration_of
 from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.table import check_rows
@@ -23,6 +22,7 @@ from embedlayer.families.records import (
     SinusoidalPositions,
     StreamPositions,
 )
+from embedlayer.families.vocabulary_tensors import configuration_of
 from embedlayer.io.json_fields import as_number
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.axial import AxialPositionalEmbedding

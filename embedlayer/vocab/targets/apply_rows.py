@@ -12,10 +12,10 @@ from jaxtyping import Bool, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.census.files import FileRule
 from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
 from embedlayer.core.errors import CheckpointError, ShapeError
+from embedlayer.families.left_out_files import FileRule
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.vocab.edit import ModelEdit
 from embedlayer.vocab.map import NEW, RowMap, RowTensor, local_rows, row_fingerprint

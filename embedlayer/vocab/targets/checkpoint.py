@@ -12,11 +12,6 @@ from typing import NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from embedlayer.census.class_defaults import unknown_defaults, with_defaults_of_class
-from embedlayer.census.configurations import check_padding, check_readers, id_keys, parts_of
-from embedlayer.census.files import files_left_out
-from embedlayer.census.report import CensusReport
-from embedlayer.census.tensors import axes_by_architecture
 from embedlayer.checkpoints.layer import EmbeddingLayer, load
 from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint, weight_beside
@@ -25,6 +20,11 @@ from embedlayer.checkpoints.reading.tensors import CheckpointTensors, is_in_bloc
 from embedlayer.checkpoints.second_copies import Copies, find_copies, is_dense
 from embedlayer.checkpoints.writer import Rows, weight_names, write_tensors
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
+from embedlayer.families.class_defaults import unknown_defaults, with_defaults_of_class
+from embedlayer.families.configurations import check_padding, check_readers, id_keys, parts_of
+from embedlayer.families.edit_report import CensusReport
+from embedlayer.families.left_out_files import files_left_out
+from embedlayer.families.vocabulary_tensors import axes_by_architecture
 from embedlayer.io.safetensors_files import read_header
 from embedlayer.io.weight_files import WeightFiles, find_folder
 from embedlayer.opening.path_kinds import GENERATION, TOKENIZER_CONFIG

@@ -6,11 +6,11 @@ The class is built on the meta device and patched, so the tensors are those that
 from dataclasses import replace
 from typing import Any
 
-from embedlayer.census.tensors import built_on_meta, class_named_in, named_tensors
 from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.refusals import quantised_parts
 from embedlayer.core.errors import EmbedLayerError, transformers_errors
+from embedlayer.families.vocabulary_tensors import built_on_meta, class_named_in, named_tensors
 from embedlayer.vocab.map import RowTensor
 from embedlayer.vocab.targets.live import row_tensors
 from embedlayer.vocab.targets.module_parts import vocabulary_modules

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from embedlayer.census.files import files_left_out
-from embedlayer.census.report import CensusReport
 from embedlayer.core.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError
+from embedlayer.families.edit_report import CensusReport
+from embedlayer.families.left_out_files import files_left_out
 from embedlayer.io.files import named_path, new_files, new_folder, recover_folder
 from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, PathKind, path_kind
 from embedlayer.training.run_directory import RunDirectory

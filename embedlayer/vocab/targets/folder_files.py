@@ -12,12 +12,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from embedlayer.census.class_defaults import with_moved_defaults
-from embedlayer.census.configurations import edited_configuration
 from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, VocabularyError, transformers_errors
 from embedlayer.families import PER_LAYER_ROWS
+from embedlayer.families.class_defaults import with_moved_defaults
+from embedlayer.families.configurations import edited_configuration
 from embedlayer.families.tokenizers import CLASS_OF_TYPE, OWN_RULES
 from embedlayer.io.files import JsonObject, read_bytes, read_json, write_json
 from embedlayer.io.partials import temporary_folder

@@ -17,8 +17,6 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from embedlayer.census.configurations import check_readers, check_sizes
-from embedlayer.census.tensors import tensors_in
 from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import SizeError
 from embedlayer.core.held_parameters import held_parameters, parameters_of
@@ -33,7 +31,9 @@ from embedlayer.distributed.dtensors import (
     row_collectives,
 )
 from embedlayer.distributed.stages import stage_copies
+from embedlayer.families.configurations import check_readers, check_sizes
 from embedlayer.families.field_types import End
+from embedlayer.families.vocabulary_tensors import tensors_in
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import PackedRows

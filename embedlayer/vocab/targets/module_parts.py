@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.census.configurations import Part, is_configuration, module_ids, other_models, parts_of, size_keys
-from embedlayer.census.tensors import linear_sizes, models_in, named_tensors
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
 from embedlayer.core.errors import SizeError, VocabularyError
@@ -17,12 +15,14 @@ from embedlayer.core.own_attributes import own_attribute
 from embedlayer.distributed.dtensors import mesh_collectives, row_collectives
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.families import VOCAB_SIZE_KEYS, family_of
+from embedlayer.families.configurations import Part, is_configuration, module_ids, other_models, parts_of, size_keys
+from embedlayer.families.vocabulary_tensors import linear_sizes, models_in, named_tensors
 from embedlayer.heads.draft import DraftHead
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import without_adapters
 from embedlayer.heads.streams import StreamHead
-from embedlayer.injections.ngram import NgramEmbedding, NgramHash
-from embedlayer.injections.per_layer import PerLayerInputs
+from embedlayer.inputs.ngram import NgramEmbedding, NgramHash
+from embedlayer.inputs.per_layer import PerLayerInputs
 from embedlayer.saving import Pretrained
 from embedlayer.tables.bag import Bag
 from embedlayer.tables.dense import TokenEmbedding

@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from embedlayer.census.configurations import (
+from embedlayer.core.collectives import SINGLE_PROCESS
+from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
+from embedlayer.core.own_attributes import REPLACED, own_attribute
+from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.families import PER_LAYER_ROWS, VOCAB_SIZE_KEYS
+from embedlayer.families.configurations import (
     ROLE_KEYS,
     entries_of,
     id_keys,
@@ -16,12 +21,7 @@ from embedlayer.census.configurations import (
     size_keys,
     text_part,
 )
-from embedlayer.core.collectives import SINGLE_PROCESS
-from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
-from embedlayer.core.own_attributes import REPLACED, own_attribute
-from embedlayer.distributed.sharded import ShardedTable
-from embedlayer.families import PER_LAYER_ROWS, VOCAB_SIZE_KEYS
-from embedlayer.injections.ngram import NgramHash
+from embedlayer.inputs.ngram import NgramHash
 from embedlayer.io.files import JsonObject
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.vocab.edit import ModelEdit, round_up

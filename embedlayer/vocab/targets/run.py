@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from embedlayer.census.files import files_left_out, files_to_copy, other_safetensors
-from embedlayer.census.report import CensusReport
 from embedlayer.checkpoints.second_copies import refuse_copies
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import EmbedLayerWarning, VocabularyError
@@ -19,6 +17,8 @@ from embedlayer.data.corpus import CorpusWriter, TokenCorpus
 from embedlayer.data.corpus_files import WEIGHTS_FILE, write_shard_tables
 from embedlayer.data.memmap import IdArray
 from embedlayer.data.mixture import TokenMixture, corpora_of
+from embedlayer.families.edit_report import CensusReport
+from embedlayer.families.left_out_files import files_left_out, files_to_copy, other_safetensors
 from embedlayer.io.files import JsonObject, write_json
 from embedlayer.io.locks import LOCK
 from embedlayer.io.partials import PARTIAL

@@ -5,9 +5,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
+from embedlayer.analysis.embedding_plan import OPTIONS, EmbeddingPlan
 from embedlayer.core.errors import SizeError
 from embedlayer.io.files import JsonObject
-from embedlayer.planner.embedding_plan import OPTIONS, EmbeddingPlan
 
 _PUBLISHED: list[tuple[str, int, int, bool, dict[str, Any]]] = [
     ("gpt2", 50257, 768, True, {"positions": 1024}),
@@ -90,7 +90,7 @@ def plan(preset: Model = None, **options: Any) -> EmbeddingPlan:
     """
     values = {name: value for name, value in options.items() if value is not None}
     if isinstance(preset, dict) or (preset is not None and preset.endswith(".json")):
-        from embedlayer.planner.fields import fields_of_config
+        from embedlayer.analysis.plan_fields import fields_of_config
 
         return EmbeddingPlan(**{**fields_of_config(preset), **values})
     if preset in PRESETS:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from embedlayer.analysis.embedding_plan import RowSize
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import REFUSED, family_of, nearest_model_types, stated_size
@@ -22,7 +23,6 @@ from embedlayer.families.records import (
 )
 from embedlayer.io.files import JsonObject, read_json
 from embedlayer.io.json_fields import as_whole_number
-from embedlayer.planner.embedding_plan import RowSize
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Names of data types in a configuration, and in a plan."""

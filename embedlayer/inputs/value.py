@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
-from embedlayer.injections.injection import (
+from embedlayer.inputs.injection import (
     EmbeddingInjection,
     InjectionContext,
     VectorSource,

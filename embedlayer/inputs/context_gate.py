@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from embedlayer.core.documents import AttentionMask
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.initialization import NormalLinear
-from embedlayer.injections.history import DecodingState, documents_of, prepend_history
+from embedlayer.inputs.history import DecodingState, documents_of, prepend_history
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import Pretrained, describe
 

@@ -1,4 +1,4 @@
-"""Report of a census: what in the folder of a model follows the vocabulary, and what an edit does with it."""
+"""Report of what in the folder of a model follows the vocabulary, and what an edit does with it."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain, repeat
 from typing import Any
 
-from embedlayer.census.files import shown_files
+from embedlayer.families.left_out_files import shown_files
 from embedlayer.io.files import JsonObject
 
 NAMES_AT = 11

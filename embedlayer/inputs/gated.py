@@ -4,8 +4,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
-from embedlayer.injections.context_gate import ContextGate, ShortConvolution
-from embedlayer.injections.injection import (
+from embedlayer.inputs.context_gate import ContextGate, ShortConvolution
+from embedlayer.inputs.injection import (
     EmbeddingInjection,
     InjectionContext,
     VectorSource,
@@ -13,7 +13,7 @@ from embedlayer.injections.injection import (
     check_blocks,
     vectors_of,
 )
-from embedlayer.injections.ngram import NgramEmbedding
+from embedlayer.inputs.ngram import NgramEmbedding
 from embedlayer.tables.lookup import check_positive
 
 

@@ -14,7 +14,7 @@ from embedlayer.core.documents import AttentionMask
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.numbers import random_words, signed
 from embedlayer.core.shapes import IdsLike
-from embedlayer.injections.history import DecodingState, documents_of, prepend_history
+from embedlayer.inputs.history import DecodingState, documents_of, prepend_history
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.saving import Pretrained, describe

@@ -24,8 +24,8 @@ from embedlayer.core.documents import AttentionMask
 from embedlayer.core.errors import SizeError
 from embedlayer.core.initialization import NormalLinear
 from embedlayer.core.torch_state import is_unchanged
-from embedlayer.injections.history import DecodingState
-from embedlayer.injections.ngram import NgramEmbedding
+from embedlayer.inputs.history import DecodingState
+from embedlayer.inputs.ngram import NgramEmbedding
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import Pretrained, config_from_attributes
 from embedlayer.tables.conversions import as_lookup_table

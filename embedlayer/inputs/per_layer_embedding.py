@@ -4,8 +4,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
-from embedlayer.injections.injection import EmbeddingInjection, InjectionContext
-from embedlayer.injections.per_layer import PerLayerInputs, PerLayerResidual
+from embedlayer.inputs.injection import EmbeddingInjection, InjectionContext
+from embedlayer.inputs.per_layer import PerLayerInputs, PerLayerResidual
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import describe
 from embedlayer.tables.lookup import LookupTable

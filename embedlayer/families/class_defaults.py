@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from embedlayer.census.configurations import (
+from embedlayer.core.errors import CheckpointError, VocabularyError
+from embedlayer.families import MULTIMODAL, family_of
+from embedlayer.families.configurations import (
     ROLE_KEYS,
     IdConversion,
     entries_of,
@@ -19,10 +21,8 @@ from embedlayer.census.configurations import (
     parts_of,
     size_keys,
 )
-from embedlayer.census.tensors import configuration_of
-from embedlayer.core.errors import CheckpointError, VocabularyError
-from embedlayer.families import MULTIMODAL, family_of
 from embedlayer.families.default_ids import DEFAULT_IDS
+from embedlayer.families.vocabulary_tensors import configuration_of
 from embedlayer.io.files import JsonObject
 
 
