@@ -226,7 +226,7 @@ def _read_weights(layer: nn.Module, directory: Path, device: torch.device | str,
 
 
 def hide_weights(directory: Path) -> None:
-    """Rename the weights that `save_pretrained` wrote, so that no class of transformers takes them for a whole model."""
+    """Rename the weights that `save_pretrained` wrote, so that transformers does not take them for a whole model."""
     (directory / WEIGHTS).rename(directory / TABLE_WEIGHTS)
 
 
@@ -236,7 +236,7 @@ def write_config(directory: Path, description: JsonObject) -> None:
 
 
 def describe(layer: Described) -> JsonObject:
-    """Return the description of an object: `{"kind": kind identifier, **arguments}`, from which `build` constructs one."""
+    """Return the description of an object, `{"kind": kind identifier, **arguments}`, for `build`."""
     cls = type(layer)
     kind, arguments = kind_of(cls), dict(layer.config)
     if kind in KINDS or not issubclass(cls, Described) or is_current(cls, "config", "__init__"):
@@ -258,7 +258,7 @@ def describe(layer: Described) -> JsonObject:
 
 
 def require_loadable(layer: Described, description: JsonObject, state: Mapping[str, torch.Tensor]) -> None:
-    """Check that a layer can be loaded again: build one from its description on the meta device, and compare the two."""
+    """Check that a layer can be loaded again: build one from its description on the meta device and compare."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             other = build(json.loads(json.dumps(description)))

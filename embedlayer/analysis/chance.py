@@ -42,7 +42,7 @@ class ChanceGeometry:
 
 
 def chance_nearest_cosine(rows: int, embed_dim: int, place: int = 1) -> float:
-    """Return the median cosine of a random direction with the nearest of `rows - 1` others; NaN for fewer than 2 rows."""
+    """Return the median cosine of a random direction with the nearest of `rows - 1` others; NaN below 2 rows."""
     if rows < 2:
         return math.nan
     if embed_dim == 1:

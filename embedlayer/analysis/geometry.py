@@ -210,7 +210,7 @@ def table_geometry(table: TableLike) -> TableGeometry:
 
 
 def _isotropy(rows: RowReader, mask: Bool[Tensor, " V"], moments: _Moments) -> float:
-    """Return the isotropy of the kept rows: `min Z(c) / max Z(c)` with `Z(c)` the sum of `exp(c . row)` over the rows."""
+    """Return the isotropy of the kept rows: `min Z(c) / max Z(c)` where `Z(c)` sums `exp(c . row)`."""
     second = moments.directions.T @ (moments.variances[:, None] * moments.directions)
     second += moments.mean[:, None] * moments.mean
     directions = torch.linalg.eigh(second).eigenvectors

@@ -69,7 +69,7 @@ def norm_outliers(norms: Float[Tensor, " V"], usable: Bool[Tensor, " V"] | None 
 
 
 def _beyond_gap(logs: Float[Tensor, " N"]) -> tuple[Int[Tensor, " K"], Int[Tensor, " M"], float] | None:
-    """Return the indices of the largest values beyond a gap and of the others, largest first, and log10 of the chance."""
+    """Return the indices of the values beyond a gap and of the others, largest first, and log10 of the chance."""
     values, order = logs.sort(descending=True)
     most = min(int(MOST * len(values)), len(values) - TAIL // 2)
     counts = torch.arange(1, most + 1)

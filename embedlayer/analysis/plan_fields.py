@@ -63,7 +63,7 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
 
 
 def _row_sizes(family: Family, config: JsonObject, fields: JsonObject) -> dict[str, RowSize]:
-    """Return the stored rows of table, head and per-layer table, as the configuration of a quantised model states them."""
+    """Return the stored rows of table, head and per-layer table, as a quantised model's configuration states them."""
     from embedlayer.checkpoints.reader import SCHEMES
     from embedlayer.formats.mlx import stated_format
 

@@ -248,7 +248,7 @@ def spelling_variants(
 
 
 def spelling_key(text: str, markers: Sequence[str] = RAW_MARKERS, suffix: str = "") -> str:
-    """Return what spelling variants have in common: the text without its marker and suffix, in NFKC, its case folded."""
+    """Return what spelling variants share: the text without its marker and suffix, in NFKC, its case folded."""
     marker = ""
     if text.startswith(tuple(markers)):
         marker = next((each for each in markers if text.startswith(each) and text != each), "")

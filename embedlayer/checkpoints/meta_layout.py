@@ -64,7 +64,7 @@ def meta_config(checkpoint: Checkpoint) -> JsonObject:
 
 
 def _base(params: JsonObject) -> object:
-    """Return the base of the rotary frequencies that `params.json` or metadata state, or the default of Mistral's code."""
+    """Return the rotary base that `params.json` or metadata state, or the default of Mistral's code."""
     if params.get("rope_theta") is not None:
         return params["rope_theta"]
     theta = re.search(r"theta ([\d.]+)", str(params.get("rope", "")))  # llama2.c's export
@@ -76,7 +76,7 @@ def _base(params: JsonObject) -> object:
 
 
 def _rope_parameters(source: str, params: JsonObject, base: object) -> JsonObject | None:
-    """Return transformers' `rope_parameters` for Mistral's `yarn` and `llama_4_scaling`; `None` if there are neither."""
+    """Return transformers' `rope_parameters` for Mistral's `yarn` and `llama_4_scaling`; `None` without both."""
     yarn, queries = params.get("yarn"), params.get("llama_4_scaling")
     for name, part, keys in (("yarn", yarn, (*YARN_PARAMS, "apply_scale")), ("llama_4_scaling", queries, QUERY_PARAMS)):
         if part is None:

@@ -98,7 +98,7 @@ def _weighted_loss(
     shift_labels: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
-    """Compute transformers' `ForCausalLMLoss` or `ForMaskedLMLoss`, whose arguments follow `is_causal`, with weights."""
+    """Compute transformers' `ForCausalLMLoss` or `ForMaskedLMLoss`, chosen by `is_causal`, with weights."""
     if is_causal and shift_labels is not None:
         labels = shift_labels
     require_token_weights(token_weights, labels, "labels")

@@ -204,7 +204,7 @@ def _refuse_other_tables(model: nn.Module) -> None:
 
 
 def _bags(model: nn.Module) -> list[nn.EmbeddingBag]:
-    """Return each `nn.EmbeddingBag` inside of a model, which `patch` replaces; the model itself has no place for one."""
+    """Return each `nn.EmbeddingBag` inside a model, which `patch` replaces."""
     if isinstance(model, nn.EmbeddingBag):
         raise CheckpointError(
             "This is the nn.EmbeddingBag itself: call embedlayer.tables.Bag.from_embedding_bag(module)."
@@ -390,7 +390,7 @@ def _tensor_of(model: nn.Module, names: tuple[str, ...]) -> ChildReference | Non
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
-    """Resize the vocabulary of a patched model with transformers' own method, then patch the modules that it created."""
+    """Resize the vocabulary of a patched model with transformers' method, then patch the modules it created."""
     if not _have_weights(model):
         raise CheckpointError(
             f"transformers cannot resize {a_or_an(model.get_input_embeddings())}. If rows are trained separately, call "

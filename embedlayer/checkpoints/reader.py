@@ -173,7 +173,7 @@ class Checkpoint(WeightFiles):
         return cls(place, is_static_embedding=is_static)
 
     def file(self, name: str) -> Path | None:
-        """Return the local path of another file of the checkpoint, such as `tokenizer.json`; `None` if it is missing."""
+        """Return the local path of another file of the checkpoint, such as `tokenizer.json`; `None` if missing."""
         return None if self.gguf is not None else self._folder.find(name)
 
     def tokenizer_file(self) -> Path | None:
@@ -301,7 +301,7 @@ class Checkpoint(WeightFiles):
         return StoredModule(weight.rpartition(".")[0], infos, read, self.quantisation or {}, metadata)
 
     def stores(self, name: str, tensor: Tensor) -> bool:
-        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and, bit for bit, in its numbers."""
+        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and bits."""
         stored = self.read(name)
         pairs = zip(byte_chunks(stored), byte_chunks(tensor, stored.dtype), strict=True)
         return stored.shape == tensor.shape and all(torch.equal(old, new) for old, new in pairs)

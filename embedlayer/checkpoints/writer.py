@@ -57,7 +57,7 @@ class WriteReceipt:
 
 
 def weight_names(layer: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Return the names of an `EmbeddingLayer`'s tensors in its checkpoint, with one entry for a table of stored rows."""
+    """Return the names of an `EmbeddingLayer`'s tensors in its checkpoint, a table of stored rows as one entry."""
     tables = [name for name, part in layer.named_modules() if isinstance(part, PackedRows)]
     weights: dict[str, tuple[str, ...]] = {}
     for key, own in names.items():
@@ -69,7 +69,7 @@ def weight_names(layer: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[s
 def tensors_of_layer(
     layer: nn.Module, names: Mapping[str, Sequence[str]], *, is_part: bool, is_edited: bool
 ) -> dict[str, Rows]:
-    """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, for `write_tensors`; the table first."""
+    """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, the table first."""
     if is_part and is_edited:
         raise CheckpointError(
             "The vocabulary of this layer was edited, and the checkpoint may have more tensors with a row for each "

@@ -101,7 +101,7 @@ def doctor(as_json: bool) -> None:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that compute, by name; `None` for one that cannot be imported."""
+    """Return the versions of Python and of the packages that compute; `None` for one that cannot be imported."""
     import torch
 
     versions: dict[str, str | None] = {"embedlayer": __version__, "Python": platform.python_version()}

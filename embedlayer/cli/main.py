@@ -112,7 +112,7 @@ class _EchoHandler(logging.Handler):
 
 
 def _show_warning(shown: set[str], message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
-    """Print a warning in yellow on standard error, without file name and line number; a second equal one is left out."""
+    """Print a warning in yellow on standard error, without file and line; an equal one is not repeated."""
     if str(message) not in shown:
         shown.add(str(message))
         click.secho(f"Warning: {message}", fg="yellow", err=True)

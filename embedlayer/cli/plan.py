@@ -221,7 +221,7 @@ def _show_alternatives(
     unknown_head: bool,
     as_json: bool,
 ) -> None:
-    """Print a plan, those of additional tables, the bytes that each alternative saves, and what follows the vocabulary."""
+    """Print a plan, those of additional tables, what each alternative saves, and what follows the vocabulary."""
     if as_json:
         after = [{**one.plan.as_dict(), "saved_bytes": one.saved_bytes, "tradeoff": one.tradeoff} for one in changes]
         vocabulary = None if census is None else census.as_dict()

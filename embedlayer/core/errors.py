@@ -124,7 +124,7 @@ def release(version: str) -> tuple[int, ...]:
 
 @cache
 def warn_if_untested(name: str, version: str) -> None:
-    """Warn, once per process, if the installed release of a package in `TESTED` is older or newer than the tested ones."""
+    """Warn once per process if the installed release of a package in `TESTED` was not tested."""
     oldest, newest = TESTED[name]
     if not release(oldest) <= release(version) <= release(newest):
         warnings.warn(

@@ -45,7 +45,7 @@ LONGEST = 80
 
 
 def short_repr(record: Any) -> str:
-    """Return a one-line description of a dataclass or named tuple, with sizes instead of the contents of large fields."""
+    """Return a one-line description of a dataclass or named tuple, with the sizes of large fields."""
     if dataclasses.is_dataclass(record):
         names = [field.name for field in dataclasses.fields(record) if field.repr]
     else:

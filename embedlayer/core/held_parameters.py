@@ -20,7 +20,7 @@ from embedlayer.core.formatting import a_or_an
 def held_parameters(
     module: nn.Module, optimizer: Optimizer | None = None, others: Iterable[nn.Module] = ()
 ) -> set[int]:
-    """Return the `id` of each parameter of `module` and `others` that something else refers to, as an optimizer does."""
+    """Return the `id` of each parameter of `module` and `others` that something else, such as an optimizer, refers to."""
     owners = [*module.modules(), *others]
     uses = Counter(id(parameter) for owner in owners for parameter in owner._parameters.values())
     if optimizer is not None:  # a list of its group, and a key of its state
@@ -31,7 +31,7 @@ def held_parameters(
 
 
 def is_held(parameters: Mapping[str, Tensor | None], name: str, uses: int) -> bool:
-    """Return whether there are more references to a parameter than those of modules, so that it may have an optimizer."""
+    """Return whether something else than modules refers to a parameter, so that it may have an optimizer."""
     other = {name: nn.Parameter(requires_grad=False)}  # which only this dictionary refers to
     return _references(parameters, name) - _references(other, name) > uses - 1
 

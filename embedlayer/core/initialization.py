@@ -55,7 +55,7 @@ class NormalLinear(nn.Linear):
 
 
 def init_normal_rows_(part: Tensor, *, start: int, num_rows: int, std: float) -> None:
-    """Fill `part` `(N, D)` in place with rows `start` to `start + N - 1` of a table that `normal_(std=std)` would draw."""
+    """Fill `part` `(N, D)` in place with rows `start` to `start + N - 1` of a table from N(0, std^2)."""
     width = part.shape[1]
     each = max(NUMBERS_AT_ONCE // width // 16, 1) * 16  # torch makes 16 normal numbers at a time
     scratch = part.new_empty(min(2 * each, num_rows), width)

@@ -72,7 +72,7 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
 
 def are_saved_tensors_hooked() -> bool:
-    """Return whether what autograd saves is passed to hooks, as in activation checkpointing, also when it recomputes."""
+    """Return whether hooks receive what autograd saves, as in activation checkpointing and its recomputation."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
@@ -150,7 +150,7 @@ class _Dispatched(nn.Parameter):
 
 
 def set_dispatch(parameter: Any, kind: type[nn.Parameter], handler: Callable[..., Any] | None) -> None:
-    """Turn a parameter into one of class `kind` in place, whose operators `handler` runs as `__torch_dispatch__` does."""
+    """Turn a parameter into one of class `kind` in place, whose `__torch_dispatch__` is `handler`."""
 
     def refuse(_: Any) -> None:
         raise StaleRowsError(
@@ -174,7 +174,7 @@ def set_dispatch(parameter: Any, kind: type[nn.Parameter], handler: Callable[...
 
 
 def varlen_attention() -> Callable[..., Any] | None:
-    """Return torch's attention of sequences of different lengths; torch 2.9 has none, and torch 2.10 no windows in it."""
+    """Return torch's attention over sequences of different lengths; torch 2.9 has none, torch 2.10 one without windows."""
     try:
         from torch.nn.attention import varlen
     except ImportError:
@@ -240,7 +240,7 @@ def bag_gradient_of_weights(grad: Tensor, rows: Tensor, ids: Tensor, bounds: Ten
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether calling `module` runs more than its `forward`: its own hooks, global hooks, or `module.compile()`."""
+    """Return whether calling `module` runs more than `forward`: its hooks, global hooks, or `module.compile()`."""
     return bool(
         module._forward_pre_hooks
         or module._forward_hooks
@@ -290,7 +290,7 @@ def is_observed(module: nn.Module) -> bool:
 
 
 def recompute_weights(module: nn.Module) -> None:
-    """Compute anew the weights of a module that are no parameters, but what hooks compute from these before each call."""
+    """Recompute the weights of a module that hooks compute from its parameters before each call."""
     from torch.nn.utils import prune
     from torch.nn.utils.spectral_norm import SpectralNorm
     from torch.nn.utils.weight_norm import WeightNorm

@@ -379,7 +379,7 @@ def corpus_writer(folder: Path, tokenizer: Tokenizer, *, has_weights: bool) -> I
 
 
 def token_weights(encoding: Encoding, count: int, weighted: Sequence[tuple[int, int]] | None) -> IdArray:
-    """Return the weights of the last `count` tokens of an encoding, `(count,)` uint8: 1 for those that are trained on."""
+    """Return the weights of the last `count` tokens of an encoding, `(count,)` uint8: 1 for trained ones."""
     if weighted is None:
         return np.ones(count, dtype=np.uint8)
     if not weighted:

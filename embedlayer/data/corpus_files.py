@@ -179,7 +179,7 @@ Ids = IdArray | ConcatenatedArray
 
 
 def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[Ids, Offsets, Offsets, Ids | None]:
-    """Join the shards of a corpus, without copying, into the IDs, documents, blocks and weights of one `TokenCorpus`."""
+    """Join the shards of a corpus, without copies, into the arrays of one `TokenCorpus`."""
     ids: list[IdArray] = []
     weights: list[IdArray] = []
     documents: list[Offsets] = []

@@ -41,7 +41,7 @@ def average_over_replicas(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
 
 
 def sum_gradient(parameter: nn.Parameter, ranks: Collectives) -> None:
-    """Replace the gradient of a parameter by its sum over the ranks that have the same rows; all of them must call it."""
+    """Replace the gradient of a parameter by its sum over the ranks with the same rows; all of them must call it."""
     grad = cast(Tensor, parameter.grad)
     if grad.layout is not torch.sparse_coo:
         ranks.all_reduce(to_local(grad))

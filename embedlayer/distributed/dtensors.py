@@ -145,7 +145,7 @@ def create_groups(module: nn.Module) -> None:
 
 
 def _group_over(mesh: DeviceMesh, dims: Sequence[int]) -> dist.ProcessGroup | None:
-    """Return the group of the ranks that differ from this one in some dimensions of a mesh alone; `None` is the world."""
+    """Return the group of the ranks that differ from this one only in some dimensions of a mesh; `None` is the world."""
     if len(dims) == 1:
         return mesh.get_group(dims[0])
     coordinate = cast("list[int]", mesh.get_coordinate())
@@ -165,7 +165,7 @@ _groups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.Process
 
 
 def dtensor_like(tensor: Tensor, local: Tensor, num_rows: int) -> "DTensor":
-    """Return a DTensor with the mesh and placements of another and `num_rows` rows, whose shard is `local`, not copied."""
+    """Return a DTensor with the mesh and placements of another and `num_rows` rows; its shard is `local`."""
     from torch.distributed.tensor import DTensor
 
     like, shape = cast("DTensor", tensor), torch.Size((num_rows, *tensor.shape[1:]))

@@ -97,7 +97,7 @@ def _prepare(source: OpenedModel, report: OnProgress) -> None:
 
 
 def _key(name: str, params: Params) -> str:
-    """Return the key under which an exported page stores the answer to a request: the name and the sorted parameters."""
+    """Return the key of an answer in an exported page: the request's name and sorted parameters."""
     query = urlencode(sorted(params.items()), quote_via=quote, safe="-_.!~*'()")  # as encodeURIComponent
     return f"{name}?{query}" if query else name
 

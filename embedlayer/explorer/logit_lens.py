@@ -32,7 +32,7 @@ class LogitLens(NamedTuple):
 
 @torch.no_grad()
 def logit_lens(model: DecoderLM, ids: Int[Tensor, " T"], k: int = TOP_TOKENS) -> LogitLens:
-    """Compute `softmax(head(norm(x)))` for the hidden state `x` after every block, with the model's own norm and head."""
+    """Compute `softmax(head(norm(x)))` for the hidden state after every block, with the model's norm and head."""
     following = torch.cat([ids[1:], ids[-1:]]).long()  # that of the last token is not known; it is cut off below
     chunk = max(1, LOGITS_AT_ONCE // model.table.vocab_size)
     layers = []

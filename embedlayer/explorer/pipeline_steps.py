@@ -311,7 +311,7 @@ def _first_block(traced: TracedText) -> BlockTrace | None:
 
 
 def _block(trace: BlockTrace, model: DecoderLM) -> PipelineStep:
-    """Return the step with the vectors inside of the first block, its attention weights, and the length of all states."""
+    """Return the step with the vectors inside the first block, its attention weights, and the length of all states."""
     block, formulas = cast(Block, model.blocks[0]), block_formulas(model, trace)
     vectors, product = trace.vectors, trace.vectors["product"]
     units_a_column = -(-product.shape[-1] // BINS)

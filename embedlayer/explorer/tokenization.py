@@ -52,7 +52,7 @@ _ID = re.compile(r"#(\d+)")
 
 
 def answer(source: OpenedModel, params: Params) -> text_answers.Tokenization:
-    """Answer a request of the page: how the parameter `text` becomes tokens, and how the model splits each pre-token."""
+    """Answer a request of the page: how `text` becomes tokens, and how the model splits each pre-token."""
     name, text, is_tiny = params.get("tokenizer", ""), params.get("text", ""), params.get("layer") == "tiny"
     title, vocabulary, size = source.title, vocabulary_of(source), source.table.vocab_size
     if name and name not in TITLES:

@@ -193,7 +193,7 @@ def is_table_name(name: str) -> bool:
 
 
 def stated_size(config: Mapping[str, object], key: str) -> object:
-    """Return the size that a configuration states under one of the names in `CONFIG_KEYS[key]`; `None` if under none."""
+    """Return the size that a configuration states under a name in `CONFIG_KEYS[key]`, or `None`."""
     return next((config[name] for name in CONFIG_KEYS[key] if config.get(name) is not None), None)
 
 
@@ -203,7 +203,7 @@ def family_of(model_type: object) -> Family | None:
 
 
 def nearest_model_types(model_type: str, count: int = 3) -> list[str]:
-    """Return the known model types whose spelling is most similar to an unknown one, at least one and at most `count`."""
+    """Return the known model types with the most similar spelling, at least one and at most `count`."""
     own = (META_LLAMA, STATIC_EMBEDDING)  # names that no configuration has
     known = [*(name for family in FAMILIES for name in family.model_types if name not in own), *MULTIMODAL]
     starts = sorted((name for name in known if model_type.startswith(name)), key=len, reverse=True)

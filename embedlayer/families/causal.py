@@ -94,7 +94,7 @@ def _gpt2(name: str, *model_types: str, **changes: Any) -> Family:
 
 
 def _granite(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like Granite, which multiplies its rows and divides its logits by numbers of the configuration."""
+    """Return a family like Granite, which scales rows and logits by numbers of the configuration."""
     head = HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0))
     return _llama(name, *model_types, **{"scale": Factor("embedding_multiplier", default=1.0), "head": head, **changes})
 

@@ -44,7 +44,7 @@ def _with_recorded_defaults(content: JsonObject) -> JsonObject:
 
 
 def unknown_defaults(content: JsonObject) -> list[str]:
-    """Return the keys of token IDs that a file leaves to a class whose defaults are not known, such as `eos_token_id`."""
+    """Return the keys of token IDs that a file leaves to a class with unknown defaults, such as `eos_token_id`."""
     if not isinstance(content.get("model_type"), str) or not isinstance(with_defaults_of_class(content), dict):
         return []
     owners = [part.owner for part in parts_of(content, 0)]
@@ -56,7 +56,7 @@ def unknown_defaults(content: JsonObject) -> list[str]:
 
 
 def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversion, where: str) -> JsonObject:
-    """Return an edited configuration with the new values of IDs and sizes that it leaves to the defaults of its class."""
+    """Return an edited configuration with new values for IDs and sizes that it left to the defaults of its class."""
     expected = dict(_new_entries(content, ids, where))
     moved = copy.deepcopy(edited)
     differing = _differing(moved, expected)

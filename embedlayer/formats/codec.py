@@ -195,7 +195,7 @@ def pack(codes: UInt8[Tensor, "N count"], bits: int, dtype: torch.dtype = torch.
 
 
 def unpack(codes: UInt8[Tensor, "N bytes"], bits: int, count: int) -> UInt8[Tensor, "N count"]:
-    """Return the first `count` codes of rows of packed codes: code i has the bits from `i * bits` on, low bits first."""
+    """Return the first `count` codes of packed rows: code i has the bits from `i * bits` on, low bits first."""
     if bits == 8:
         return codes[:, :count]
     starts = torch.arange(0, 8 if 8 % bits == 0 else 8 * bits, bits, device=codes.device)

@@ -138,7 +138,7 @@ class ScaledRows(StoredFormat):
         return scale * (low - zero), scale * (high - zero)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return rows as the library quantises them with scales of `calculate_qparams`, or with those that are shared."""
+        """Return rows as the library quantises them with scales of `calculate_qparams`, or with shared ones."""
         if not self.can_quantise:
             return super().quantise(values, shared)
         groups = values.to(self.dtype).unflatten(1, (-1, self.group_size or self.embed_dim))

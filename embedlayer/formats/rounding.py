@@ -56,7 +56,7 @@ class Levels(NamedTuple):
         return self._replace(step=step, offset=-self.centre * step if self.symmetric else offset)
 
     def refitted(self, x: Tensor, mean: Tensor | float, centred: Tensor) -> "Levels":
-        """Return the levels with the steps and offsets of least squared error, if each number keeps its present code."""
+        """Return the levels with the steps and offsets of least squared error for the present codes."""
         codes = self.codes(x)
         middle = self.centre if self.symmetric else codes.mean(1, keepdim=True)
         codes -= middle

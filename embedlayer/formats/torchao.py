@@ -138,7 +138,7 @@ class TorchAORows(StoredFormat):
         return scale * (low - zero), scale * (high - zero)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return rows as `from_hp` of torchao's class quantises them, after rounding them to the dtype of the matrix."""
+        """Return rows, rounded to the dtype of the matrix, as `from_hp` of torchao's class quantises them."""
         groups = values.to(self.dtype).unflatten(1, (-1, self.group_size or self.embed_dim))
         parts = self._scales_of(groups) if self.group_size else dict(shared)
         scale = parts[SCALE].unsqueeze(-1)

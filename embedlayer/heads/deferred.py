@@ -119,7 +119,7 @@ class Deferred(Tensor):
 
 
 class DeferredLogits(Deferred):
-    """Logits that are computed when they are read; `defer_logits` creates those of a head, `RULES` others from those."""
+    """Logits that are computed when they are read; created by `defer_logits`, and from others by `RULES`."""
 
     like: Tensor
     described: UncomputedLogits
@@ -407,7 +407,7 @@ def weighted_cross_entropy(
 
 
 def _rearranged(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
-    """Return the result of a function that keeps the order of all numbers, if the vocabulary stays the last dimension."""
+    """Return the result of a function that keeps the order of all numbers, if the vocabulary stays last."""
     others = [each.like if isinstance(each, DeferredLogits) else each for each in args[1:]]
     like = func(logits.like, *others, **kwargs)
     if like is logits.like:

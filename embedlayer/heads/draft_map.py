@@ -206,7 +206,7 @@ def load_draft_tokens(path: Path | str) -> tuple[int, ...]:
 
 
 def _tokens_of(d2t: Tensor, t2d: Tensor | None, *, source: str) -> tuple[int, ...]:
-    """Return the token IDs that EAGLE-3's offsets and mask describe; `t2d` is `None` if the file `source` has no mask."""
+    """Return the token IDs that EAGLE-3's offsets and mask describe; `t2d` is `None` if the file has no mask."""
     if d2t.dim() != 1 or d2t.dtype not in (torch.int64, torch.int32):
         raise CheckpointError(
             f"{source}: {D2T} must be int64 or int32 of shape (N,), not {str(d2t.dtype).removeprefix('torch.')} of "

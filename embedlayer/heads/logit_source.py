@@ -180,7 +180,7 @@ class HeadTensors(NamedTuple):
 
 
 class LogitSource:
-    """The inputs from which deferred logits are computed: hidden states, tensors of the head, and the state of torch."""
+    """The inputs of deferred logits: hidden states, tensors of the head, and the state of torch."""
 
     def __init__(
         self, head: nn.Module, hidden: Tensor, tensors: HeadTensors, settings: LogitSettings, report: LogitsReport
@@ -202,7 +202,7 @@ class LogitSource:
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """Return the dtype of the logits: `head_dtype`, or that of autocast if it was active, or of the hidden states."""
+        """Return the dtype of the logits: `head_dtype`, or autocast's if it was active, or that of the hidden states."""
         if self.settings.head_dtype is not None:
             return self.settings.head_dtype
         narrow = self.autocast_dtype

@@ -369,7 +369,7 @@ def checked_positions(
 def sequence_of(
     ids: IdsLike | None, inputs_embeds: Float[Tensor, "*batch T D"] | None, table: nn.Module
 ) -> Int[Tensor, "*batch T"]:
-    """Return the token IDs as a tensor `(..., T)`, or zeros in their place if `inputs_embeds` `(..., T, D)` are passed."""
+    """Return the token IDs as a tensor `(..., T)`, or zeros for `inputs_embeds` `(..., T, D)`."""
     if (ids is None) == (inputs_embeds is None):
         raise SizeError("Give token IDs or inputs_embeds, exactly one of them.")
     if inputs_embeds is not None:

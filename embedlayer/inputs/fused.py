@@ -65,7 +65,7 @@ def scale_add_drop(
     addend: Float[Tensor, "*rows T D"] | StoredRows | None,
     dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(scale * x + addend)` of freshly looked-up vectors that no other code reads; may overwrite `x`."""
+    """Compute `dropout(scale * x + addend)` of fresh vectors that nothing else reads; may overwrite `x`."""
     if device_kind(x) == "cuda" and look_up_applies(x):
         return _on_cuda(x, tuple(x.shape), scale, addend, dropout)
     addend = gather_rows(addend) if isinstance(addend, StoredRows) else addend
@@ -108,7 +108,7 @@ def _on_cuda(
     addend: Tensor | StoredRows | None,
     dropout: float,
 ) -> Tensor:
-    """Compute `dropout(scale * source + addend)` on CUDA, in one launch where a kernel takes the scale and the addend."""
+    """Compute `dropout(scale * source + addend)` on CUDA, in one launch if a kernel takes its arguments."""
     rows = source.weight if isinstance(source, StoredRows) else source
     if isinstance(addend, StoredRows) and addend.weight.dtype != rows.dtype:
         addend = gather_rows(addend)

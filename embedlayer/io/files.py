@@ -328,7 +328,7 @@ def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int
 
 
 def recover_folder(path: Path | str) -> Path:
-    """Restore the old folder at `path` if a process was killed while `replace_folder` replaced it; return `Path(path)`."""
+    """Restore the old folder at `path` after a kill during `replace_folder`; return `Path(path)`."""
     path = named_path(path)
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
@@ -384,7 +384,7 @@ def write_json(path: Path | str, value: JsonObject) -> None:
 
 
 def require_file(path: Path | str, *, most: int | None = None) -> None:
-    """Check that a path leads to a regular file, before anything opens it: a pipe would wait, and a device never end."""
+    """Check that a path leads to a regular file before it is opened: a pipe would wait, and a device never end."""
     with file_errors(f"read {path}"):
         facts = os.stat(path)
     if not stat.S_ISREG(facts.st_mode):

@@ -83,7 +83,7 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, object], 
 
 
 def as_number(value: object, key: str, *, above: float = -math.inf) -> float:
-    """Check that the value of a configuration key is a finite number greater than `above`, and return it as a `float`."""
+    """Check that the value of a configuration key is a finite number above `above`, and return it as a `float`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= sys.float_info.max:
         kind = "a positive number" if above == 0 else "a number"
         raise CheckpointError(f"The configuration's {key} must be {kind}, not {value!r}.")

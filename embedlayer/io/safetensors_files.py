@@ -115,7 +115,7 @@ class Header:
 
 @contextmanager
 def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt") -> Iterator[Any]:
-    """Context manager: yield `safetensors.safe_open(path)`, and replace errors of safetensors by those of embedlayer."""
+    """Context manager: yield `safetensors.safe_open(path)`, and turn safetensors' errors into ours."""
     path = Path(path)
     torch.device(device)  # safetensors' own error about it looks like one about the file
     require_file(path)
@@ -153,7 +153,7 @@ def read_header(path: Path | str) -> Header:
 
 
 def load_tensors(path: Path | str, device: str = "cpu", prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read all tensors of a safetensors file, or those whose names begin with `prefix`, under the rest of their names."""
+    """Read all tensors of a safetensors file, or those whose names begin with `prefix`, which is removed."""
     with open_safetensors(path, device) as file:
         names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
         return {name[len(prefix) :]: file.get_tensor(name) for name in names}, dict(file.metadata() or {})

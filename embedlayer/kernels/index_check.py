@@ -167,7 +167,7 @@ class IndexCheck(nn.Module):
 
 
 class StreamCheck(IndexCheck):
-    """Record of the first bad ID of K streams, which a kernel on CUDA checks together; see `kernels.sums.sum_streams`."""
+    """Record of the first bad ID of K streams, which one kernel on CUDA checks; see `kernels.sums.sum_streams`."""
 
     def __init__(self, sizes: Sequence[int], shared: int) -> None:
         super().__init__(sum(sizes), "token id of a stream")

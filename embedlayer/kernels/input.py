@@ -56,7 +56,7 @@ class Dropout(NamedTuple):
         return cls(seed, threshold, (1 << 16) / kept_share if kept_share else 0.0)
 
     def mask(self, first: int, tokens: int, like: Tensor) -> Tensor:
-        """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, in dtype and on the device of `like`."""
+        """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, in the dtype and on the device of `like`."""
         width = like.shape[-1]
         words = -(-width // 4)
         bits = random_words(self.seed, first * words, tokens * words).view(torch.int16).view(tokens, -1)[:, :width]
@@ -79,7 +79,7 @@ def rows_on_cuda(ids: Tensor, weight: Tensor, check: IndexCheck, padding_idx: in
 
 
 def scale_applies(scale: float | Tensor | None, *tensors: Tensor | None) -> bool:
-    """Return whether the kernel reads these tensors and multiplies by `scale`: a number, or a tensor of one without a gradient."""
+    """Return whether the kernel takes these tensors and `scale`: a number, or one in a tensor without gradient."""
     factor = scale if isinstance(scale, Tensor) else None
     return not (factor is not None and factor.requires_grad) and look_up_applies(factor, *tensors)
 

@@ -285,7 +285,7 @@ def kernels_disabled() -> Iterator[None]:
 
 
 def _is_ordinary(x: Tensor) -> bool:
-    """Return whether `x` is a plain tensor or parameter that CPU kernels take: on the CPU, strided, and of `FLOATS`, integers or booleans."""
+    """Return whether CPU kernels take `x`: a plain strided tensor on the CPU, of `FLOATS`, integers or booleans."""
     plain = type(x) in (Tensor, nn.Parameter) and device_kind(x) == "cpu" and x.layout is torch.strided
     return plain and (x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex))
 

@@ -209,7 +209,7 @@ def cross_entropy_of_totals(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Compute the loss of each token from its totals, and what its gradient is computed from; elsewhere than on CUDA return `None`."""
+    """Compute each token's loss and what its gradient needs from its totals; `None` elsewhere than on CUDA."""
     if device_kind(top) != "cuda":
         return None
     inputs = {"ids": ids, "top": top, "log_sum": log_sum, "sums": sums, "selected": selected, "weights": weights}

@@ -44,7 +44,7 @@ def tokens_per_chunk(
     is_gathered: bool = False,
     max_bytes: int | None = None,
 ) -> int:
-    """Return the number of tokens per chunk, chosen so that the logits of one chunk fit into a buffer; 0 for no tokens."""
+    """Return the number of tokens per chunk, so that the logits of a chunk fit into a buffer; 0 for no tokens."""
     if device == "cuda":
         many = FROZEN_TOKENS if is_frozen else max(2 * embed_dim, LEAST_TRAINED_TOKENS)
         most = tokens if tokens <= 2 * embed_dim and not is_frozen else many

@@ -40,7 +40,7 @@ def transformed_states(
 def cross_entropy(
     logits: Float[Tensor, "*batch V"], targets: Int[Tensor, "*batch"], loss: LossSettings
 ) -> Float[Tensor, "*batch"]:
-    """Compute the loss of each target from all logits: the definition of `linear_cross_entropy`, before its reduction."""
+    """Compute the loss of each target from all logits: `linear_cross_entropy` before its reduction."""
     kept = targets != loss.ignore_index
     logits = logits.to(loss_dtype(logits.dtype))
     losses = F.cross_entropy(

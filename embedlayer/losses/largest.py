@@ -51,7 +51,7 @@ def top_k(logits: Float[Tensor, "*batch V"], k: int) -> tuple[Float[Tensor, "*ba
 
 
 def _ids_of_largest(logits: Tensor, k: int) -> Tensor:
-    """Return the indices of the K largest logits in ascending order, `(..., K)`; of equal logits the first are taken."""
+    """Return the indices of the K largest logits in ascending order, `(..., K)`; the first of equal logits."""
     size = logits.shape[-1]
     if size >= max(4 * GROUP * k, LEAST_GROUPED):
         ids = _members(_ids_of_largest(_maxima(logits), k), size)

@@ -45,7 +45,7 @@ class Workspace:
         return torch.add(a, number, out=self._slot(slot, a))
 
     def logaddexp(self, a: Tensor, b: Tensor, slots: tuple[int, int]) -> Tensor:
-        """Return `log(exp(a) + exp(b))` in the memory of the first of two slots; the second may be that of `a` or `b`."""
+        """Return `log(exp(a) + exp(b))` in the memory of the first of two slots; the second may be `a`'s or `b`'s."""
         top = torch.maximum(a, b, out=self._slot(slots[0], a))
         below = self.subtract(a, b, slots[1])
         if self.buffers:

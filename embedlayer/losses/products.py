@@ -178,7 +178,7 @@ class HeadBlocks:
 
 
 class GradientSums:
-    """Sum the gradients of a head's rows and bias over chunks of tokens, and of its hidden states over blocks of rows."""
+    """Sum gradients: of a head's rows and bias over chunks of tokens, of its hidden states over blocks of rows."""
 
     def __init__(
         self,

@@ -107,7 +107,7 @@ class TokenChunks:
         return value
 
     def scattered(self, value: Tensor, dim: int = -1) -> Tensor:
-        """Return a tensor for all tokens of this rank: the entries of `value` for the N tokens, and 0 for the others."""
+        """Return a tensor for all tokens of this rank: `value` for the N tokens, and 0 for the others."""
         if self._places is None:
             return value
         value = value.movedim(dim, 0)

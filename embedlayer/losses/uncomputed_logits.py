@@ -195,7 +195,7 @@ class UncomputedLogits(ABC):
         return self.tested_multiple
 
     def _autocast(self) -> AbstractContextManager[object]:
-        """Return a context with the autocast state in which the object was created, as the backward pass has another."""
+        """Return a context with the autocast state at the object's creation: the backward pass has another."""
         dtype = self.autocast_dtype
         return nullcontext() if dtype is None is autocast_dtype(self.hidden) else autocast(self.hidden, dtype)
 
@@ -556,7 +556,7 @@ def check_fit(hidden: Tensor, weight: Tensor, head_dtype: torch.dtype | None = N
 
 
 def check_dtypes(hidden: Tensor, dtype: torch.dtype, head_dtype: torch.dtype | None) -> None:
-    """Check that hidden states have the dtype of the rows, unless `head_dtype` or autocast says that of the products."""
+    """Check that hidden states have the dtype of the rows, unless `head_dtype` or autocast decides."""
     if hidden.dtype != dtype and head_dtype is None and autocast_dtype(hidden) is None:
         raise ShapeError(
             f"hidden is {hidden.dtype} and the rows {dtype}: pass head_dtype=torch.float32, with which both may differ "

@@ -118,7 +118,7 @@ class VocabularyPass:
         return self.objective.in_sweeps(partial(self.objective.terms, block))
 
     def gradients(self, totals: Totals, grads: Totals, requested: RequestedGradients) -> Gradients:
-        """Return the gradients of the student's hidden states, rows and bias; each block of logits is computed again."""
+        """Return the gradients of the student's hidden states, rows and bias; logits are computed again."""
         step = self._recomputed_tokens()
         buffers = self._allocate(step, kept=False)
         totals, grads = ({name: self.tokens.compact(x) for name, x in each.items()} for each in (totals, grads))
@@ -134,7 +134,7 @@ class VocabularyPass:
     def losses_and_gradients(
         self, loss: TokenLoss, factors: Tensor | None, requested: RequestedGradients
     ) -> tuple[Tensor, Gradients, Tensor | None]:
-        """Return the loss of each of this rank's tokens, and the gradients of `sum(factors * losses)`, from one pass."""
+        """Return the losses of this rank's tokens, and the gradients of `sum(factors * losses)`, from one pass."""
         of_ranks = self.tokens.of_ranks
         recorded: list[Totals] | None = [] if is_recording() else None
         if not (factors is not None and any(requested) if of_ranks is None else of_ranks.gradients):

@@ -80,7 +80,7 @@ class PackedDocuments:
 
 
 class AddedScores:
-    """What attention adds to its scores: the bias of a position scheme, and -inf for each key that is not attended to."""
+    """What attention adds to its scores: a position scheme's bias, and -inf for each masked key."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class AddedScores:
         return QueryBlock(start, stop, first, earlier + stop)
 
     def scores(self, block: QueryBlock) -> Float[Tensor, "*rows Tq Tk"]:
-        """Return the sum of the position's bias and `causal_mask`, which is -inf for each key that is not attended to."""
+        """Return the sum of the position's bias and `causal_mask`, which is -inf for each masked key."""
         start, stop, first, last = block
         bias = self.position.bias(self.queried[..., start:stop], self.seen[..., first:last])
         places = None if self.slots is None else self.slots.new[start:stop]

@@ -154,7 +154,7 @@ def not_finite(numbers: Float[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
 
 
 def _penalize_repetition(logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"], penalty: float) -> Float[Tensor, "B V"]:
-    """Divide the positive logits of the tokens in `ids` by `penalty`, and multiply the negative ones, once per token."""
+    """Divide positive logits of the tokens in `ids` by `penalty`, and multiply negative ones, once per token."""
     ids = ids.long()
     seen = logits.gather(-1, ids)
     return logits.scatter(-1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))

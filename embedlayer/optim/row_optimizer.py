@@ -322,7 +322,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         return [p for group in self.param_groups for p in group["params"] if is_row_sparse(p)]
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        """Check `maximize`, `lr`, `weight_decay` and rounding of a parameter group, then the rest by `check_options`."""
+        """Check the common options of a parameter group, then the rest by `check_options`."""
         named = ((f"a parameter of {type(self).__name__}", each) for each in group["params"])
         refuse_partitioned(named, "is trained", gathered=False)
         if group.get("maximize"):

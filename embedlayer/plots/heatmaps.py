@@ -208,7 +208,7 @@ def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> Posit
 
 
 def limit_of(values: Float[Tensor, "..."]) -> float:
-    """Return the end of a colour range for the values: the largest finite absolute value, or 1 without a nonzero one."""
+    """Return the end of a colour range for the values: the largest finite absolute value, or 1."""
     sizes = values.detach()[values.isfinite()].abs().double().cpu()
     if not sizes.numel():
         return 1.0

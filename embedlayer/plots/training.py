@@ -80,7 +80,7 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5)))
 
 
 def read_metrics(run: Metrics | Path | str) -> Metrics:
-    """Return the lines of a run's `metrics.jsonl`, from its path or that of the folder; lines are returned unchanged."""
+    """Return the lines of a run's `metrics.jsonl`, from its path, that of the folder, or the lines themselves."""
     if not isinstance(run, Path | str):
         return run
     from embedlayer.training.run_directory import RunDirectory

@@ -267,7 +267,7 @@ def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Ten
 
 
 def norm_over(ranks: Collectives, norm: Tensor, ord: float) -> Tensor:
-    """Return the norm of order `ord` of numbers that are divided over ranks; `norm` is that of this rank's, a scalar."""
+    """Return the norm of order `ord` of numbers divided over ranks; `norm` is that of this rank's."""
     if math.isinf(ord):
         return ranks.all_reduce(norm, "max" if ord > 0 else "min")
     total: Tensor = ranks.all_reduce(norm) if ord == 0 else ranks.all_reduce(norm**ord) ** (1 / ord)
@@ -275,7 +275,7 @@ def norm_over(ranks: Collectives, norm: Tensor, ord: float) -> Tensor:
 
 
 def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
-    """Multiply gradients in place, and set `found_inf` to 1 if a number is not finite, as `GradScaler` asks torch to."""
+    """Multiply gradients in place, and set `found_inf` to 1 if one is not finite, for `GradScaler`."""
     unscale_all_(list(grads), found_inf, inv_scale)
     group = next((each.shard_group for each in grads if isinstance(each, TableGradient) and each.is_sharded), None)
     if group is not None:

@@ -334,7 +334,7 @@ def compress(
 def lanczos(
     u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
 ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """Return nodes and weights of G Gauss rules with `count` nodes for measures of J points, by the Lanczos iteration."""
+    """Return nodes and weights of G Gauss rules with `count` nodes for measures of J points, by Lanczos."""
     total = weights.sum(1, keepdims=True)
     basis = np.zeros((len(u), count, u.shape[1]))
     basis[:, 0] = np.sqrt(weights / np.maximum(total, TINY))

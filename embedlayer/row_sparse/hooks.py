@@ -175,7 +175,7 @@ EMBEDDING = torch.ops.aten.embedding.default
 def run_operator(
     func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
-    """Apply those pending updates of weights among the arguments that the operator `func` would miss, and then run it."""
+    """Apply the pending updates that the operator `func` would miss in its arguments, then run it."""
     kwargs = kwargs or {}
     is_ours, is_fake, name = func.namespace == "aten", is_fake_mode_active(), func.overloadpacket.__name__
     locks, weights = [], []
@@ -200,7 +200,7 @@ def run_operator(
 
 
 def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
-    """Return `F.embedding(ids, weight, sparse=True)` for the weight of a row-sparse table, by a kernel if one applies."""
+    """Return `F.embedding(ids, weight, sparse=True)` for a row-sparse weight, by a kernel if one applies."""
     pending = pending_updates_of(weight)
     learns = torch.is_grad_enabled() and weight.requires_grad
     if learns and type(weight) is RowSparseParameter and pending is not None and sums_on_device(raw_weight(weight)):

@@ -55,7 +55,7 @@ class RowSteps:
         return now - moment_steps
 
     def decays(self, steps: Tensor, moments: Sequence[Tensor]) -> list[Tensor]:
-        """Return the factors by which each of the moments decays in numbers of steps without gradient, `(U, 1)` each."""
+        """Return the factors by which each moment decays in numbers of steps without gradient, `(U, 1)` each."""
         steps, betas = steps.double().unsqueeze(1), self.history.betas[:2][-len(moments) :]
         return [torch.pow(beta, steps).to(compute_dtype(moments[-1])) for beta in betas]
 

@@ -406,7 +406,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
     @contextmanager
     def _swappable_weight(self) -> Iterator[None]:
-        """Context manager: let torch swap the weight with an ordinary parameter, if it is set to, and watch it again."""
+        """Context manager: let torch swap the weight with an ordinary parameter, and watch it again."""
         weight: Any = self._parameters.get("weight")
         swaps = torch.__future__.get_swap_module_params_on_conversion() and type(weight) is RowSparseParameter
         if swaps:

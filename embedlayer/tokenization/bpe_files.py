@@ -55,7 +55,7 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig
 def bpe_tokenizer(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], rules: BpeRules, config: TokenizerConfig, file: Path
 ) -> Tokenizer:
-    """Build a BPE tokenizer from a vocabulary and merges, by the rules of a class and what the files beside it state."""
+    """Build a BPE tokenizer from a vocabulary and merges, by the rules of a class and its other files."""
     unknown = config.role("unk_token", rules.roles) if rules.unknown else None
     optional = {"end_of_word_suffix": rules.end_of_word or None, "unk_token": unknown}
     optional = {name: value for name, value in optional.items() if value is not None}

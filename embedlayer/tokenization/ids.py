@@ -96,7 +96,7 @@ def end_of_text_id(tokenizer: Tokenizer) -> int | None:
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
-    """Return the ID of the unknown token, which replaces text that the model cannot encode, or `None` if there is none."""
+    """Return the ID of the unknown token, for text that the model cannot encode, or `None`."""
     model: Any = tokenizer.model
     if isinstance(model, models.Unigram):  # it has the ID alone, and no attribute for it
         token_id: int | None = json.loads(tokenizer.to_str())["model"]["unk_id"]

@@ -90,7 +90,7 @@ ModelTrace = BpeTrace | WordPieceTrace | UnigramTrace | WholeTrace
 
 
 class BpeModel:
-    """Byte-pair encoding: merge the adjacent pair of lowest rank, the leftmost one of equal pairs, until none is left."""
+    """Byte-pair encoding: merge the leftmost adjacent pair of lowest rank until none is left."""
 
     def __init__(self, content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> None:
         if content["dropout"]:
@@ -163,7 +163,7 @@ def merged(pair: tuple[str, str], prefix: str) -> str:
 
 
 class WordPieceModel:
-    """WordPiece: from the start on, the longest entry that fits; the whole pre-token is unknown if none does somewhere."""
+    """WordPiece: the longest entry that fits, from the start on; without one the pre-token is unknown."""
 
     def __init__(self, content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> None:
         self.vocabulary = vocabulary

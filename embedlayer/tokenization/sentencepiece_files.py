@@ -126,7 +126,7 @@ def _steps(steps: TextSteps | None) -> list[normalizers.Normalizer]:
 
 
 def _without_commas(processor: Any, kinds: Sequence[int]) -> list[int]:
-    """Let a model split each comma from the digit before it, as ALBERT and XLNet do, and return the kinds of subwords."""
+    """Let a model split each comma from the digit before it, as ALBERT and XLNet do."""
     texts = [processor.id_to_piece(i) for i in range(len(kinds))]
     kinds = [
         UNUSED if text.endswith(",") and text[-2:-1].isdigit() else kind

@@ -58,7 +58,7 @@ _checked: WeakSet[object] = WeakSet()
 
 
 def _require_own_steps(owner: Any, tokenizer: Tokenizer) -> None:
-    """Raise an error if a class of transformers replaced the normalizer or pre-tokenizer of a model's `tokenizer.json`."""
+    """Raise an error if a class of transformers replaced the normalizer or pre-tokenizer of `tokenizer.json`."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     advice = "Pass embedlayer.tokenization.load_tokenizer(folder) instead."
     if (file := _tokenizer_file(owner.name_or_path)) is not None:
@@ -125,7 +125,7 @@ _PROBES = (
 
 
 def pure_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer that neither truncates nor pads, nor depends on chance (`dropout` of BPE, Unigram's `alpha`)."""
+    """Return a tokenizer without truncation, padding and sampling (`dropout` of BPE, Unigram's `alpha`)."""
     is_random = getattr(tokenizer.model, "dropout", None) or getattr(tokenizer.model, "alpha", None) is not None
     if tokenizer.truncation is None and tokenizer.padding is None and not is_random:
         return tokenizer
@@ -205,7 +205,7 @@ def pre_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
-    """Yield texts to train a tokenizer on, cut inside of pre-tokens that have more than `LONGEST_TRAINED` characters."""
+    """Yield texts to train a tokenizer on, cut inside pre-tokens of more than `LONGEST_TRAINED` characters."""
     for text in texts:
         done = 0
         if _has_long_run(text):

@@ -410,7 +410,7 @@ class EmbeddingMonitor:
 
 
 def input_table(model: nn.Module) -> LookupTable:
-    """Return the input table of a model: `model.get_input_embeddings()`, `model.table`, or the model if it is a table."""
+    """Return the input table of a model: `get_input_embeddings()`, `model.table`, or the model if it is a table."""
     for candidate in (model, getattr(model, "table", None)):
         if isinstance(candidate, LookupTable):
             return candidate

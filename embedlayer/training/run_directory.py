@@ -406,7 +406,7 @@ class RunDirectory:
         return state
 
     def _tables_at_checkpoint(self) -> Callable[[JsonObject], LookupTable] | None:
-        """Return a function that opens the mapped tables of the run one after another, as they were at the checkpoint."""
+        """Return a function that opens the mapped tables of the run as they were at the checkpoint."""
         if not self.tables.exists():
             return None
         if not self.checkpoint.exists():
@@ -450,7 +450,7 @@ class RunDirectory:
         device: torch.device | str,
         make_table: Callable[[JsonObject], LookupTable] | None = None,
     ) -> DecoderLM:
-        """Seed torch's generator with the seed of the run, and build the model of the run with weights drawn from it."""
+        """Seed torch's generator with the seed of the run, and build its model."""
         kind = description["model"].get("kind")
         if kind != "decoder_lm":
             raise CheckpointError(f"{self.run} describes {a_or_an(str(kind))}, not {a_or_an(DecoderLM.__name__)}.")

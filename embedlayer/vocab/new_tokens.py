@@ -123,7 +123,7 @@ def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: boo
 
 
 def _entry(old: TokenBytes, text: str) -> str | None:
-    """Return the vocabulary entry with which the model itself would find a new token, or `None` if it cannot find it."""
+    """Return the vocabulary entry with which the model would find a new token, or `None` if it cannot."""
     model = old.tokenizer.model
     kind = type(model).__name__
     chunks = pre_tokens(old.tokenizer, text)

@@ -176,7 +176,7 @@ def _save_merged(
 
 
 def _split_rows(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Give a state that `_save_merged` wrote the names of a model whose rows are trained separately, before it loads."""
+    """Rename a state that `_save_merged` wrote for a model whose rows are trained separately, before it loads."""
     for name, rows in _deltas(model).items():
         delta, weight_name = f"{prefix}{name}.delta", f"{prefix}{_weight_name(name)}"
         if delta not in state_dict and weight_name in state_dict:
@@ -299,7 +299,7 @@ def _restoration(rows: DeltaEmbedding) -> Callable[[], object]:
 
 
 def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
-    """Return the rows that `train_only_rows` made trainable, by the name of their table or untied head in the module."""
+    """Return the rows that `train_only_rows` made trainable, by the name of their table or untied head."""
     if own_attribute(module, TRAINED_BEFORE) is None:
         raise SizeError("This module has no rows that are trained separately: call train_only_rows first.")
     heads = [name for name, part in module.named_modules() if isinstance(part, OutputHead)]

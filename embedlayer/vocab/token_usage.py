@@ -129,7 +129,7 @@ def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: JsonObject, 
 def _counts_of_texts(
     texts: Path | str | Iterable[str | Path], old: TokenBytes, data: JsonObject, unknown: int | None
 ) -> tuple[IdArray, set[str]]:
-    """Encode texts, and return how often each token ID occurs, `(V,)`, and the subwords that WordPiece tries in vain."""
+    """Encode texts, and return how often each token ID occurs, `(V,)`, and the subwords that WordPiece did not find."""
     tokenizer, tried = old.tokenizer, set[str]()
     counts = np.zeros(table_size(tokenizer), dtype=np.int64)
     is_wordpiece = data["model"]["type"] == "WordPiece" and unknown is not None

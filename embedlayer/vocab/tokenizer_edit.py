@@ -271,7 +271,7 @@ def _built(
 
 
 def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
-    """Return a Unigram score for a new token, just above the sum of its subwords' scores, so that the model prefers it."""
+    """Return a Unigram score for a new token, just above the sum of its subwords' scores."""
     subwords = [token.value for token in tokens_of_word(tokenizer, entry)]
     return round(sum(scores.get(subword, -math.inf) for subword in subwords) + _ABOVE_ITS_SUBWORDS, 10)
 

@@ -424,7 +424,7 @@ def _measure(
 def windows_of(
     ids: Int[Tensor, " T"], window: int, stride: int, start_id: int | None, at_once: int
 ) -> Iterator[tuple[Int[Tensor, "B W"], Int[Tensor, "B W"]]]:
-    """Yield batches of windows: the tokens to read, and those to predict, `IGNORED` where another window has done so."""
+    """Yield batches of windows: the tokens to read and to predict, `IGNORED` where another window predicts them."""
     last, done = len(ids) - 1 - window, 0
     batch: list[tuple[Tensor, Tensor]] = []
     for number in range(math.ceil(last / stride) + 1):

@@ -39,7 +39,7 @@ def read_rows(model: CheckpointModel) -> Tensor:
 
 
 def new_table(model: CheckpointModel, rows: Tensor, *, key: str = "table.weight", is_scaled: bool = True) -> TokenTable:
-    """Return a new table of the size and dtype of `rows`, with initial weights: the caller assigns the tensors to it."""
+    """Return a new table of the size and dtype of `rows`, with initial weights; the caller assigns its tensors."""
     factor = model.family.scale if is_scaled else None
     with model.config.naming_file():
         scale = None if factor is None else factor_value(factor, model.config.content, rows.shape[1])
@@ -75,7 +75,7 @@ def packed_table(
 
 
 def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTable | None:
-    """Read the token table of the decoder of an encoder-decoder model; `None` if the encoder's is read at both inputs."""
+    """Read the decoder's token table of an encoder-decoder model; `None` if both inputs read the encoder's."""
     tensors = model.tensors
     name = next((each for each in tensors.matrices(names) if each not in tensors.names["table.weight"]), None)
     if name is None:

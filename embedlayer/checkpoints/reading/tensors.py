@@ -152,7 +152,7 @@ class CheckpointTensors:
             self.stored_keys[key][f"{module}.{parts[name]}"] = name if name in rests else "weight"
 
     def require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
-        """Read the first tensor that the checkpoint has of some ends of names into `by_key[key]`, and check its shape."""
+        """Read the first tensor whose name has one of these ends into `by_key[key]`, and check its shape."""
         name = next(iter(self.checkpoint.find(*names)), None)
         self.refuse_quantised(key, names if name is None else (name,), name or "")
         if name is None:

@@ -102,7 +102,7 @@ def writing(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line) for the rest of a file, from line `first`, without the white space at each line's end."""
+    """Yield (line number, line) for the rest of a file, from line `first`, without trailing white space."""
     empty = None
     number = first
     while line := file.readline(LONGEST_LINE + 1):

@@ -147,7 +147,7 @@ class Columns(Reader):
         return columns if self._is("Parquet") else map(self._validated, columns)
 
     def _validated(self, column: Any) -> Any:
-        """Return a column whose offsets are inside of its buffers, which pyarrow does not check when it reads a batch."""
+        """Return a column after checking that its offsets are inside its buffers, which pyarrow does not."""
         arrow, checked = self.arrow, column
         kinds = {"string": arrow.binary(), "large_string": arrow.large_binary()}
         if (as_bytes := kinds.get(str(column.type))) is not None:

@@ -28,7 +28,7 @@ _DATASET_FILES = ("state.json", "dataset_dict.json")
 
 
 def find_sources(paths: Sequence[str | Path], options: RowOptions) -> list[Reader]:
-    """Return the readers of the files that `paths` name: files themselves, and those in folders and their subfolders."""
+    """Return the readers of the files that `paths` name, those in folders and their subfolders included."""
     readers = readers_of(paths, options)
     require_rows(readers, options)
     _require_words(readers)

@@ -319,7 +319,7 @@ def divergence_gradient(
 
 @kernel
 def add_bfloat16(start: int, stop: int, total: Any, residual: Any, addend: Any, last: bool) -> None:
-    """Add the rows `start` to `stop - 1` of `addend` to float32 sums, of which `total` and `residual` are the halves."""
+    """Add the rows `start` to `stop - 1` of `addend` to float32 sums whose halves are `total` and `residual`."""
     for r in range(start, stop):
         high, low, more = total[r], residual[r], addend[r]
         if last:

@@ -34,7 +34,7 @@ def gather_scale_add_drop(
     tokens, units, rows, offset, length, ignored, addends, places_count, places_offset, places_length, scale, seed,
     threshold, growth, UNIT: tl.constexpr, WORDS: tl.constexpr, SCANNED: tl.constexpr,
 ):  # fmt: skip
-    """Store `dropout(factor * scale * x[ids + offset] + addend[places + places_offset])` of each token, `(tokens, D)`."""
+    """Store `dropout(factor * scale * x[ids + offset] + addend[places + places_offset])` of each token."""
     width = units * UNIT
     stride = width.to(tl.int64)
     n = tl.program_id(0).to(tl.int64)

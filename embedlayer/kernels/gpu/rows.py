@@ -151,7 +151,7 @@ def update_rows(
     step, most_terms, seed_high, seed_low, add1, add2, factor, addend, update,
     DECAY: tl.constexpr, ROWWISE: tl.constexpr, UNIT: tl.constexpr, TERMS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Apply the pending updates of rows in place, and then make an optimizer's step on them where they have gradients."""
+    """Apply the pending updates of rows in place, then step those that have gradients."""
     width = units * UNIT
     row = tl.program_id(0).to(tl.int64) + first_row
     is_mine = row < stop_row

@@ -255,7 +255,7 @@ def rope_type_of(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
 
 
 def _layout(config: JsonObject, facts: RotaryPositions) -> bool:
-    """Return whether pairs are interleaved: `rope_interleave` if the family's code reads it, else the family's layout."""
+    """Return whether pairs are interleaved, by `rope_interleave` if the family's code reads it, else by the family."""
     layout = config.get("rope_interleave")
     if layout is None or bool(layout) == facts.interleaved or facts.reads_layout:
         return facts.interleaved if layout is None else bool(layout)

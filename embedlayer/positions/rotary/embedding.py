@@ -346,7 +346,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
     def _tables(
         self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"], dtype: torch.dtype, scale: float
     ) -> tuple[Float[Tensor, "*rows 1 T channels"], Float[Tensor, "*rows 1 T channels"]]:
-        """Return cosines and sines of all rotated channels times `scale`, on CUDA in one launch; see `channel_tables`."""
+        """Return cosines and sines of all rotated channels times `scale`, on CUDA in one launch."""
         axis = self.axis_index if self.axes is not None and positions.dim() == 3 else None
         if dtype == torch.float32 and tables_apply(positions, phase_increments, axis):
             cos, sin = rotary_tables(positions, phase_increments, axis, *self._layout, scale)

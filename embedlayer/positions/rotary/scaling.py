@@ -445,7 +445,7 @@ def _on_device(length: Length, beside: Tensor) -> Int[Tensor, ""]:
 
 
 def _require(scaling: RotaryScaling, *names: str, least: int = 0) -> None:
-    """Raise a `SizeError` unless the named attributes of a scaling are finite numbers of at least `least`, or `None`."""
+    """Raise a `SizeError` unless the named attributes are finite numbers of at least `least`, or `None`."""
     for name in names:
         value = getattr(scaling, name)
         if value is not None and not (0 < value < math.inf and value >= least):

@@ -310,7 +310,7 @@ class RowFolder(RowStorage):
         return state
 
     def close(self) -> None:
-        """Write everything to the disk, and release the folder's lock. The tensors can still be read. May be repeated."""
+        """Write everything to the disk, and release the folder's lock. The tensors can still be read."""
         if os.getpid() != self._process:
             return
         with self.lock:
@@ -369,7 +369,7 @@ class RowFolder(RowStorage):
         self.check_process()
 
     def check_process(self) -> None:
-        """Raise an error in a process that was forked after it opened the folder: the rows change without its record."""
+        """Raise an error in a process forked after the folder was opened: rows change without its record."""
         if self._log is not None and os.getpid() != self._process:
             raise FileError(
                 f"The mapped table {self.path} belongs to process {self._process}, from which this one was forked. "

@@ -15,7 +15,7 @@ from embedlayer.tables.table import TokenTable
 
 
 class WeightRows:
-    """Wrap a plain weight, such as that of an untied head, so that a `RowInit` can read its rows like those of a table."""
+    """Wrap a plain weight, such as that of an untied head, so that a `RowInit` can read its rows."""
 
     def __init__(
         self,

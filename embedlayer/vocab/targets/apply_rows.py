@@ -126,7 +126,7 @@ def token_sources(old: Tokenizer, new: Tokenizer, old_rows: int, rows: int) -> I
 
 
 def unchanged_rows(old: RowTensor, source: Tensor | LookupTable, sources: Int[Tensor, " N"]) -> Bool[Tensor, " N"]:
-    """Return for each row of a table whether it equals the row of the same token in a file, in the dtype of the table."""
+    """Return for each row of a table whether it equals the row of the same token in a file."""
     unchanged = []
     for start, rows in _chunks(source, len(sources)):
         places = sources[start : start + len(rows)]

@@ -162,7 +162,7 @@ def _copies(folder: Path, opened: Opened, left_out: Collection[str]) -> Copies:
 
 
 def _copied_rows(path: Path, name: str, rows: RowTensor, key: str) -> RowTensor:
-    """Return the rows of a second copy; `rows` are those of the checkpoint, whose new rows are also those of the copy."""
+    """Return the rows of a second copy of `rows`, with the same new rows."""
     if rows.decode is not None and not is_dense(read_header(path).tensors.get(name)):
         return replace(rows, parameter=key, state_of=lambda new: new)
     decode, place = rows.decode or (lambda new: new), find_folder(path)

@@ -17,7 +17,7 @@ from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
 
 def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[str, str]] | None:
-    """Return the tensors of a checkpoint with a row for each token, as the class that its `config.json` names has them."""
+    """Return the tensors with a row for each token, as the class that `config.json` names has them."""
     try:
         class_and_config = class_named_in(checkpoint.config)
         if class_and_config is None:

@@ -87,7 +87,7 @@ def receipt_beside(file: Path) -> Path:
 
 @contextmanager
 def edited_copy(source: Path, out: Path | str | None) -> Iterator[tuple[Path, Path]]:
-    """Yield the temporary path of an edited copy and of its receipt; they get their names when the `with` block ends."""
+    """Yield the temporary paths of an edited copy and its receipt, which get their names when the block ends."""
     if path_kind(source) is PathKind.GGUF:
         if out is None:
             raise FileError(f"The edit of {source} is written to a new file: name it with out=...")

@@ -252,7 +252,7 @@ def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bo
 
 
 def _languages_follow(vocabulary: Mapping[str, int]) -> bool:
-    """Return whether the tokens of Whisper's languages follow the start token without gaps, in the order of its class."""
+    """Return whether the tokens of Whisper's languages follow the start token without gaps, in its class's order."""
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     first = vocabulary.get("<|startoftranscript|>", 0) + 1

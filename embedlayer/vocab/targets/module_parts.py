@@ -64,7 +64,7 @@ class LocalTable(NamedTuple):
 
 
 class VocabularyModules(NamedTuple):
-    """List the parts of a live module that belong to the vocabulary, each in a dictionary by dotted name in the module."""
+    """The parts of a live module that belong to the vocabulary, by dotted name in the module."""
 
     tables: dict[str, TokenTable]
     local: dict[str, LocalTable]
@@ -234,7 +234,7 @@ def _refuse_other_rows(module: nn.Module, vocabulary: VocabularyModules) -> None
 
 
 def unknown_rows(name: str, use: str = "") -> VocabularyError:
-    """Return the error for a tensor whose size follows the vocabulary, and whose values for new tokens are not known."""
+    """Return the error for a tensor that follows the vocabulary and has no known values for new tokens."""
     return VocabularyError(
         f"{name} has values for each token beside the rows of tables and heads{f' ({use})' if use else ''}, and what "
         f"they are for a new token is not known, so the vocabulary of this model is not edited."

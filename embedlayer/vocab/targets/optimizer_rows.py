@@ -105,7 +105,7 @@ UNMOVED = "unmoved_state"
 
 
 class UnmovedState:
-    """Step pre-hook of an optimizer whose state of a parameter has the rows before an edit; raises a `StaleRowsError`."""
+    """Step pre-hook of an optimizer whose state has the rows before an edit: raise a `StaleRowsError`."""
 
     def __init__(self, optimizer: Optimizer, parameter: Tensor, name: str) -> None:
         self.row_maps: list[RowMap] = []

@@ -152,7 +152,7 @@ def _write_run(
     new_ids: IdArray,
     tokenizer: Tokenizer,
 ) -> None:
-    """Write the files of an edited run: tokenizer, `run.json`, checkpoint, metrics, and the corpus with new token IDs."""
+    """Write the files of an edited run: tokenizer, `run.json`, checkpoint, metrics, and the corpus with new IDs."""
     save_tokenizer(tokenizer, new.path / TOKENIZER)
     write_json(new.run, {**description, "model": describe(trainer.decoder)})
     new.save_checkpoint(trainer)
