@@ -174,7 +174,7 @@ def set_dispatch(parameter: Any, kind: type[nn.Parameter], handler: Callable[...
 
 
 def varlen_attention() -> Callable[..., Any] | None:
-    """Return torch's attention over sequences of different lengths; torch 2.9 has none, torch 2.10 one without windows."""
+    """Return torch's attention over sequences of different lengths; torch 2.9 has none, torch 2.10 no windows."""
     try:
         from torch.nn.attention import varlen
     except ImportError:

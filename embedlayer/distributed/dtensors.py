@@ -145,7 +145,7 @@ def create_groups(module: nn.Module) -> None:
 
 
 def _group_over(mesh: DeviceMesh, dims: Sequence[int]) -> dist.ProcessGroup | None:
-    """Return the group of the ranks that differ from this one only in some dimensions of a mesh; `None` is the world."""
+    """Return the group of the ranks that differ from this one only in some dimensions of a mesh, or `None`."""
     if len(dims) == 1:
         return mesh.get_group(dims[0])
     coordinate = cast("list[int]", mesh.get_coordinate())

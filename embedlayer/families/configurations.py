@@ -189,7 +189,7 @@ def _id_or_none(value: Any, ids: IdConversion) -> Any:
 
 
 def _without_removed(value: Any, ids: IdConversion) -> Any:
-    """Return the new IDs of a list of token IDs or of sequences of them, without removed tokens or sequences with one."""
+    """Return the new IDs of a list of token IDs or of sequences of them, without what has removed tokens."""
     if not isinstance(value, list | tuple):
         return value
     moved = [_sequence(one, ids) if isinstance(one, list | tuple) else _id_or_none(one, ids) for one in value]

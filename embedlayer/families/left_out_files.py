@@ -65,7 +65,7 @@ WITHOUT_ROWS = (
 
 
 def files_left_out(folder: Path) -> dict[str, FileRule]:
-    """Return the files of a folder that an edit of its vocabulary leaves out: sorted relative paths, with their rules."""
+    """Return the files of a folder that an edit of its vocabulary leaves out, with their rules."""
     return dict(sorted(_left_out_in(folder, "")))
 
 

@@ -220,7 +220,7 @@ class OtherTable:
 
 @dataclass(frozen=True)
 class PerLayerSpec:
-    """Names of the per-layer inputs of a family: a second table, with a vector for each block in a row (Gemma 3n, 4)."""
+    """Names of the per-layer inputs of a family: a second table whose rows have a vector for each block."""
 
     table: str = "embed_tokens_per_layer.weight"
     projection: str = "per_layer_model_projection.weight"

@@ -202,7 +202,7 @@ class LogitSource:
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """Return the dtype of the logits: `head_dtype`, or autocast's if it was active, or that of the hidden states."""
+        """Return the dtype of the logits: `head_dtype`, or autocast's, or that of the hidden states."""
         if self.settings.head_dtype is not None:
             return self.settings.head_dtype
         narrow = self.autocast_dtype

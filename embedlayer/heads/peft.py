@@ -149,7 +149,7 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
 
 
 def require_unwrapped(head: nn.Linear, reference: ChildReference | None) -> None:
-    """Raise a `CheckpointError` if PEFT wraps an untied head in an active module, so that its rows are not its logits."""
+    """Raise a `CheckpointError` if PEFT wraps an untied head in an active module: its rows are not its logits."""
     wrapper: Any = None if reference is None else reference.module
     if wrapper is None or wrapper is head or not hasattr(wrapper, "active_adapters"):
         return

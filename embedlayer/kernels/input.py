@@ -56,7 +56,7 @@ class Dropout(NamedTuple):
         return cls(seed, threshold, (1 << 16) / kept_share if kept_share else 0.0)
 
     def mask(self, first: int, tokens: int, like: Tensor) -> Tensor:
-        """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, in the dtype and on the device of `like`."""
+        """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, of the dtype and device of `like`."""
         width = like.shape[-1]
         words = -(-width // 4)
         bits = random_words(self.seed, first * words, tokens * words).view(torch.int16).view(tokens, -1)[:, :width]

@@ -66,7 +66,7 @@ def _operator(
     grad_output: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    """Compute the loss and its gradients in one pass. The CPU checks targets and weights; on CUDA the host never waits."""
+    """Compute the loss and its gradients in one pass. On CUDA the host never waits."""
     arguments = OperatorArguments.of(rest)
     compute, options = arguments.compute, arguments.options._replace(bias=bias)
     loss = arguments.loss._replace(token_weights=token_weights)

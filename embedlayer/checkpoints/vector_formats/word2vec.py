@@ -92,7 +92,7 @@ def _check_text(path: Path, file: BufferedIOBase) -> int:
 
 
 def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place: str) -> VectorRows:
-    """Collect the first row of each token of a file. Memory grows with the bytes read, not with what a header states."""
+    """Collect the first row of each token of a file. Memory grows with the bytes read, not with the header."""
     first: dict[str, None] = {}
     decoder = TokenDecoder(path, errors, place)
     content, places = bytearray(), array("q")
