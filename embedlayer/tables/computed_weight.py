@@ -38,7 +38,7 @@ class ComputedWeight(Tensor):
     is_transposed: bool
     is_detached: bool
 
-    def __new__(  # noqa: D102
+    def __new__(
         cls, table: TokenTable, sizes: Any, *, is_transposed: bool = False, is_detached: bool = False
     ) -> "ComputedWeight":
         rows, width = sizes.shape if isinstance(sizes, Tensor) else (sizes.vocab_size, sizes.embed_dim)
