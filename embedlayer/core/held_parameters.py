@@ -20,7 +20,7 @@ from embedlayer.core.formatting import a_or_an
 def held_parameters(
     module: nn.Module, optimizer: Optimizer | None = None, others: Iterable[nn.Module] = ()
 ) -> set[int]:
-    """Return the `id` of each parameter of `module` and `others` that something else refers to, such as an optimizer."""
+    """Return the `id` of each parameter of `module` and `others` that something else refers to."""
     owners = [*module.modules(), *others]
     uses = Counter(id(parameter) for owner in owners for parameter in owner._parameters.values())
     if optimizer is not None:  # a list of its group, and a key of its state

@@ -127,7 +127,7 @@ class DeferredLogits(Deferred):
     step: Step
     node: object
 
-    def __new__(  # noqa: D102
+    def __new__(
         cls,
         source: LogitSource,
         like: Tensor,
@@ -206,7 +206,7 @@ class DeferredGradient(Deferred):
     leaf_gradients: Callable[[], list[Tensor | None]]
     compute: Callable[[], Tensor]
 
-    def __new__(  # noqa: D102
+    def __new__(
         cls, like: Deferred, leaf_gradients: Callable[[], list[Tensor | None]], compute: Callable[[], Tensor]
     ) -> "DeferredGradient":
         grad: DeferredGradient = make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
