@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import embedlayer as el
 from embedlayer.heads import StackedRows, StreamHead
-from embedlayer.injections import (
+from embedlayer.inputs import (
     AddedEmbedding,
     EmbeddingInjection,
     GatedEmbedding,

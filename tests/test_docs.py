@@ -77,7 +77,7 @@ def has_examples(name: str) -> bool:
 def test_the_examples_in_docstrings_run(name, tmp_path, monkeypatch, request) -> None:
     if not request.config.getoption("--all"):
         request.getfixturevalue("unchecked")
-    if name == "embedlayer.injections.ngram":
+    if name == "embedlayer.inputs.ngram":
         skip_without("transformers:Qwen4ExpTextConfig")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("linecache.checkcache", lambda _=None: None)  # of all files that were read, for each docstring

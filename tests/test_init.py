@@ -25,8 +25,8 @@ TOP_LEVEL = """
 """.split()
 
 SUBPACKAGES = (
-    "analysis checkpoints compress core data distributed formats heads injections inputs integrations "
-    "kernels lessons losses models opening optim planner plots positions row_sparse tables tokenization training vocab"
+    "analysis checkpoints compress core data distributed formats heads inputs integrations "
+    "kernels lessons losses models opening optim plots positions row_sparse tables tokenization training vocab"
 ).split()
 
 

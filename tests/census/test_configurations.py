@@ -10,7 +10,7 @@ import torch
 from tiny_models import build, quiet
 
 import embedlayer as el
-from embedlayer.census import configurations
+from embedlayer.families import configurations
 from embedlayer.tokenization import save_tokenizer
 
 FORMS: dict[str, Any] = {

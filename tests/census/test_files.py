@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.census.files import LEFT_OUT, WITHOUT_ROWS
+from embedlayer.families.left_out_files import LEFT_OUT, WITHOUT_ROWS
 from embedlayer.vocab import last_receipt
 
 

@@ -10,7 +10,7 @@ from tiny_models import VOCAB, build, quiet
 from torch import nn
 
 import embedlayer as el
-from embedlayer.census.tensors import tensors_in
+from embedlayer.families.vocabulary_tensors import tensors_in
 
 ALWAYS = [("causal", "bart"), ("masked", "bert"), ("masked", "mobilebert"), ("causal", "deepseek_v4")]
 

@@ -14,7 +14,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.checkpoints import write_vectors
-from embedlayer.injections import PerLayerInputs
+from embedlayer.inputs import PerLayerInputs
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from stored_cases import CASES
 from stored_folders import write_folder
 
 import embedlayer as el
-from embedlayer.planner import command_flag, options_table, plan
+from embedlayer.analysis import command_flag, options_table, plan
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def checkpoint(tmp_path_factory):
 
 
 def test_additional_tables_of_a_model_are_planned_each_for_itself(planned, tmp_path):
-    from embedlayer.injections import GatedEmbedding, NgramEmbedding, NgramHash
+    from embedlayer.inputs import GatedEmbedding, NgramEmbedding, NgramHash
 
     hashed = NgramHash.for_rows(500, 100, max_order=3, heads=2)
     ngrams = GatedEmbedding(NgramEmbedding.dense(hashed, 32, row_sparse=True), 32, block=0)

@@ -34,11 +34,11 @@ from embedlayer import (
     TransformerEmbedding,
     clip_grad_norm_,
 )
+from embedlayer.analysis.embedding_plan import EmbeddingPlan
 from embedlayer.distributed.data_parallel import average_over_replicas, data_parallel_mesh, distributed_data_parallel
 from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.inputs.embedding import embed
 from embedlayer.losses import chunk_size
-from embedlayer.planner.embedding_plan import EmbeddingPlan
 from embedlayer.tables.stored.mapped import MappedEmbedding
 
 V, D, T = 23, 6, 10

@@ -9,7 +9,7 @@ from releases import skip_without
 from torch import nn
 
 import embedlayer as el
-from embedlayer.injections import ContextGate, NgramEmbedding, NgramHash, ShortConvolution
+from embedlayer.inputs import ContextGate, NgramEmbedding, NgramHash, ShortConvolution
 
 B, T, D, E = 2, 21, 8, 12
 

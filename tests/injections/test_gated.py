@@ -6,7 +6,7 @@ from decoders import small
 from kinds import ngrams
 
 from embedlayer import SizeError, TokenEmbedding
-from embedlayer.injections import GatedEmbedding
+from embedlayer.inputs import GatedEmbedding
 
 
 def test_the_gated_vectors_of_the_batch_enter_before_one_block() -> None:

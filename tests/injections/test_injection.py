@@ -6,7 +6,7 @@ from covering import looped
 from decoders import small
 
 from embedlayer import LookupTable, SizeError, TokenEmbedding
-from embedlayer.injections import AddedEmbedding, EmbeddingInjection, InjectionContext, ValueEmbedding
+from embedlayer.inputs import AddedEmbedding, EmbeddingInjection, InjectionContext, ValueEmbedding
 
 IDS = torch.randint(1, 50, (2, 10))
 

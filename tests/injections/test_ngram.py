@@ -13,7 +13,7 @@ from releases import skip_without
 from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.injections import NgramEmbedding, NgramHash
+from embedlayer.inputs import NgramEmbedding, NgramHash
 from embedlayer.tokenization import compressed_tokens
 from embedlayer.tokenization.train import train_tokenizer
 

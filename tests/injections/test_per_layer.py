@@ -9,7 +9,7 @@ from tiny_models import build
 from torch import nn
 
 import embedlayer as el
-from embedlayer.injections import PerLayerInputs, PerLayerResidual
+from embedlayer.inputs import PerLayerInputs, PerLayerResidual
 
 LAYERS, ROWS = 3, 60
 SIZES = {"hidden_size": 48, "num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS}

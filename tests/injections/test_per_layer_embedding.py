@@ -5,7 +5,7 @@ import torch
 from decoders import small
 
 from embedlayer import SizeError, TokenEmbedding
-from embedlayer.injections import PerLayerEmbedding, PerLayerInputs
+from embedlayer.inputs import PerLayerEmbedding, PerLayerInputs
 
 
 def test_each_block_is_followed_by_the_addend_of_its_own_columns() -> None:

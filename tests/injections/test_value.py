@@ -6,7 +6,7 @@ from decoders import small
 from torch import nn
 
 from embedlayer import TokenEmbedding
-from embedlayer.injections import InjectionContext, ValueEmbedding, alternate_blocks
+from embedlayer.inputs import InjectionContext, ValueEmbedding, alternate_blocks
 
 
 def test_attention_reads_its_values_plus_gated_rows() -> None:

@@ -19,7 +19,7 @@ from embedlayer import (
     TokenIdError,
     TransformerEmbedding,
 )
-from embedlayer.injections.injection import AddedEmbedding, InjectionContext
+from embedlayer.inputs.injection import AddedEmbedding, InjectionContext
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2], [0, 1, 5, 49]])
 

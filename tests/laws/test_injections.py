@@ -11,11 +11,11 @@ from kinds import EMBED_DIM, INJECTIONS, LOOKUP_TABLES, NUM_HEADS, VOCAB_SIZE, i
 from torch import Tensor, nn
 
 import embedlayer as el
-from embedlayer.injections.injection import AddedEmbedding
-from embedlayer.injections.ngram import NgramEmbedding
-from embedlayer.injections.per_layer import PerLayerInputs
-from embedlayer.injections.per_layer_embedding import PerLayerEmbedding
-from embedlayer.injections.value import ValueEmbedding
+from embedlayer.inputs.injection import AddedEmbedding
+from embedlayer.inputs.ngram import NgramEmbedding
+from embedlayer.inputs.per_layer import PerLayerInputs
+from embedlayer.inputs.per_layer_embedding import PerLayerEmbedding
+from embedlayer.inputs.value import ValueEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.vocab import edit_vocabulary
@@ -192,4 +192,4 @@ def test_several_injections_are_added_in_order_and_a_shared_table_is_refused() -
     assert len(model.injections) == len(INJECTIONS)
     assert model(IDS).shape == (2, 10, 50)
     with pytest.raises(el.SizeError, match=r"injections\.0\.table\.weight and table\.weight are the same parameter"):
-        small(table=table, injections=[el.injections.AddedEmbedding(table)])
+        small(table=table, injections=[el.inputs.AddedEmbedding(table)])

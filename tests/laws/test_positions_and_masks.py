@@ -12,7 +12,7 @@ from torch import Tensor
 
 import embedlayer as el
 from embedlayer.core.documents import check_mask
-from embedlayer.injections.gated import GatedEmbedding
+from embedlayer.inputs.gated import GatedEmbedding
 from embedlayer.positions.position import AdditivePosition
 
 B, T = 2, 5

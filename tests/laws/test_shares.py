@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import embedlayer as el
 from embedlayer.core.documents import shifted_targets
 from embedlayer.distributed import halo_rows, join_shares, share_of, token_ranges, without_halo
-from embedlayer.injections.context_gate import ShortConvolution
-from embedlayer.injections.gated import GatedEmbedding
-from embedlayer.injections.injection import EmbeddingInjection, InjectionContext
+from embedlayer.inputs.context_gate import ShortConvolution
+from embedlayer.inputs.gated import GatedEmbedding
+from embedlayer.inputs.injection import EmbeddingInjection, InjectionContext
 from embedlayer.positions import DynamicNTKScaling, LongRopeScaling
 from embedlayer.positions.position import positions_of
 

@@ -152,7 +152,7 @@ def make(kind, path):
     if kind == "position":
         el.LearnedPositionalEmbedding(4, 4).save_pretrained(path)
     elif kind == "n-grams":
-        el.injections.NgramEmbedding.dense(el.injections.NgramHash.for_rows(20, 9, heads=1), 4).save_pretrained(path)
+        el.inputs.NgramEmbedding.dense(el.inputs.NgramHash.for_rows(20, 9, heads=1), 4).save_pretrained(path)
     elif kind == "other version":
         path.mkdir()
         (path / "config.json").write_text(json.dumps({"format_version": 99, "kind": "token_embedding"}))

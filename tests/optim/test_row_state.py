@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import embedlayer as el
+from embedlayer.analysis.embedding_plan import EmbeddingPlan
 from embedlayer.optim import ElementwiseMoments, RowwiseSecondMoment
 from embedlayer.optim.row_optimizer import RowOptimizer
-from embedlayer.planner.embedding_plan import EmbeddingPlan
 from embedlayer.row_sparse import StochasticRounding
 
 V, D = 40, 512

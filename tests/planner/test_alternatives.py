@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedlayer.planner.embedding_plan import EmbeddingPlan, plan_alternatives
+from embedlayer.analysis.embedding_plan import EmbeddingPlan, plan_alternatives
 
 
 @given(

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
 
-import embedlayer.planner
+import embedlayer.analysis
 from embedlayer import (
     DeltaEmbedding,
     FactorizedEmbedding,
@@ -32,14 +32,14 @@ from embedlayer import (
     TokenEmbedding,
     TokenTable,
 )
+from embedlayer.analysis.embedding_plan import EmbeddingPlan
+from embedlayer.analysis.plan_presets import plan
 from embedlayer.core.errors import SizeError
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.formats import GGUFBlocks
 from embedlayer.inputs.embedding import embed
 from embedlayer.losses import products
 from embedlayer.optim import RowwiseSecondMoment
-from embedlayer.planner.embedding_plan import EmbeddingPlan
-from embedlayer.planner.presets import plan
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -455,7 +455,7 @@ def test_what_cannot_be_planned_says_why(options, words):
 
 
 def test_torch_is_not_needed():
-    imports = "import sys, embedlayer.planner.embedding_plan, embedlayer.planner.presets"
+    imports = "import sys, embedlayer.analysis.embedding_plan, embedlayer.analysis.plan_presets"
     code = f"{imports}; assert not {{'torch', 'numpy'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
@@ -464,7 +464,7 @@ def test_each_option_is_stated_once_and_is_in_the_signature_and_the_documentatio
     options = {*inspect.signature(plan).parameters} - {"preset"}
     assert {*inspect.signature(EmbeddingPlan).parameters} == options | {"name", "row_sizes"}
     assert all(f"    {name}: " in inspect.getdoc(EmbeddingPlan) for name in [*options, "name"])
-    assert embedlayer.planner.options_table() in Path(__file__).parents[2].joinpath("docs", "planning.md").read_text()
+    assert embedlayer.analysis.options_table() in Path(__file__).parents[2].joinpath("docs", "planning.md").read_text()
 
 
 def test_an_unknown_option_is_a_type_error():

@@ -12,8 +12,8 @@ from stored_folders import write_folder
 from tiny_models import SAMPLE
 
 import embedlayer as el
+from embedlayer.analysis.plan_presets import plan
 from embedlayer.core.errors import CheckpointError
-from embedlayer.planner.presets import plan
 
 QWEN3 = {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "tie_word_embeddings": True}
 GEMMA3 = {"model_type": "gemma3_text", "vocab_size": 262144}

@@ -133,7 +133,7 @@ def test_the_path_of_a_checkpoint_follows_its_recipe():
 
 
 def test_the_path_has_the_vectors_of_additional_tables():
-    added = el.injections.AddedEmbedding(el.TokenEmbedding(10, 16))
+    added = el.inputs.AddedEmbedding(el.TokenEmbedding(10, 16))
     model = el.DecoderLM(el.TokenEmbedding(10, 16), "rotary", num_layers=1, num_heads=2, injections=[added])
     steps = plots.path_steps(model, IDS)
     assert list(steps) == ["row", "+ injections"]

@@ -42,7 +42,7 @@ from embedlayer.cli.train import was_started_by
 from embedlayer.core.collectives import Collectives
 from embedlayer.data.mixture import TokenMixture
 from embedlayer.distributed.launch import Launch
-from embedlayer.injections import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
+from embedlayer.inputs import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
 from embedlayer.training.parallel import ParallelContext, parallel_context
 
 PRELOADED += ["benchmarks.operator_counter", "embedlayer.cli.main"]

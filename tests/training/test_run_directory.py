@@ -20,7 +20,7 @@ from embedlayer import (
     open_model,
     train_tokenizer,
 )
-from embedlayer.injections import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
+from embedlayer.inputs import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
 from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.tokenization import compressed_tokens
 from embedlayer.vocab import edit_vocabulary

@@ -191,7 +191,7 @@ def test_the_table_of_a_saved_layer_with_an_untied_head_remembers_an_edit_of_its
 
 def test_a_table_without_a_rule_for_missing_tokens_must_have_all_of_them() -> None:
     table = el.TokenEmbedding(9, 8)
-    inputs = el.injections.PerLayerInputs(el.TokenEmbedding(7, 12), 8, 3)
+    inputs = el.inputs.PerLayerInputs(el.TokenEmbedding(7, 12), 8, 3)
     with pytest.raises(el.SizeError, match="do not share a vocabulary"):
         el.vocab.remove_tokens(nn.ModuleList([table, inputs]), [1])
     el.vocab.remove_tokens(inputs, [1])

@@ -10,7 +10,7 @@ import torch
 from vocab_models import MODELS, D, V, close, same, state_of
 
 import embedlayer as el
-from embedlayer.injections import NgramEmbedding, NgramHash
+from embedlayer.inputs import NgramEmbedding, NgramHash
 from embedlayer.vocab import RandomInit
 
 TEXT = inspect.getsource(argparse)[:40_000]
