@@ -82,8 +82,7 @@ def load_adapter(module: nn.Module, directory: Path | str) -> None:
     first, *others = trained.values()
     if first is None or any(each is None or each.token_ids != first.token_ids for each in others):
         raise CheckpointError(
-            f"The adapter in {directory} changes more than the rows of the same tokens in each table and head: it can "
-            f"only be merged. Call embedlayer.vocab.merge_adapter(model, {str(directory)!r})."
+            f"The adapter in {directory} changes more than rows: merge_adapter(model, {str(directory)!r})."
         )
     train_only_rows(module, first.token_ids)
     order = torch.tensor(first.token_ids, dtype=torch.long).argsort()
@@ -137,10 +136,7 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
     others = sorted({*adapter.others, *adapter.modules} - {*vocabulary.tables, *vocabulary.heads})
     if others:
         shown = ", ".join(others[:3]) + (f", and {len(others) - 3} more" if len(others) > 3 else "")
-        raise CheckpointError(
-            f"The adapter in {adapter.directory} changes modules that are no table and no head here: {shown}.\n"
-            f"Merge it with PEFT, PeftModel.merge_and_unload(); or merge the part for one table, passing that table."
-        )
+        raise CheckpointError(f"The adapter in {adapter.directory} changes other modules: {shown}. Merge it with PEFT.")
     changes: Changes = {}
     for name, part in (*vocabulary.tables.items(), *vocabulary.heads.items()):
         if (change := adapter.modules.get(name)) is None:
@@ -170,8 +166,7 @@ def _weight(part: nn.Module) -> Weight:
         part = part.own_table
     if not isinstance(part, Weight):
         raise SizeError(
-            f"An adapter cannot be merged into {a_or_an(part)}, which does not store each row separately.\n"
-            f"Merge it into the dense table, and convert that."
+            f"An adapter cannot be merged into {a_or_an(part)}, which stores no single rows: use the dense table."
         )
     return part
 
@@ -182,8 +177,7 @@ def _merge_into(owner: Weight, change: ModuleAdapter) -> Callable[[], None]:
         return partial(_merge, owner, change)
     if (tokens := change.tokens_alone) is None:
         raise SizeError(
-            f"An adapter that changes all rows cannot be merged into {a_or_an(owner)}, whose rows are stored "
-            f"codes.\nMerge it into the dense table, and quantise that."
+            f"An adapter that changes all rows cannot be merged into {a_or_an(owner)}: merge into the dense table."
         )
     ids = torch.tensor(tokens.token_ids, device=owner.device)
     return partial(owner.store_rows, ids, owner.stored_rows.quantised(tokens.values.to(owner.device)))
@@ -201,8 +195,7 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
         ids = [row for each in change.adapters if isinstance(each, TrainableTokens) for row in each.token_ids]
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise TokenIdError(
-                f"The adapter in {directory} has rows of tokens {min(ids)} to {max(ids)}; {name} has {vocab_size} "
-                f"rows. Add the tokens first, as before the training."
+                f"The adapter in {directory} has rows of tokens {min(ids)} to {max(ids)}; {name} has {vocab_size} rows."
             )
 
 

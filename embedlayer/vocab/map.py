@@ -67,8 +67,7 @@ class RowMap:
         low, high = torch.aminmax(sources)
         if low < NEW or high >= old_size:
             raise TokenIdError(
-                f"The row map names old rows {int(low)} to {int(high)}, and there are {old_size} old rows "
-                f"(0..{old_size - 1})."
+                f"The row map names old rows {int(low)} to {int(high)}; the old rows are 0..{old_size - 1}."
             )
         self.sources = sources
         self.old_size = old_size

@@ -64,8 +64,7 @@ def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
             there = None if there is not None and old.is_byte(there) else there
         if there is not None:
             raise VocabularyError(
-                f"{text!r} cannot be added: it is token {there} ({old.entries[there]!r}) of this tokenizer already. "
-                f"Leave it out."
+                f"{text!r} cannot be added: it is token {there} ({old.entries[there]!r}) of this tokenizer already."
             )
     _check_normalized(old, [text for text, token in added.items() if isinstance(token, str) and text not in specials])
     tokens: dict[str, AddedToken | None] = {}
@@ -83,8 +82,7 @@ def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
             mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)  # of a space in a file
             if isinstance(token, str) and mark is not None and mark in token:
                 raise VocabularyError(
-                    f"{token!r} cannot be added: no text has the {mark!r} with which this tokenizer's file writes a "
-                    f"space. Pass the text itself: {token.replace(mark, ' ')!r}."
+                    f"{token!r} cannot be added: {mark!r} is the file's space. Pass {token.replace(mark, ' ')!r}."
                 )
             tokens[text] = _rules(old, token, word=entry == text, special=text in specials)
     return tokens
@@ -100,16 +98,14 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
         other = seen.setdefault(same, text)
         if other.replace("▁", " ").strip() != text.replace("▁", " ").strip():
             raise VocabularyError(
-                f"{other!r} and {text!r} are the same after the tokenizer's normalizer: {same!r}. Name one of them, or "
-                f"pass an AddedToken with normalized=False for a spelling that is found as it is written."
+                f"{other!r} and {text!r} are both {same!r} after the normalizer. Name one, or pass normalized=False."
             )
         if same.strip() == text.strip():
             continue
         token_id = old.vocabulary.get(same, old.by_bytes.get(same.encode()))
         if token_id is not None:
             raise VocabularyError(
-                f"{text!r} cannot be added: the tokenizer's normalizer makes it {same!r}, which is token {token_id} "
-                f"already. Leave it out, or pass an AddedToken with normalized=False to find it as it is written."
+                f"{text!r} cannot be added: normalized it is {same!r}, token {token_id} already. Pass normalized=False."
             )
 
 
@@ -169,8 +165,7 @@ def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: J
         missing = [part for part in (merge.left, merge.right) if part not in known]
         if missing:
             raise VocabularyError(
-                f"{name!r} cannot be merged from {merge.left!r} and {merge.right!r}: {missing[0]!r} is no token before "
-                f"it. Name parts as the vocabulary writes them, and add the merge of a part first."
+                f"{name!r} = {merge.left!r} + {merge.right!r} cannot be merged: {missing[0]!r} is no token before it."
             )
         known.add(name)
 
@@ -182,10 +177,7 @@ def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], me
         tokens = TokenBytes(bare)
         for name in [name for name, rules in new.items() if rules is None]:
             if merges.parts_of(name) is None or not _is_in_a_word(tokens, name):
-                raise VocabularyError(
-                    f"{name!r} cannot be added as a merge: no text is encoded with it, because another merge comes "
-                    f"first, or because the tokenizer changes or splits its text before that. Leave it out."
-                )
+                raise VocabularyError(f"{name!r} cannot be added as a merge: no text is encoded with it. Leave it out.")
     for text in [text for text, rules in new.items() if rules is not None]:
         token_id = bare.token_to_id(text)
         around = _RUNNING_TEXTS if text == text.strip() else _RUNNING_TEXTS[:3]  # no two spaces in a row

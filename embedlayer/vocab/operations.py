@@ -203,8 +203,7 @@ def add_tokens(
         return edit_vocabulary(target, add=tokens, special=special, **options)
     if not isinstance(target, nn.Module) or options.get("optimizer") is not None:
         raise SizeError(
-            "train_only_new is for a live module, and its optimizer is built afterwards, for the new rows: leave out "
-            "optimizer=..., and for a folder use embedlayer vocab add --train-on."
+            "train_only_new is for a live module without optimizer=...; a folder has embedlayer vocab add --train-on."
         )
     receipt = edit_vocabulary(target, add=tokens, special=special, **options)
     try:

@@ -186,8 +186,7 @@ class Receipt:
         inside = ids >= 0
         if ids.size and ids.max() >= len(new_ids):
             raise TokenIdError(
-                f"token id {int(ids.max())} is not one of the {len(new_ids)} of the old vocabulary: these IDs were "
-                f"remapped already, or are another tokenizer's."
+                f"token id {int(ids.max())} is not one of the {len(new_ids)} of the old vocabulary: are these new IDs?"
             )
         new = np.where(inside, new_ids[np.where(inside, ids, 0)], ids)
         removed = inside & (new == DROPPED)
@@ -230,8 +229,7 @@ class Receipt:
         """
         if self.live is None:
             raise CheckpointError(
-                "Only the receipt that the edit of a live module returned can undo that edit. The edit of a folder or "
-                "file left its source unchanged: use that."
+                "Only the receipt of the edit of a live module can undo it. A folder's edit left its source unchanged."
             )
         with merged_rows(module):
             apply_to_module(module, self.live.resolve_undo, optimizer)
@@ -278,8 +276,7 @@ class Receipt:
         found = fields.get("kind"), fields.get("format_version")
         if None not in found and found != (KIND, FORMAT_VERSION):
             raise CheckpointError(
-                f"{path} is {printable(found[0])} of format version {found[1]}; this embedlayer reads {KIND!r} of "
-                f"version {FORMAT_VERSION}."
+                f"{path} is {printable(found[0])} {found[1]}; this embedlayer reads {KIND!r} {FORMAT_VERSION}."
             )
         check_fields(value, ReceiptFields, f"The receipt in {path}")
         try:

@@ -170,8 +170,7 @@ def distill_rows(
     occurring = tuple(sorted(new_ids.intersection(*[[token for pair in pairs for token in pair.ids]])))
     if not occurring:
         raise VocabularyError(
-            f"None of the {len(new_ids)} new tokens occurs in the {len(snippets)} snippets, so no row can be trained. "
-            f"Pass texts in which they occur."
+            f"None of the {len(new_ids)} new tokens occurs in the {len(snippets)} snippets: no row can be trained."
         )
     check_causal(model, torch.tensor(pairs[0].ids))
     check_causal(teacher, torch.tensor(pairs[0].teacher_ids))

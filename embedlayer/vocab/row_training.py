@@ -100,15 +100,9 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         raise SizeError("This is the table itself: wrap it, DeltaEmbedding(table, token_ids).")
     weights = {id(part.tensors[0]) for part in modules.local.values()}
     if len(weights) < len(modules.local):
-        raise SizeError(
-            f"{', '.join(modules.tables)} share one weight, as in an encoder-decoder: trained separately, their rows "
-            f"would differ. Train the whole weight."
-        )
+        raise SizeError(f"{', '.join(modules.tables)} share one weight: train the whole weight.")
     if partial_head := next((name for name, head in modules.heads.items() if head.is_partial), None):
-        raise SizeError(
-            f"The model reads the rows of {partial_head} itself, beside further columns of each row (MobileBERT): they "
-            f"cannot be trained alone. Train the whole table: leave out train_only_new."
-        )
+        raise SizeError(f"The model reads the rows of {partial_head} itself (MobileBERT). Leave out train_only_new.")
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         deltas = {id(table): _trained(name, table, ids) for name, table in modules.tables.items()}
@@ -164,8 +158,7 @@ def _save_merged(
     for rows_name, rows in _deltas(model).items():
         if isinstance(rows.base, PackedRows):
             raise CheckpointError(
-                f"transformers cannot store {rows_name}, {a_or_an(rows.base)}. Save the trained rows alone, "
-                f"embedlayer.vocab.save_adapter(model, folder)."
+                f"transformers cannot store {rows_name}, {a_or_an(rows.base)}. Use save_adapter(model, folder)."
             )
         if f"{rows_name}.delta" in merged:
             weight, delta = merged.pop(f"{rows_name}.base.weight").clone(), merged.pop(f"{rows_name}.delta")
@@ -201,8 +194,7 @@ def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
     """Raise a `StaleRowsError` before a step of an optimizer if `train_only_rows` froze all that it trains."""
     if not any(each.requires_grad for group in optimizer.param_groups for each in group["params"]):
         raise StaleRowsError(
-            f"This {type(optimizer).__name__} was built before the rows of the new tokens were made trainable, and all "
-            f"of its parameters are frozen: build it again, of the parameters with requires_grad."
+            f"This {type(optimizer).__name__} was built before the new rows were made trainable. Build it again."
         )
 
 
@@ -311,8 +303,7 @@ def _trained(name: str, table: TokenTable, token_ids: list[int]) -> DeltaEmbeddi
     """Return a table with trained rows over `table`: in its dtype if it is dense, and float32 over stored codes."""
     if not isinstance(table, TokenEmbedding | PackedRows):
         raise SizeError(
-            f"{name} is {a_or_an(table)}, which does not store each row separately: its new rows cannot be "
-            f"trained without the others. Train the whole table."
+            f"{name} is {a_or_an(table)}, whose new rows cannot be trained without the others. Train the whole table."
         )
     is_packed = isinstance(table, PackedRows)
     dtype = torch.promote_types(table.dtype, torch.float32) if is_packed else None

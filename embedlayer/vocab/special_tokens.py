@@ -332,8 +332,7 @@ def transformers_tokenizer(tokenizer: Tokenizer, like: Any, *, special: Mapping[
     roles = getattr(like, "special_tokens_map", None)
     if not isinstance(roles, Mapping):
         raise TokenizerError(
-            f"like is {a_or_an(like)}, not a fast tokenizer of transformers, whose settings would be kept. "
-            f"Pass the tokenizer that AutoTokenizer.from_pretrained returned, or build a PreTrainedTokenizerFast."
+            f"like is {a_or_an(like)}, not a fast tokenizer of transformers, as of AutoTokenizer.from_pretrained."
         )
     there = added_texts(tokenizer)
     texts = {role: token_text(token) for role, token in {**roles, **(special or {})}.items()}

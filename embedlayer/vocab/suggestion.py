@@ -177,8 +177,7 @@ def suggest_tokens(
     measured = parts.require_held_out() if held_out is None else [*text_chunks(held_out, old.tokenizer)]
     if not tokens:
         raise VocabularyError(
-            f"The text yields no token to add: in its {parts.num_bytes:,} bytes, no pair of tokens and no word that "
-            f"could be a new token occurs twice. Pass more text."
+            f"The text has no token to add: no candidate occurs twice in its {parts.num_bytes:,} bytes. Pass more text."
         )
     edit = edit_tokenizer(old.tokenizer, add=tokens)
     edited, unknown = TokenBytes(edit.tokenizer), _unknown(old, data)
@@ -221,10 +220,7 @@ def suggest_removals(
     old, parts = _opened(tokenizer, count), _Parts(share=HELD_OUT if held_out is None else 0.0)
     data = tokenizer_data(old.tokenizer)
     if data["model"]["type"] != "BPE" or not data["model"]["merges"]:
-        raise VocabularyError(
-            f"This {data['model']['type']} tokenizer has no merges, which say which tokens no other token is built "
-            f"from. Remove the tokens that a text does not use with trim_vocabulary instead."
-        )
+        raise VocabularyError(f"This {data['model']['type']} tokenizer has no merges. Use trim_vocabulary instead.")
     merges = BPEMerges(data["model"])
     counts = _counted(parts.training(text_chunks(texts, old.tokenizer)), old.tokenizer)
     measured = parts.require_held_out() if held_out is None else [*text_chunks(held_out, old.tokenizer)]
@@ -276,8 +272,7 @@ class _Parts:
         """Return the chunks that are held out, after all chunks were read; without one, raise a `TextError`."""
         if not self.held_out:
             raise TextError(
-                f"The text has {self.num_bytes:,} bytes, which is too little to hold out a tenth and measure what the "
-                f"tokens save. Pass a text of some thousand characters."
+                f"The text has {self.num_bytes:,} bytes, too few to hold out a tenth. Pass some thousand characters."
             )
         return self.held_out
 

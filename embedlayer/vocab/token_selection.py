@@ -32,8 +32,7 @@ def require_ids(tokens: Iterable[object]) -> None:
     text = next((token for token in tokens if not isinstance(token, int | np.integer)), None)
     if text is not None:
         raise VocabularyError(
-            f"{text!r} is a text, and there is no tokenizer here that knows it: pass tokenizer=..., or name tokens by "
-            f"their IDs and say how many are added, add=2."
+            f"{text!r} is a text, and there is no tokenizer here: pass tokenizer=..., or IDs and add=2."
         )
 
 
@@ -73,8 +72,7 @@ def select_tokens(
     for name in merged.values():
         if (target := old.vocabulary.get(name)) in removed:
             raise VocabularyError(
-                f"Token {target} ({name!r}) is being removed, so it cannot be a merge target. Keep it, and the tokens "
-                f"that it is built from, or merge into a token that is kept."
+                f"Token {target} ({name!r}) is being removed, so it cannot be a merge target. Keep it and its parts."
             )
     names = [old.entries[token_id] for token_id in sorted(old.entries.keys() - removed)] + list(new)
     if order is not None:

@@ -115,8 +115,7 @@ class _WrittenRows:
                 raise CheckpointError(f"{self.folder} has an untied head, and the model of the table has none.")
             if len(self.row_map.initialised):
                 raise CheckpointError(
-                    f"{self.folder} has more values for each token than the rows of table and head, such as a bias, "
-                    f"and those of new tokens are not known: edit the vocabulary of the folder first."
+                    f"{self.folder} has more values for each token than table and head: edit its vocabulary first."
                 )
             return None
         if end in self.written:

@@ -31,8 +31,7 @@ class Anchors:
         self.ids = [token for token, is_usable in zip(ids, keep, strict=True) if is_usable]
         if not self.ids:
             raise VocabularyError(
-                f"None of the {len(auxiliary.old)} old tokens with an auxiliary vector has a trained row and a vector "
-                f"that is finite and not zero. Use SubwordMeanInit()."
+                f"None of the {len(auxiliary.old)} old tokens with a vector has a trained row. Use SubwordMeanInit()."
             )
 
     def __len__(self) -> int:

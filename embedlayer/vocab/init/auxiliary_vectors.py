@@ -42,8 +42,7 @@ class AuxiliaryVectors:
     def __post_init__(self) -> None:
         if not self.old:
             raise VocabularyError(
-                "There are no shared tokens: none of the old tokens has an auxiliary vector, so no old row can be "
-                "weighted. Pass vectors of the same language and spelling, or use SubwordMeanInit()."
+                "No old token has an auxiliary vector, so there are no shared tokens. Use SubwordMeanInit()."
             )
         rows, size = {*self.old.values(), *self.new.values()}, self.vectors.vocab_size
         if min(rows) < 0 or max(rows) >= size:

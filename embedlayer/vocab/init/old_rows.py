@@ -123,8 +123,7 @@ class LiveRows:
             total += rows.sum(0, dtype=torch.float64)
         if count == 0:
             raise VocabularyError(
-                f"None of the {self.old.vocab_size} rows counts as trained: each is zero, padding, not finite, or "
-                f"listed as dead. Use VectorsInit(...) or RandomInit(std=...)."
+                f"None of the {self.old.vocab_size} rows is trained. Use VectorsInit(...) or RandomInit(std=...)."
             )
         return count, total / count
 

@@ -320,7 +320,6 @@ class VectorsInit(RowInit):
         wanted = (len(tokens), live.old.embed_dim)
         if self.values.shape != wanted:
             raise ShapeError(
-                f"VectorsInit was passed rows of shape {tuple(self.values.shape)}; {len(tokens)} new tokens of a table "
-                f"of width {live.old.embed_dim} need {wanted}."
+                f"VectorsInit has rows of shape {tuple(self.values.shape)}; {len(tokens)} new tokens need {wanted}."
             )
         return self.values[chunk], [RowOrigin("given")] * len(tokens[chunk])

@@ -64,9 +64,7 @@ def apply_row_map(
         with collectives.all_or_none():
             if different := sorted(undoes.before.keys() ^ tensors.keys()):
                 raise CheckpointError(
-                    f"The edit and its undo differ in {', '.join(different[:4])}: pass the model and the optimizer "
-                    f"that were edited. If the optimizer got its state after the edit, undo without it and build a new "
-                    f"one. Nothing was changed."
+                    f"{', '.join(different[:4])} are not the edited model's and optimizer's. Nothing was changed."
                 )
     for name, rows in tensors.items():
         after = rows.partitions(row_map)[1]
@@ -91,9 +89,7 @@ def apply_row_map(
         with collectives.all_or_none():
             if different := sorted(name for name in result if undoes.before[name] != row_fingerprint(result[name])):
                 raise CheckpointError(
-                    f"The receipt belongs to another result: rows of {', '.join(different[:4])} that the edit kept "
-                    f"hold other values. Undo an edit before kept rows are trained or edited again; new rows may have "
-                    f"been trained (add_tokens(train_only_new=True)). Nothing was changed."
+                    f"Rows of {', '.join(different[:4])} that the edit kept have other values now. Nothing was changed."
                 )
     return result
 

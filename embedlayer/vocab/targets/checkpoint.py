@@ -155,8 +155,7 @@ def _copies(folder: Path, opened: Opened, left_out: Collection[str]) -> Copies:
     copies = find_copies(folder, opened.checkpoint, opened.aliases, left_out)
     if copies and opened.folded is not None:
         raise CheckpointError(
-            f"{', '.join(copies)} has a second copy of {', '.join(opened.folded.shapes)}, which tokens share: it is "
-            f"not edited. Move it out of {folder}."
+            f"{', '.join(copies)} has a second copy of {', '.join(opened.folded.shapes)}. Move it out of {folder}."
         )
     return copies
 
@@ -232,8 +231,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
         shapes = {name: checkpoint.matrix_info(name).shape for name in unmoved[:4]}
         what = [f"{name}, {' x '.join(f'{size:,}' for size in shape)}" for name, shape in shapes.items()]
         raise CheckpointError(
-            f"{folder} has more tensors with rows for tokens than the layer, and what these are for a new token is not "
-            f"known, so its vocabulary is not edited: {'; '.join(what)}."
+            f"{folder} has more tensors with rows for tokens, whose new rows are not known: {'; '.join(what)}."
         )
     weights = weight_names(layer, layer.tensor_names)
     of_stored = {f"{table}.": table for table in weights.keys() - layer.tensor_names.keys()}
@@ -246,8 +244,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
     has_columns = family is not None and family.head is not None and bool(checkpoint.find(*family.head.columns))
     if unplaced and not has_columns:
         raise CheckpointError(
-            f"{', '.join(unplaced)} of {folder} is put together from several tensors, so the checkpoint has no rows of "
-            f"it to edit. Save the layer by itself first: embedlayer.load(...).save_pretrained(...)."
+            f"{', '.join(unplaced)} of {folder} is made of several tensors. Edit what save_pretrained saves."
         )
     names = {key: weights[key] for key in ends if key in weights}
     aliases = {name: tensor_names[0] for tensor_names in names.values() for name in tensor_names}
@@ -300,8 +297,7 @@ def _check_others(
     follow = [name for name, own in (axes or {}).items() if own and name in checkpoint.names and name not in edited]
     if follow:
         raise CheckpointError(
-            f"{checkpoint.name}: the size of {', '.join(follow[:4])} follows the number of tokens, and it is not known "
-            f"how its values belong to them, so the vocabulary is not edited."
+            f"{checkpoint.name}: {', '.join(follow[:4])} follows the number of tokens in a way that is not known."
         )
     sized = [name for name in sized if axes is None or name not in axes]
     model_type, table = checkpoint.config.get("model_type"), next(iter(edited))

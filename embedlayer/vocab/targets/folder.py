@@ -61,10 +61,7 @@ def check_folder(folder: Path) -> None:
             f"docs/many-machines.md, Its vocabulary."
         )
     if path_kind(folder) in OWN_FOLDERS and (folder / BLOCKS / CONFIG).exists():
-        raise CheckpointError(
-            f"{folder} is a model of transformers with a compressed table, whose vocabulary is not edited: edit the "
-            f"checkpoint that it was compressed from, and compress the result."
-        )
+        raise CheckpointError(f"{folder} has a compressed table. Edit the checkpoint that it was compressed from.")
 
 
 def receipts_in(folder: Path | str) -> list[Path]:

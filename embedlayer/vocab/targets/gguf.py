@@ -101,8 +101,7 @@ def write_into_gguf(
     sources = token_sources(old_tokenizer, tokenizer, num_rows, table.vocab_size)
     if GGUF_PER_LAYER in file.tensors and not torch.equal(sources, torch.arange(num_rows)):
         raise CheckpointError(
-            f"{original} has {GGUF_PER_LAYER}, with a row for each token, and the tokens differ: edit the vocabulary "
-            f"of the file itself, by its name."
+            f"{original} has {GGUF_PER_LAYER}, with a row for each token: edit the vocabulary of the file itself."
         )
     new, num_unchanged = {}, 0
     for name, source in ((GGUF_TABLE, table), (GGUF_HEAD, head)):
@@ -147,14 +146,12 @@ def _number_of_rows(file: GGUFFile) -> int:
     rows, entries = file.tensors[GGUF_TABLE].shape[0], len(file.get("tokenizer.ggml.tokens", []))
     if rows != entries:
         raise CheckpointError(
-            f"{file.path}: {GGUF_TABLE} has {rows:,} rows and tokenizer.ggml.tokens {entries:,} entries: they do not "
-            f"belong together."
+            f"{file.path}: {GGUF_TABLE} has {rows:,} rows and tokenizer.ggml.tokens {entries:,} entries."
         )
     other = [name for name in ENDS if name in file.tensors and file.tensors[name].shape[0] != rows]
     if other:
         raise CheckpointError(
-            f"{file.path}: {other[0]} has {file.tensors[other[0]].shape[0]:,} rows and {GGUF_TABLE} {rows:,}: they do "
-            f"not belong together."
+            f"{file.path}: {other[0]} has {file.tensors[other[0]].shape[0]:,} rows and {GGUF_TABLE} {rows:,}."
         )
     return rows
 
@@ -164,16 +161,13 @@ def _check_other_tensors(file: GGUFFile, old: int) -> None:
     ends = tuple(f".{name}.weight" for name in GGUF_OTHER_TABLES)
     if tables := [name for name in file.tensors if name.endswith(ends)]:
         raise CheckpointError(
-            f"{', '.join(tables[:4])} of {file.path} has a row for each token in a layer that predicts further tokens, "
-            f"and its new rows are not known, so the vocabulary is not edited. Convert the model without these layers."
+            f"{', '.join(tables[:4])} of {file.path} predicts further tokens, and its new rows are not known."
         )
     others = [name for name, info in file.tensors.items() if old in info.shape and name not in ENDS]
     others = [name for name in others if not has_no_token_rows(name)]
     if others:
         raise CheckpointError(
-            f"{', '.join(others[:4])} of {file.path} has {old:,} rows or columns, as many as there are tokens, and is "
-            f"no tensor of llama.cpp that is known. Whether they must change too is not known, so the vocabulary is "
-            f"not edited."
+            f"{', '.join(others[:4])} of {file.path} has {old:,} rows or columns, as many as tokens, and is unknown."
         )
 
 
@@ -237,8 +231,7 @@ def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) ->
         if new == DROPPED and roles is not None:
             name = f" Name one with special={{{role!r}: TOKEN}} of embedlayer.vocab.transplant." * (role in USUAL_NAMES)
             raise VocabularyError(
-                f"{key} of the file is token {old}, which the new tokenizer does not have, and it names no {role} that "
-                f"could take its place.{name}"
+                f"{key} of the file is token {old}, which the new tokenizer lacks, and it names no {role}.{name}"
             )
         if new == DROPPED:
             raise VocabularyError(f"{key} is token {old}, which would be removed: keep it.")

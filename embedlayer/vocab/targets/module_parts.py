@@ -130,8 +130,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     modules = dict(module.named_modules())
     if drafts := [name or "the module" for name, part in modules.items() if isinstance(part, DraftHead)]:
         raise VocabularyError(
-            f"{drafts[0]} is a DraftHead, whose token IDs are those before the edit: remove it from the model, and "
-            f"build it again after the edit with the new token IDs."
+            f"{drafts[0]} is a DraftHead with the old token IDs. Remove it, and build it again after the edit."
         )
     ngrams = {name: part for name, part in modules.items() if isinstance(part, NgramEmbedding)}
     hashes = {name: part for name, part in modules.items() if isinstance(part, NgramHash)}
@@ -174,10 +173,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         )
     if len({*vocabulary.sizes.values()}) > 1:
         shown = ", ".join(f"{name} {size:,}" for name, size in vocabulary.sizes.items())
-        raise SizeError(
-            f"These do not share a vocabulary ({shown}): edit each by itself, and then change the token IDs in the "
-            f"configuration of the whole model with receipt.new_ids."
-        )
+        raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself; receipt.new_ids has IDs.")
     _refuse_other_rows(module, vocabulary)
     vocab_size = vocabulary.vocab_size
     for name, part in modules.items():

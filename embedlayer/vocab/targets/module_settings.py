@@ -153,8 +153,7 @@ def restored_settings(module: nn.Module, modules: VocabularyModules, names: Iter
     changed = {name: present.pop(name, None) or _setting_at(module, name) for name in names}
     if None in changed.values() or any(not each.names_ids for each in present.values()):
         raise CheckpointError(
-            "This module is not what the receipt belongs to: it has other tables, heads or configurations. Nothing "
-            "was changed."
+            "The receipt belongs to other tables, heads or configurations than this module's. Nothing was changed."
         )
     return {name: setting for name, setting in changed.items() if setting is not None}
 

@@ -30,14 +30,12 @@ def state_with_rows(state: Mapping[str, Any], name: str, rows: RowTensor) -> Ite
         has_rows = value.shape == parameter.shape or (rows.axis == 0 and _has_rows(key, value, parameter))
         if has_rows and is_dtensor(parameter) and placements_of(value) != placements_of(parameter):
             raise SizeError(
-                f"The optimizer stores {key} of {name} otherwise than the parameter, which is a DTensor: it is not "
-                f"known which values belong to a row. Build the optimizer again after the edit."
+                f"The optimizer stores {key} of {name} otherwise than the DTensor. Build it anew after the edit."
             )
         without_rows = rows.axis == 0 and value.shape[-1:] == parameter.shape[-1:]
         if not value.is_floating_point() or not (has_rows or without_rows):
             raise SizeError(
-                f"The optimizer stores {key} of {name} as {tuple(value.shape)} of {value.dtype}: it is not known how "
-                f"these values belong to rows. Build the optimizer again after the edit."
+                f"The optimizer stores {key} of {name} as {tuple(value.shape)} of {value.dtype}. Build it anew."
             )
         if has_rows:
             yield key, value

@@ -110,8 +110,7 @@ def _refuse_mapped(run: RunDirectory) -> None:
     """Raise a `VocabularyError` if a run has mapped tables."""
     if run.tables.exists():
         raise VocabularyError(
-            f"The run {run.path} has mapped tables in {run.tables}, whose rows cannot be moved. Save its model into "
-            f"another folder and edit that: DecoderLM.from_pretrained({str(run.path)!r}).save_pretrained(...)."
+            f"The run {run.path} has mapped tables in {run.tables}. Save its model into another folder and edit that."
         )
 
 
