@@ -517,10 +517,7 @@ class EmbeddingLayer(Pretrained):
         if kind == "full_attention":
             return None
         if kind != "sliding_attention" or self.window is None:
-            raise SizeError(
-                f"The window of block {block} is not known: its type is {kind!r}, and the configuration's "
-                f"sliding_window {self.window}."
-            )
+            raise SizeError(f"The window of block {block} is not known: type {kind!r}, sliding_window {self.window}.")
         return self.window
 
     def report(self) -> LayerReport:

@@ -36,8 +36,7 @@ def meta_config(checkpoint: Checkpoint) -> JsonObject:
         file = checkpoint.file(PARAMS)
         if file is None:
             raise CheckpointError(
-                f"{source} does not state its sizes: its metadata has no n_heads, and no {PARAMS} is beside it. Copy "
-                f"the model's {PARAMS} there."
+                f"{source} has no n_heads in its metadata and no {PARAMS} beside it. Copy the model's {PARAMS} there."
             )
         params, source = read_json(file), str(file)
         _require_known(source, params, (*META_PARAMS, *BLOCK_PARAMS, *FIXED_PARAMS), "")
@@ -86,8 +85,7 @@ def _rope_parameters(source: str, params: JsonObject, base: object) -> JsonObjec
         _require_known(source, part, keys, f"{name}.")
     if queries is not None and (yarn is None or yarn[ORIGINAL_LENGTH] != queries[ORIGINAL_LENGTH]):
         raise CheckpointError(
-            f"{source}: llama_4_scaling is read beside a yarn with the same {ORIGINAL_LENGTH} alone, and yarn is "
-            f"{yarn!r}."
+            f"{source}: llama_4_scaling needs a yarn with the same {ORIGINAL_LENGTH}; found {yarn!r}."
         )
     if yarn is None:
         return None

@@ -192,10 +192,7 @@ def _refuse_other_tables(model: nn.Module) -> None:
         if isinstance(module, DeltaEmbedding):
             is_prepared = modules_with(model, TRAINED_BEFORE)
             call = "embedlayer.vocab.merge_rows(model)" if is_prepared else f"model.{name} = model.{name}.merge()"
-            raise CheckpointError(
-                f"{name} is a DeltaEmbedding, whose trained rows are not in the table yet: call {call} before unpatch. "
-                f"Nothing was changed."
-            )
+            raise CheckpointError(f"{name} is a DeltaEmbedding: call {call} before unpatch. Nothing was changed.")
         if isinstance(module, TokenTable) and not isinstance(module, TokenEmbedding):
             raise CheckpointError(
                 f"{name} is {a_or_an(module)}, which no module of transformers can store: unpatch the model "
@@ -216,10 +213,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     """Return the token embeddings that `patch` must replace."""
     inputs = _call_getters(model, "get_input_embeddings")
     if not hasattr(model, "get_input_embeddings") or not inputs:
-        raise CheckpointError(
-            f"A {type(model).__name__} has no get_input_embeddings that returns a module, and no nn.EmbeddingBag: pass "
-            f"a model of transformers."
-        )
+        raise CheckpointError(f"A {type(model).__name__} has no get_input_embeddings and no nn.EmbeddingBag to patch.")
     root = inputs[0]
     if not isinstance(root, nn.Embedding):
         wrapped = hasattr(root, "base_layer") or hasattr(root, "original_module") or hasattr(root, "token_adapter")

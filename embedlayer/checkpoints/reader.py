@@ -215,8 +215,7 @@ class Checkpoint(WeightFiles):
             for name in sorted(first.keys() & last.keys()):
                 if first[name] != last[name] and not isinstance(first[name], dict):
                     raise CheckpointError(
-                        f"{self.file(CONFIG)}: {SCHEMES[0]} says {name} {first[name]} and {SCHEMES[1]} says "
-                        f"{last[name]}: correct one of them."
+                        f"{self.file(CONFIG)}: {name} is {first[name]} in {SCHEMES[0]}, {last[name]} in {SCHEMES[1]}."
                     )
             return first
         return self._modelopt_scheme

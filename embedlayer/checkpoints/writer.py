@@ -123,15 +123,9 @@ def write_tensors(
     check_new_folder(target)
     checkpoint = Checkpoint.open(source)
     if checkpoint.gguf is not None:
-        raise CheckpointError(
-            f"{checkpoint.gguf.path} is a GGUF file: write into it with embedlayer.vocab.write_into, or edit its "
-            f"vocabulary by the name of the file."
-        )
+        raise CheckpointError(f"{checkpoint.gguf.path} is a GGUF file: write into it with embedlayer.vocab.write_into.")
     if (inner := checkpoint.matrix_info(table).file.parent) != source:
-        raise CheckpointError(
-            f"The weights of {source} are in the folder {inner.name}, which modules.json names: edit {inner}, and put "
-            f"the result in its place."
-        )
+        raise CheckpointError(f"The weights of {source} are in the folder {inner.name} (modules.json): edit {inner}.")
     old_rows, rows = checkpoint.matrix_info(table).shape[0], tensors[table].shape[0]
     family = checkpoint_family(checkpoint)
     spec = None if family is None else family.per_layer
@@ -147,8 +141,7 @@ def write_tensors(
             else ", and the layer does not have it: edit the vocabulary of the folder instead"
         )
         raise CheckpointError(
-            f"{unmoved[0]} of {checkpoint.name} has rows for {old_rows:,} tokens, and the table that is written "
-            f"{rows:,}{load_all}."
+            f"{unmoved[0]} of {checkpoint.name} has {old_rows:,} rows of tokens, and the table {rows:,}{load_all}."
         )
     tensors = {
         name: rows[None] if isinstance(rows, Tensor) and rows.dim() == 1 and len(moved.get(name, ())) == 2 else rows
@@ -221,8 +214,7 @@ def _check_formats(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> None:
         if formats[0] != formats[1]:
             old, new = ("numbers in floating point" if each is None else each.name for each in formats)
             raise CheckpointError(
-                f"{checkpoint.name} stores {name} as {old}, and the new rows are {new}. Load the layer from this "
-                f"checkpoint, and change that."
+                f"{checkpoint.name} stores {name} as {old}, and new rows are {new}. Change the layer loaded from it."
             )
 
 

@@ -187,8 +187,7 @@ class AdapterFolder:
         first, *rest = fitting.values()
         if not all(first.equals(change) for change in rest):
             raise CheckpointError(
-                f"The adapter in {self.directory} changes {', '.join(sorted(fitting))} in different ways: name one of "
-                f"them with module=."
+                f"The adapter in {self.directory} changes {', '.join(sorted(fitting))} in different ways: pass module=."
             )
         return first
 
@@ -248,10 +247,7 @@ def _check_kind(config: JsonObject, directory: Path) -> None:
         unknown["init_lora_weights"] = config["init_lora_weights"]
     if unknown:
         shown = ", ".join(f"{printable(key)[1:-1]} {printable(value)}" for key, value in [*unknown.items()][:8])
-        raise CheckpointError(
-            f"{path} has {shown}: what this adapter computes is not known here.\n"
-            f"Merge it with PEFT, PeftModel.merge_and_unload(), and load the merged model."
-        )
+        raise CheckpointError(f"{path} has {shown}, which is not known here. Merge it with PEFT's merge_and_unload().")
 
 
 def _split(name: str, directory: Path) -> tuple[str, str]:
@@ -273,13 +269,11 @@ def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObje
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise CheckpointError(
-                f"{directory / ADAPTER_WEIGHTS} stores {module}.{name} as {tensor.dtype}, where numbers of a floating-"
-                f"point type are expected: it is damaged."
+                f"{directory / ADAPTER_WEIGHTS} stores {module}.{name} as {tensor.dtype}, not as floats: it is damaged."
             )
         if not tensor.isfinite().all():
             raise CheckpointError(
-                f"{directory / ADAPTER_WEIGHTS} has NaN or infinity in {module}.{name}: its training diverged, or it "
-                f"is damaged. Use an earlier checkpoint of the adapter."
+                f"{directory / ADAPTER_WEIGHTS} has NaN or infinity in {module}.{name}. Use an earlier checkpoint."
             )
     weight = next((tensors[name] for name in _WEIGHTS if name in tensors), None)
     adapters: tuple[Adapter, ...] = ()
@@ -292,8 +286,7 @@ def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObje
         targets = config.get("target_modules")
         if isinstance(targets, list) and not any(f".{module}".endswith(f".{name}") for name in targets):
             raise CheckpointError(
-                f"{directory / ADAPTER_WEIGHTS} has a LoRA of {module}, which target_modules of {ADAPTER_CONFIG} does "
-                f"not name, so that PEFT leaves it out: the files do not belong together. Copy the adapter again."
+                f"{directory / ADAPTER_WEIGHTS} has a LoRA of {module}, which {ADAPTER_CONFIG} does not name."
             )
         rank, alpha = len(first), _of_module(config, "alpha_pattern", module, directory, config.get("lora_alpha", 8))
         config_rank = _of_module(config, "rank_pattern", module, directory, config.get("r", rank))
@@ -323,10 +316,7 @@ def _token_ids(config: JsonObject, module: str, directory: Path) -> list[int]:
         ids = next((ids[key] for key in ids if module == key or module.endswith(f".{key}")), [])
     if len({*ids}) < len(ids):
         twice = next(token_id for place, token_id in enumerate(ids) if token_id in ids[:place])
-        raise CheckpointError(
-            f"{directory / ADAPTER_CONFIG} names token {twice} twice for {module}, with a row each: which of them is "
-            f"meant is not known."
-        )
+        raise CheckpointError(f"{directory / ADAPTER_CONFIG} names token {twice} twice for {module}, with a row each.")
     return list(ids)
 
 

@@ -73,8 +73,7 @@ class Bag(Pretrained):
         super().__init__()
         if mode not in ("sum", "mean"):
             raise SizeError(
-                f'mode={mode!r} is not supported: a Bag is a "sum" or a "mean". For the largest number of each column '
-                f"keep torch.nn.EmbeddingBag."
+                f'mode={mode!r} is not supported: a Bag is a "sum" or a "mean". For "max" use torch.nn.EmbeddingBag.'
             )
         self.table = as_lookup_table(table)
         self.mode: Mode = mode
@@ -228,21 +227,16 @@ class Bag(Pretrained):
         """Return which IDs of a batch take part; `None` for all."""
         if offsets is not None or (mask is not None and lengths is not None):
             raise ShapeError(
-                f"Ids of shape {tuple(ids.shape)} are bags of {ids.shape[-1]} tokens each: pass a mask or lengths for "
-                f"shorter ones, not both, and no offsets."
+                f"Ids of shape {tuple(ids.shape)} are bags of {ids.shape[-1]} tokens: pass a mask or lengths, not both."
             )
         if lengths is not None:
             lengths = as_ids(lengths, beside=ids)
             if lengths.shape != ids.shape[:-1] or lengths.dtype not in INTEGERS:
                 raise ShapeError(
-                    f"Lengths are one integer for each bag, {tuple(ids.shape[:-1])}; found {tuple(lengths.shape)} of "
-                    f"{lengths.dtype}."
+                    f"Lengths are integers {tuple(ids.shape[:-1])}; found {tuple(lengths.shape)} of {lengths.dtype}."
                 )
             if values_are_read(lengths) and not bool(((lengths >= 0) & (lengths <= ids.shape[-1])).all()):
-                raise ShapeError(
-                    f"A length is from 0 to {ids.shape[-1]}, the number of tokens of a row; found "
-                    f"{lengths.min()} to {lengths.max()}."
-                )
+                raise ShapeError(f"A length is from 0 to {ids.shape[-1]}; found {lengths.min()} to {lengths.max()}.")
             taken: Tensor = torch.arange(ids.shape[-1], device=ids.device) < lengths.unsqueeze(-1)
             return taken
         if mask is not None:
@@ -254,8 +248,7 @@ class Bag(Pretrained):
         """Return the bounds of bags whose IDs are one after the other, `(N + 1,)`."""
         if offsets is None or ids.dim() == 0 or mask is not None or lengths is not None:
             raise ShapeError(
-                f"Ids of shape {tuple(ids.shape)} need offsets, the start of each bag, and nothing else; a batch of "
-                f"bags is (..., T)."
+                f"Ids of shape {tuple(ids.shape)} need offsets, and nothing else; a batch of bags is (..., T)."
             )
         if offsets.dim() != 1 or offsets.dtype not in INTEGERS:
             raise ShapeError(f"Offsets are integers (N,); found {tuple(offsets.shape)} of {offsets.dtype}.")

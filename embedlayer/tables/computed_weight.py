@@ -116,10 +116,7 @@ class _Weight(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if _versions(ctx.tensors) != ctx.versions:
-            raise StaleRowsError(
-                f"The rows of this {type(ctx.table).__name__} were changed between the forward and the backward pass: "
-                f"call backward before optimizer.step()."
-            )
+            raise StaleRowsError(f"Rows of this {type(ctx.table).__name__} changed between forward and backward.")
         trained = [each for each in ctx.tensors if each.requires_grad]
         sums: list[Tensor | None] = [None for _ in trained]
         size = block_size(TABLE_ROWS, device_kind(grad))

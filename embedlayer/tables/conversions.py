@@ -32,15 +32,12 @@ def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> T
     """Return a `TokenTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight."""
     if isinstance(table, nn.Embedding) and not isinstance(table, LookupTable) and not registered:
         raise SizeError(
-            "A head cannot be tied to a torch.nn.Embedding, because its weight may be replaced later. Build the table "
-            "first, table = TokenEmbedding.from_embedding(embedding), and use it at both ends: as the input and in "
-            "OutputHead(table)."
+            "A head cannot be tied to a torch.nn.Embedding. Tie it to TokenEmbedding.from_embedding(embedding)."
         )
     rows = as_lookup_table(table)
     if not isinstance(rows, TokenTable):
         raise SizeError(
-            f"A {type(rows).__name__} can only be looked up: it has no logits and no loss. Pass a TokenTable, or use "
-            f"an untied OutputHead(vocab_size=..., embed_dim=...)."
+            f"A {type(rows).__name__} can only be looked up. Pass a TokenTable, or use an untied OutputHead."
         )
     return rows
 

@@ -353,8 +353,7 @@ def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
     for place, token in enumerate(token_ids):
         if not 0 <= token < base.vocab_size:
             raise TokenIdError(
-                f"token id {token} at place {place} of token_ids is outside this table of {base.vocab_size} rows "
-                f"(0..{base.vocab_size - 1}). Grow the table first, then train its new rows."
+                f"token id {token} at place {place} of token_ids is outside this table of {base.vocab_size} rows."
             )
         if token == base.padding_idx:
             raise SizeError(

@@ -384,8 +384,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         rows = param.shape[0] if name == "weight" and param is not None and param.dim() == 2 else None
         if rows is not None and self.padding_idx is not None and self.padding_idx >= rows:
             raise SizeError(
-                f"A weight of {rows} rows has none for the padding token {self.padding_idx}: set "
-                f"table.padding_idx = None first, or keep that row."
+                f"A weight of {rows} rows has no padding token {self.padding_idx}: set table.padding_idx = None first."
             )
         former = former_parameter(self, name)
         super().register_parameter(name, param)
@@ -558,10 +557,7 @@ def _rows_of(source: object) -> Tensor:
             "from_pretrained takes rows or a folder, not a module: call TokenEmbedding.from_embedding(embedding)."
         )
     if not isinstance(source, Tensor | np.ndarray):
-        raise ShapeError(
-            f"A table is built from a (V, D) tensor or array, or read from a folder; found {type(source).__name__}: "
-            f"pass torch.tensor(rows)."
-        )
+        raise ShapeError(f"A table is built from a (V, D) tensor or array, or a folder; found {type(source).__name__}.")
     rows = tensor_of(source)
     if rows.ndim != 2:
         raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")

@@ -321,13 +321,11 @@ def gguf_blocks(table: TokenTable) -> UInt8[Tensor, "V bytes"]:
     """
     if not isinstance(table, QuantizedEmbedding) or not isinstance(table.layout, GGUFBlocks):
         raise SizeError(
-            "Only a table in GGUF's blocks has their bytes: convert it first with "
-            "QuantizedEmbedding.from_table(table, bits=4, layout=GGUFBlocks())."
+            "Only GGUF blocks can be written. Convert: QuantizedEmbedding.from_table(table, 4, layout=GGUFBlocks())."
         )
     if table.embed_dim % table.row_format.group_size:
         raise SizeError(
-            f"Rows of width {table.embed_dim} are not whole blocks of {table.row_format.group_size}, which GGUF needs "
-            f"for Q4_0 and Q8_0: store the rows in float16 or float32 there."
+            f"Width {table.embed_dim} is no multiple of GGUF's {table.row_format.group_size}: store float16 there."
         )
     return table.packed
 

@@ -115,8 +115,7 @@ class StreamTable(Pretrained, ComputedBuffers):
                    if each.padding_idx is not None]  # fmt: skip
         if len(padding) > 1:
             raise SizeError(
-                f"A table has one padding row; {len(padding)} of these {len(dense)} have one each. Set padding_idx of "
-                f"the others to None: their rows then get gradients."
+                f"A table has one padding row; {len(padding)} of these have one. Set the others' padding_idx to None."
             )
         joined = TokenEmbedding(
             *(sum(sizes), first.embed_dim, padding[0] if padding else None), scale=first.scale,
@@ -201,8 +200,7 @@ class StreamTable(Pretrained, ComputedBuffers):
         ids = as_ids(ids, beside=self.rows)
         if ids.dim() == 0 or ids.shape[-1] != self.num_streams:
             raise ShapeError(
-                f"IDs of {self.num_streams} streams are (..., {self.num_streams}), the streams last; found "
-                f"{tuple(ids.shape)}."
+                f"IDs of {self.num_streams} streams are (..., {self.num_streams}); found {tuple(ids.shape)}."
             )
         count = self.num_streams if streams is None else streams
         if not 1 <= count <= self.num_streams:

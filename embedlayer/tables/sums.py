@@ -62,8 +62,7 @@ def check_bags(ids: Tensor, bounds: Tensor | None, weights: Tensor | None) -> No
         wrong = (k for k, (last, bound) in enumerate(steps) if not last <= bound <= (len(ids) if k else 0))
         place = next(wrong, len(bounds) - 1)
         raise ShapeError(
-            f"Bounds of bags (offsets) ascend from 0 to the number of ids, {len(ids)}; found {bounds[place]} at place "
-            f"{place}."
+            f"Bounds of bags (offsets) ascend from 0 to {len(ids)}; found {bounds[place]} at place {place}."
         )
 
 

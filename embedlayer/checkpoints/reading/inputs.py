@@ -94,8 +94,7 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
     if checkpoint.gguf is not None or model_type not in FINAL_NORMS:
         what = "a GGUF file" if checkpoint.gguf is not None else f"the model type {model_type!r}"
         raise CheckpointError(
-            f"{checkpoint.name}: the norm between the last block and the head of {what} is not known here. Leave out "
-            f"final_norm=True."
+            f"{checkpoint.name}: the final norm of {what} is not known here. Leave out final_norm=True."
         )
     spec = FINAL_NORMS[str(model_type)]
     if spec is None or spec.kind in ("rms_plain", "layer_plain"):

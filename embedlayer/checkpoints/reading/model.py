@@ -109,8 +109,7 @@ def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool)
         text = checkpoint.config.get("text_config")
         if not table_only and isinstance(text, dict) and text.get("tie_word_embeddings", whole) != whole:
             raise CheckpointError(
-                f"{tensors.config_file}: tie_word_embeddings is {whole!r}, and in text_config it is another value. "
-                f"Write the same value into both."
+                f"{tensors.config_file}: tie_word_embeddings is {whole!r}, and another in text_config. Correct one."
             )
     return with_whole_model(family, checkpoint.config.get("model_type"))
 

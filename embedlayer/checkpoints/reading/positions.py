@@ -209,8 +209,7 @@ def first_position(model: CheckpointModel) -> int:
     """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID."""
     if model.padding_id is None:
         raise CheckpointError(
-            f"{model.config.file}: positions of {model.tensors.family_name} begin after pad_token_id, which is "
-            f"missing. Add it."
+            f"{model.config.file}: positions of {model.tensors.family_name} need pad_token_id, which is missing."
         )
     return model.padding_id + 1
 

@@ -188,8 +188,7 @@ def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
         index = checkpoint.read(mapping[0], dtype=torch.int64, device=device)
         if index.dim() != 1 or not ((index >= 0) & (index < rows.shape[0])).all():
             raise CheckpointError(
-                f"{checkpoint.name}: {mapping[0]} names rows that the table of {rows.shape[0]} rows does not have. "
-                f"Copy the checkpoint again."
+                f"{checkpoint.name}: {mapping[0]} names rows beyond the {rows.shape[0]} of the table. Copy it again."
             )
     factors = None
     if weights:
@@ -197,8 +196,7 @@ def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
         size = len(rows) if index is None else len(index)
         if factors.shape != (size,):
             raise CheckpointError(
-                f"{checkpoint.name}: {weights[0]} has shape {list(factors.shape)} for {size} tokens. Copy the "
-                f"checkpoint again."
+                f"{checkpoint.name}: {weights[0]} has shape {list(factors.shape)} for {size} tokens. Copy it again."
             )
     rows = fold_rows(rows, index, factors)
     tensors.by_key["table.weight"] = rows

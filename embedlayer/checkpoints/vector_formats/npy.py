@@ -43,10 +43,7 @@ def read_npy(path: Path) -> VectorRows:
         if not count or not width:
             raise CheckpointError(f"{path} holds {count} x {width} numbers: there are no vectors in it.")
         if tokens is not None and count != len(tokens):
-            raise CheckpointError(
-                f"{path} has {count} rows, and {tokens_path.name} beside it {len(tokens)} tokens: they do not "
-                f"belong together."
-            )
+            raise CheckpointError(f"{path} has {count} rows, and {tokens_path.name} beside it {len(tokens)} tokens.")
         size = count * width * dtype.itemsize
         content = bytearray()
         while len(content) <= size and (more := file.read(BYTES_AT_ONCE)):

@@ -22,8 +22,7 @@ def read_projector(path: Path, errors: DecodeErrors) -> VectorRows:
     name = path.name if path.is_file() else TENSORS if (folder / TENSORS).exists() else "vectors.tsv"
     if name not in FILES and (folder / name).exists():
         raise CheckpointError(
-            f"{folder / name} is a table of the Embedding Projector under another name: rename it to {TENSORS}, and "
-            f"the file of its labels to {METADATA}."
+            f"{folder / name} has another name here: rename it to {TENSORS}, and its labels to {METADATA}."
         )
     content = bytearray()
     count = width = 0

@@ -133,8 +133,7 @@ def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
     sizes = _header(line)
     if sizes is None:
         raise CheckpointError(
-            f"{path}, line 1: {line[:40]!r} is not the header of word2vec's formats, the numbers of rows and columns. "
-            f'A text file without one is format="glove".'
+            f'{path}, line 1: {line[:40]!r} is no header of word2vec. A text without one is format="glove".'
         )
     if not 1 <= sizes[1] <= MOST_COLUMNS:
         raise CheckpointError(f"{path}, line 1: the header states {sizes[1]} columns: it is damaged.")

@@ -100,10 +100,7 @@ def _key(path: Path) -> tuple[int, int]:
 def lock_folder(path: Path) -> FileLock:
     """Acquire the lock of a folder and return it."""
     if _key(path) in _open_folders:
-        raise FileError(
-            f"The mapped table {path} is open in this process already: two tables would change the same rows. Use that "
-            f"one, or close it first."
-        )
+        raise FileError(f"The mapped table {path} is open in this process already. Use that one, or close it first.")
     lock = FileLock(path / LOCK, f"The mapped table {path}")
     with file_errors(f"train the mapped table {path}"):
         lock.acquire()
@@ -144,8 +141,7 @@ def check_at_rest(path: Path) -> None:
         )
     if content.checkpoints[-1].rows:
         raise CheckpointError(
-            f"Rows of {path} were changed after its last checkpoint, some perhaps in part. Open it with "
-            f"MappedEmbedding.resume, which rolls them back, and close it."
+            f"Rows of {path} changed after its last checkpoint. MappedEmbedding.resume rolls them back."
         )
 
 
@@ -173,8 +169,7 @@ def place_in_log(path: Path, content: LogContent, generation: int | None) -> int
     if generation in generations:
         return generations.index(generation)
     raise CheckpointError(
-        f"{path} can be resumed at checkpoint {' or '.join(map(str, generations))}, not at {generation}: it keeps the "
-        f"last checkpoint only. Use the checkpoint of the model that was saved with it."
+        f"{path} keeps checkpoint {' or '.join(map(str, generations))}, not {generation}. Load the model saved with it."
     )
 
 

@@ -162,8 +162,7 @@ class RowFolder(RowStorage):
             shape, dtype = self.shape(fields["width"]), fields["dtype"]
             if info is None or info.shape != shape or info.dtype != dtype:
                 raise CheckpointError(
-                    f"{file} is not the state {name} {shape} of this table: the files do not belong together. Restore "
-                    f"a copy of the folder."
+                    f"{file} is not the state {name} {shape} of this table. Restore a copy of the folder."
                 )
             mapped = info.map_rows(writable=True, limit=self.limit)
             self._arrays[name] = fields, mapped, mapped.view(DTYPES[dtype], *shape)
@@ -372,8 +371,7 @@ class RowFolder(RowStorage):
         """Raise an error in a process forked after the folder was opened: rows change without its record."""
         if self._log is not None and os.getpid() != self._process:
             raise FileError(
-                f"The mapped table {self.path} belongs to process {self._process}, from which this one was forked. "
-                f"Only that process may train it and read its rows."
+                f"The mapped table {self.path} belongs to process {self._process}, from which this one was forked."
             )
 
     def prefetch(self, rows: Tensor) -> None:

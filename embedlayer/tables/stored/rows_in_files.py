@@ -63,8 +63,7 @@ class FileRows(RowsInFiles):
     def __init__(self, info: TensorInfo, max_resident_bytes: int | None) -> None:
         if len(info.shape) != 2 or info.torch_dtype not in DTYPES.values():
             raise CheckpointError(
-                f"{info.name} in {info.file} is {info.dtype} of shape {info.shape}; a mapped table needs (V, D) "
-                f"numbers of one of the dtypes {', '.join(DTYPES)}."
+                f"{info.name} in {info.file} is {info.dtype} {info.shape}; needed: (V, D) of {', '.join(DTYPES)}."
             )
         self.info = info
         (self.vocab_size, self.embed_dim), self.dtype = info.shape, info.torch_dtype
@@ -118,8 +117,7 @@ class FileRows(RowsInFiles):
     def folder(self, verb: str) -> RowFolder:
         """Raise a `SizeError`: the rows are read-only."""
         raise SizeError(
-            f"Cannot {verb} a table that only reads {self.info.file}. To train rows, create a table with "
-            f"MappedEmbedding.create and load these into it."
+            f"Cannot {verb} a table that only reads {self.info.file}. Use MappedEmbedding.create to train rows."
         )
 
     def close(self) -> None:
@@ -162,8 +160,7 @@ class FolderRows(RowsInFiles):
         tensors, numbers = updates.state()
         if updates.forgotten:
             raise SizeError(
-                f"The optimizer's state of {folder.path} was replaced, and its step is not known. Make a step with the "
-                f"optimizer before the checkpoint."
+                f"The state of {folder.path} was replaced, and its step is unknown. Step before the checkpoint."
             )
         if not numbers:
             return {}, {}
@@ -171,8 +168,7 @@ class FolderRows(RowsInFiles):
         steps = [folder.name_of(each) for each in (tensors["value_steps"], tensors["moment_steps"])]
         if None in names + steps:
             raise SizeError(
-                f"The optimizer's state of {folder.path} is not in this folder. Let the optimizer create or load "
-                f"it for this table."
+                f"The optimizer's state of {folder.path} is not in this folder. Let the optimizer create or load it."
             )
         return {**numbers, "moments": names}, tensors
 
