@@ -55,12 +55,7 @@ def _option(default: Any, help: str, **settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """Options of the tokenizer and the decoder that `train` builds; each field's help text says what it means.
-
-    Raises:
-        SizeError: `row_sparse` is combined with a tied head or a factorised table, or `mapped` is set without an
-            additional table.
-    """
+    """Options of the tokenizer and the decoder that `train` builds; each field's help text says what it means."""
 
     tokenizer: str = _option("bpe", "Kind of tokenizer to train on the text.", type=TOKENIZER_KINDS)
     tokenizer_from: Path | None = _option(None, "Use this tokenizer, and train none.", type=TOKENIZER)  # noqa: RUF009

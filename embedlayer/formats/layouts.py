@@ -41,11 +41,7 @@ class RowLayout(Described, ABC):
 
     @abstractmethod
     def group_size(self, bits: int, embed_dim: int, requested: int | None) -> int:
-        """Check the requested number of columns in a group, and return the number that is stored.
-
-        Raises:
-            SizeError: The layout has no groups of this size.
-        """
+        """Check the requested number of columns in a group, and return the number that is stored."""
 
     @abstractmethod
     def header(self, bits: int) -> tuple[torch.dtype, int]:
@@ -187,11 +183,7 @@ class GGUFBlocks(RowLayout):
         return f"q{bits}_0"
 
     def group_size(self, bits: int, embed_dim: int, requested: int | None) -> int:
-        """Return 32.
-
-        Raises:
-            SizeError: Another size is requested.
-        """
+        """Return 32."""
         if requested not in (None, BLOCK):
             raise SizeError(f"GGUFBlocks has groups of {BLOCK} columns, not of {requested}: leave group_size out.")
         return BLOCK

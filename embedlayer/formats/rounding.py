@@ -120,9 +120,6 @@ class CovarianceRounding:
         strength: Weight of the squared error, $\lambda$, above 0. Infinite weight would be rounding to nearest.
         rounds: Passes over the columns.
 
-    Raises:
-        SizeError: `strength` is not above 0, or `rounds` is below 1.
-
     Example:
         >>> small = QuantizedEmbedding.from_table(TokenEmbedding(100, 64), bits=4, rounding=CovarianceRounding())
 

@@ -81,10 +81,7 @@ class DraftHead(ComputedBuffers):
         draft_vocab_size: Number of tokens of the draft vocabulary, N.
 
     Raises:
-        SizeError: `head` is no head or table, or is a plain `nn.Embedding`; `token_ids` is empty, or contains a token
-            twice; or `names` has another length or contains a token twice.
         TokenIdError: A token is outside the full vocabulary, or one of `names` not below `vocab_size`.
-        ShapeError: `token_ids` are not integers, or a tensor that is not `(N,)`.
 
     Example:
         >>> head = OutputHead(TokenEmbedding(100, 8))
@@ -150,7 +147,6 @@ class DraftHead(ComputedBuffers):
 
         Raises:
             TokenIdError: On the CPU, a draft ID is outside `0..N - 1`. See `LookupTable.look_up` for accelerators.
-            ShapeError: `draft_ids` are not integers.
         """
         draft_ids, _ = self.draft_check(draft_ids)
         return self.name_tensor.to(draft_ids.device)[draft_ids.long()]
@@ -161,7 +157,6 @@ class DraftHead(ComputedBuffers):
         Raises:
             TokenIdError: On the CPU, a token is outside the full vocabulary. See `LookupTable.look_up` for
                 accelerators, where its draft ID is -1.
-            ShapeError: `token_ids` are not integers.
         """
         token_ids, bad = self.token_check(token_ids)
         draft_ids: Tensor = self.draft_tensor.to(token_ids.device)[token_ids.long()]
@@ -176,7 +171,6 @@ class DraftHead(ComputedBuffers):
 
         Raises:
             TokenIdError: On the CPU, a target is neither a token of the full vocabulary nor `ignore_index`.
-            ShapeError: `targets` are not integers.
         """
         return self._draft_targets(targets, ignore_index)[1].sum()
 
@@ -187,8 +181,6 @@ class DraftHead(ComputedBuffers):
         own way, all logits are computed and the draft vocabulary is selected.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype.
-            SizeError: The other head has another number of tokens than when this head was built.
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
         options = self._draft_options(self._logit_options())
@@ -241,9 +233,6 @@ class DraftHead(ComputedBuffers):
             TokenIdError: On the CPU, a target is neither a token of the full vocabulary nor `ignore_index`. Or a target
                 is outside the draft vocabulary, with `outside="error"`; the message names the first one. In exports and
                 under `torch.func` transforms neither is checked, and such a target is ignored.
-            SizeError: `outside` or an option is unknown or outside its range; or the other head has another number of
-                tokens than when this head was built.
-            ShapeError: Shapes or dtypes do not fit each other.
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read; or the head is
                 that of a patched model, and what the model does to its logits is not known.
         """
@@ -272,9 +261,6 @@ class DraftHead(ComputedBuffers):
             hidden: Output of the last block, after its final norm, `(..., D)`.
             tokens: Token IDs of the full vocabulary, or `ignore_index`, whose result is 0, `(...)`.
             **options: See `ScoreOptions`, and `loss`.
-
-        Raises:
-            SizeError: An option is unknown or outside its range; the other errors are those of `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
         scores = -self.loss(hidden, tokens, **options, reduction="none")
@@ -307,10 +293,7 @@ class DraftHead(ComputedBuffers):
             **options: See `ScoreOptions`, and `loss`.
 
         Raises:
-            SizeError: A statistic is unknown or needs tokens, `top_k` is below 0 or above N, or an option is unknown or
-                outside its range.
             TokenIdError: On the CPU, a token is neither a token of the full vocabulary nor `ignore_index`.
-            ShapeError: `hidden` has another width than the rows.
             CheckpointError: As in `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
@@ -353,9 +336,6 @@ class DraftHead(ComputedBuffers):
                 the full vocabulary.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows.
-            SizeError: The other head has another number of tokens than when this head was built, or an option is
-                unknown or outside its range.
             CheckpointError: As in `loss`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
@@ -382,8 +362,6 @@ class DraftHead(ComputedBuffers):
         transform of a `PredictionHead` is not copied.
 
         Raises:
-            SizeError: The other head or its table computes logits in its own way, which rows do not tell; or has
-                another number of tokens than when this head was built; or its model adds a bias behind it (BART).
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
         self._check_vocab_size()

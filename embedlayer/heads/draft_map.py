@@ -71,8 +71,6 @@ def frequent_tokens(
             text never proposes it.
 
     Raises:
-        SizeError: `number` is below 1, above V, or below the number of tokens in `include`.
-        ShapeError: `counts` is not one number for each token.
         TokenIdError: A token of `include` is outside the vocabulary.
 
     Example:
@@ -112,9 +110,7 @@ def eagle_tensors(token_ids: Iterable[int] | Int[Tensor, " N"], vocab_size: int)
         vocab_size: Number of tokens of the full vocabulary, V.
 
     Raises:
-        SizeError: The tokens are not in ascending order; the list is empty, or a token is in it twice.
         TokenIdError: A token is outside the full vocabulary.
-        ShapeError: The entries are not integers.
 
     Example:
         >>> eagle_tensors([1, 2, 4], 6)["d2t"].tolist()

@@ -89,11 +89,6 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         device: Device of the rows of an untied head and of the bias.
         dtype: Dtype of the rows of an untied head and of the bias.
 
-    Raises:
-        SizeError: Not exactly one of a table, two sizes and `rows` is passed; a size is passed under two names, or is
-            below 1; `padding_idx` is not a token; the table is row-sparse or a plain `nn.Embedding`; or soft cap or
-            scale is outside its range.
-
     Example:
         >>> table = TokenEmbedding(100, 8)
         >>> head = OutputHead(table)
@@ -423,11 +418,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return self.weight if stored is None else stored
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter as in torch; a tied head accepts as `weight` only the weight of its table.
-
-        Raises:
-            SizeError: A tied head is given another weight.
-        """
+        """Register a parameter as in torch; a tied head accepts as `weight` only the weight of its table."""
         if name != "weight" or self.own_table is None:
             former = former_parameter(self, name)
             super().register_parameter(name, param)
@@ -458,8 +449,6 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         them.
 
         Raises:
-            ShapeError: `input` has another width than the rows or, without `head_dtype` and autocast, another dtype.
-            SizeError: The bias has another size than the number of rows.
             CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
         hidden = input  # torch's name, which tools pass by keyword
@@ -541,8 +530,6 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             **options: Options that replace those of this head; see `LogitOptions`.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows.
-            SizeError: An option is unknown or outside its range, or `forward` or hooks decide what it would replace.
             CheckpointError: The head is that of a patched model, and what the model does to its logits is not known; or
                 PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
@@ -571,11 +558,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         check_width(hidden, width)
 
     def logit_options(self) -> LogitOptions:
-        """Return this head's arguments for `finish_logits`: logit scale, bias, soft cap and padding.
-
-        Raises:
-            SizeError: The bias has another size than the number of rows, because only one of the two was resized.
-        """
+        """Return this head's arguments for `finish_logits`: logit scale, bias, soft cap and padding."""
         if self.bias is not None and self.bias.shape[0] != self.out_features:
             refuse_partitioned([("the bias of this head", self.bias)], "is added")
             raise SizeError(

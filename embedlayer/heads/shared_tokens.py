@@ -123,7 +123,6 @@ class DraftMap:
 
         Raises:
             TokenIdError: The head has fewer rows than the target's tokenizer has IDs.
-            SizeError: `head` is no head; see `DraftHead`.
         """
         return DraftHead(head, self.target_ids, names=self.draft_ids, vocab_size=self.draft_size)
 
@@ -152,8 +151,6 @@ class DraftMap:
             A scalar, or `(...)` with `reduction="none"`.
 
         Raises:
-            SizeError: `kind` or `reduction` is another one, or one of the heads has no other tokens.
-            ShapeError: There is not one hidden state of each for every position, or they do not fit the rows.
             TokenIdError: A head has fewer rows than its tokenizer has IDs.
         """
         kind = ForwardKL() if kind is None else kind

@@ -67,9 +67,6 @@ class StackedRows(Pretrained, nn.Module):
         device: Device of the weight.
         dtype: Dtype of the weight.
 
-    Raises:
-        SizeError: A size is below 1.
-
     Example:
         >>> StackedRows(3, 100, 8, transposed=True).weight.shape
         torch.Size([3, 8, 100])
@@ -155,10 +152,6 @@ class StreamHead(Pretrained, nn.Module):
         hidden_per_stream: Whether each stream has a hidden state of its own, `(..., K, D)`, as in the depth decoders of
             Moshi and CSM; otherwise one `(..., D)` is that of all streams.
 
-    Raises:
-        SizeError: There is no stream, a size is below 1, the streams need rows that `output` does not have, two streams
-            share a row, K does not divide the rows, or `sizes` are passed beside K outputs.
-
     Example:
         >>> head = StreamHead(OutputHead(8, 30), sizes=[10, 20])
         >>> [logits.shape for logits in head(torch.randn(2, 5, 8))]
@@ -199,9 +192,6 @@ class StreamHead(Pretrained, nn.Module):
             table: The table of K streams.
             streams: Stream of the table for each stream of the head; `None` for all, in their order.
             hidden_per_stream: See `StreamHead`.
-
-        Raises:
-            SizeError: There is no such stream, or the rows of the table cannot be read by a head.
 
         Example:
             >>> table = StreamTable(TokenEmbedding(30, 8), [10, 10, 10])
@@ -301,10 +291,6 @@ class StreamHead(Pretrained, nn.Module):
             streams: Numbers of the streams, whose hidden states then are those of `hidden`; `None` for all K.
             impl: Implementation of the cross entropy; see `ScoreOptions`.
             **options: Options that replace those of `output`; see `LogitOptions`.
-
-        Raises:
-            ShapeError: `hidden` has another width than the rows, or another number of streams.
-            SizeError: An option is unknown or outside its range, or a stream does not exist.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         chosen = self._chosen(hidden, streams)
@@ -359,10 +345,6 @@ class StreamHead(Pretrained, nn.Module):
             hidden: Output of the last block, after its final norm, `(..., D)`, or `(..., K, D)` with
                 `hidden_per_stream`.
             streams: Numbers of the streams, as for one step of a depth decoder; `None` for all K.
-
-        Raises:
-            ShapeError: `hidden` has another width than the rows, or another number of streams.
-            SizeError: A stream does not exist.
         """
         return [logits.head_logits() for logits in self._described(hidden, self._chosen(hidden, streams), {})]
 
@@ -391,9 +373,6 @@ class StreamHead(Pretrained, nn.Module):
             **options: See `LossOptions`. `token_weights` are `(..., K)`.
 
         Raises:
-            ShapeError: Hidden states, targets and `token_weights` do not fit each other or the number of streams.
-            SizeError: There is another number of stream weights, or one is infinite or NaN; an option is unknown or
-                outside its range; or the weight of a target is infinite or NaN.
             TokenIdError: A target is outside of its stream; on CUDA where the call waits, else later.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
@@ -423,9 +402,6 @@ class StreamHead(Pretrained, nn.Module):
                 `hidden_per_stream`.
             tokens: Token of each stream, `(..., K)`. Where it is `ignore_index` the result is 0.
             **options: See `ScoreOptions`.
-
-        Raises:
-            SizeError: An option is unknown or outside its range; the other errors are those of `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
         losses = token_losses(*self._requested(hidden, tokens, options))
@@ -453,10 +429,6 @@ class StreamHead(Pretrained, nn.Module):
 
         Returns:
             The statistics, `(..., K)`; `top_logits` and `top_ids` are `(..., K, top_k)`.
-
-        Raises:
-            SizeError: A statistic is unknown, `top_k` is below 0 or above the size of a stream, or an option is unknown
-                or outside its range; the other errors are those of `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         heads, groups, loss = self._requested(hidden, tokens, options)

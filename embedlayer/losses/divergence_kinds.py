@@ -153,9 +153,6 @@ class JensenShannon(Divergence):
     Args:
         beta: Weight of the teacher in the mixture, above 0 and below 1.
 
-    Raises:
-        SizeError: `beta` is not between 0 and 1. TRL takes 0 for `ForwardKL` and 1 for `ReverseKL`.
-
     Reference: Agarwal et al., On-policy distillation of language models, 2024, equation 1; `generalized_jsd_loss` of
     TRL.
     """

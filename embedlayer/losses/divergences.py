@@ -66,8 +66,6 @@ def divergence(
         A scalar, or `(...)` with `reduction="none"`, where the divergence is 0 at positions that do not count.
 
     Raises:
-        ShapeError: The vocabularies, or the batches of hidden states, IDs and labels, have different sizes.
-        SizeError: `reduction` is unknown, or K is 0 or above V. Of sharded rows, the teacher is sharded in another way.
         TokenIdError: A teacher's token is outside the vocabulary; on CUDA where the call waits, else later. Or an ID of
             an earlier loss on the same device was.
 

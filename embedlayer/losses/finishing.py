@@ -37,9 +37,6 @@ def finish_logits(
     Returns:
         Logits, `(..., V)`.
 
-    Raises:
-        SizeError: An option is outside its range.
-
     Example:
         >>> finish_logits(torch.tensor([1.0, 2.0, 3.0]), logit_scale=0.5, padding_idx=0, mask_padding=True)
         tensor([  -inf, 1.0000, 1.5000])

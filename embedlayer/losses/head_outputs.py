@@ -53,10 +53,6 @@ class HeadOutputs:
             target, `(...)`.
 
         Raises:
-            ShapeError: `hidden` has another width than the rows, the targets another shape, or `token_weights` do not
-                fit the targets.
-            SizeError: An option is unknown or outside its range, two options exclude each other, or the weight of a
-                target that is not ignored is infinite or NaN.
             TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
@@ -74,9 +70,6 @@ class HeadOutputs:
             tokens: Token whose probability is returned, for each position, `(...)`. Where it is `ignore_index` the
                 result is 0.
             **options: See `ScoreOptions`.
-
-        Raises:
-            SizeError: An option is unknown or outside its range; the other errors are those of `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
         return -self.loss(hidden, tokens, **options, reduction="none")
@@ -103,10 +96,7 @@ class HeadOutputs:
             **options: See `ScoreOptions`.
 
         Raises:
-            SizeError: A statistic is unknown or needs tokens, `top_k` is below 0 or above V, or an option is unknown or
-                outside its range.
             TokenIdError: A token is outside the table; on CUDA where the call waits, else later.
-            ShapeError: `hidden` has another width than the rows, or the tokens another shape.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         logits, loss = resolve_logits(hidden, self, options)
@@ -136,9 +126,6 @@ class HeadOutputs:
             **options: See `LossOptions`. `token_weights` are those of the labels, `(B, T)`, and shifted as these are.
 
         Raises:
-            ShapeError: Hidden states, labels, mask and `token_weights` do not fit each other.
-            SizeError: There is no depth, another number of weights, an option is unknown or outside its range, or the
-                weight of a target is infinite or NaN.
             TokenIdError: A label is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
 
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.

@@ -31,9 +31,6 @@ def top_k(logits: Float[Tensor, "*batch V"], k: int) -> tuple[Float[Tensor, "*ba
     Returns:
         The logits and their indices, each `(..., K)`.
 
-    Raises:
-        SizeError: `k` is below 1 or above V.
-
     Example:
         >>> top_k(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)[1]
         tensor([1, 3])

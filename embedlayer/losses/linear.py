@@ -64,9 +64,6 @@ def linear_cross_entropy(
 
     Raises:
         TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
-        ShapeError: Shapes or dtypes do not fit each other.
-        SizeError: An option is unknown or outside its range, two options exclude each other, or the weight of a target
-            that is not ignored is infinite or NaN.
 
     Example:
         >>> hidden, table = torch.randn(2, 5, 8), torch.randn(100, 8)
@@ -107,7 +104,6 @@ def token_log_probs(
         Log-probabilities, `(...)`.
 
     Raises:
-        SizeError: Tokens are missing, or an option is unknown, outside its range, or does not apply to logits.
         TokenIdError: A token is outside the table; this error and the others are those of `linear_cross_entropy`.
 
     Example:

@@ -33,10 +33,6 @@ class NextBytes:
         events: Event of each token, `(V,)` int64, 0 to `num_events - 1`.
         num_events: Number of events: 257 or 258.
 
-    Raises:
-        ShapeError: `events` is not `(V,)` int64.
-        SizeError: An event is outside of `num_events`.
-
     Example:
         >>> tokenizer = train_tokenizer((), kind="byte")
         >>> events = NextBytes.of(tokenizer)
@@ -68,7 +64,6 @@ class NextBytes:
 
         Raises:
             TokenizerError: The tokens of the tokenizer do not give the bytes of a text; or it has no end of a text.
-            SizeError: `vocab_size` is below the number of IDs.
         """
         tokens = TokenBytes(tokenizer)
         size = table_size(tokens.tokenizer)
@@ -107,9 +102,6 @@ class NextByte:
         student: Events of the student's tokens.
         teacher: Events of the teacher's tokens.
         kind: Divergence of the two distributions.
-
-    Raises:
-        SizeError: One of them has an event that the other one does not have, such as special tokens.
 
     Example:
         >>> student, teacher = (NextBytes.of(train_tokenizer((), kind="byte")) for _ in range(2))

@@ -47,10 +47,6 @@ class UncomputedLogits(ABC):
         hidden: Hidden states, `(..., D)`.
         vocab_size: Number of tokens, V.
         options: What `finish_logits` does to raw logits, checked.
-
-    Raises:
-        SizeError: The padding token is outside the vocabulary, or `batch_invariant` is set where results are not.
-        ShapeError: The bias has another size than the vocabulary.
     """
 
     hidden: Tensor
@@ -126,9 +122,6 @@ class UncomputedLogits(ABC):
         Args:
             ranges: First token of each range, and the one behind its last.
             states: Hidden states of each range.
-
-        Raises:
-            SizeError: The rows are sharded.
         """
         bias, options = self.options.bias, self.options._replace(bias=None)
         biases = [None] * len(ranges) if bias is None else [part.rows for part in row_parts(bias, ranges)]
@@ -150,11 +143,7 @@ class UncomputedLogits(ABC):
         return self.replaced(self.hidden, self.options._replace(batch_invariant=is_invariant))
 
     def divided_by(self, temperature: float) -> "UncomputedLogits":
-        """Return these logits divided by a temperature, besides the one that they have.
-
-        Raises:
-            SizeError: The temperature is not above 0.
-        """
+        """Return these logits divided by a temperature, besides the one that they have."""
         check_options({}, LogitOptions, f"{type(self).__name__}.divided_by", temperature=temperature)
         options = self.options._replace(temperature=self.options.temperature * temperature)
         return self.replaced(self.hidden, options)
@@ -183,11 +172,7 @@ class UncomputedLogits(ABC):
 
     @property
     def token_multiple(self) -> int:
-        """Return the number of tokens to a multiple of which a pass pads its chunks on a CPU; 1 for no padding.
-
-        Raises:
-            SizeError: With `batch_invariant`, results differ on this machine with each of `INVARIANT_MULTIPLES`.
-        """
+        """Return the number of tokens to a multiple of which a pass pads its chunks on a CPU; 1 for no padding."""
         if not self.options.batch_invariant:
             return 1
         if self.tested_multiple is None:
@@ -281,10 +266,6 @@ class LinearLogits(UncomputedLogits):
         impl: Implementation of the cross entropy; see `ScoreOptions`.
         **options: See `LogitOptions`.
 
-    Raises:
-        ShapeError: Shapes or dtypes do not fit each other.
-        SizeError: An option is unknown or outside its range.
-
     Example:
         >>> logits = LinearLogits(torch.randn(2, 5, 8), torch.randn(100, 8), temperature=2.0)
         >>> logits.logits().shape
@@ -342,9 +323,6 @@ class LinearLogits(UncomputedLogits):
             collectives: The ranks.
             partition: Which rows this rank stores.
             equal_loss_factors: See `embedlayer.distributed.ShardedTable`.
-
-        Raises:
-            SizeError: The options contain `batch_invariant`.
         """
         refuse_sharded_invariance(options)
         fixed = with_fixed_row(weight, partition.local_or_none(options.padding_idx))
@@ -434,10 +412,6 @@ class LinearLogits(UncomputedLogits):
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`.
 
         Products of float16 numbers are computed in float32, and so is what follows: they may exceed 65,504.
-
-        Raises:
-            SizeError: The rows are sharded.
-            ShapeError: The weight is a DTensor, and the hidden states are not.
         """
         if self.is_sharded:
             raise SizeError("The logits of a sharded table are computed by all ranks together: call table.logits.")
@@ -461,10 +435,6 @@ class BlockLogits(UncomputedLogits):
         vocab_size: Number of tokens, V.
         rows_at_once: Number of rows in a block.
         **options: See `LogitOptions`.
-
-    Raises:
-        SizeError: An option is unknown or outside its range.
-        ShapeError: The bias has another size than the vocabulary.
     """
 
     raw_logits: RawLogits

@@ -127,7 +127,6 @@ def edit_vocabulary(
         TokenizerError: `tokenizer` is no tokenizer, that of the folder is damaged, or a GGUF file cannot describe the
             new one.
         TokenIdError: The padding row would be dropped.
-        ShapeError: `init` computes too few rows, or is a `VectorsInit` with too many or with rows of another width.
         StaleRowsError: The optimizer was not passed to an earlier edit.
         FileError: `target` does not exist or a process trains in it; or `out` is missing, not empty or cannot be
             written.

@@ -174,7 +174,6 @@ class Receipt:
         Raises:
             TokenIdError: `ids` contains a removed token, and `replacement` is `None` or not a new ID; or `ids` contains
                 an ID that no old row has.
-            ShapeError: `ids` has no integer dtype, or a new ID does not fit into the dtype of `ids`.
         """
         if isinstance(ids, Tensor):
             if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:

@@ -221,7 +221,6 @@ def merge_rows(module: nn.Module) -> None:
         SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called already.
         CheckpointError: No function quantises rows to the format of a table, or it cannot represent a number of them.
             Nothing was changed: `save_adapter` saves the rows.
-        ShapeError: A number is too large for the codes of a `QuantizedEmbedding`. Nothing was changed.
     """
     trained_rows(module)
     with _reverted_after_an_error(module):

@@ -76,7 +76,6 @@ class AuxiliaryVectors:
             new: The vector of each, `(k, A)`.
 
         Raises:
-            ShapeError: The widths differ, or a tensor does not have one row for each token.
             VocabularyError: There are no old tokens.
 
         Example:

@@ -302,9 +302,6 @@ class VectorsInit(RowInit):
 
     Args:
         values: `(k, D)`, one row for each new token in the order of the new IDs.
-
-    Raises:
-        ShapeError: When rows are computed: `values` does not have one row of width D for each new token.
     """
 
     values: Float[Tensor, "k D"]
@@ -312,11 +309,7 @@ class VectorsInit(RowInit):
     of_other_widths: ClassVar[RowInit | None] = SubwordMeanInit()
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return the rows of `values` for the tokens of the chunk; see `RowInit.compute`.
-
-        Raises:
-            ShapeError: `values` does not have one row of width D for each new token.
-        """
+        """Return the rows of `values` for the tokens of the chunk; see `RowInit.compute`."""
         wanted = (len(tokens), live.old.embed_dim)
         if self.values.shape != wanted:
             raise ShapeError(
