@@ -157,8 +157,7 @@ def named_tokenizer(path: Path | None) -> "Tokenizer":
 
     if path is None:
         raise TokenizerError(
-            "Files of token IDs do not say which tokenizer encoded them. Name it: --tokenizer FILE, for train "
-            "--tokenizer-from FILE."
+            "Files of token IDs do not name their tokenizer: --tokenizer FILE, for train --tokenizer-from FILE."
         )
     return load_tokenizer(path)
 
@@ -212,8 +211,7 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
     corpora = [Path(source) for source in sources if is_corpus(Path(source))]
     if corpora and len(sources) > 1:
         raise TextError(
-            f"{corpora[0]} is a corpus, and a run reads one alone: build one corpus of all the texts, or mix them in "
-            f"shares with --weights."
+            f"{corpora[0]} is a corpus, and a run reads one: build one of all texts, or mix with --weights."
         )
     return corpora[0] if corpora else None
 

@@ -183,8 +183,7 @@ def _train(
         layer, training = _named(options, LayerOptions), _named(options, TrainingOptions)
         if layer.mapped and parallel.launch_id:
             raise SizeError(
-                "--mapped is for one process without torchrun: the processes of torchrun shard the rows over their "
-                "memories instead. Leave --mapped or torchrun out."
+                "--mapped is for one process: the processes of torchrun shard rows over their memories instead."
             )
         if parallel.is_first:
             trainer, tokenizer = start_run(
@@ -250,8 +249,7 @@ def _require_same_weights(directory: "RunDirectory", weights: tuple[float, ...])
     if recorded != list(weights):
         what = "one text, without weights" if recorded is None else f"the weights {_as_text(recorded)}"
         raise SizeError(
-            f"--weights {_as_text(weights)} cannot change the run in {directory.path}, which trains on {what}: leave "
-            f"--weights out, or start another run."
+            f"--weights {_as_text(weights)} cannot change the run in {directory.path}, which trains on {what}."
         )
 
 

@@ -92,14 +92,10 @@ class LayerOptions:
     def __post_init__(self) -> None:
         if self.row_sparse and (self.tied or self.rank is not None):
             raise SizeError(
-                "--row-sparse updates only the rows that a batch uses. A tied head gives every row a gradient, and so "
-                "does a factorised table: use it with --untied and without --rank."
+                "--row-sparse needs --untied and no --rank: a tied head and factors give every row a gradient."
             )
         if self.mapped and not self.value_embedding and self.ngram is None and self.per_layer is None:
-            raise SizeError(
-                "--mapped keeps the rows of additional tables in files, and there are none: add --ngram, "
-                "--value-embedding or --per-layer, or leave --mapped out."
-            )
+            raise SizeError("--mapped needs additional tables: add --ngram, --value-embedding or --per-layer.")
 
 
 def layer_options(command: Command) -> Command:

@@ -109,8 +109,7 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
         return TextIds(_typed_ids(text, vocab_size), "The text lists IDs: each is the number of a row.")
     if vocabulary is None:
         raise TokenizerError(
-            "This source has no tokenizer and no names of tokens, so no text can be split. "
-            "Type IDs, such as #17 #42, or name a tokenizer with --tokenizer."
+            "This source has no tokenizer and no names. Type IDs, such as #17 #42, or pass --tokenizer."
         )
     ids, unknown = vocabulary.ids(text)
     if not ids:

@@ -191,8 +191,7 @@ def _check_texts(rows: list[int], texts: list[Any], source: OpenedModel, path: P
     for row, text in zip(rows, texts, strict=False):
         if text and row not in entries.get(text, []) + readable.get(text, []):
             raise SizeError(
-                f"{path}: row {row} of {source.title} is the token {source.token_texts[row]!r}, not {text!r}. The file "
-                f"belongs to another vocabulary."
+                f"{path}: row {row} of {source.title} is the token {source.token_texts[row]!r}, not {text!r}."
             )
 
 
@@ -203,8 +202,7 @@ def _rows_of_texts(texts: list[str], source: OpenedModel, path: Path) -> list[in
         by_text = entries
     if texts and not any(text in by_text for text in texts):
         raise SizeError(
-            f"{path}: no token of {source.title} is {texts[0]!r}, or another text of this file. For rows without a "
-            f"token use a column id."
+            f"{path}: no token of {source.title} is {texts[0]!r}. For rows without a token use a column id."
         )
     for text in texts:
         rows = by_text.get(text, [])

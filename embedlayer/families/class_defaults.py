@@ -69,8 +69,7 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
         owner[own_key] = json_value(expected[*path, own_key])
     if differing and (wrong := [".".join(place) for place in _differing(moved, expected)]):
         raise VocabularyError(
-            f"{where} leaves {', '.join(wrong)} to the defaults of its class, and the class does not read the new "
-            f"value: state it in {where} before the edit."
+            f"{where} leaves {', '.join(wrong)} to the defaults of its class: state it there before the edit."
         )
     return moved
 

@@ -118,9 +118,7 @@ def id_keys(owner: Any, size: int, where: str) -> list[str]:
         is_known = key in KNOWN_IDS or key in NO_IDS or key in FIRST_IDS or key.startswith(COUNTS)
         if not is_known and key.endswith(ENDINGS) and _holds_id(value, size):
             raise VocabularyError(
-                f"{where} has {key} = {value}, and whether that is a token ID is not known, so the vocabulary is not "
-                f"edited. Remove this entry before the edit, and put it back afterwards: with "
-                f"receipt.new_ids[{value}] if it is a token ID."
+                f"{where} has {key} = {value}, which may be a token ID. Remove it before the edit, and put it back."
             )
     return [key for key, value in entries.items() if key in KNOWN_IDS and value is not None]
 
@@ -169,14 +167,12 @@ def new_value(key: str, value: Any, ids: IdConversion, beside: Mapping[str, Any]
     if key in FIXED_IDS:
         if isinstance(value, Mapping) and any(_id_or_none(one, ids) != one for one in value.values()):
             raise VocabularyError(
-                f"The model reads the order of the token IDs in {key} of {where}, and the edit would change them: keep "
-                f"these tokens where they are."
+                f"The model reads the order of the token IDs in {key} of {where}: keep these tokens where they are."
             )
         return value
     if key not in ROLES and type(value) is int and len(ids.new_ids) <= value < ids.size:
         raise VocabularyError(
-            f"{where} names token ID {value} as {key}, which has no row, and the edit would give this ID to another "
-            f"token. Set {key} to an ID from {ids.size} on first."
+            f"{where} names token ID {value}, which has no row, as {key}. Set {key} to an ID from {ids.size} on."
         )
     return ids.of(key, value, beside, where, role=ROLES.get(key, ""))
 
@@ -231,8 +227,7 @@ def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
     if old != new and sizes and all(value != old for _, value in sizes):
         key, value = sizes[0]
         raise VocabularyError(
-            f"The table has {old:,} rows and the configuration states {key} = {value:,}: what the other rows are for "
-            f"is not known, so the vocabulary is not edited."
+            f"The table has {old:,} rows and {key} is {value:,}: what the other rows are for is not known."
         )
 
 
@@ -292,8 +287,7 @@ def check_padding(subject: str, padding: object, new_ids: Tensor) -> None:
     """Check that the padding token keeps its ID, in a family that counts positions from that ID."""
     if type(padding) is int and 0 <= padding < len(new_ids) and int(new_ids[padding]) != padding:
         raise VocabularyError(
-            f"{subject} positions from the ID of the padding token, {padding}: it must keep that ID. Keep the "
-            f"tokens before it, or place it there with reorder."
+            f"{subject} positions from the ID of the padding token, {padding}, which the edit would change."
         )
 
 
@@ -320,8 +314,7 @@ def _check_range(last: object, key: str, new_ids: Tensor, size: int) -> None:
     is_last = start + len(above) == size
     if start < 0 or not is_last or not bool((above == moved).all()) or bool((new_ids[:last] > start).any()):
         raise VocabularyError(
-            f"The model reads each token ID above {key} = {last} as a number, such as a time, and the edit would "
-            f"change these tokens, or place others among them. Place new tokens before them with reorder."
+            f"The model reads each token ID above {key} = {last} as a number: place new tokens before them."
         )
 
 
@@ -331,11 +324,9 @@ def _check_largest(name: str, end: object, new_ids: Tensor, *, is_ordered: bool)
     new = int(new_ids[end]) if type(end) is int and 0 <= end < len(new_ids) else end
     if switch in (None, end) and not is_ordered:
         raise VocabularyError(
-            f"A model of type {name} takes the largest token ID of a text as its end, and the edit would change the "
-            f"order of IDs or add larger ones, so the vocabulary is not edited."
+            f"A model of type {name} takes the largest token ID as the end of a text, and the edit would change it."
         )
     if switch is not None and (end == switch) != (new == switch):
         raise VocabularyError(
-            f"A model of type {name} takes the largest token ID of a text as its end if eos_token_id is {switch}, and "
-            f"the edit would change eos_token_id from {end} to {new}, so the vocabulary is not edited."
+            f"A model of type {name} with eos_token_id {switch} ends texts at the largest ID; it would be {new}."
         )

@@ -120,8 +120,7 @@ class ColumnRows(StoredFormat):
         multiple = self.row_multiple
         if stored.shape[0] % multiple:
             raise CheckpointError(
-                f"A {self.library} matrix of {self.bits} bits cannot have {stored.shape[0]} rows: their zero "
-                f"points fill whole words of 32 bits. Edit with pad_to_multiple_of={multiple}."
+                f"{self.library} at {self.bits} bits has no {stored.shape[0]} rows: use pad_to_multiple_of={multiple}."
             )
         return {
             "qweight": self.columns_of_codes(stored.rows["qweight"]),
@@ -200,8 +199,7 @@ class GPTQRows(ColumnRows):
         parts = super().write(stored, module)
         if stored.shape[0] < self.embed_dim and is_table_name(module.name):
             raise CheckpointError(
-                f"A GPTQ table of {self.embed_dim} columns cannot have {stored.shape[0]} rows: with fewer rows than "
-                f"columns its tensors are those of an embedding of GPTQModel. Keep at least {self.embed_dim}."
+                f"A GPTQ table has no fewer rows ({stored.shape[0]}) than columns ({self.embed_dim})."
             )
         group = torch.arange(self.embed_dim, dtype=torch.int32, device=stored.device) // self.group_size
         return parts if module.tensors else parts | {"g_idx": group}

@@ -37,14 +37,12 @@ def check_draft_tokens(token_ids: Iterable[int] | Int[Tensor, " N"], vocab_size:
     for place, entry in enumerate(token_ids):
         if isinstance(entry, bool) or not hasattr(entry, "__index__"):
             raise ShapeError(
-                f"Entry {place} of token_ids is {entry!r}, and token IDs are integers. Of a mask of the full "
-                f"vocabulary, pass mask.nonzero().flatten()."
+                f"Entry {place} of token_ids is {entry!r}, not an integer. Pass mask.nonzero().flatten() for a mask."
             )
         token = operator.index(entry)
         if not 0 <= token < vocab_size:
             raise TokenIdError(
-                f"token id {token} at place {place} of token_ids is outside the full vocabulary of {vocab_size} tokens "
-                f"(0..{vocab_size - 1}). Check that the draft vocabulary belongs to this table."
+                f"token id {token} at place {place} of token_ids is outside the full vocabulary of {vocab_size} tokens."
             )
         if token in places:
             raise SizeError(
@@ -90,8 +88,7 @@ def frequent_tokens(
         )
     if not max(1, len(always)) <= number <= size:
         raise SizeError(
-            f"number is {number}: it must be at least 1 and at least the {len(always)} tokens of include, and at most "
-            f"the {size} tokens of the vocabulary."
+            f"number must be at least 1, at least {len(always)} (include) and at most {size}, not {number}."
         )
     order = numbers.sort(descending=True, stable=True).indices
     others = (token for token in order.tolist() if token not in always)
@@ -161,8 +158,7 @@ def save_draft_tokens(path: Path | str, token_ids: Iterable[int] | Int[Tensor, "
             partial.write_bytes(content.getvalue())
     else:
         raise CheckpointError(
-            f"{path} has an unknown suffix: a draft vocabulary is saved as {EAGLE_SUFFIX} (d2t and t2d of EAGLE-3) or "
-            f"as {FR_SPEC_SUFFIX} (the list of FR-Spec)."
+            f"{path} has an unknown suffix: use {EAGLE_SUFFIX} (EAGLE-3) or {FR_SPEC_SUFFIX} (FR-Spec)."
         )
 
 
@@ -204,10 +200,7 @@ def load_draft_tokens(path: Path | str) -> tuple[int, ...]:
 def _tokens_of(d2t: Tensor, t2d: Tensor | None, *, source: str) -> tuple[int, ...]:
     """Return the token IDs that EAGLE-3's offsets and mask describe; `t2d` is `None` if the file has no mask."""
     if d2t.dim() != 1 or d2t.dtype not in (torch.int64, torch.int32):
-        raise CheckpointError(
-            f"{source}: {D2T} must be int64 or int32 of shape (N,), not {str(d2t.dtype).removeprefix('torch.')} of "
-            f"shape {tuple(d2t.shape)}."
-        )
+        raise CheckpointError(f"{source}: {D2T} must be int64 or int32 (N,), not {d2t.dtype} {tuple(d2t.shape)}.")
     ids = d2t.long() + torch.arange(len(d2t))
     if t2d is not None:
         _check_mask(t2d, ids, source=source)
@@ -223,12 +216,8 @@ def _tokens_of(d2t: Tensor, t2d: Tensor | None, *, source: str) -> tuple[int, ..
 def _check_mask(t2d: Tensor, ids: Int[Tensor, " N"], *, source: str) -> None:
     """Check that the mask of an EAGLE-3 file selects the tokens `ids`, in the same order."""
     if t2d.dim() != 1 or t2d.dtype != torch.bool:
-        raise CheckpointError(
-            f"{source}: {T2D} must be bool of shape (V,), not {str(t2d.dtype).removeprefix('torch.')} of shape "
-            f"{tuple(t2d.shape)}."
-        )
+        raise CheckpointError(f"{source}: {T2D} must be bool (V,), not {t2d.dtype} {tuple(t2d.shape)}.")
     if not torch.equal(t2d.nonzero().flatten(), ids):
         raise CheckpointError(
-            f"{source}: {T2D} selects {int(t2d.sum())} tokens, and they are not the {len(ids)} tokens i + {D2T}[i] in "
-            f"ascending order. The draft vocabulary was never filled in, or {D2T} has token IDs in place of offsets."
+            f"{source}: the {int(t2d.sum())} tokens of {T2D} are not the {len(ids)} ascending i + {D2T}[i]."
         )

@@ -138,8 +138,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if table is None:
             if vocab_size is None or embed_dim is None:
                 raise SizeError(
-                    "OutputHead needs a table to tie to, or vocab_size and embed_dim for an untied head: "
-                    "OutputHead(table) or OutputHead(embed_dim, vocab_size)."
+                    "OutputHead needs a table, OutputHead(table), or two sizes, OutputHead(embed_dim, vocab_size)."
                 )
             padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
             self.padding_idx = padding_idx
@@ -150,9 +149,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
                 raise SizeError("An OutputHead takes its sizes and padding from the table: pass only the table.")
             if table.row_sparse:
                 raise SizeError(
-                    "A head cannot be tied to a row-sparse table: the loss sends a gradient to every row.\n"
-                    "Use an untied head (OutputHead(vocab_size=..., embed_dim=...)), or build the table "
-                    "with row_sparse=False."
+                    "A head cannot be tied to a row-sparse table. Use an untied head, or a table with row_sparse=False."
                 )
             nn.Module.__init__(self)
             self.in_features, self.out_features = table.embed_dim, table.vocab_size
@@ -241,8 +238,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             if own is None and not adapters:
                 return None
             raise CheckpointError(
-                f"A tied head reads the rows of a table of embedlayer, and its table was replaced by "
-                f"{a_or_an(table)}: call TokenEmbedding.from_embedding or embedlayer.patch first."
+                f"The table of a tied head was replaced by {a_or_an(table)}. Use TokenEmbedding.from_embedding."
             )
         if adapters:
             return self.adapted_rows
@@ -425,8 +421,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             watch_replacement(self, name, former)
         elif param is not self.weight:
             raise SizeError(
-                "This head is tied: its weight is the table's. Assign the table's weight (table.weight = ...), which "
-                "the head reads too, or use an untied head: OutputHead(embed_dim, vocab_size)."
+                "This head is tied to its table: set table.weight, or use OutputHead(embed_dim, vocab_size)."
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -562,8 +557,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if self.bias is not None and self.bias.shape[0] != self.out_features:
             refuse_partitioned([("the bias of this head", self.bias)], "is added")
             raise SizeError(
-                f"The head has {self.out_features} rows and a bias of {self.bias.shape[0]} numbers: assign a bias of "
-                f"the same size, or change both with embedlayer.vocab.edit_vocabulary."
+                f"The head has {self.out_features} rows and a bias of {self.bias.shape[0]}: assign one of that size."
             )
         return {
             "logit_scale": self.logit_scale,
@@ -616,8 +610,7 @@ def options_after_call(
         value = merged.pop(name)
         if value is not applied and (isinstance(value, Tensor) or value != applied):
             raise SizeError(
-                f"This {type(head).__name__} has hooks or a forward of its own, which decide its logits: set {name} "
-                f"on the head, not for one call."
+                f"This {type(head).__name__} has hooks or its own forward: set {name} on the head, not for one call."
             )
     return cast(LogitOptions, merged)
 

@@ -81,8 +81,7 @@ def resolve_table(module: nn.Module, name: str) -> AdaptedTable:
         return resolve_table(here.token_adapter, name)
     if not hasattr(module, "base_layer"):
         raise CheckpointError(
-            f"A tied head reads the table through the module {name!r} of its model, and there is "
-            f"{a_or_an(module)} now, which is no table. Use an untied head: OutputHead(embed_dim, vocab_size)."
+            f"{name!r}, which a tied head reads, is {a_or_an(module)} now. Use OutputHead(embed_dim, vocab_size)."
         )
     base = resolve_table(here.base_layer, name)
     if here.disable_adapters or here.merged:
@@ -155,9 +154,7 @@ def require_unwrapped(head: nn.Linear, reference: ChildReference | None) -> None
         return
     if not wrapper.disable_adapters and not getattr(wrapper, "merged", False):
         raise CheckpointError(
-            f"PEFT has put {type(wrapper).__module__}.{type(wrapper).__name__} on the untied head {head!r}, and the "
-            f"rows of the head alone do not give its logits: call merge_and_unload() first, or leave the head out of "
-            f"PEFT's configuration."
+            f"{type(wrapper).__name__} of PEFT on the untied head {head!r} is active: call merge_and_unload() first."
         )
 
 

@@ -87,8 +87,7 @@ class DraftMap:
             pairs[ends[0]] = ends[1]
         if not pairs:
             raise TokenizerError(
-                "The two tokenizers share no token: no token of one stands for the bytes of a token of the other, so "
-                "the draft could propose nothing."
+                "The two tokenizers share no token: no token of one has the bytes of a token of the other."
             )
         ids = torch.tensor(sorted(pairs.items()), dtype=torch.int64, device="cpu")
         sizes = table_size(ours.tokenizer), table_size(theirs.tokenizer)
@@ -160,8 +159,7 @@ class DraftMap:
         (hidden, head), (teacher_hidden, teacher_head) = student, teacher
         if (shape := hidden.shape[:-1]) != teacher_hidden.shape[:-1]:
             raise ShapeError(
-                f"The hidden states of the student are {tuple(hidden.shape)} and those of the teacher "
-                f"{tuple(teacher_hidden.shape)}: pass one of each for every position."
+                f"Hidden states of student {tuple(hidden.shape)} and teacher {tuple(teacher_hidden.shape)} must match."
             )
         with torch.no_grad():
             of_teacher = self.draft_head(teacher_head).uncomputed_logits(teacher_hidden)
@@ -201,10 +199,9 @@ class DraftMap:
             if not is_list or not 0 <= int(ids.min()) <= int(ids.max()) < size or len(ids.unique()) != len(ids):
                 raise CheckpointError(f"{file} is no file of DraftMap.save, or damaged: it has no pairs of token IDs.")
         for role, tokenizer in (("draft", draft), ("target", target)):
-            if tokenizer is not None and (own := fingerprint(as_tokenizer(tokenizer))) != values[f"{role}_digest"]:
+            if tokenizer is not None and fingerprint(as_tokenizer(tokenizer)) != values[f"{role}_digest"]:
                 raise TokenizerError(
-                    f"{file} was made with another {role} tokenizer, of digest {values[f'{role}_digest']} and not "
-                    f"{own}: make it again with DraftMap.between(draft, target)."
+                    f"{file} was made with another {role} tokenizer. Use DraftMap.between(draft, target)."
                 )
         return cls(draft_ids, target_ids, sizes[0], sizes[1], values["draft_digest"], values["target_digest"])
 

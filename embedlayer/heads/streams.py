@@ -85,10 +85,7 @@ class StackedRows(Pretrained, nn.Module):
     ) -> None:
         super().__init__()
         if min(num_streams, stream_size, embed_dim) < 1:
-            raise SizeError(
-                f"StackedRows needs sizes of at least 1, not num_streams={num_streams}, stream_size={stream_size}, "
-                f"embed_dim={embed_dim}."
-            )
+            raise SizeError(f"StackedRows needs sizes of at least 1, not {num_streams=}, {stream_size=}, {embed_dim=}.")
         self.transposed, self.init_std = transposed, init_std
         sizes = (embed_dim, stream_size) if transposed else (stream_size, embed_dim)
         self.weight = nn.Parameter(torch.empty(num_streams, *sizes, device=device, dtype=dtype))
@@ -297,8 +294,7 @@ class StreamHead(Pretrained, nn.Module):
         if not calls_forward(self, _FORWARD):
             if others := sorted(options.keys() - {"temperature"}):
                 raise SizeError(
-                    f"This {type(self).__name__} has hooks or a forward of its own, which decide its logits: set "
-                    f"{', '.join(others)} on its output, not for one call."
+                    f"This {type(self).__name__} has hooks or its own forward: set {', '.join(others)} on its output."
                 )
             return [logits_of_call(logits, **options) for logits in self(hidden, streams=streams)]
         return self._described(hidden, chosen, {"impl": impl, **options})
@@ -327,8 +323,7 @@ class StreamHead(Pretrained, nn.Module):
             raise SizeError(f"Streams are 0 to {self.num_streams - 1}, not {chosen}.")
         if self.hidden_per_stream and (hidden.dim() < 2 or hidden.shape[-2] != len(chosen)):
             raise ShapeError(
-                f"hidden {tuple(hidden.shape)} must be (..., {len(chosen)}, {self.embed_dim}): one hidden state for "
-                f"each stream, as hidden_per_stream says."
+                f"hidden {tuple(hidden.shape)} must be (..., {len(chosen)}, {self.embed_dim}), one for each stream."
             )
         return chosen
 
@@ -454,8 +449,7 @@ class StreamHead(Pretrained, nn.Module):
         expected = (*(hidden.shape[:-2] if self.hidden_per_stream else hidden.shape[:-1]), self.num_streams)
         if targets.shape != expected:
             raise ShapeError(
-                f"Targets {tuple(targets.shape)} must be {expected} beside hidden states {tuple(hidden.shape)}: one "
-                f"for each of the {self.num_streams} streams, which are the last dimension."
+                f"Targets {tuple(targets.shape)} must be {expected} beside hidden states {tuple(hidden.shape)}."
             )
         check_integer_ids(targets)
         if device_kind(targets) == "cpu" and not plain_operators_only():

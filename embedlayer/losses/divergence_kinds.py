@@ -164,8 +164,7 @@ class JensenShannon(Divergence):
     def __post_init__(self) -> None:
         if not 0 < self.beta < 1:
             raise SizeError(
-                f"beta of the Jensen-Shannon divergence must be between 0 and 1, not {self.beta}: "
-                f"at the ends use ForwardKL() (0) or ReverseKL() (1)."
+                f"beta must be between 0 and 1, not {self.beta}: at the ends use ForwardKL() (0) or ReverseKL() (1)."
             )
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:

@@ -148,15 +148,13 @@ def _check_pair(student: UncomputedLogits, teacher: UncomputedLogits, kind: Dive
         )
     if student.hidden.shape[:-1] != teacher.hidden.shape[:-1]:
         raise ShapeError(
-            f"The hidden states of the student are {tuple(student.hidden.shape)} and those of the teacher "
-            f"{tuple(teacher.hidden.shape)}: pass one of each for every token."
+            f"Hidden states {tuple(student.hidden.shape)} and of the teacher {tuple(teacher.hidden.shape)} must match."
         )
     if isinstance(teacher, LinearLogits) and teacher.is_sharded and not isinstance(kind, NextByte):
         same = isinstance(student, LinearLogits) and student.is_sharded and student.partition == teacher.partition
         if not same:
             raise SizeError(
-                "The teacher's rows are sharded and the student's are not, or in another way: shard both over the same "
-                "ranks, or only the student."
+                "The teacher's rows and the student's must be sharded over the same ranks, or only the student's."
             )
 
 
@@ -165,8 +163,7 @@ def _check_top_k(student: UncomputedLogits, teacher: TopKTargets) -> None:
     ids, shape = teacher.ids, student.hidden.shape[:-1]
     if ids.shape != teacher.log_probs.shape or ids.shape[:-1] != shape or ids.dim() != len(shape) + 1:
         raise ShapeError(
-            f"A teacher's IDs are {tuple(ids.shape)} and its log-probabilities {tuple(teacher.log_probs.shape)}: both "
-            f"must be {(*shape, 'K')}, K for each hidden state."
+            f"A teacher's IDs {tuple(ids.shape)} and log-probabilities {tuple(teacher.log_probs.shape)} are (..., K)."
         )
     if not 1 <= ids.shape[-1] <= student.vocab_size:
         raise SizeError(f"A teacher has {ids.shape[-1]} tokens per position; pass 1 to {student.vocab_size}.")

@@ -57,8 +57,7 @@ def resolve_logits(
     uncomputed = weight.uncomputed_logits(logits, **of_logits)
     if vocab_size not in (None, uncomputed.vocab_size):
         raise SizeError(
-            f"This head has {uncomputed.vocab_size} tokens, not vocab_size={vocab_size}: leave vocab_size out, or call "
-            f"linear_cross_entropy with the head's weight."
+            f"This head has {uncomputed.vocab_size} tokens, not vocab_size={vocab_size}: leave vocab_size out."
         )
     return uncomputed, loss
 
@@ -97,8 +96,7 @@ def _of_logits(logits: object) -> UncomputedLogits:
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() == 0:
         found = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ShapeError(
-            f"Logits are needed: outputs.logits of a model (..., V), an UncomputedLogits, or hidden states with a "
-            f"weight or a head; found {found}."
+            f"Logits are needed: (..., V), an UncomputedLogits, or hidden states with a weight or head; found {found}."
         )
     vocab_size = logits.shape[-1]
     return BlockLogits(logits, _some_logits, vocab_size, min(vocab_size, block_size(TABLE_ROWS, device_kind(logits))))
@@ -114,6 +112,5 @@ def _require_temperature_alone(options: Mapping[str, object]) -> None:
     others = [name for name in options if name != "temperature"]
     if others:
         raise SizeError(
-            f"These logits are those of a model or a head, with its scale and soft cap: {', '.join(others)} cannot be "
-            f"changed. Pass the hidden states and the head in place of the logits: (hidden, head, tokens)."
+            f"These logits have a head's scale and soft cap: pass (hidden, head, tokens) to change {', '.join(others)}."
         )

@@ -56,8 +56,7 @@ def multi_token_inputs(
     for depth, states in enumerate(hidden_states):
         if states.shape[:-1] != labels.shape:
             raise ShapeError(
-                f"labels are {tuple(labels.shape)}, and the hidden states of depth {depth} {tuple(states.shape)}: they "
-                f"must be (B, T) and (B, T, D)."
+                f"labels {tuple(labels.shape)} must be (B, T), and hidden states of depth {depth} (B, T, D)."
             )
         shifted = shifted_targets(labels, documents, depth=depth, ignore_index=ignore_index)
         hidden.append(states[:, : shifted.shape[1]].flatten(0, 1))

@@ -119,8 +119,7 @@ class NextByte:
         student, teacher = ({*each.events.unique().tolist()} for each in both)
         if self.student.num_events != self.teacher.num_events or student != teacher:
             raise SizeError(
-                f"Student and teacher need the same events, and only one has {sorted(student ^ teacher)[:4]} "
-                f"({SPECIAL}: special tokens, {SPECIAL + 1}: the end of a text)."
+                f"Only one of student and teacher has the events {sorted(student ^ teacher)[:4]} ({SPECIAL}: special)."
             )
 
     def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -132,6 +131,5 @@ def check_next_bytes(next_bytes: NextBytes | None, vocab_size: int) -> None:
     """Check that there is an event for each token of a vocabulary, or that there are no events."""
     if next_bytes is not None and len(next_bytes.events) != vocab_size:
         raise ShapeError(
-            f"next_bytes has {len(next_bytes.events)} tokens and the head {vocab_size}: build it with "
-            f"NextBytes.of(tokenizer, vocab_size={vocab_size})."
+            f"next_bytes has {len(next_bytes.events)} tokens and the head {vocab_size}: pass vocab_size={vocab_size}."
         )

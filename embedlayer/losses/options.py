@@ -189,8 +189,7 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
     values = {**options, **arguments}
     if values.get("batch_invariant") and values.get("impl") == "plain":
         raise SizeError(
-            f"{call}: with batch_invariant=True logits are computed in blocks of some tokens, with impl='plain' all at "
-            f"once: leave one of them out."
+            f"{call}: impl='plain' computes all logits at once, and batch_invariant=True in blocks: leave one out."
         )
 
 

@@ -17,8 +17,7 @@ def require_token_weights(weights: Tensor, targets: Tensor, name: str = "targets
     found = f"{str(weights.dtype).removeprefix('torch.')} of shape {tuple(weights.shape)} on {weights.device}"
     found += " with gradient: pass weights.detach()" if weights.requires_grad else ""
     raise ShapeError(
-        f"token_weights must be floats of shape {tuple(targets.shape)} on {targets.device}, one for each of the "
-        f"{name}, without gradient; found {found}."
+        f"token_weights must be floats {tuple(targets.shape)} on {targets.device} without gradient; found {found}."
     )
 
 

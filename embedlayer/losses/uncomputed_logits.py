@@ -229,10 +229,7 @@ def _refused(reason: str) -> SizeError:
 def refuse_sharded_invariance(options: LogitSettings) -> None:
     """Raise the `SizeError` of `batch_invariant` over sharded rows, if it is among the options."""
     if options.batch_invariant:
-        raise SizeError(
-            "batch_invariant=True is not possible over sharded rows, whose ranks merge the tokens of all of them: "
-            "leave the option out."
-        )
+        raise SizeError("batch_invariant=True is not possible over sharded rows, whose ranks merge their tokens.")
 
 
 def joint_multiple(student: UncomputedLogits, teacher: UncomputedLogits | None) -> int:
@@ -401,10 +398,7 @@ class LinearLogits(UncomputedLogits):
     def _take_rows(self, parts: Sequence[Self], ranges: Sequence[tuple[int, int]]) -> None:
         """Give each of several copies the rows of one range of tokens alone."""
         if self.is_sharded:
-            raise SizeError(
-                "Rows that are sharded over ranks cannot be divided into streams, which the ranks would share: use a "
-                "table that each rank stores as a whole."
-            )
+            raise SizeError("Rows that are sharded over ranks cannot be divided into streams: use a whole table.")
         for part, of_part in zip(parts, row_parts(self.weight, ranges), strict=True):
             part.weight, part.new_gradient = of_part
 
@@ -501,8 +495,7 @@ def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool
     if isinstance(logits, LinearLogits) and logits.is_sharded:
         if plain_operators_only():  # the ranks cannot follow a transform
             raise SizeError(
-                "The loss of a sharded table is computed by all ranks together and cannot be transformed by "
-                "torch.func: differentiate it with backward() or torch.autograd.grad."
+                "The loss of a sharded table has no transforms of torch.func: use backward() or torch.autograd.grad."
             )
         return False
     if plain_operators_only() or is_transformed(*logits.tensors):
@@ -518,10 +511,7 @@ def check_fit(hidden: Tensor, weight: Tensor, head_dtype: torch.dtype | None = N
     """Check that hidden states and rows have one width and, without `head_dtype` and autocast, one dtype."""
     check_rows_are_whole(hidden, weight)
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
-        raise ShapeError(
-            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not fit: "
-            f"they must be (..., D) and (V, D) of one width D."
-        )
+        raise ShapeError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be (..., D) and (V, D).")
     check_dtypes(hidden, weight.dtype, head_dtype)
 
 
@@ -529,8 +519,7 @@ def check_dtypes(hidden: Tensor, dtype: torch.dtype, head_dtype: torch.dtype | N
     """Check that hidden states have the dtype of the rows, unless `head_dtype` or autocast decides."""
     if hidden.dtype != dtype and head_dtype is None and autocast_dtype(hidden) is None:
         raise ShapeError(
-            f"hidden is {hidden.dtype} and the rows {dtype}: pass head_dtype=torch.float32, with which both may differ "
-            f"and rows are converted a block at a time; convert one of them with .to(dtype); or use torch.autocast."
+            f"hidden is {hidden.dtype} and the rows {dtype}: pass head_dtype=torch.float32, or convert one of them."
         )
 
 
@@ -538,6 +527,5 @@ def check_ids(hidden: Tensor, ids: Tensor, name: str) -> None:
     """Check that there is one int32 or int64 token ID for each hidden state."""
     if ids.shape != hidden.shape[:-1] or ids.dtype not in (torch.int64, torch.int32):
         raise ShapeError(
-            f"{name} must be int64 or int32 of shape {tuple(hidden.shape[:-1])}, one for each hidden state, "
-            f"not {str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}."
+            f"{name} must be int64 or int32 {tuple(hidden.shape[:-1])}, not {ids.dtype} {tuple(ids.shape)}."
         )
