@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -23,7 +24,6 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.checkpoints import write_vectors
-from embedlayer.cli.options import InputPath, OutputPath
 from embedlayer.core import FileError
 from embedlayer.opening import PathKind, path_kind
 from embedlayer.tokenization import save_tokenizer
@@ -61,8 +61,9 @@ COMMANDS = {
 """Each command with every path that it reads, by the parameter's name; one that reads none is not here."""
 
 
-def inputs_of(command: click.Command) -> dict[str, InputPath]:
-    return {param.name: param.type for param in command.params if isinstance(param.type, InputPath)}
+def inputs_of(command: click.Command) -> dict[str, Any]:
+    """The types of a command's paths to read, by the parameter's name; each knows the kinds of paths that it takes."""
+    return {param.name: param.type for param in command.params if hasattr(param.type, "kinds")}
 
 
 INPUTS = {name: inputs_of(command) for name, command in leaf_commands()}
@@ -138,12 +139,8 @@ def command_line(line: str, there: dict[str, Path], out: Path, **paths: Path) ->
 def test_every_command_that_reads_a_path_says_what_it_takes() -> None:
     for name, command in leaf_commands():
         for param in command.params:
-            is_output = param.name in ("output", "export_to")
-            assert not is_output or isinstance(param.type, OutputPath), f"{name} {param.name}: use OutputPath"
-            assert is_output or not isinstance(param.type, click.Path), f"{name} {param.name}: use InputPath"
-            if is_output:
-                with pytest.raises(FileError, match="The name of the file or folder is empty"):
-                    param.type.convert("", None, None)
+            is_path = isinstance(param.type, click.Path)
+            assert not is_path or param.name in ("output", "export_to"), f"{name} {param.name}: use InputPath"
     with_inputs = {name for name, inputs in INPUTS.items() if inputs}
     assert with_inputs == {line.removesuffix(" OTHER") for line in COMMANDS}
     assert {(line.removesuffix(" OTHER"), name) for line, name, _ in CASES} == {
