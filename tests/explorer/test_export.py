@@ -7,8 +7,7 @@ import pytest
 import torch
 from explorer_requests import stored_answers
 
-from embedlayer import FileError, TokenEmbedding
-from embedlayer.explorer.export import write_page
+from embedlayer import TokenEmbedding
 from embedlayer.opening import OpenedModel
 
 
@@ -58,11 +57,6 @@ def test_how_much_of_a_table_is_exported_follows_from_its_size(export, small_exp
     assert (small[0], "rounded to 8 bits" in small[1]) == ({"vectors", "layout", "cards"}, True)
     assert (medium[0], "Sums of tokens are not" in medium[1]) == ({"nearest", "layout", "cards"}, True)
     assert (large[0], "too large" in large[1]) == (set(), True)
-
-
-def test_an_unwritable_place_is_a_clear_error(tmp_path, anything):
-    with pytest.raises(FileError, match="Cannot write"):
-        write_page(tmp_path / "missing" / "page.html", [anything])
 
 
 # The page's files

@@ -147,7 +147,7 @@ def test_a_decoder_of_a_checkpoint_is_read_with_its_final_norm(check, shared_dat
     assert (without_norm - step["values"]["logits"][0]).abs().max() > 10, "the norm is no detail"
 
 
-def test_embed_prints_logits_and_its_json_has_them(tmp_path, capsys, unchecked):
+def test_embed_prints_block_and_logits_and_its_json_has_them(tmp_path, capsys, unchecked):
     torch.manual_seed(0)
     model, tokenizer = decoder(), el.train_tokenizer("I love dogs and dogs love me . " * 3, kind="word")
     model.save_pretrained(tmp_path / "model", tokenizer=tokenizer)
@@ -162,10 +162,15 @@ def test_embed_prints_logits_and_its_json_has_them(tmp_path, capsys, unchecked):
     torch.testing.assert_close(h, model.norm(x), rtol=0, atol=1e-5)
     torch.testing.assert_close(z, h[-1:] @ model.table.weight.T, rtol=0, atol=1e-5)
     assert content["head_formula"] == "h = RMSNorm(x), z = h · Wᵀ, p = softmax(z / temperature)"
-    best = content["top_tokens"][-1][0]
+    states = torch.stack([*model.hidden_states(torch.tensor(tokenizer.encode("I love dogs").ids))])
+    block, best = content["block"], content["top_tokens"][-1][0]
+    torch.testing.assert_close(torch.tensor(block["mlp_sum"]), states[1], rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(block["state_lengths"]), states.norm(dim=-1).T)
     assert best["logit"] == pytest.approx(z.max().item())
     text = printed(tmp_path / "model", "I love dogs")
     assert f"{best['chance']:.1%} (z {best['logit']:.2f})" in text
     assert content["head_formula"] in text
+    assert f"s  {block['lengths'][-1][7]:9.4f}  silu(g) · u, silu(g) = g / (1 + e^(−g))" in text
+    assert "  ".join(f"{length:.4f}" for length in block["state_lengths"][-1]) in text
     content = json.loads(printed(tmp_path / "table", "dogs", "--json"))
     assert [content[name] for name in ("head_formula", "before_norm", "hidden", "logits")] == [None] * 4

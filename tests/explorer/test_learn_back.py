@@ -11,8 +11,6 @@ from explorer_requests import steps_of
 from embedlayer import TokenEmbedding
 from embedlayer.opening import OpenedModel
 
-pytestmark = pytest.mark.browser
-
 
 @pytest.fixture(scope="module")
 def table(story):
