@@ -3,7 +3,7 @@
 import math
 
 import torch
-from covering import looped, some
+from covering import looped
 
 from embedlayer.analysis.clusters import plane_clusters, typical_tokens
 
@@ -36,15 +36,6 @@ def test_small_groups_and_points_with_nan_are_in_no_cluster() -> None:
     assert found.sizes[0] <= 199
     assert found.of[0] == -1
     assert (found.of[of == 2] == -1).all()
-
-
-@looped("most", some([4], [1, 4, 20]))
-def test_there_are_never_more_clusters_than_asked_for(most) -> None:
-    points = torch.rand(3000, 2)
-    found = plane_clusters(points, most=most)
-    assert 1 <= len(found.sizes) <= most
-    assert found.sizes == sorted(found.sizes, reverse=True)
-    assert found.sizes == [int((found.of == cluster).sum()) for cluster in range(len(found.sizes))]
 
 
 def test_no_points_and_equal_points_are_no_error() -> None:

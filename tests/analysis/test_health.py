@@ -15,7 +15,6 @@ from embedlayer.analysis.health import table_health
 from embedlayer.heads.output import OutputHead
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 
@@ -67,14 +66,6 @@ def test_a_free_head_tells_what_its_table_cannot() -> None:
     found = table_health(table, head=head)
     assert found.under_trained.flagged.nonzero()[:, 0].tolist() == list(range(60))
     torch.testing.assert_close(found.norms, table.norm(dim=1))
-
-
-def test_a_factorised_table_is_read_as_its_rows() -> None:
-    table = FactorizedEmbedding(300, 16, rank=4, padding_idx=3)
-    with torch.no_grad():
-        table.inner.weight[8] = table.inner.weight[9]
-    found = table_health(table)
-    assert (found.zero_rows, found.duplicates) == ((3,), ((8, 9),))
 
 
 def test_byte_pieces_of_stories_are_reported_by_kind(shared_data) -> None:
@@ -182,17 +173,6 @@ def test_a_planted_fault_is_the_first_sentence_of_the_summary(fault) -> None:
     first = found.summary()
     assert first.startswith("Faulty. " + sentence.partition("(")[0]), first
     assert first == found.to_json()["summary"]
-
-
-def test_words_are_named_before_other_tokens() -> None:
-    rows, ids, tokenizer = sound_rows()
-    rows = rows.clone()
-    other = next(row for row in range(len(rows)) if row not in ids)
-    rows[[other, ids[5]]] = torch.nan
-    assert (
-        f"2 rows hold NaN or infinity (1 word: '{tokenizer.id_to_token(ids[5])}', "
-        in table_health(rows, tokenizer).summary()
-    )
 
 
 @pytest.mark.parametrize("overwritten", [False, True])

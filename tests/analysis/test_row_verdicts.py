@@ -44,15 +44,6 @@ def test_each_kind_of_row_has_its_verdict_and_its_reason() -> None:
     assert "random rows have " in found.of(1000).because
 
 
-def test_new_rows_are_named_by_their_ids() -> None:
-    rows = torch.cat([related(3000, 96), 0.02 * torch.randn(200, 96)])
-    found = table_health(rows)
-    assert found.state == "faulty"
-    assert found.summary().startswith("Faulty. ")
-    assert "rows (3,0" in found.summary()
-    assert "not learned: nothing tells them from random rows (" in found.summary()
-
-
 def test_a_run_whose_rows_were_exchanged_is_not_sound() -> None:
     before = torch.randn(1000, 64)
     after = before + related(1000, 64)

@@ -9,7 +9,6 @@ import torch
 from commands import run
 from covering import looped
 from real_tables import minilm
-from tokenizer_kinds import tokenizer_of_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
@@ -68,14 +67,6 @@ def test_neighbours_equal_a_brute_force_search(bpe, query, width):
     assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-6)
 
 
-@looped("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_scores_are_as_exact_as_the_stored_numbers(bpe, dtype):
-    table = torch.randn(bpe.get_vocab_size(), 16).to(dtype)
-    (_, score), *_ = TokenVectors(table, bpe).most_similar([262], topn=1)
-    (_, expected), *_ = brute_force(table, [262], [], 1, len(table))
-    assert score == pytest.approx(expected, abs=1e-12 if dtype == torch.float64 else 1e-6)
-
-
 @looped("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=3)])
 def test_every_kind_of_table_answers_like_its_rows_written_out(bpe, make):
     table = make(bpe.get_vocab_size(), 8)
@@ -118,31 +109,6 @@ def test_an_unknown_word_is_refused_and_never_taken_for_the_unknown_token():
         with pytest.raises(TokenizerError):
             vectors.most_similar(unknown)
     assert "<unk>" in vectors
-
-
-def test_real_tokenizers_find_their_words(shared_data):
-    for name, word, index in (
-        ("gpt2-encoder.json", " first", 717),
-        ("bert-base-cased-vocab.txt", "##ing", 1158),
-        ("t5-small.tokenizer.json", " first", 166),
-    ):
-        tokenizer = tokenizer_of_file(shared_data / "tokenizers" / name)
-        assert TokenVectors(torch.zeros(60_000, 1), tokenizer).id_of(word) == index
-
-
-def test_equal_rows_come_in_the_order_of_their_ids():
-    tokenizer = words(*(f"w{index}" for index in range(300)))
-    table = torch.randn(7, 33)[torch.arange(300) % 7]
-    found = TokenVectors(table, tokenizer).most_similar("w0", topn=42)
-    assert [text for text, _ in found] == [f"w{index}" for index in range(7, 300, 7)]
-    assert {score for _, score in found} == {found[0][1]}
-
-
-def test_zero_rows_are_alike_to_nothing_and_never_nan():
-    vectors = TokenVectors(torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]), words("<pad>", "a", "b"))
-    assert vectors.similarity("<pad>", "a") == vectors.similarity("<pad>", "<pad>") == 0.0
-    assert vectors.most_similar("a") == [("<pad>", 0.0), ("b", -1.0)]
-    assert vectors.most_similar("<pad>") == [("a", 0.0), ("b", 0.0)]
 
 
 def test_spare_rows_and_broken_rows_are_never_an_answer():
@@ -318,13 +284,6 @@ def test_a_tokenizer_without_an_unknown_token_refuses_unknown_words(model):
     assert "zebra" not in vectors
     with pytest.raises(KeyError, match="zebra"):
         vectors.most_similar("zebra")
-
-
-def test_a_plain_embedding_and_an_array_are_tables(bpe):
-    rows = torch.randn(bpe.get_vocab_size(), 4)
-    expected = TokenVectors(rows, bpe).most_similar(" the")
-    assert TokenVectors(rows.numpy(), bpe).most_similar(" the") == expected
-    assert TokenVectors(torch.nn.Embedding.from_pretrained(rows), bpe).most_similar(" the") == expected
 
 
 @looped("dtype", [torch.float32, torch.bfloat16])

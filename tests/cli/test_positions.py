@@ -68,18 +68,6 @@ def test_lengths_in_other_files_follow_and_exported_models_are_left_out(tmp_path
     assert read.keys() == {path.name for path in folder.iterdir()} - {"model.onnx"}
 
 
-def test_a_saved_model_a_run_and_a_gguf_file_are_refused_with_what_to_do(tmp_path, capsys) -> None:
-    model = el.DecoderLM(el.TokenEmbedding(9, 8), "rotary", num_layers=1, num_heads=2)
-    model.save_pretrained(tmp_path / "saved")
-    model.save_pretrained(tmp_path / "run")
-    (tmp_path / "run" / "run.json").write_text("{}")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    for name, remedy in (("saved", "set model.position"), ("run", "set model.position"), ("model.gguf", "convert")):
-        assert run("positions", "extend", tmp_path / name, "--to", LONGER, "-o", tmp_path / "new") == 1
-        assert remedy in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "new").exists()
-
-
 def test_the_result_is_named_before_its_loss_is_measured(saved, tmp_path, capsys, monkeypatch) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -81,15 +81,3 @@ def test_the_served_page_loads_one_script_of_all_modules_and_one_style_sheet(ser
     modules = re.findall(r"^(?:const \$\d+ = )?\(\(\) => \{$", script, flags=re.M)
     assert len(modules) == sum(name.endswith(".js") for name in files)
     assert "</script" not in script
-
-
-def test_every_class_of_a_style_sheet_is_that_of_an_element_of_the_page(files):
-    sheets = re.sub(
-        r"/\*.*?\*/|\{[^{}]*\}", " ", "".join(files[name] for name in files if name.endswith(".css")), flags=re.S
-    )
-    code = "".join(files[name] for name in files if not name.endswith((".css", ".d.ts")))
-    code = re.sub(r"^\s*(/\*\*|\* ).*$", "", code, flags=re.M)
-    written, starts = {*re.findall(r"[\w-]+", code)}, tuple(re.findall(r"([\w-]+-)\$\{", code))
-    classes = {*re.findall(r"\.([a-z][\w-]+)", sheets)}
-    assert len(classes) > 300
-    assert {name for name in classes - written if not name.startswith(starts)} == set()

@@ -13,7 +13,6 @@ from embedlayer.explorer import table_map
 from embedlayer.opening import OpenedModel
 
 SIZES = [(1280, 800), (390, 844)]
-WIDE_OR_PHONE = pytest.mark.parametrize("size", SIZES, ids=["wide", "phone"])
 PHONE = pytest.mark.parametrize("size", [pytest.param(SIZES[0], marks=LONG), SIZES[1]], ids=["wide", "phone"])
 
 COMPONENTS = "x=1&y=2"
@@ -179,23 +178,6 @@ def test_lists_and_legend_agree_with_the_points_while_the_layout_runs_after_canc
     until(page, f"{SHOWN} === 'kind,n'")
     page.get_by_label("Colour").select_option("cluster")
     draws_the_layout(page)
-
-
-@PHONE
-def test_the_note_under_the_layout_says_what_distances_mean_and_fits(addresses, open_page, size):
-    page = opened(open_page, next(addresses), size)
-    until(page, f"{SHOWN} === 'cluster,n'")
-    page.evaluate(PAINTED)
-    page.get_by_role("button", name="Zoom in").click()
-    until(page, "window.painted.some((text) => text.endsWith('distances between groups mean little'))")
-    assert page.evaluate("window.painted.some((text) => text.startsWith('neighbours are close'))")
-    free = page.locator(".map-zoom").bounding_box()["x"] - page.locator(".map-over").bounding_box()["x"]
-    width = """() => {
-        const context = document.querySelector('.map-over').getContext('2d');
-        context.font = `12px ${getComputedStyle(document.documentElement).getPropertyValue('--font')}`;
-        return 12 + context.measureText(window.painted.findLast((text) => text.endsWith('mean little'))).width;
-    }"""
-    assert page.evaluate(width) < free
 
 
 def test_a_layout_that_fails_leaves_the_components_with_their_names(addresses, open_page, waiting):

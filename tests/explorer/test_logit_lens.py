@@ -15,7 +15,6 @@ from embedlayer import (
     OutputHead,
     TokenEmbedding,
     load_llama,
-    open_model,
     train_tokenizer,
 )
 from embedlayer.opening import OpenedModel
@@ -126,16 +125,6 @@ def test_the_text_with_appended_tokens_is_computed_as_generation_would(ask, kind
     assert ids_of(found).tolist() == [*source.encode("dogs"), 5, 2, 7]
     appended = ",".join(map(str, found["appended"]))
     assert ask.raw(source, "pipeline", text=found["text"], appended=appended) == found
-
-
-def test_a_story_goes_on_in_the_text_field(ask, shared_data):
-    source = open_model(shared_data / "models" / "stories260K.safetensors", shared_data / "models" / "tok512.bin")
-    params = {"text": "Once upon a time", "appended": ""}
-    for _ in range(4):
-        found = ask(source, "pipeline", **params)
-        best = steps_of(found)["head"]["facts"]["candidates"][0]["id"]
-        params = {"text": found["text"], "appended": str(best)}
-    assert (found["text"], found["appended"]) == ("Once upon a time, there was", [])
 
 
 def test_the_step_has_all_logits_of_the_next_token(ask, words):

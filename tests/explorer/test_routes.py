@@ -1,12 +1,10 @@
 """What the page can ask for."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from explorer_requests import Refused
 
-from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, TokenizerError, train_tokenizer
+from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding
 from embedlayer.checkpoints import write_vectors
 from embedlayer.opening import OpenedModel, open_model
 
@@ -51,27 +49,8 @@ def test_before_training_is_the_table_that_resuming_would_start_from(run, of_run
     assert not torch.equal(of_run.rows[:8], expected)
 
 
-def test_a_tokenizer_must_fit_its_table(serving):
-    tokenizer = train_tokenizer("cat dog", "word")
-    with (
-        pytest.raises(TokenizerError, match="do not belong together"),
-        serving(OpenedModel("small", TokenEmbedding(2, 2), tokenizer=tokenizer)),
-    ):
-        pass
-
-
 def test_a_llama_type_model_brings_its_positions_and_its_tokenizer(ask, shared_data):
     source = open_model(shared_data / "models")
     assert ask(source, "manifest")["sources"][0]["position"]["kind"] == "RotaryEmbedding"
     texts = ask(source, "tokens")["texts"]
     assert (texts[1], len(texts)) == ("<s>", 512)
-
-
-def test_the_course_is_beside_the_documentation_that_the_package_names(ask, anything, course_at):
-    pages = ["Homepage, https://e.org", "Documentation, https://e.org/docs/index.md"]
-    for urls, address in ((pages, "https://e.org/docs/course/index.md"), (pages[:1], "")):
-        course_at(*urls)
-        assert ask(anything, "manifest")["course"] == address
-    course_at(installed=False)
-    assert ask(anything, "manifest")["course"] == ""
-    assert (Path(__file__).parents[2] / "docs/course/index.md").is_file()

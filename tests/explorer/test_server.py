@@ -12,7 +12,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from http.server import ThreadingHTTPServer
-from socketserver import StreamRequestHandler
 from urllib.parse import urlencode, urlsplit
 
 import pytest
@@ -182,19 +181,6 @@ def test_without_file_descriptors_the_server_waits_between_its_attempts(capfd, m
         assert get(urlsplit(place).port, "/data/manifest")[0].status == 200
     assert pauses == [0.1] * 3
     assert capfd.readouterr().err == ""
-
-
-def test_no_part_of_an_answer_waits_for_an_acknowledgement(monkeypatch, serving):
-    flags, setup = [], StreamRequestHandler.setup
-
-    def noted(handler):
-        setup(handler)
-        flags.append(handler.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-
-    monkeypatch.setattr(StreamRequestHandler, "setup", noted)
-    with serving() as place:
-        assert get(urlsplit(place).port, "/data/manifest")[0].status == 200
-    assert flags == [1]
 
 
 def test_bad_questions_are_answered_with_sentences(port):
