@@ -114,6 +114,12 @@ def serve() -> Iterator[Callable[..., str]]:
         yield functools.cache(lambda *sources: stack.enter_context(served(*sources)))
 
 
+@pytest.fixture(scope="module")
+def url(serve: Callable[..., str], of_run: OpenedModel) -> str:
+    """The address of the page of the run."""
+    return serve(of_run)
+
+
 @pytest.fixture(scope="session")
 def ask() -> Iterator[Server]:
     """Ask the server as the page does: `ask(source, "pipeline", text="#3")`, `ask([source, other], "tokens")`."""
@@ -336,6 +342,12 @@ def word_table(by_command: Callable[..., tuple[int, list[OpenedModel]]]) -> Open
     """The table that comes with the package, opened."""
     _, (opened,) = by_command("--words")
     return opened
+
+
+@pytest.fixture(scope="session")
+def words() -> Tokenizer:
+    """A tokenizer of a few words."""
+    return train_tokenizer("I love dogs and dogs love me . . .", kind="word")
 
 
 @pytest.fixture(scope="session")

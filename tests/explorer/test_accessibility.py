@@ -17,13 +17,8 @@ READY = {
 }
 
 
-SCENES = (3, 13, 17, 18)
-"""Those that have what others lack (batch, waves, inside, sizes); `--all` adds the rest."""
-
-
-@pytest.fixture(scope="module")
-def url(serve, of_run):
-    return serve(of_run)
+SCENES = (3, 13, 17)
+"""Those that have what others lack (batch, waves, inside); `--all` adds the rest."""
 
 
 UNREACHED = """() => [...document.querySelectorAll("main *")].filter((each) => {

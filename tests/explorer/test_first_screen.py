@@ -5,15 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from covering import LONG
 from page_waiting import until
 
 from embedlayer import SizeError, TokenEmbedding
 from embedlayer.explorer import table_map
 from embedlayer.opening import OpenedModel
 
-SIZES = [(1280, 800), (390, 844)]
-PHONE = pytest.mark.parametrize("size", [pytest.param(SIZES[0], marks=LONG), SIZES[1]], ids=["wide", "phone"])
+PHONE = {"width": 390, "height": 844}
 
 COMPONENTS = "x=1&y=2"
 """The state of a map that needs no layout: that of the word table takes longer than a test."""
@@ -40,45 +38,39 @@ def url(serve, of_run, word_table, code):
     return serve(of_run, word_table, code)
 
 
-def opened(open_page, address, size):
-    page = open_page(address, again=True)
-    page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
-    return page
-
-
-def is_on_screen(page, locator, size) -> bool:
-    """Whether an element is seen without scrolling."""
+def is_on_screen(page, locator) -> bool:
+    """Whether an element is seen on a phone without scrolling."""
     locator.wait_for()
     box = locator.bounding_box()
     return (
         page.evaluate("scrollY") == 0
         and box["x"] >= 0
         and box["y"] >= 0
-        and box["x"] + box["width"] <= size[0]
-        and box["y"] + box["height"] <= size[1]
+        and box["x"] + box["width"] <= PHONE["width"]
+        and box["y"] + box["height"] <= PHONE["height"]
     )
 
 
 # Where to begin
 
 
-@PHONE
-def test_a_newcomer_and_a_practitioner_find_their_first_click_on_map_and_learn(url, open_page, size):
-    page = opened(open_page, url, size)
+def test_a_newcomer_and_a_practitioner_find_their_first_click_on_map_and_learn(url, open_page):
+    page = open_page(url, again=True)
+    page.set_viewport_size(PHONE)
     start = page.get_by_label("Where to begin")
     for name in ("Learn", "Health"):
-        assert is_on_screen(page, start.get_by_role("link", name=name), size)
-        assert is_on_screen(page, page.get_by_role("searchbox", name="Find tokens"), size)
-    assert is_on_screen(page, page.get_by_role("tab").first, size)
+        assert is_on_screen(page, start.get_by_role("link", name=name))
+        assert is_on_screen(page, page.get_by_role("searchbox", name="Find tokens"))
+    assert is_on_screen(page, page.get_by_role("tab").first)
     assert page.get_by_role("tab").first.inner_text() == "Learn"
-    assert is_on_screen(page, page.get_by_text("embedlayer", exact=True), size)
-    assert is_on_screen(page, page.get_by_label("Source"), size)
+    assert is_on_screen(page, page.get_by_text("embedlayer", exact=True))
+    assert is_on_screen(page, page.get_by_label("Source"))
     assert page.title() == "Map · small · embedlayer"
     start.get_by_role("link", name="Learn").click()
     page.locator("#view-learn .learn-picture input").first.wait_for()
-    assert is_on_screen(page, page.get_by_role("tab", name="Map"), size)
+    assert is_on_screen(page, page.get_by_role("tab", name="Map"))
     to_map = page.get_by_role("link", name="Go to the Map")
-    assert is_on_screen(page, to_map, size)
+    assert is_on_screen(page, to_map)
     to_map.click()
     page.locator("#view-map .map-over").wait_for()
 

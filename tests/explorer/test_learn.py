@@ -345,11 +345,6 @@ def test_the_page_of_the_course_about_the_texts_has_the_list_of_the_story(story,
 # The scenes
 
 
-@pytest.fixture(scope="module")
-def url(serve, of_run):
-    return serve(of_run)
-
-
 def verdict(page):
     return page.get_by_role("region", name="Task").get_by_role("status")
 

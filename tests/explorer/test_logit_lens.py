@@ -26,11 +26,6 @@ HEADS = {
 }
 
 
-@pytest.fixture(scope="module")
-def words():
-    return train_tokenizer(TEXT + " . " * 3, kind="word")
-
-
 def plain(model: DecoderLM, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """The numbers of the lens from hooks, one plain product and loops."""
     states: list[torch.Tensor] = []

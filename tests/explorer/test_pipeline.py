@@ -33,11 +33,6 @@ TEXT = "I love dogs and dogs love me"
 LONG_TEXT = "dogs love me and I love dogs and dogs love me and I love"
 
 
-@pytest.fixture(scope="module")
-def words():
-    return train_tokenizer(TEXT + " . " * 3, kind="word")
-
-
 @pytest.fixture
 def walk(ask, words):
     """The pipeline of a text in a model, or in a table alone."""
