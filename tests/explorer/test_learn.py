@@ -272,22 +272,6 @@ def test_dropout_is_that_of_torch(story):
     np.testing.assert_allclose(found[kept], vector[kept] * ones.max().item(), rtol=1e-6)
 
 
-def test_a_direction_is_the_sum_of_its_words_and_its_words_are_in_the_table(story, word_table):
-    texts = word_table.token_texts
-    directions = story("direction.DIRECTIONS")
-    rows = F.normalize(word_table.table(torch.arange(len(texts))).detach().double(), dim=1)
-    right = {}
-    for name, count in (("gender", 1), ("living", 2)):
-        sides = [[texts.index(word) for word in words.split()] for words in directions[name]["words"]]
-        assert len(sides[0]) == len(sides[1])
-        plus, minus = sides
-        query = rows[plus[:count]].sum(0) - rows[minus[:count]].sum(0)
-        signs = [(rows[plus[count:]] @ query) > 0, (rows[minus[count:]] @ query) < 0]
-        right[name] = (int(torch.cat(signs).sum()), sum(map(len, signs)))
-    assert right["gender"] == (18, 18)
-    assert right["living"][0] / right["living"][1] > 0.8
-
-
 def test_a_trained_table_shows_directions_and_counts_words_on_their_side(serve, open_page, of_run, word_table):
     page = open_page(serve(of_run, word_table) + "#learn?s=real&real.word=man", again=True)
     part = page.locator('[data-value="direction"]')

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from decoders import small
-from explorer_requests import Refused, ids_of, request, steps_of, stored_answers
+from explorer_requests import ids_of, request, steps_of, stored_answers
 from kinds import POSITIONS
 from page_waiting import until
 
@@ -195,15 +195,6 @@ def test_long_and_short_texts(walk):
     cut = walk(small("learned"), "dogs " * 40)
     assert (len(cut["tokens"]), cut["left_out"]) == (16, 24)
     assert len(walk(small("rotary"), "dogs " * 400)["tokens"]) == 64
-
-
-def test_what_cannot_be_shown_says_why(ask, walk):
-    with pytest.raises(Refused, match="no tokens"):
-        walk(small(), "  ")
-    with pytest.raises(Refused, match="no tokenizer"):
-        ask(OpenedModel("rows", TokenEmbedding(50, 4)), "pipeline", text="dogs")
-    with pytest.raises(Refused, match="is outside this table of 2 rows|no row"):
-        walk(TokenEmbedding(2, 4))
 
 
 def test_tokens_are_readable_and_special_ones_marked(ask):

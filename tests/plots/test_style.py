@@ -102,18 +102,3 @@ def test_without_matplotlib_the_install_line_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(el.MissingExtraError, match=r"pip install 'embedlayer\[plots\]'"):
         plots.loss_curve(METRICS)
-
-
-def test_each_public_name_is_loaded_at_its_first_use():
-    assert all(getattr(plots, name) is not None and name in dir(plots) for name in plots.__all__)
-    with pytest.raises(AttributeError, match="No embedlayer.plots attribute pie_chart"):
-        _ = plots.pie_chart
-
-
-def test_importing_the_package_loads_neither_torch_nor_matplotlib():
-    import subprocess
-
-    module, heavy = "embedlayer.core.formatting", {"torch", "numpy", "matplotlib"}
-    code = f"import sys, {module}; print({heavy} & {{*sys.modules}})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "set()"
