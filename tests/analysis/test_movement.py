@@ -7,7 +7,6 @@ from covering import looped
 from tokenizer_kinds import tokenizer_of_file
 
 from embedlayer.analysis import align_tables, row_movement, shared_tokens
-from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.tokenization.train import train_tokenizer
 
 
@@ -56,18 +55,6 @@ def test_two_vocabularies_are_compared_by_what_their_tokens_say(shared_data):
     same = shared_tokens(llama, llama)
     assert torch.equal(same[:, 0], same[:, 1])
     assert len(same) == 32011
-
-
-def test_tables_that_do_not_fit_together_say_what_to_give():
-    with pytest.raises(ShapeError, match="5 and 6 rows: pass pairs"):
-        align_tables(torch.randn(5, 2), torch.randn(6, 2))
-    with pytest.raises(ShapeError, match="pass alignment=align"):
-        row_movement(torch.randn(5, 2), torch.randn(5, 3))
-    with pytest.raises(ShapeError, match="outside the tables"):
-        row_movement(torch.randn(5, 2), torch.randn(5, 2), pairs=torch.tensor([[0, 5]]))
-    with pytest.raises(SizeError, match="No pair has two usable rows"):
-        align_tables(torch.zeros(5, 2), torch.randn(5, 2))
-    assert row_movement(torch.zeros(0, 2), torch.zeros(0, 2)).most() == []
 
 
 def test_rows_with_the_same_direction_are_ordered_by_the_change_of_their_norms() -> None:

@@ -156,75 +156,25 @@ def test_a_table_with_new_rows_is_compared_with_its_base_and_its_new_rows_are_na
     ]
 
 
-def test_zero_and_nan_rows_are_named_and_rows_that_did_not_move_are_not_listed(tmp_path, capsys) -> None:
+def test_rows_that_moved_are_listed_where_two_tables_are_related(tmp_path, capsys) -> None:
     rows = torch.randn(700, 16)
     spoiled = rows.clone()
     spoiled[300] *= -1
     spoiled[500], spoiled[600] = 0.0, torch.nan
-    for name, table in (("A", rows), ("B", spoiled), ("zeros", rows.index_fill(0, torch.tensor([9]), 0.0))):
+    others = {
+        "equal": rows,
+        "spoiled": spoiled,
+        "noise": rows + 0.1 * torch.randn(700, 16),
+        "other": torch.randn(700, 16),
+    }
+    lists = ("Moved most", "Moved least", "No row moved by more than rounding.")
+    shown = {}
+    for name, table in others.items():
         TokenEmbedding.from_pretrained(table).save_pretrained(tmp_path / name)
-    assert run("inspect", tmp_path / "A", tmp_path / "B", "--json") == 0
-    content = json.loads(capsys.readouterr().out)
-    assert content["relation"]["no_direction_after"] == {"rows": 2, "ids": [500, 600]}
-    assert content["relation"]["differing"] == 1
-    assert [row["before"] for row in content["most"]] == [300]
-    assert content["least"] == []
-    assert run("inspect", tmp_path / "A", tmp_path / "B") == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "2 rows have no direction in B: 500, 600 (zero or NaN)." in shown
-    assert "as stored 1.000 median cosine of the two rows of 698 tokens, neither table rotated" in shown
-    for other in ("A", "zeros"):
-        assert run("inspect", tmp_path / "A", tmp_path / other) == 0
-        shown = capsys.readouterr().out
-        assert "No row moved by more than rounding." in shown
-        assert "Moved" not in shown
-    TokenEmbedding.from_pretrained(rows + 0.1 * torch.randn(700, 16)).save_pretrained(tmp_path / "noise")
-    assert run("inspect", tmp_path / "A", tmp_path / "noise") == 0
-    shown = capsys.readouterr().out
-    words = " ".join(shown.split())
-    assert "Changed: on average, a token still points in a similar direction. As stored, the two rows" in words
-    assert "have a mean cosine of 0.99" in words
-    assert shown.index("Moved most") < shown.index("Moved least")
-
-
-def test_measures_of_the_learned_rows_alone_say_so(tmp_path, capsys) -> None:
-    rows = torch.cat([torch.randn(400, 32), torch.randn(32) + 0.01 * torch.randn(100, 32)])
-    TokenEmbedding.from_pretrained(rows).save_pretrained(tmp_path)
-    assert run("inspect", tmp_path, "--json") == 0
-    content = json.loads(capsys.readouterr().out)
-    shared = content["health"]["shared"]
-    assert (shared["rows"], shared["learned_only"], content["geometry"]["rows"]) == (400, True, 500)
-    assert run("inspect", tmp_path) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"{shared['offset_share']:.1%} of the squared length of the 400 learned rows is that of their mean" in shown
-    assert f"{shared['component_share']:.1%} of the variance of the 400 learned rows is along their first" in shown
-    assert "variance of all 500 rows by principal component; the first has " in shown
-
-
-def test_unrelated_tables_are_called_so_and_have_no_lists(tmp_path, capsys) -> None:
-    for name in ("one", "other"):
-        write_vectors(tmp_path / f"{name}.vec", [f"w{row}" for row in range(400)], torch.randn(400, 16))
-    assert run("inspect", tmp_path / "one.vec") == 0  # without an unknown token
-    assert "The rows look untrained" in capsys.readouterr().out
-    assert run("inspect", tmp_path / "one.vec", tmp_path / "other.vec", "--json") == 0
-    content = json.loads(capsys.readouterr().out)
-    assert content["relation"]["verdict"] == "unrelated"
-    assert content["most"] == content["least"] == []
-    assert run("inspect", tmp_path / "one.vec", tmp_path / "other.vec") == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Unrelated: no rotation brings the two tables together." in shown
-    assert "The rotation was fitted on half of the 400 common tokens, in 16 dimensions" in shown
-    assert "Moved most" not in shown
-
-
-def test_a_table_without_any_length_is_said_to_be_so(tmp_path, capsys) -> None:
-    table = TokenEmbedding(20, 4)
-    torch.nn.init.zeros_(table.weight)
-    table.save_pretrained(tmp_path)
-    assert run("inspect", tmp_path) == 0
-    assert "all rows are zero, NaN or infinite" in capsys.readouterr().out
-    assert run("inspect", tmp_path, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["geometry"] is None
+        assert run("inspect", tmp_path / "equal", tmp_path / name) == 0
+        said = capsys.readouterr().out
+        shown[name] = [each for each in lists if each in said]
+    assert shown == {"equal": [lists[2]], "spoiled": [lists[0]], "noise": [*lists[:2]], "other": []}
 
 
 def test_a_per_layer_table_is_listed_and_planned(tmp_path, capsys) -> None:

@@ -60,14 +60,6 @@ def test_sizes_and_options_reach_the_plan_and_replace_those_of_a_model(planned):
     assert (row["vocab_size"], row["embed_dim"], row["tied"]) == (50304, 768, False)
 
 
-def test_tables_fit_80_columns_and_are_plain_where_no_terminal_is(planned):
-    for args in ([], ["gpt2"], ["--vocab", "262144", "--dim", "16384", "--untied"]):
-        output = planned(*args)
-        assert max(map(len, output.splitlines())) <= 80
-        assert output.isascii()
-        assert "\x1b" not in output
-
-
 def test_every_kind_of_table_is_shown(planned):
     for models in (["gpt2"], ["gpt2", "bert-base"]):
         assert "int4 rows are not trained; each row has a step and an offset" in planned(*models, "--dtype=int4")
@@ -196,13 +188,6 @@ def test_a_checkpoint_whose_head_is_absent_or_not_known_is_planned_as_a_table(pl
     assert not {"head", "loss, chunked", "untie the head"} & rows(output).keys()
     now, *_ = json.loads(planned("--checkpoint", str(tmp_path), "--json"))
     assert (now["lookup_only"], now["unknown_head"]) == (True, said == "head not known")
-
-
-def test_a_tokenizer_can_be_named_for_a_checkpoint_without_one(planned, checkpoint, tmp_path):
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((checkpoint / name).read_bytes())
-    args = ("--checkpoint", tmp_path, "--text", checkpoint / "config.json", "--tokenizer", checkpoint)
-    assert "trim to" in planned(*args)
 
 
 def test_help_needs_neither_torch_nor_rich():

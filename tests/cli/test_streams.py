@@ -18,7 +18,6 @@ from commands import leaf_commands, run
 from covering import cases
 
 import embedlayer as el
-from embedlayer.cli.streams import encodable
 
 RUNS = {
     "inspect": "inspect model",
@@ -137,9 +136,3 @@ def test_no_file_of_a_command_gets_the_number_of_a_closed_stream() -> None:
     code += "with safe_streams(): print('lost'); print(os.open('/dev/zero', os.O_RDONLY) > 2, file=sys.stderr)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("", "True\n")
-
-
-def test_what_an_encoding_has_is_written_as_it_is() -> None:
-    assert encodable("née ▁a ▇█ …", "utf-8") == "née ▁a ▇█ …"
-    assert encodable("née ▁a ▇█ …", "latin-1") == "née _a 78 ..."
-    assert encodable("a\ud800", "utf-8") == "a\\ud800"

@@ -10,7 +10,6 @@ from commands import leave_out_answers, run
 from covering import some
 
 import embedlayer as el
-from embedlayer.cli.demo import carried_text
 
 SMALL = "--dim 32 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 5 --steps 5".split()
 SMALL += ["--validation-fraction", "0.05"]
@@ -18,9 +17,9 @@ TERMS = ("otterly", "lynxes", "quokka")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(reference, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "text.txt").write_text(carried_text()[:20_000])
+    (folder / "text.txt").write_text(reference[:20_000])
     assert run("train", folder / "text.txt", "-o", folder / "run", *SMALL) == 0
     return folder / "run"
 
@@ -36,7 +35,7 @@ def domain(tmp_path_factory):
 
 
 def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(
-    trained, domain, tmp_path, capsys, monkeypatch
+    reference, trained, domain, tmp_path, capsys, monkeypatch
 ) -> None:
     """The whole story: terms into a trained run, only their rows trained, their text costs less, nothing else moved."""
     command = ["vocab", "add", trained, "--terms", domain / "terms.txt", "-o", tmp_path / "new"]
@@ -56,7 +55,7 @@ def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(
 
     one, other = el.open_model(trained), el.open_model(tmp_path / "new")
     before, old, after, new = one.model, one.tokenizer, other.model, other.tokenizer
-    text = carried_text()[:300]
+    text = reference[:300]
     assert new.encode(text).ids == old.encode(text).ids
     ids = torch.tensor(old.encode(text).ids[:32])
     assert torch.equal(after.hidden(ids), before.hidden(ids))
@@ -131,18 +130,6 @@ def test_a_token_is_named_by_its_id_in_every_command(trained, tmp_path, capsys) 
     assert run("neighbors", trained, "#304", "-n", 3) == run("neighbors", trained, text, "-n", 3) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == lines[3:]
-
-
-def test_ids_need_no_tokenizer(tmp_path, capsys) -> None:
-    table = el.TokenEmbedding(20, 4)
-    table.save_pretrained(tmp_path / "table")
-    assert run("neighbors", tmp_path / "table", "#7", "-n", 19, "--json") == 0
-    found = [row["token"] for row in json.loads(capsys.readouterr().out)["neighbors"]]
-    assert sorted(found) == sorted(f"#{row}" for row in range(20) if row != 7)
-    assert run("neighbors", tmp_path / "table", "dog") == 2
-    assert "no tokenizer" in capsys.readouterr().err
-    assert run("vocab", "remove", tmp_path / "table", "#7", "-o", tmp_path / "new") == 0
-    assert torch.equal(el.TokenEmbedding.from_pretrained(tmp_path / "new").weight[7], table.weight[8])
 
 
 def test_trimming_and_transplanting_from_the_command_line(trained, domain, tmp_path, capsys) -> None:
@@ -221,10 +208,10 @@ def test_a_suggested_list_is_what_add_and_remove_take(trained, domain, prune, tm
     assert f"-> {tokens:,} for it" in said
 
 
-def test_two_tokenizers_and_two_models_are_compared(trained, tmp_path, capsys) -> None:
+def test_two_tokenizers_and_two_models_are_compared(reference, trained, tmp_path, capsys) -> None:
     """Alone, on a text, and with the bits per byte that `evaluate` prints where both have a model."""
     text = tmp_path / "text.txt"
-    text.write_text(carried_text()[20_000:22_000])
+    text.write_text(reference[20_000:22_000])
     letters = el.train_tokenizer((), "byte")
     table = el.TokenEmbedding(letters.get_vocab_size(), 16)
     model = el.DecoderLM(table, el.RotaryEmbedding(8), num_layers=1, num_heads=2)
