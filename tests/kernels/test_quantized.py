@@ -17,7 +17,6 @@ from quantised_tables import (
 from torch import Tensor
 
 from embedlayer import QuantizedEmbedding, ShapeError, TokenIdError
-from embedlayer.core.devices import TAKEN_AS
 from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.kernels.quantized import logits_of_few_tokens
 
@@ -147,17 +146,6 @@ def test_a_class_that_overrides_how_rows_are_dequantised_looks_these_up() -> Non
         table, ids = Doubled(20, 64), torch.tensor([[3, 20]])
         table.packed[:, -8:] = torch.ones(2).view(torch.uint8)
         assert torch.equal(table(ids), torch.tensor([[2.0, 0.0]]).unsqueeze(-1).expand(1, 2, 64))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_operator_keeps_torchs_rules(dtype, monkeypatch) -> None:
-    monkeypatch.setitem(TAKEN_AS, "meta", "cuda")
-    table = quantised(torch.randn(20, 64), 4, 32).to("meta")
-    arguments = table.packed, table.row_scale, torch.full((3,), -1, device="meta"), 3, [*table.row_format], dtype
-    operator = torch.ops.embedlayer.read_quantized_rows
-    out = operator(torch.zeros(3, dtype=torch.int64, device="meta"), *arguments)
-    assert (out.shape, out.dtype, out.device.type) == ((3, 64), dtype, "meta")
-    assert operator(None, *arguments).shape == (20, 64)
 
 
 @pytest.mark.usefixtures("unchecked")
