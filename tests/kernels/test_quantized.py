@@ -16,7 +16,7 @@ from quantised_tables import (
 )
 from torch import Tensor
 
-from embedlayer import QuantizedEmbedding, ShapeError, TokenIdError
+from embedlayer import QuantizedEmbedding
 from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.kernels.quantized import logits_of_few_tokens
 
@@ -119,19 +119,6 @@ def test_stored_rows_may_begin_at_any_address_of_a_storage(backend) -> None:
             moved.copy_(table.packed)
             logits = logits_of_few_tokens(hidden, moved, table.row_scale, table.row_format)
             torch.testing.assert_close(logits, expected)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("backend", GPU_BACKENDS)
-def test_ids_are_checked_once_and_their_error_is_raised_by_the_check(backend) -> None:
-    with running_on(backend):
-        table = quantised(torch.randn(20, 64), 4, 32)
-        table(torch.tensor([[1, 2], [3, 20]]))
-        with pytest.raises(TokenIdError, match="token id 20 at row 1, column 1"):
-            table.index_check.check()
-        table.index_check.check()
-        with pytest.raises(ShapeError, match="int64 or int32"):
-            table(torch.tensor([1.0]))
 
 
 class Doubled(QuantizedEmbedding):
