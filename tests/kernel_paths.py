@@ -15,6 +15,7 @@ from embedlayer.core.devices import TAKEN_AS
 from embedlayer.core.index_checks import target_record
 from embedlayer.kernels import kernel, kernels_disabled
 from embedlayer.kernels.gpu import availability
+from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.losses import counted_tokens, products
 
 GPU_BACKENDS = ["triton", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -54,6 +55,27 @@ def _filled_memory() -> Iterator[None]:
             yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def runs_of_kernels() -> Iterator[list[str]]:
+    """Collect the names of CPU kernels that run in the block."""
+    names, run = list[str](), kernel.Kernel.run
+
+    def counted(self: kernel.Kernel, *arguments: Any, **options: Any) -> bool:
+        names.append(self.name)
+        return run(self, *arguments, **options)
+
+    with patch.object(kernel.Kernel, "run", counted):
+        yield names
+
+
+@contextmanager
+def launched_kernels() -> Iterator[list[str]]:
+    """Collect the names of Triton kernels that are launched in the block."""
+    names = list[str]()
+    with launches_observed(lambda each: names.append(each.name)):
+        yield names
 
 
 def compilation_failure() -> str | None:
