@@ -37,15 +37,6 @@ def test_each_peer_is_one_of_a_hot_path() -> None:
     assert not PEERS.keys() - BY_NAME.keys()
 
 
-@pytest.mark.long
-def test_each_peer_can_be_built() -> None:
-    pytest.importorskip("transformers", reason="the dev extra is not installed")
-    with torch.device("meta"):
-        for peers in PEERS.values():
-            for build in peers.values():
-                assert callable(build())
-
-
 def small_look_up() -> Call:
     table, tokens = TokenEmbedding(SMALLEST_VOCAB_SIZE, 2), ids(1, 5)
     return trained([table.weight], lambda: table(tokens))

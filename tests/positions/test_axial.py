@@ -16,16 +16,6 @@ def test_a_vector_is_the_row_and_the_column_of_its_place_in_the_grid() -> None:
     assert (position.embed_dim, position.max_seq_len) == (7, 12)
 
 
-def test_gradients_reach_both_tables() -> None:
-    position = AxialPositionalEmbedding((2, 2), (1, 2)).double()
-    at = torch.tensor([3, 0, 3])
-
-    def call(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(position, {"rows": rows, "columns": columns}, at)
-
-    assert torch.autograd.gradcheck(call, (position.rows, position.columns))
-
-
 def test_places_outside_of_the_grid_and_sizes_below_one_are_errors() -> None:
     position = AxialPositionalEmbedding((2, 3), (4, 4))
     with pytest.raises(PositionError):

@@ -51,14 +51,6 @@ def test_no_position_leaves_everything_as_it_is() -> None:
     assert position.bias(places, places) is None
 
 
-def test_without_positions_attention_scores_are_merely_permuted() -> None:
-    x = torch.randn(3, 8)
-    order = torch.tensor([2, 0, 1])
-    scores = Position().add(x, torch.arange(3)) @ x.T
-    permuted = Position().add(x[order], torch.arange(3)) @ x[order].T
-    assert torch.allclose(permuted, scores[order][:, order])
-
-
 class Ramp(AdditivePosition):
     """A scheme that the library does not know: adds the position itself to every dimension."""
 

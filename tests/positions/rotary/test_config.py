@@ -1,7 +1,6 @@
 """Reading transformers' configurations: what live models turn by, and what is refused."""
 
 import importlib
-import inspect
 import json
 from contextlib import nullcontext
 from typing import Any
@@ -184,37 +183,6 @@ def test_a_part_of_a_head_is_rotated_ignored_or_refused_as_the_original_does(fam
     torch.testing.assert_close(
         ours.phase_increments.double() / 2**53 * 2 * torch.pi, theirs.double(), rtol=5e-7, atol=0
     )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", ROTARY)
-def test_a_family_reads_a_share_if_its_code_does(family) -> None:
-    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
-    if family not in auto.CONFIG_MAPPING:
-        pytest.skip("no configuration of transformers has this type")
-    module = auto.CONFIG_MAPPING[family].__module__.replace("configuration_", "modeling_")
-    try:
-        modeling = importlib.import_module(module)
-    except ModuleNotFoundError:
-        pytest.skip("the type has the code of another one")
-    classes = [each for each in vars(modeling).values() if inspect.isclass(each) and each.__module__ == module]
-    defaults = [vars(each).get("compute_default_rope_parameters") for each in classes]
-    found = {"partial_rotary_factor" in inspect.getsource(each.__func__) for each in defaults if each is not None}
-    if not found:
-        pytest.skip("its code has no default of its own")
-    assert found == {ROTARY[family].reads_share}
-
-
-def test_gptj_has_its_base_in_the_code_and_interleaved_pairs() -> None:
-    transformers = pytest.importorskip("transformers")
-    from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
-
-    config = transformers.GPTJConfig(n_embd=64, n_head=4, n_layer=2, rotary_dim=8)
-    position = RotaryEmbedding.from_config(as_file(config))
-    assert (position.rotary_dim, position.interleaved, position.base) == (8, True, 10000.0)
-    sin, cos = create_sinusoidal_positions(50, 8).chunk(2, dim=-1)
-    for ours, theirs in zip(position.cos_sin(torch.arange(50)), (cos, sin), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
