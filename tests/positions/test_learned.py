@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer import LearnedPositionalEmbedding, PositionError, SizeError, positions_of
+from embedlayer import LearnedPositionalEmbedding, PositionError, positions_of
 from embedlayer.lessons.scratch import ScratchPositionEmbedding
 
 
@@ -89,14 +89,3 @@ def test_resizing_repeats_the_rows_in_turn_or_reads_between_them_and_keeps_the_e
         for each in (repeated, resized):
             assert torch.equal(each.weight[:offset], position.weight[:offset])
             assert each.weight.requires_grad
-
-
-def test_resizing_and_offsets_that_cannot_be_are_refused(unchecked: None) -> None:
-    with pytest.raises(SizeError, match="not 'wrap'"):
-        LearnedPositionalEmbedding(6, 4).resize(8, "wrap")
-    with pytest.raises(SizeError, match="not 0 and 4"):
-        LearnedPositionalEmbedding(0, 4)
-    with pytest.raises(SizeError, match="not 0 and 4"):
-        LearnedPositionalEmbedding(6, 4).resize(0)
-    with pytest.raises(SizeError, match="offset must be at least 0, not -1"):
-        LearnedPositionalEmbedding(6, 4, offset=-1)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embedlayer import RelativePositionBias, SizeError
+from embedlayer import RelativePositionBias
 
 SIZES = [(32, 128), (32, 1000), (8, 20), (64, 256)]
 
@@ -48,15 +48,3 @@ def test_the_bias_depends_on_the_distance_only_and_on_each_rows_positions() -> N
     rows = torch.tensor([[0, 1, 2], [5, 0, 1]])
     assert torch.equal(position.bias(rows, rows)[1:], position.bias(rows[1], rows[1]))
     assert position.bias(rows.int(), rows.int()).shape == (2, 3, 3, 3)
-
-
-def test_sizes_that_cannot_be_are_refused() -> None:
-    for sizes in (
-        {"num_heads": 0},
-        {"num_heads": 2, "num_buckets": 2},
-        {"num_heads": 2, "num_buckets": 7},
-        {"num_heads": 2, "num_buckets": 1, "bidirectional": False},
-        {"num_heads": 2, "max_distance": 8},
-    ):
-        with pytest.raises(SizeError, match="are not possible"):
-            RelativePositionBias(**sizes)

@@ -9,7 +9,7 @@ from comparison import assert_no_worse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlayer import SinusoidalPositionalEmbedding, SizeError, TransformerEmbedding, positions_of
+from embedlayer import SinusoidalPositionalEmbedding, TransformerEmbedding, positions_of
 from embedlayer.lessons.scratch import scratch_sinusoidal
 from embedlayer.positions import sinusoids
 
@@ -91,14 +91,3 @@ def test_rows_equal_those_of_marian_and_pegasus(width) -> None:
     assert torch.equal(
         ours.waves[:, : (width + 1) // 2], SinusoidalPositionalEmbedding(60, width).waves[:, ::2]
     )  # the same sines, in another place
-
-
-def test_options_that_cannot_be_are_refused(unchecked: None) -> None:
-    for options, message in (
-        ({"layout": "mixed"}, "layout must be"),
-        ({"endpoint": True}, "at least 4, not 3"),
-        ({"offset": -1}, "offset must be at least 0"),
-        ({"padding_idx": 10}, "one of the 10 rows, not 0 and 10"),
-    ):
-        with pytest.raises(SizeError, match=message):
-            SinusoidalPositionalEmbedding(10, 3, **options)

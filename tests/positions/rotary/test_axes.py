@@ -14,18 +14,9 @@ from releases import skip_before, skip_without
 from rotary_schemes import HEAD, MIXED, ON_AXES, SCHEMES, heads, positions_for
 from torch import Tensor
 
-from embedlayer import DecoderLM, Position, RotaryEmbedding, ShapeError, SizeError, TokenEmbedding
+from embedlayer import DecoderLM, Position, RotaryEmbedding, ShapeError, TokenEmbedding
 from embedlayer.positions import (
-    AlternatingAxes,
     AxialAxes,
-    ChannelAxes,
-    ChunkedAxes,
-    DynamicNTKScaling,
-    InterleavedAxes,
-    LinearScaling,
-    LogQueryScaling,
-    NTKAlphaScaling,
-    PowerQueryScaling,
     RotaryAngles,
 )
 
@@ -324,31 +315,3 @@ def by_the_formula(position: RotaryEmbedding, x: Tensor, positions: Tensor) -> T
         result[..., a] = x[..., a] * one.cos() - x[..., b] * one.sin()
         result[..., b] = x[..., b] * other.cos() + x[..., a] * other.sin()
     return result
-
-
-REFUSED = [
-    ("add up to 11, but rotary_dim 24 has 12 pairs", {"axes": lambda: ChunkedAxes((2, 4, 5))}),
-    ("two or more positive numbers", {"axes": lambda: InterleavedAxes((12,))}),
-    ("two or more positive numbers", {"axes": lambda: ChannelAxes((12, 0))}),
-    ("after the first must be equal", {"axes": lambda: AlternatingAxes((4, 3, 5))}),
-    ("12 pairs, which 5 axes cannot share", {"axes": lambda: AxialAxes(5)}),
-    ("num_axes must be at least 2", {"axes": lambda: AxialAxes(1)}),
-    ("either alternate", {"axes": lambda: AxialAxes(2, alternating=True, pairs_within_axis=True)}),
-    ("has its own frequencies", {"axes": lambda: AxialAxes(2), "scaling": lambda: LinearScaling(2.0)}),
-    ("defined for half-split pairs", {"axes": lambda: ChannelAxes((6, 6)), "interleaved": lambda: True}),
-    ("defined for half-split", {"axes": lambda: ChannelAxes((6, 6)), "scaling": lambda: DynamicNTKScaling(2.0, 8)}),
-    (
-        "by a single position",
-        {"axes": lambda: ChunkedAxes((6, 6)), "query_scaling": lambda: LogQueryScaling(1.0, 1)},
-    ),
-    ("length must be at least 1", {"query_scaling": lambda: LogQueryScaling(0.1, 0)}),
-    ("offset at least 0", {"query_scaling": lambda: PowerQueryScaling(0.1, 1, -1)}),
-    ("alpha must be positive", {"scaling": lambda: NTKAlphaScaling(0.0)}),
-    ("needs a rotary_dim of at least 4", {"scaling": lambda: NTKAlphaScaling(2.0), "rotary_dim": lambda: 2}),
-]
-
-
-def test_what_contradicts_itself_is_refused() -> None:
-    for message, arguments in REFUSED:
-        with pytest.raises(SizeError, match=message):
-            RotaryEmbedding(HEAD, **{name: build() for name, build in arguments.items()})

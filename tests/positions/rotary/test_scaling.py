@@ -7,7 +7,7 @@ import torch
 from comparison import assert_no_worse
 from covering import cases, some
 
-from embedlayer import RotaryEmbedding, SizeError
+from embedlayer import RotaryEmbedding
 from embedlayer.positions import (
     DynamicNTKScaling,
     LinearScaling,
@@ -156,33 +156,3 @@ def test_it_compiles_to_one_graph(name, unchecked: None) -> None:
     compiled = torch.compile(position.rotate, fullgraph=True, backend="aot_eager")
     for places in (torch.arange(5), torch.arange(TRAINED, TRAINED + 5)):
         torch.testing.assert_close(compiled(q, q, places)[0], position.rotate(q, q, places)[0])
-
-
-REFUSED = [
-    (lambda: LinearScaling(0.0), "LinearScaling: factor must be positive, not 0.0"),
-    (lambda: DynamicNTKScaling(0.5, 64), "DynamicNTKScaling: factor must be at least 1, not 0.5"),
-    (lambda: DynamicNTKScaling(2.0, 64, length=0), "length must be at least 1"),
-    (lambda: RotaryEmbedding(2, scaling=DynamicNTKScaling(2.0, 64)), "rotary_dim of at least 4"),
-    (lambda: YarnScaling(4.0, 64, beta_fast=0.0), "beta_fast must be positive"),
-    (lambda: YarnScaling(4.0, 64, beta_fast=1.0, beta_slow=2.0), "at least beta_slow"),
-    (lambda: RotaryEmbedding(8, 1.0, scaling=YarnScaling(4.0, 64)), "needs a base above 1"),
-    (lambda: LongRopeScaling((1.0, 0.0), (1.0, 1.0), 64, 2.0), "divisors in short_factor must be positive"),
-    (
-        lambda: LongRopeScaling((1.0, 1.0), json.loads('["1", 1.0]'), 64, 2.0),
-        "long_factor must be positive numbers",
-    ),
-    (lambda: LongRopeScaling(json.loads("1.0"), (1.0,), 64, 2.0), "short_factor must be positive numbers"),
-    (
-        lambda: RotaryEmbedding(8, scaling=LongRopeScaling((1.0,), (1.0,) * 4, 64, 2.0)),
-        "1 and 4 divisors.*has 4 pairs",
-    ),
-    (lambda: LongRopeScaling((1.0,), (1.0,), 1, 2.0), "divides by its logarithm"),
-    (lambda: Llama3Scaling(8.0, 64, 4.0, 4.0), "high_freq_factor 4.0 must be above"),
-    (lambda: ProportionalScaling(1.5), "proportion must be from 0 to 1"),
-]
-
-
-def test_numbers_that_cannot_be_are_refused() -> None:
-    for make, message in REFUSED:
-        with pytest.raises(SizeError, match=message):
-            make()
