@@ -86,9 +86,7 @@ def compilation_failure() -> str | None:
 @contextmanager
 def without_numba() -> Iterator[None]:
     """Compute as where numba is not installed."""
-    failure = kernel._Failure()
-    failure.reason = "numba is not installed"
-    with patch.object(kernel, "NUMBA_IS_INSTALLED", False), patch.object(kernel, "_failure", failure):
+    with patch.object(kernel._failure, "reason", "numba is not installed"):
         yield
 
 
@@ -108,7 +106,7 @@ def capturing() -> AbstractContextManager[Any]:
 def machine_unknown() -> Iterator[None]:
     """Forget in the block, and after it, what is known of this machine: whether kernels can be compiled."""
     checks = availability._installation_failure, availability._compilation_failure
-    with patch.object(kernel, "_failure", kernel._Failure()):
+    with patch.object(kernel._failure, "reason", None):
         for check in checks:
             check.cache_clear()
         yield
