@@ -56,3 +56,9 @@ def gathered(parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor
     together = full(sharded_like(parameter, torch.stack([local(value) for value in alike.values()], -1)))
     others = {key: full(value) for key, value in state.items() if key not in alike}
     return dict(zip(alike, together.unbind(-1), strict=True)) | others
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], case: str = "") -> None:
+    """Check that two states have the same bits under the same names."""
+    assert one.keys() == other.keys(), case
+    assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == [], case
