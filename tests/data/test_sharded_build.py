@@ -334,7 +334,8 @@ def test_a_worker_that_is_killed_ends_the_others_and_the_build_goes_on_later(lon
 
 
 def test_other_arguments_in_the_same_folder_are_refused_by_name(tmp_path):
-    for name, text in {"a.txt": "Dogs love dogs.", "b.txt": "Cats do not.", "c.jsonl": '{"text": "Mice."}\n'}.items():
+    texts = {"a.txt": "Dogs love dogs.", "b.txt": "Cats do not.", "c.jsonl": '{"text": "Mice.", "body": "Two."}\n'}
+    for name, text in texts.items():
         (tmp_path / name).write_text(text)
     three, path = [tmp_path / name for name in ("a.txt", "b.txt", "c.jsonl")], tmp_path / "parts"
 
