@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import LONG, looped, some
+from covering import looped
 from real_tables import area_under_curve, stories
 from torch import Tensor
 
@@ -47,20 +47,9 @@ def test_byte_pieces_that_stories_never_gave_are_found(shared_data) -> None:
     assert "230 rows are within 2 degrees of one direction" in found.explain()
 
 
-PLANTED = [
-    (4000, 0.02, 0.02),
-    (4000, 0.2, 0.7),
-    (4000, 0.4, 0.02),
-    (4000, 0.005, 0.7),
-    (16_000, 0.001, 0.3),
-    (4000, 0.1, 0.3),
-    (4000, 0.4, 0.7),
-]
-
-
-@looped("vocab_size, share, noise", some(PLANTED[1:4:2], PLANTED))
-def test_planted_cones_are_found_whatever_their_share(vocab_size, share, noise) -> None:
-    rows = trained(vocab_size, 96)
+@looped("share, noise", [(0.2, 0.7), (0.005, 0.7), (0.4, 0.02)])
+def test_planted_cones_are_found_whatever_their_share(share, noise) -> None:
+    rows = trained(4000, 96)
     dead = plant(rows, share, noise)
     found = under_trained_scores(rows)
     assert area_under_curve(found.scores, dead) > 0.999
@@ -71,14 +60,12 @@ def test_planted_cones_are_found_whatever_their_share(vocab_size, share, noise) 
 @pytest.mark.parametrize(
     "rows",
     [
-        pytest.param(lambda: 0.02 * torch.randn(4096, 192), marks=LONG),
         lambda: torch.randn(512, 16),
         lambda: torch.randn(6000, 3),
-        pytest.param(lambda: trained(5000, 100), marks=LONG),
+        lambda: trained(2000, 50),
         lambda: torch.randn(5000, 50) * torch.logspace(0.5, -2, 50) + 3 * torch.randn(50),
-        pytest.param(lambda: torch.randn(4000, 100) * torch.rand(4000, 1) ** 3 + torch.randn(100), marks=LONG),
     ],
-    ids=["untrained", "small and untrained", "three wide", "trained", "one common direction", "more or less of it"],
+    ids=["untrained", "three wide", "trained", "one common direction"],
 )
 def test_a_table_without_such_rows_has_none_flagged(rows) -> None:
     table = rows()
@@ -100,12 +87,6 @@ def directions(count: int) -> Tensor:
     return F.normalize(torch.randn(count, WIDTH), dim=1)
 
 
-def clusters_in_clusters() -> Tensor:
-    which = torch.randint(64, (1500,))
-    centres = directions(8).repeat_interleave(8, 0) + 0.5 * torch.randn(64, WIDTH) / WIDTH**0.5
-    return centres[which] + 0.2 * torch.randn(1500, WIDTH) / WIDTH**0.5
-
-
 def two_scripts() -> Tensor:
     which = (torch.rand(1500) < 0.4).long()
     noise = torch.tensor([0.9, 0.6])[which][:, None]
@@ -120,20 +101,18 @@ def few_clusters_in_a_broad_table() -> Tensor:
 
 
 WIDTH = 32
-GAUSSIAN = [(count, *noise) for count in (2, 5, 30, 100) for noise in ((0.1, 0.1), (0.3, 0.3), (0.7, 0.7), (0.2, 0.8))]
 CLUSTERED = {
-    **{f"{case[0]} of {case[1]} to {case[2]}": lambda case=case: clusters(*case) for case in GAUSSIAN},
+    "2 equally tight": lambda: clusters(2, 0.1, 0.1),
+    "100 of any width": lambda: clusters(100, 0.2, 0.8),
     "a few large, many small": lambda: clusters(30, 0.3, 0.3, zipf=True),
     "a common offset": lambda: clusters(12, 0.3, 0.6) + 1.5 * directions(1),
     "norms with heavy tails": lambda: clusters(20, 0.3, 0.6) * torch.randn(1500, 1).exp(),
-    "clusters in clusters": clusters_in_clusters,
     "two scripts": two_scripts,
     "few clusters in a broad table": few_clusters_in_a_broad_table,
 }
-ALWAYS = ["2 of 0.1 to 0.1", "100 of 0.2 to 0.8", "a common offset", "two scripts", "few clusters in a broad table"]
 
 
-@looped("kind", some(ALWAYS, CLUSTERED))
+@looped("kind", CLUSTERED)
 def test_clusters_of_trained_rows_are_never_flagged_and_unused_rows_among_them_are_found(kind) -> None:
     rows = CLUSTERED[kind]()
     clean = under_trained_scores(rows)
@@ -156,17 +135,6 @@ def test_counts_decide_where_directions_cannot() -> None:
     found = under_trained_scores(rows, torch.where(first, 0, 5))
     assert torch.equal(found.flagged, first) or (found.flagged != first).sum() < 30
     assert not under_trained_scores(rows, torch.full((1500,), 5)).flagged.any()
-
-
-def test_vectors_of_words_that_gensim_trained_have_none(shared_data) -> None:
-    gensim = pytest.importorskip("gensim.models")
-    text = (shared_data / "text" / "enwiki-plain.txt").read_text()[:400_000].lower()
-    model = gensim.Word2Vec(
-        [line.split() for line in text.splitlines()], vector_size=50, min_count=5, seed=1, workers=1
-    )
-    vectors = torch.from_numpy(model.wv.vectors.copy())
-    assert len(vectors) > 1000
-    assert not under_trained_scores(vectors).flagged.any()
 
 
 def test_two_cones_are_two() -> None:

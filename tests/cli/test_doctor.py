@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,13 +70,6 @@ def test_on_cuda_triton_computes_what_has_a_kernel(capsys) -> None:
     assert by_kernels(capsys, "cpu", "numba") == ON_CPU
     _, gpu, _ = json.loads(printed(capsys, "--json"))["devices"]
     assert gpu["dtypes"] == ["float32", "bfloat16", "float16"]
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_a_new_operation_is_shown(monkeypatch, capsys) -> None:
-    new = replace(OPERATIONS[0], what="an operation of tomorrow", cpu=(), gpu=("input.tomorrow",))
-    monkeypatch.setattr("embedlayer.kernels.operations.OPERATIONS", [*OPERATIONS, new])
-    assert "torch  Triton    an operation of tomorrow" in printed(capsys)
 
 
 @pytest.mark.usefixtures("two_gpus")

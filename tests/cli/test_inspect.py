@@ -8,7 +8,6 @@ from commands import run
 
 from embedlayer import (
     EmbeddingLayer,
-    LearnedPositionalEmbedding,
     TokenEmbedding,
     open_model,
     train_tokenizer,
@@ -56,22 +55,6 @@ def test_every_line_fits_its_terminal(trained, capsys, monkeypatch) -> None:
             assert part in shown
 
 
-def test_under_trained_tokens_are_shown_by_kind(tmp_path, capsys) -> None:
-    tokenizer = train_tokenizer((), "byte")
-    table = TokenEmbedding(280, 32)
-    with torch.no_grad():
-        table.weight[128:250] = torch.randn(32) + 0.01 * torch.randn(122, 32)
-        table.weight[5] = 0.0
-    EmbeddingLayer(table, LearnedPositionalEmbedding(8, 32)).save_pretrained(tmp_path, tokenizer=tokenizer)
-    assert run("inspect", tmp_path, "-n", "3") == 0
-    shown = capsys.readouterr().out
-    lines = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
-    assert lines["byte"][1] == "128"
-    assert lines["zero"][1] == "1"
-    assert "122 rows are within" in shown
-    assert "not learned: nothing tells them from random rows" in " ".join(shown.split())  # the other rows
-
-
 def test_words_are_compared_with_people(tmp_path, capsys) -> None:
     tokenizer = train_tokenizer("cat dog king queen man woman", "word")
     TokenEmbedding(tokenizer.get_vocab_size(), 8).save_pretrained(tmp_path, tokenizer=tokenizer)
@@ -82,12 +65,10 @@ def test_words_are_compared_with_people(tmp_path, capsys) -> None:
     content = json.loads(capsys.readouterr().out)
     assert (content["word_pairs"]["used"], content["word_pairs"]["total"]) == (2, 3)
     assert (content["analogies"]["used"], content["analogies"]["total"]) == (1, 2)
+    assert content["word_pairs"]["spearman"] is None
     assert run("inspect", tmp_path, *arguments) == 0
     shown = capsys.readouterr().out
-    assert "no correlation" in shown
     assert "2 of 3 pairs are two tokens; fewer than 20 give no correlation" in shown
-    assert "Spearman" not in shown
-    assert content["word_pairs"]["spearman"] is None
     assert "1 of 2 questions are four tokens" in shown
 
 
@@ -110,9 +91,6 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
     assert run("inspect", tmp_path / "before.vec", tmp_path / "after") == 0
     shown = capsys.readouterr().out
     assert shown.index(f"{count - 1} rows did not move by more than rounding.") < shown.index("Moved most")
-    assert "cat" in shown
-    assert "Moved least" not in shown
-    assert "common tokens are too few" in " ".join(shown.split())
 
 
 def test_tokens_that_moved_are_divided_by_whether_they_occur(trained, tmp_path, capsys) -> None:

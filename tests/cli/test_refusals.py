@@ -141,8 +141,6 @@ def test_every_command_that_reads_a_path_says_what_it_takes() -> None:
         for param in command.params:
             is_path = isinstance(param.type, click.Path)
             assert not is_path or param.name in ("output", "export_to"), f"{name} {param.name}: use InputPath"
-    with_inputs = {name for name, inputs in INPUTS.items() if inputs}
-    assert with_inputs == {line.removesuffix(" OTHER") for line in COMMANDS}
     assert {(line.removesuffix(" OTHER"), name) for line, name, _ in CASES} == {
         (command, name) for command, inputs in INPUTS.items() for name in inputs
     }
@@ -163,9 +161,7 @@ def test_a_path_that_is_something_else_ends_with_a_sentence_and_a_code(line, the
             wanted = {"missing": "does not exist", "through": "does not exist", "unreadable": "cannot be read"}
             assert next((sentence for word, sentence in wanted.items() if word in what), "takes") in said
             assert not (tmp_path / "out").exists()
-        if (
-            PathKind.FOLDER in kind.kinds and PathKind.TEXT not in kind.kinds
-        ):  # what it holds is for the loader to judge
+        if PathKind.FOLDER in kind.kinds and PathKind.TEXT not in kind.kinds:  # the loader judges what it holds
             texts = there["a folder of texts"]
             assert run(*command_line(line, there, tmp_path / "out", **{name: texts})) in (1, 2)
             said = capsys.readouterr().err
@@ -196,11 +192,8 @@ def test_what_is_at_a_path_is_found_by_names_and_first_bytes(there, tmp_path) ->
     (tmp_path / "cut.md").write_text("é" * 3000 + "x")
     (tmp_path / "odd.md").write_text("x" + "é" * 3000)
     (tmp_path / "weights").write_bytes(bytes(range(256)))
-    assert [path_kind(tmp_path / name) for name in ("cut.md", "odd.md", "weights")] == [
-        PathKind.TEXT,
-        PathKind.TEXT,
-        PathKind.BINARY,
-    ]
+    kinds = [PathKind.TEXT, PathKind.TEXT, PathKind.BINARY]
+    assert [path_kind(tmp_path / name) for name in ("cut.md", "odd.md", "weights")] == kinds
 
 
 # Options and contents
@@ -243,8 +236,6 @@ REFUSALS = """
 2 too small for a validation part: train short.txt -o NEW --steps 1 --tokenizer byte
 2 UTF-8: train latin1.txt -o NEW --steps 1
 1 Cannot write into the folder: train short.txt -o short.txt/run --steps 1
-2 steps must be positive: train short.txt -o NEW --steps -1
-2 not divisible by 5 heads: train short.txt -o NEW --heads 5 --length 4
 1 holds no run: train -o full --resume
 2 leave the files out: train short.txt -o full --resume
 1 nowhere does not exist: train -o nowhere --resume
@@ -252,7 +243,6 @@ REFUSALS = """
 2 --weights has 1 numbers for 2 FILES: train long.txt long.txt --weights 3 -o NEW
 2 a weight above 0 for each corpus: train long.txt long.txt --weights 3,inf -o NEW
 2 '3,x' is not a list of numbers: train long.txt long.txt --weights 3,x -o NEW
-2 use it with --untied and without --rank: train long.txt -o NEW --row-sparse --untied --rank 8
 2 use it with --untied and without --rank: train long.txt -o NEW --row-sparse
 2 add --ngram, --value-embedding or --per-layer, or leave --mapped out: train long.txt -o NEW --mapped
 1 A table is trained on it by embedlayer train PLACE/notes.md -o DIR: inspect notes.md
@@ -266,7 +256,6 @@ REFUSALS = """
 2 bad.txt: inspect bad.txt
 2 which has no table of tokens: inspect position
 2 IDs up to 256 and the table has 30 rows: inspect good --tokenizer large.json
-2 IDs up to 256 and the table has 30 rows: inspect words.vec --tokenizer large.json
 2 IDs up to 256 and the table has 30 rows: inspect good mismatch
 2 no tokenizer: inspect good --word-pairs pairs
 2 name OTHER too: inspect good --no-align
@@ -279,21 +268,14 @@ REFUSALS = """
 2 does not tell the format: export run -o NEW
 2 Give --to with -o to compress, or --compare: compress run
 2 --to and -o belong together: compress run --to int8
-2 --to and -o belong together: compress run --compare -o NEW
-2 groups as in int4-g32, GGUF's q8_0 or q4_0, or rank=128; not to 'int3': compress run --to int3 -o NEW
-1 is not empty: compress run --to int8 -o full
 1 is a file, not a folder: compress run --to int8 -o full/file
 1 Cannot write: compress run --to int8 -o full/file/out
 2 too short to measure on: compress run --to int8 -o NEW --text full/file
 1 holds no: compress full --compare
 2 damaged: compress damaged --to int8 -o NEW
 2 NaN: compress nan.npy --to int8 -o NEW
-2 top_p must be above 0 and at most 1, not 1.5: generate run hello --top-p 1.5
-2 min_p must be from 0 to 1, not -1.0: generate run hello --min-p -1
-2 repetition_penalty must be a positive number, not 0.0: generate run hello --repetition-penalty 0
+2 temperature must be 0 or a positive number: generate run hello --temperature -1
 2 --greedy samples nothing: generate run hello --greedy --min-p 0.1
-2 --greedy samples nothing: generate run hello --greedy --seed 1
-2 max_new_tokens must be at least 0: generate run hello --tokens -1
 2 empty.txt is empty: evaluate run --text empty.txt
 2 latin1.txt is not UTF-8 text: evaluate run --text latin1.txt
 2 is a saved TokenEmbedding, which has no transformer blocks: evaluate table --text long.txt
@@ -302,7 +284,6 @@ REFUSALS = """
 2 leave out models and sizes: plan --checkpoint run --dtype bf16
 2 give --checkpoint: plan --text long.txt
 2 give --checkpoint: plan gpt2 --tokenizer large.json
-2 Did you mean gpt2: plan gpt-2
 2 bare has no tokenizer. Name one with --tokenizer: plan --checkpoint bare --text long.txt
 2 nothing to add: vocab add run -o NEW
 2 nothing to add: vocab add run --terms blank.txt -o NEW
@@ -311,7 +292,6 @@ REFUSALS = """
 2 --init omp needs auxiliary vectors: pass --donor: vocab add run otterly --init omp -o NEW
 2 with --auxiliary-text: vocab add run otterly --init focus -o NEW
 2 --donor has no effect: vocab add run otterly --donor run -o NEW
-1 is not empty: vocab add run otterly -o run
 2 no token 'otterly': vocab remove run otterly -o NEW
 2 nothing to remove: vocab remove run -o NEW
 2 : vocab compare empty.json empty.json

@@ -2,13 +2,10 @@
 
 import io
 import os
-import pty
-import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
@@ -105,30 +102,6 @@ def test_an_error_has_its_code_where_it_cannot_be_printed(folder) -> None:
         with replaced("stderr", make()):
             assert run("neighbors", folder / "nowhere", "a") == 1
             assert run("plan", "gtp2") == 2
-
-
-def test_bars_of_progress_are_drawn_on_a_terminal_with_and_without_unicode(folder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    for encoding, bar in (("ascii", "----"), ("utf-8", "━━━━")):
-        terminal, other_end = pty.openpty()
-        shown: list[bytes] = []
-
-        def read(terminal: int = terminal, shown: list[bytes] = shown) -> None:
-            with suppress(OSError):  # so a terminal says that it has ended
-                while block := os.read(terminal, 1 << 16):
-                    shown.append(block)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        arguments = [folder / "text.txt", "--tokenizer", folder / "model", "-o", tmp_path / encoding]
-        with replaced("stdout", os.fdopen(other_end, "w", encoding=encoding)):
-            assert run("corpus", "build", *arguments) == 0
-        reader.join()
-        os.close(terminal)
-        text = b"".join(shown).decode(encoding)
-        assert bar in text
-        assert re.search(r"1\.\d/1\.\d kB", text)
 
 
 def test_no_file_of_a_command_gets_the_number_of_a_closed_stream() -> None:

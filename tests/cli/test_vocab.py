@@ -179,17 +179,7 @@ def test_rows_start_from_a_donor_or_from_word_vectors(trained, domain, tmp_path,
 @pytest.mark.parametrize("prune", [False, True])
 def test_a_suggested_list_is_what_add_and_remove_take(trained, domain, prune, tmp_path, capsys) -> None:
     text = domain / "text.txt"
-    command = [
-        "vocab",
-        "suggest",
-        trained,
-        text,
-        "--count",
-        9,
-        *(["--prune"] if prune else []),
-        "-o",
-        tmp_path / "list",
-    ]
+    command = ["vocab", "suggest", trained, text, "--count", 9, *["--prune"] * prune, "-o", tmp_path / "list"]
     assert run(*command, "--json") == 0
     suggested = json.loads(capsys.readouterr().out)
     assert suggested["lines"] == (tmp_path / "list").read_text().splitlines()
