@@ -295,6 +295,7 @@ REFUSALS = """
 2 no token 'otterly': vocab remove run otterly -o NEW
 2 nothing to remove: vocab remove run -o NEW
 2 : vocab compare empty.json empty.json
+1 set model.position: positions extend run --to 64 -o NEW
 """
 """Code, a part of what is said, and the command, with files of `place`."""
 

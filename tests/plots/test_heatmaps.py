@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from covering import looped
 from pictures import drawn, image
 
 import embedlayer as el
@@ -46,17 +47,11 @@ def test_colours_reach_the_largest_number_but_not_for_a_few_outliers():
     assert not plots.position_heatmap(torch.eye(3)).axes[0].images[0].cmap.colorbar_extend
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        el.LearnedPositionalEmbedding(40, 8),
-        el.SinusoidalPositionalEmbedding(40, 8),
-        el.RotaryEmbedding(8),
-        el.AlibiBias(4),
-        el.RelativePositionBias(4),
-    ],
-    ids=lambda scheme: type(scheme).__name__,
-)
+SCHEMES = (el.LearnedPositionalEmbedding(40, 8), el.SinusoidalPositionalEmbedding(40, 8), el.RotaryEmbedding(8),
+           el.AlibiBias(4), el.RelativePositionBias(4))  # fmt: skip
+
+
+@looped("scheme", SCHEMES)
 def test_a_scheme_is_drawn_as_the_library_computes_it(scheme):
     figure = plots.position_heatmap(scheme, length=30)
     picture = position_values(scheme, 30)

@@ -50,13 +50,6 @@ def test_the_spectrum_counts_the_directions_that_hold_a_share():
     assert [*lines(plots.spectrum({"a": torch.zeros(4)}))] == ["a: no variance"]
 
 
-def test_broken_rows_do_not_count():
-    rows = torch.randn(50, 4)
-    broken = torch.cat([rows, torch.full((1, 4), torch.inf)])
-    one, other = lines(plots.spectrum({"rows": rows, "broken": broken})).values()
-    np.testing.assert_allclose(one, other)
-
-
 @pytest.mark.parametrize("row_sparse", [False, True])
 def test_only_rows_that_were_used_are_drawn_the_longest_first(row_sparse):
     table = el.TokenEmbedding(1000, 8, row_sparse=row_sparse)

@@ -1,5 +1,6 @@
 """The look that all pictures share, and pictures in pages."""
 
+import io
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -7,6 +8,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from PIL import Image
 
 import embedlayer as el
 from embedlayer import plots
@@ -96,6 +98,12 @@ def test_an_inline_svg_is_well_formed_takes_the_pages_colours_and_keeps_its_ids_
     assert "var(--ink, " in text
     assert MUTED not in text.replace(f"var(--muted, {MUTED})", "")
     assert len(re.findall(r"<image\b", text)) == 1, "the points are pixels"
+
+
+def test_a_notebook_displays_a_figure_at_its_size_in_twice_the_pixels() -> None:
+    png, shown = plots.loss_curve(METRICS)._repr_png_()
+    with Image.open(io.BytesIO(png)) as picture:
+        assert picture.size == (2 * shown["width"], 2 * shown["height"])
 
 
 def test_without_matplotlib_the_install_line_is_named(monkeypatch):

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import some
 
 import embedlayer as el
 from embedlayer.analysis import CausalModel, evaluate_text
@@ -14,7 +13,6 @@ from embedlayer.analysis import CausalModel, evaluate_text
 TEXT = "Once upon a time there was a little table. It had four legs, and a naïve cat sat on it. "
 BYTES = el.train_tokenizer((), "byte")
 START = 256
-FAMILIES = ("gpt2", "gemma2", "cohere", "granite", "llama", "qwen3", "bloom", "mpt", "opt", "phi", "falcon", "olmo2")
 
 
 def decoder(seed: int = 0, **options: object) -> el.DecoderLM:
@@ -41,10 +39,7 @@ def by_definition(model: torch.nn.Module, ids: list[int], window: int, stride: i
     return found
 
 
-@pytest.mark.parametrize(
-    ("start", "window", "stride"),
-    some([(START, 13, 5), (None, 80, 40)], [(START, 13, 5), (START, 16, 16), (None, 16, 8), (None, 80, 40)]),
-)
+@pytest.mark.parametrize(("start", "window", "stride"), [(START, 13, 5), (None, 80, 40)])
 def test_each_token_is_predicted_once_from_its_window(start, window, stride) -> None:
     model = decoder()
     result = evaluate_text(CausalModel(model, BYTES, start_id=start), TEXT, window=window, stride=stride)
@@ -102,7 +97,7 @@ def test_models_with_other_tokens_are_compared_by_bits_per_byte() -> None:
     assert result.no_difference == "The models have 257 and 300 logits, so their distributions cannot be compared."
 
 
-@pytest.mark.parametrize("family", some(["gpt2", "gemma2", "cohere"], FAMILIES))
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "cohere"])
 def test_a_folder_of_transformers_is_evaluated_as_its_model_says(family, tmp_path, caplog) -> None:
     pytest.importorskip("transformers", reason="the hf extra is not installed")
     from tiny_models import build
@@ -136,7 +131,7 @@ def limited(length: int) -> el.DecoderLM:
 
 
 def test_defaults_are_the_trained_length_or_the_longest_sequence() -> None:
-    text = TEXT * 28  # 2,492 bytes
+    text = TEXT * 12  # 1,068 bytes
     models = {32: (decoder(), 32), 64: (limited(64), None), 1024: (limited(2048), None), 256: (decoder(), None)}
     for window, (model, trained) in models.items():
         result = evaluate_text(CausalModel(model, BYTES, "m", START, trained), text)
