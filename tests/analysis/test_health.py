@@ -119,22 +119,15 @@ FAULTS = {
         lambda rows: rows[40:44].copy_(1.002 * rows[200:204]),
         "8 rows are nearly equal to another row, within 1 %",
     ),
-    "resized": (
-        lambda rows: rows[-60:].copy_(rows[:-60].mean(0) * (1 + 1e-3 * torch.randn(60, 32))),
-        "60 rows are equal to the mean of the others within 1 %, as a resize adds them untrained (60 words: ",
-    ),
-    "resized to the mean": (
-        lambda rows: rows[-60:].copy_(rows[:-60].mean(0).expand(60, -1)),
-        "60 rows are equal to the mean of the others within 1 %, as a resize adds them untrained (60 words: ",
-    ),
-    "scaled": (
-        lambda rows: rows[300:320].mul_(8.0),
-        "20 rows are longer than all others by a gap: norms of ",
-    ),
-    "shrunk": (
-        lambda rows: rows[300:320].mul_(0.05),
-        "20 rows are shorter than all others by a gap: norms of ",
-    ),
+    **{
+        f"resized, {noise} from the mean": (
+            lambda rows, noise=noise: rows[-60:].copy_(rows[:-60].mean(0) * (1 + noise * torch.randn(60, 32))),
+            "60 rows are equal to the mean of the others within 1 %, as a resize adds them untrained (60 words: ",
+        )
+        for noise in (1e-3, 0)
+    },
+    "scaled": (lambda rows: rows[300:320].mul_(8.0), "20 rows are longer than all others by a gap: norms of "),
+    "shrunk": (lambda rows: rows[300:320].mul_(0.05), "20 rows are shorter than all others by a gap: norms of "),
     "exchanged": (
         lambda rows: rows[:400].copy_(rows[torch.randperm(400)]),
         "Part of the rows do not fit the tokenizer: ",

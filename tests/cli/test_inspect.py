@@ -139,12 +139,8 @@ def test_rows_that_moved_are_listed_where_two_tables_are_related(tmp_path, capsy
     spoiled = rows.clone()
     spoiled[300] *= -1
     spoiled[500], spoiled[600] = 0.0, torch.nan
-    others = {
-        "equal": rows,
-        "spoiled": spoiled,
-        "noise": rows + 0.1 * torch.randn(700, 16),
-        "other": torch.randn(700, 16),
-    }
+    noise, other = rows + 0.1 * torch.randn(700, 16), torch.randn(700, 16)
+    others = {"equal": rows, "spoiled": spoiled, "noise": noise, "other": other}
     lists = ("Moved most", "Moved least", "No row moved by more than rounding.")
     shown = {}
     for name, table in others.items():

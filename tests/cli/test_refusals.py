@@ -293,7 +293,9 @@ REFUSALS = """
 2 with --auxiliary-text: vocab add run otterly --init focus -o NEW
 2 --donor has no effect: vocab add run otterly --donor run -o NEW
 2 no token 'otterly': vocab remove run otterly -o NEW
-2 nothing to remove: vocab remove run -o NEW
+2 has no token '50254': vocab remove run 50254 -o NEW
+2 has no token 50254: its IDs are 0..256: vocab remove run #50254 -o NEW
+2 An ID needs quotation marks: "#304": vocab remove run -o NEW
 2 : vocab compare empty.json empty.json
 1 set model.position: positions extend run --to 64 -o NEW
 """
