@@ -1,6 +1,7 @@
 """`embedlayer inspect`."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -51,6 +52,7 @@ def test_every_line_fits_its_terminal(trained, capsys, monkeypatch) -> None:
         shown = capsys.readouterr().out
         assert max(map(len, shown.splitlines())) <= width
         assert width > 60 or "…" in shown
+        assert re.search(r"^ *byte +128 ", shown, flags=re.M), "a line for each kind of token"
         for part in ("effective rank", "Norms by frequency", "never touched", "not learned", "never seen"):
             assert part in shown
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,6 +103,16 @@ def test_an_error_has_its_code_where_it_cannot_be_printed(folder) -> None:
         with replaced("stderr", make()):
             assert run("neighbors", folder / "nowhere", "a") == 1
             assert run("plan", "gtp2") == 2
+
+
+def test_progress_is_a_bar_in_a_terminal(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = ascii_stream()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    with replaced("stdout", terminal):
+        assert run("corpus", "build", folder / "text.txt", "--tokenizer", folder / "model", "-o", tmp_path / "out") == 0
+        shown = re.sub(r"\x1b\[[\d;?]*\w", "", terminal.buffer.getvalue().decode())  # without colours
+    assert re.search(r"---- 1\.\d/1\.\d kB", shown)
 
 
 def test_no_file_of_a_command_gets_the_number_of_a_closed_stream() -> None:
