@@ -139,7 +139,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception]]] = [
     (lambda: StreamTable(TokenEmbedding(15, WIDTH), (9, 5), shared_padding_idx=3), SizeError),
     (lambda: StreamTable.from_tables([nn.Embedding(3, 4), nn.Embedding(3, 5)]), SizeError),
     (lambda: StreamTable.from_tables([nn.Embedding(3, 4), nn.Embedding(3, 4).requires_grad_(False)]), SizeError),
-    (lambda: StreamTable.from_tables([nn.Embedding(3, 4, padding_idx=0), nn.Embedding(3, 4)]), SizeError),
+    (lambda: StreamTable.from_tables([nn.Embedding(3, 4, 0), nn.Embedding(3, 4), nn.Embedding(3, 4, 0)]), SizeError),
 ]
 
 
