@@ -7,7 +7,7 @@ import torch
 from comparison import assert_no_worse
 from covering import cases, some
 
-from embedlayer import RotaryEmbedding
+from embedlayer import RotaryEmbedding, ShapeError
 from embedlayer.positions import (
     DynamicNTKScaling,
     LinearScaling,
@@ -146,6 +146,14 @@ def test_turning_again_is_exact_far_away() -> None:
     from_short = position.at_length(1).rotate(k, k, places)[1]
     again = position.rerotate(from_short, places, from_length=1, to_length=10_000_020)
     assert torch.allclose(again, position.rotate(k, k, places)[1], atol=1e-6)
+
+
+def test_pinning_a_scheme_without_regimes_changes_nothing() -> None:
+    position, k = RotaryEmbedding(HEAD, scaling=LinearScaling(2.0)), torch.randn(1, 1, 4, HEAD)
+    assert position.at_length(1000).config == position.config
+    assert torch.equal(position.rerotate(k, torch.arange(4), from_length=1, to_length=1000), k)
+    with pytest.raises(ShapeError):
+        position.rerotate(torch.cat([k, k], -1), torch.arange(4), from_length=1, to_length=1000)
 
 
 @pytest.mark.parametrize("name", some(["longrope"], CASES))
