@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -73,6 +74,20 @@ def test_what_is_said_about_one_token_at_ten_positions(pictures) -> None:
     assert (cosines[~np.eye(10, dtype=bool)] < 0.99).all(), "no two results are the same"
 
 
+def test_what_is_said_about_paths(pictures) -> None:
+    row, scaled, position, _ = (float(axes.get_xlabel()[2:]) for axes in pictures["path"].axes[:4])
+    assert row < scaled < position
+    before, after = (image(pictures["path-minilm"], panel) for panel in (0, 2))
+    assert np.corrcoef(before.ravel(), after.ravel())[0, 1] > 0.85, "the token's pattern stays"
+    sizes = np.abs(image(pictures["path-minilm"], 3)).mean(1)
+    assert sizes.argmin() == 0, "[CLS] is pale"
+
+
+def test_orders_have_the_same_numbers(pictures) -> None:
+    first, second = (image(pictures["orders"], panel) for panel in (0, 1))
+    np.testing.assert_allclose(np.sort(first.ravel()), np.sort(second.ravel()))
+
+
 def test_what_is_said_about_waves(pictures) -> None:
     says("The first pair repeats after 6.3 positions")
     says("One rotation of the first takes 6.3 positions, of the last 47,100.")
@@ -117,6 +132,25 @@ def test_what_is_said_about_the_table(pictures) -> None:
     assert disjoint(boxes)
     trained, fresh = (label.split()[-2] for label in lines(pictures["spectrum"]))
     says(f"{fresh} of them explain half of the variance. In the trained table {trained} do.")
+
+
+def test_blocks_that_nobody_put_there(pictures) -> None:
+    cosines = image(pictures["tokens"])
+    blocks = np.repeat([0, 1, 2], [4, 2, 3])
+    same = blocks[:, None] == blocks[None]
+    assert cosines[same].min() > cosines[~same].max()
+
+
+def test_what_is_said_about_training(pictures) -> None:
+    assert pictures["gradient"].axes[0].get_title(loc="left") == "6 of 30,522 rows have a gradient"
+    lengths = [bar.get_width() for bar in pictures["gradient-tied"].axes[0].patches]
+    assert lengths[6] > 20 * lengths[7], "all but seven are too short to see"
+    validation = lines(pictures["loss"])["validation"]
+    assert validation[0, 1] == pytest.approx(np.log(4096), abs=0.05)
+    assert all(later < earlier for earlier, later in pairwise(validation[:, 1]))
+    tied, untied = lines(pictures["tied-untied"]).values()
+    assert tied[1, 1] > untied[1, 1] + 0.1, "a slower start"
+    assert tied[-1, 1] <= untied[-1, 1], "no worse an end"
 
 
 def test_the_runs_are_those_of_the_table_in_tying() -> None:
