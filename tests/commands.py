@@ -1,11 +1,13 @@
 """The `embedlayer` command, as a person runs it."""
 
+import runpy
+import sys
 from collections.abc import Iterator
 
 import click
 import pytest
 
-from embedlayer.cli.main import cli, main
+from embedlayer.cli.main import cli
 
 
 def leaf_commands(group: click.Group = cli, *names: str) -> Iterator[tuple[str, click.Command]]:
@@ -31,5 +33,6 @@ def run(*arguments: object, whole_report: bool = False) -> int:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
         if arguments[0] in ("train", "demo") and not whole_report:
             leave_out_answers(patch)
-        main([str(argument) for argument in arguments])
+        patch.setattr(sys, "argv", [sys.argv[0], *map(str, arguments)])
+        runpy.run_module("embedlayer", run_name="__main__")
     return int(stop.value.code or 0)

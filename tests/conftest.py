@@ -129,14 +129,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """As many processes as there are cores.
-
-    One more would use the tenth of the time in which tests wait for programs, ranks and a browser, but to import and
-    to collect all tests once more takes longer.
-    """
-    from embedlayer.data.process_pool import usable_cores
-
-    return usable_cores()
+    """As many processes as there are cores that this one may use; xdist counts those of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -197,11 +191,8 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A folder for computed layouts in place of the user's cache, and what makes small tests slow or too easy."""
     from small_blocks import small_blocks
 
-    from embedlayer.core.block_sizes import FEW_LOGITS
-
     # On CUDA, small tests are computed as large inputs: what is few there is more than any test has.
-    few = {"few_logits": FEW_LOGITS["cpu"], "few_scores": 0}
-    with pytest.MonkeyPatch.context() as patch, small_blocks(device="cuda", **few):
+    with pytest.MonkeyPatch.context() as patch, small_blocks(device="cuda", few_logits="cpu", few_scores=0):
         patch.setenv("EMBEDLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
         # torch's measurement of a graph's guards, for a log, flushes the caches of the cores.
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)

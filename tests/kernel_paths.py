@@ -15,6 +15,7 @@ from embedlayer.core.devices import TAKEN_AS
 from embedlayer.core.index_checks import target_record
 from embedlayer.kernels import kernel, kernels_disabled
 from embedlayer.kernels.gpu import availability
+from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.losses import counted_tokens, products
 
 GPU_BACKENDS = ["triton", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -56,6 +57,27 @@ def _filled_memory() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
+@contextmanager
+def runs_of_kernels() -> Iterator[list[str]]:
+    """Collect the names of CPU kernels that run in the block."""
+    names, run = list[str](), kernel.Kernel.run
+
+    def counted(self: kernel.Kernel, *arguments: Any, **options: Any) -> bool:
+        names.append(self.name)
+        return run(self, *arguments, **options)
+
+    with patch.object(kernel.Kernel, "run", counted):
+        yield names
+
+
+@contextmanager
+def launched_kernels() -> Iterator[list[str]]:
+    """Collect the names of Triton kernels that are launched in the block."""
+    names = list[str]()
+    with launches_observed(lambda each: names.append(each.name)):
+        yield names
+
+
 def compilation_failure() -> str | None:
     """Return why a kernel could not be compiled in this process, or `None`."""
     return kernel._failure.reason
@@ -64,9 +86,7 @@ def compilation_failure() -> str | None:
 @contextmanager
 def without_numba() -> Iterator[None]:
     """Compute as where numba is not installed."""
-    failure = kernel._Failure()
-    failure.reason = "numba is not installed"
-    with patch.object(kernel, "NUMBA_IS_INSTALLED", False), patch.object(kernel, "_failure", failure):
+    with patch.object(kernel._failure, "reason", "numba is not installed"):
         yield
 
 
@@ -86,7 +106,7 @@ def capturing() -> AbstractContextManager[Any]:
 def machine_unknown() -> Iterator[None]:
     """Forget in the block, and after it, what is known of this machine: whether kernels can be compiled."""
     checks = availability._installation_failure, availability._compilation_failure
-    with patch.object(kernel, "_failure", kernel._Failure()):
+    with patch.object(kernel._failure, "reason", None):
         for check in checks:
             check.cache_clear()
         yield

@@ -8,8 +8,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from embedlayer.distributed.dtensors import mesh_collectives
-
 
 @torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
@@ -26,9 +24,11 @@ def full(tensor: Tensor) -> Tensor:
         return tensor.full_tensor().clone()
     # `full_tensor` of torch 2.9 joins rows that are split over two dimensions in the wrong places, if not equally
     [chunk] = tensor.__create_chunk_list__()
-    group = mesh_collectives(tensor)
-    parts: list[Any] = [None] * group.size
-    dist.all_gather_object(parts, (chunk.offsets, tensor.to_local()), group=group.group)
+    parts: list[Any] = [(chunk.offsets, tensor.to_local())]
+    for group in tensor.device_mesh.get_all_groups():
+        lists: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(lists, parts, group=group)
+        parts = [part for each in lists for part in each]
     whole = torch.empty(tensor.shape, dtype=tensor.dtype)
     for offsets, part in parts:
         whole[tuple(slice(at, at + size) for at, size in zip(offsets, part.shape, strict=True))] = part
@@ -56,3 +56,9 @@ def gathered(parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor
     together = full(sharded_like(parameter, torch.stack([local(value) for value in alike.values()], -1)))
     others = {key: full(value) for key, value in state.items() if key not in alike}
     return dict(zip(alike, together.unbind(-1), strict=True)) | others
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], case: str = "") -> None:
+    """Check that two states have the same bits under the same names."""
+    assert one.keys() == other.keys(), case
+    assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == [], case

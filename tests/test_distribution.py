@@ -198,27 +198,16 @@ def test_what_is_not_the_https_url_of_a_repository_is_refused(value) -> None:
         HOOK["repository_url"](value)
 
 
-def test_a_build_with_a_bad_repository_fails_and_says_why(small_tree, tmp_path) -> None:
-    result = build(HATCHLING, small_tree, tmp_path, "--target", "sdist", repository="http://example.org/embedlayer")
-    assert result.returncode != 0
-    assert (
-        "'http://example.org/embedlayer', which is not the https URL of a repository" in result.stdout + result.stderr
-    )
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_installed_wheel_runs_and_finds_the_files_of_the_page(tree, plain, tmp_path) -> None:
+def test_the_installed_wheel_runs(plain, tmp_path) -> None:
     target = tmp_path / "installed"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run([*command, "--target", str(target), str(plain.wheel)], check=True)
-    environment = {**os.environ, "PYTHONPATH": str(target)}
-
-    def output(*arguments: str) -> str:
-        command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
-
-    page = "import embedlayer.explorer.page_files as s; print(s.__file__, *sorted(s.page_files()), sep='\\n')"
-    file, *names = output("-c", page).splitlines()
-    assert Path(file).is_relative_to(target)
-    assert set(names) == {name for name in files(tree / "embedlayer/explorer/page") if not name.endswith(".d.ts")}
-    assert "Usage: " in output("-m", "embedlayer", "--help")
+    shown = subprocess.run(
+        [sys.executable, "-m", "embedlayer", "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(target)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "Usage: " in shown.stdout

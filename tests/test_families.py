@@ -144,11 +144,11 @@ def test_the_ids_in_the_list_are_the_defaults_of_transformers() -> None:
 
     if transformers.__version__ != TRANSFORMERS_VERSION:
         pytest.skip(f"the list is that of transformers {TRANSFORMERS_VERSION}")
-    found = {}
+    found, known = {}, {key for ids in DEFAULT_IDS.values() for key in ids}
     for model_type in CONFIG_MAPPING_NAMES:
         if family_of(model_type) is not None:
-            entries = entries_of(default_config(model_type))
-            ids = {key: value for key, value in entries.items() if key in KNOWN_IDS and value is not None}
+            entries = vars(default_config(model_type))
+            ids = {key: value for key, value in entries.items() if key in known and value is not None}
             found[model_type] = {key: tuple(value) if isinstance(value, list) else value for key, value in ids.items()}
     assert {model_type: ids for model_type, ids in found.items() if ids} == {**DEFAULT_IDS}
 

@@ -48,8 +48,6 @@ DEDENTS = {77: 2, 114: 0, 143: 2, 156: 2, 171: 0, 231: 0, 376: 0, 479: 1, 483: 0
 POSITION_TABLES = ("pos_emb", "position_embedding", "pos_embedding_layer", "learned")
 """What the lessons call an `nn.Embedding` whose rows are positions."""
 
-CODE = re.compile(r"import |from \S+ import|class |def |(for|with) .*:$|print\(|plt\.|[a-z_][\w.]* = ")
-"""How a line begins that is no prose."""
 
 OURS = {
     name: getattr(el.lessons if name.startswith(("Scratch", "GPT")) else el, name)

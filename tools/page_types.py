@@ -5,6 +5,7 @@
 
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -30,6 +31,13 @@ ALIASES: dict[object, str] = {
     value: name for name, value in TYPES if get_origin(value) in (Literal, tuple, Union, UnionType)
 }
 """The types with a name of their own."""
+
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "manifest": routes.manifest,
+    **{name: route.answer for name, route in routes.ROUTES.items()},
+    **routes.PAIRS,
+}
+"""The functions that return the answer of each route."""
 
 
 def typescript(kind: Any) -> str:
@@ -88,9 +96,7 @@ def interface(record: type) -> str:
 def declarations() -> str:
     """Return the whole file: every type and record, and `Answers`, the answer of each route."""
     records = [value for _, value in TYPES if is_typeddict(value)]
-    functions = {"manifest": routes.manifest, **{name: route.answer for name, route in routes.ROUTES.items()}}
-    functions |= routes.PAIRS
-    entries = [f'  "{name}": {typescript(get_type_hints(made)["return"])};' for name, made in functions.items()]
+    entries = [f'  "{name}": {typescript(get_type_hints(made)["return"])};' for name, made in ANSWERS.items()]
     aliases = [f"export type {name} = {spelled_out(kind)};" for kind, name in ALIASES.items()]
     table = ["/** The answer to the request of each name. */", "export interface Answers {", *entries, "}", ""]
     return HEAD + "\n".join([*aliases, "", *map(interface, records), *table])

@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 
 from embedlayer.analysis.atlas import write_atlas
 from embedlayer.analysis.geometry import principal_components
-from embedlayer.core.errors import CheckpointError, MissingExtraError, SizeError, TokenizerError
+from embedlayer.core.errors import MissingExtraError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tokenization.train import train_tokenizer
@@ -54,21 +54,6 @@ def test_gaps_in_the_ids_are_left_out(tmp_path) -> None:
     assert [each["ids"] for each in near] == expected.indices[:, :4].tolist()
     distances = torch.tensor([each["distances"] for each in near])
     torch.testing.assert_close(distances, expected.values[:, :4], atol=1e-6, rtol=0)
-
-
-def test_what_cannot_be_a_map_is_refused(tmp_path) -> None:
-    pytest.importorskip("pyarrow")
-    tokenizer = train_tokenizer((), "byte")
-    broken = torch.randn(257, 4)
-    broken[3] = torch.nan
-    for rows, error, message in (
-        (broken, CheckpointError, "the first is row 3"),
-        (torch.randn(257, 1), SizeError, "width 2 or more"),
-        (torch.randn(20, 4), TokenizerError, "IDs up to 256 and the table has 20 rows"),
-    ):
-        with pytest.raises(error, match=message):
-            write_atlas(tmp_path / "map.parquet", rows, tokenizer)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_pyarrow_names_the_line_that_installs_it(tmp_path, monkeypatch) -> None:

@@ -4,12 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from covering import looped
-from real_tables import minilm
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
-from embedlayer.analysis import random_rows, table_health
-from embedlayer.core.errors import ShapeError
+from embedlayer.analysis import table_health
 from embedlayer.tables.dense import TokenEmbedding
 
 
@@ -23,12 +21,6 @@ def falling(count: int, width: int) -> Tensor:
     return torch.randn(count, width) * torch.arange(1, width + 1) ** -0.5
 
 
-def test_a_table_is_v_times_d_of_floats() -> None:
-    for wrong in (torch.zeros(3), torch.zeros(3, 2, dtype=torch.int64)):
-        with pytest.raises(ShapeError, match=r"must be \(V, D\)"):
-            table_health(wrong)
-
-
 @looped("scale, dtype", [1e-3, 1.0, 50.0], [torch.float32, torch.bfloat16])
 def test_nearly_equal_rows_are_grouped_at_every_scale(scale, dtype) -> None:
     rows = torch.randn(3000, 48)
@@ -36,13 +28,6 @@ def test_nearly_equal_rows_are_grouped_at_every_scale(scale, dtype) -> None:
     rows[700:900] = rows[:600].mean(0) * (1 + 0.002 * torch.randn(200, 48))
     rows[950], rows[960] = -rows[5], 1.1 * rows[5]
     assert table_health((scale * rows).to(dtype)).near_duplicates == ((5, 10, 2000), tuple(range(700, 900)))
-
-
-def test_pairs_half_a_percent_apart_are_all_found_among_many_rows() -> None:
-    rows = torch.randn(12_000, 32)
-    firsts = torch.arange(0, 12_000, 1000)
-    rows[firsts + 500] = rows[firsts] + 0.005 * F.normalize(torch.randn(12, 32)) * rows[firsts].norm(dim=1)[:, None]
-    assert table_health(rows).near_duplicates == tuple((first, first + 500) for first in firsts.tolist())
 
 
 def test_equal_rows_are_no_near_duplicates_and_broken_rows_have_no_distance() -> None:
@@ -116,17 +101,14 @@ def test_where_trained_rows_look_random_and_of_few_rows_none_is_called_random() 
         assert not (found.is_judged | found.is_random).any()
 
 
-def test_wide_tables_of_many_rows_are_judged_in_parts(monkeypatch) -> None:
-    rows = falling(1500, 96) * torch.arange(1, 97) ** -0.5
-    rows[1400:] = torch.randn(100, 96)
+def test_of_wide_tables_a_part_of_the_columns_is_judged() -> None:
+    rows = falling(700, 600) * torch.arange(1, 601) ** -0.5
+    rows[600:] = torch.randn(100, 600)
     rows[3] = 0.0
-    whole = table_health(rows).verdicts.random
-    monkeypatch.setattr(random_rows, "SAMPLED", 1000)
-    monkeypatch.setattr(random_rows, "COLUMNS", 80)
-    for found in (whole, table_health(TokenEmbedding.from_pretrained(rows)).verdicts.random):
-        assert found.is_judged.tolist() == [row != 3 for row in range(1500)]
-        assert found.is_random[1400:].float().mean() > 0.95
-        assert found.is_random[:1400].sum() <= 14
+    found = table_health(TokenEmbedding.from_pretrained(rows)).verdicts.random
+    assert found.is_judged.tolist() == [row != 3 for row in range(700)]
+    assert found.is_random[600:].float().mean() > 0.95
+    assert found.is_random[:600].sum() <= 6
 
 
 def test_the_share_of_a_row_that_is_noise_leaves_the_row_itself_out() -> None:
@@ -137,13 +119,6 @@ def test_the_share_of_a_row_that_is_noise_leaves_the_row_itself_out() -> None:
         moment = others.T @ others * 24 / 200 + torch.eye(24).double()
         expected = float(units[row] @ torch.linalg.solve(moment, units[row]))
         assert float(found.noise_shares[row]) == pytest.approx(expected, rel=1e-3)
-
-
-def test_the_rows_of_a_real_table_are_distinct_and_new_ones_are_not() -> None:
-    rows = minilm().table.weight.detach()[1000:6000]
-    found = table_health(torch.cat([rows, 0.02 * torch.randn(250, rows.shape[1])])).verdicts.random
-    assert found.is_random[5000:].float().mean() > 0.98
-    assert found.is_random[:5000].float().mean() < 0.01
 
 
 @looped("place, shift", [(0, 48), (48, 96), (30, 62), (0, 32)], [-3, -1, 1, 2])
@@ -271,10 +246,5 @@ def test_broken_rows_show_no_shift_and_few_pairs_show_nothing() -> None:
     assert fit_of(rows).cosine > 0.7
     broken = fit_of(torch.full((900, 4), torch.nan))
     assert broken is None or broken.shift == 0
-    assert (
-        fit_of(
-            rows,
-            [f"{'abcdefghij'[row % 10]}{'klmnopqrst'[row // 10 % 10]}{'uvwxyzäöü'[row // 100]}q" for row in range(900)],
-        )
-        is None
-    )
+    pairless = [f"{'abcdefghij'[r % 10]}{'klmnopqrst'[r // 10 % 10]}{'uvwxyzäöü'[r // 100]}q" for r in range(900)]
+    assert fit_of(rows, pairless) is None

@@ -12,11 +12,9 @@ from torch import Tensor
 
 from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.health import table_health
-from embedlayer.core.errors import ShapeError
 from embedlayer.heads.output import OutputHead
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 
@@ -59,8 +57,6 @@ def test_rows_that_only_decay_were_never_touched() -> None:
     assert table_health(torch.randn(60, 8), before=before).never_touched == ()
     assert found.zero_rows == (0,)
     assert table.weight[30].norm() < before[30].norm()
-    with pytest.raises(ShapeError, match="60 x 8 and the one before training is 59 x 8"):
-        table_health(table, before=before[:59])
 
 
 def test_a_free_head_tells_what_its_table_cannot() -> None:
@@ -70,16 +66,6 @@ def test_a_free_head_tells_what_its_table_cannot() -> None:
     found = table_health(table, head=head)
     assert found.under_trained.flagged.nonzero()[:, 0].tolist() == list(range(60))
     torch.testing.assert_close(found.norms, table.norm(dim=1))
-    with pytest.raises(ShapeError, match="600 rows and the head 599"):
-        table_health(table, head=head[1:])
-
-
-def test_a_factorised_table_is_read_as_its_rows() -> None:
-    table = FactorizedEmbedding(300, 16, rank=4, padding_idx=3)
-    with torch.no_grad():
-        table.inner.weight[8] = table.inner.weight[9]
-    found = table_health(table)
-    assert (found.zero_rows, found.duplicates) == ((3,), ((8, 9),))
 
 
 def test_byte_pieces_of_stories_are_reported_by_kind(shared_data) -> None:
@@ -133,22 +119,15 @@ FAULTS = {
         lambda rows: rows[40:44].copy_(1.002 * rows[200:204]),
         "8 rows are nearly equal to another row, within 1 %",
     ),
-    "resized": (
-        lambda rows: rows[-60:].copy_(rows[:-60].mean(0) * (1 + 1e-3 * torch.randn(60, 32))),
-        "60 rows are equal to the mean of the others within 1 %, as a resize adds them untrained (60 words: ",
-    ),
-    "resized to the mean": (
-        lambda rows: rows[-60:].copy_(rows[:-60].mean(0).expand(60, -1)),
-        "60 rows are equal to the mean of the others within 1 %, as a resize adds them untrained (60 words: ",
-    ),
-    "scaled": (
-        lambda rows: rows[300:320].mul_(8.0),
-        "20 rows are longer than all others by a gap: norms of ",
-    ),
-    "shrunk": (
-        lambda rows: rows[300:320].mul_(0.05),
-        "20 rows are shorter than all others by a gap: norms of ",
-    ),
+    **{
+        f"resized, {noise} from the mean": (
+            lambda rows, noise=noise: rows[-60:].copy_(rows[:-60].mean(0) * (1 + noise * torch.randn(60, 32))),
+            "60 rows are equal to the mean of the others within 1 %, as a resize adds them untrained (60 words: ",
+        )
+        for noise in (1e-3, 0)
+    },
+    "scaled": (lambda rows: rows[300:320].mul_(8.0), "20 rows are longer than all others by a gap: norms of "),
+    "shrunk": (lambda rows: rows[300:320].mul_(0.05), "20 rows are shorter than all others by a gap: norms of "),
     "exchanged": (
         lambda rows: rows[:400].copy_(rows[torch.randperm(400)]),
         "Part of the rows do not fit the tokenizer: ",
@@ -189,24 +168,10 @@ def test_a_planted_fault_is_the_first_sentence_of_the_summary(fault) -> None:
     assert first == found.to_json()["summary"]
 
 
-def test_words_are_named_before_other_tokens() -> None:
-    rows, ids, tokenizer = sound_rows()
-    rows = rows.clone()
-    other = next(row for row in range(len(rows)) if row not in ids)
-    rows[[other, ids[5]]] = torch.nan
-    assert (
-        f"2 rows hold NaN or infinity (1 word: '{tokenizer.id_to_token(ids[5])}', "
-        in table_health(rows, tokenizer).summary()
-    )
-
-
 @pytest.mark.parametrize("overwritten", [False, True])
 def test_rows_that_rounding_to_4_bits_made_equal_are_no_fault_unless_they_learned(overwritten) -> None:
-    words = words_of(1200)
-    tokenizer = train_tokenizer(" ".join(words), "word", vocab_size=2000)
-    rows = torch.randn(tokenizer.get_vocab_size(), 32)
-    ids = [tokenizer.token_to_id(word) for word in words]
-    rows[ids] = related_rows(1200, 32)
+    rows, ids, tokenizer = sound_rows()
+    rows = rows.clone()
     rows[ids[:40]] = torch.randn(32) + 0.01 * torch.randn(40, 32)  # unused
     assert table_health(rows, tokenizer).duplicates == ()
     if overwritten:
@@ -221,11 +186,8 @@ def test_rows_that_rounding_to_4_bits_made_equal_are_no_fault_unless_they_learne
 
 @pytest.mark.parametrize(("words_absent", "state"), [(100, "sound"), (900, "faulty")])
 def test_a_run_of_which_many_words_never_occur_is_not_sound(words_absent, state) -> None:
-    words = words_of(1200)
-    tokenizer = train_tokenizer(" ".join(words), "word", vocab_size=2000)
-    rows, counts = torch.randn(tokenizer.get_vocab_size(), 32), torch.ones(tokenizer.get_vocab_size()).long()
-    ids = [tokenizer.token_to_id(word) for word in words]
-    rows[ids] = related_rows(1200, 32)
+    rows, ids, tokenizer = sound_rows()
+    counts = torch.ones(len(rows)).long()
     counts[ids[:words_absent]] = 0
     found = table_health(rows, tokenizer, counts=counts)
     assert (found.state, len(found.absent)) == (state, words_absent)
@@ -233,11 +195,8 @@ def test_a_run_of_which_many_words_never_occur_is_not_sound(words_absent, state)
 
 
 def test_equal_rows_of_words_are_not_counted_as_not_learned() -> None:
-    words = words_of(1200)
-    tokenizer = train_tokenizer(" ".join(words), "word", vocab_size=2000)
-    rows = torch.randn(tokenizer.get_vocab_size(), 32)
-    ids = [tokenizer.token_to_id(word) for word in words]
-    rows[ids] = related_rows(1200, 32)
+    rows, ids, tokenizer = sound_rows()
+    rows = rows.clone()
     rows[ids[:40]] = rows[ids[0]].clone()
     found = table_health(rows, tokenizer)
     assert int(found.under_trained.flagged.sum()) == 40  # equal rows are a cone without width

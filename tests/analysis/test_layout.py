@@ -2,12 +2,10 @@
 
 import math
 
-import pytest
 import torch
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import neighbor_layout, principal_components
-from embedlayer.analysis.layout import edge_weights
 
 
 def groups(count: int = 6, each: int = 60, width: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,14 +38,6 @@ def test_the_same_rows_give_the_same_picture_and_leave_the_generator_alone():
 def test_a_large_table_states_the_recall_of_its_graph():
     assert neighbor_layout(torch.randn(100, 24), rounds=1).recall == 1.0
     assert 0.9 < neighbor_layout(torch.randn(8200, 24), rounds=1).recall <= 1.0
-
-
-def test_weights_start_at_one_and_add_up_to_the_same_for_every_row():
-    cosines = torch.rand(50, 15).sort(descending=True).values
-    weights = edge_weights(cosines)
-    assert torch.equal(weights[:, 0], torch.ones(50))
-    assert weights.sum(1) == pytest.approx(math.log2(15), abs=1e-2)
-    assert (weights.diff() <= 0).all()
 
 
 def test_a_table_is_laid_out_without_rows_that_are_not_finite() -> None:

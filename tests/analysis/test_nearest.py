@@ -6,24 +6,18 @@ import torch.nn.functional as F
 from covering import looped
 from kinds import TABLES
 
-from embedlayer.analysis import nearest
-from embedlayer.analysis.nearest import cosines_with, nearest_rows, neighbor_graph
+from embedlayer.analysis import cosines_with, nearest_rows, neighbor_graph
 
 
-def all_cosines(rows: torch.Tensor) -> torch.Tensor:
-    return F.cosine_similarity(rows.double()[None], rows.double()[:, None], dim=2)
-
-
-@looped("chunk, scores", [8, 64, 1 << 19], [1, 100, 1 << 22])
-def test_nearest_rows_are_those_of_all_cosines(monkeypatch, chunk, scores) -> None:
-    monkeypatch.setattr(nearest, "CHUNK_NUMBERS", chunk)
-    monkeypatch.setattr(nearest, "SCORES_AT_ONCE", scores)
-    rows = torch.randn(20, 8)
-    expected = all_cosines(rows).fill_diagonal_(-2).topk(10)
-    found = nearest_rows(rows, torch.arange(20), 10)
+@looped("count, width", [(20, 8), (2300, 256)])  # more scores than are computed at once, of rows in several chunks
+def test_nearest_rows_are_those_of_all_cosines(count, width) -> None:
+    rows = torch.randn(count, width, dtype=torch.float64)
+    units = F.normalize(rows, dim=1)
+    expected = (units @ units.T).fill_diagonal_(-2).topk(10)
+    found = nearest_rows(rows, torch.arange(count), 10)
     assert torch.equal(found.ids, expected.indices)
-    torch.testing.assert_close(found.cosines, expected.values.float())
-    by_vector = nearest_rows(rows, rows, 10, exclude=torch.arange(20)[:, None])
+    torch.testing.assert_close(found.cosines.double(), expected.values, atol=1e-6, rtol=0)
+    by_vector = nearest_rows(rows, rows, 10, exclude=torch.arange(count)[:, None])
     assert torch.equal(by_vector.ids, expected.indices)
 
 
@@ -36,10 +30,9 @@ def test_every_kind_of_table_is_searched(name) -> None:
     torch.testing.assert_close(found.cosines, expected.cosines, atol=1e-5, rtol=0)
 
 
-@looped("chunk", [16, 16 * 90, 1 << 19])
-def test_equal_rows_come_by_id(monkeypatch, chunk) -> None:
-    monkeypatch.setattr(nearest, "CHUNK_NUMBERS", chunk)
-    rows = torch.randn(7, 16)[torch.randint(0, 7, (300,))]
+@looped("width", [16, 2048])
+def test_equal_rows_come_by_id(width) -> None:
+    rows = torch.randn(7, width)[torch.randint(0, 7, (300,))]
     for count in (1, 5, 40):
         found = nearest_rows(rows, rows[:3], count)
         cosines = cosines_with(rows, rows[:3])

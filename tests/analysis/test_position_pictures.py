@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from embedlayer.analysis.position_pictures import position_values
-from embedlayer.core.errors import SizeError
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
@@ -46,8 +45,6 @@ def test_one_position_is_a_picture_too_and_a_scheme_without_positions_has_none()
     assert position_values(RotaryEmbedding(4), 1).values.tolist() == [[1.0, 1.0]]
     assert position_values(AlibiBias(2), 1).values.tolist() == [[0.0, 0.0]]
     assert position_values(Position(), 8) is None
-    with pytest.raises(SizeError, match="at least 1; found 0"):
-        position_values(Position(), 0)
 
 
 def test_a_rotation_that_also_scales_is_shown_by_its_angle():

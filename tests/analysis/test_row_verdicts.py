@@ -1,14 +1,10 @@
 """Each row has one verdict with its reason, and all places that state it agree."""
 
-import json
-
 import pytest
 import torch
-from commands import run as command
 from torch import Tensor
 
 from embedlayer.analysis import table_health
-from embedlayer.opening import open_model
 
 VERDICTS = ("learned", "not learned", "never seen", "cannot tell")
 
@@ -48,15 +44,6 @@ def test_each_kind_of_row_has_its_verdict_and_its_reason() -> None:
     assert "random rows have " in found.of(1000).because
 
 
-def test_new_rows_are_named_by_their_ids() -> None:
-    rows = torch.cat([related(3000, 96), 0.02 * torch.randn(200, 96)])
-    found = table_health(rows)
-    assert found.state == "faulty"
-    assert found.summary().startswith("Faulty. ")
-    assert "rows (3,0" in found.summary()
-    assert "not learned: nothing tells them from random rows (" in found.summary()
-
-
 def test_a_run_whose_rows_were_exchanged_is_not_sound() -> None:
     before = torch.randn(1000, 64)
     after = before + related(1000, 64)
@@ -68,25 +55,3 @@ def test_a_run_whose_rows_were_exchanged_is_not_sound() -> None:
     assert table_health(after.roll(1, 0), before=before).exchanged > 0.95
     assert table_health(related(1000, 64), before=before).exchanged is None  # nothing is left of the start
     assert [table_health(after[:v], before=before[:v]).exchanged is None for v in (63, 64)] == [True, False]
-
-
-def test_the_commands_state_the_verdicts_of_the_table(tmp_path, capsys) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("the cat sat on the mat and the dog sat on the log. " * 200)
-    run = tmp_path / "run"
-    options = ["--tokenizer", "byte", "--dim", "16", "--layers", "1", "--heads", "2", "--steps", "30", "--length", "16"]
-    assert command("train", text, "-o", run, *options) == 0
-    printed = capsys.readouterr().out
-    source = open_model(run)
-    loss = source.validation_loss
-    verdicts = table_health(
-        source.table, source.tokenizer, before=source.before().table, counts=source.counts, validation_loss=loss
-    ).verdicts
-    counts = {verdict.replace(" ", "_"): verdicts.count(verdict) for verdict in VERDICTS}
-    assert counts["never_seen"] == int((source.counts == 0).sum()) > 200
-    assert verdicts.sentence() in " ".join(printed.split())  # the last words of a run
-    assert command("inspect", run) == 0
-    assert verdicts.sentence() in " ".join(capsys.readouterr().out.split())
-    assert command("inspect", run, "--json") == 0
-    stated = json.loads(capsys.readouterr().out)["health"]["verdicts"]
-    assert {name: stated[name]["rows"] for name in counts} == counts

@@ -59,11 +59,3 @@ def test_what_bert_splits_apart_is_unreachable(tmp_path) -> None:
     assert named["##ing"] == "part"
     assert named["[CLS]"] == named["[UNK]"] == "special"
     assert named["1994"] == named["##7"] == "number"
-
-
-def test_byte_pieces_of_sentencepiece_are_bytes(shared_data) -> None:
-    tokenizer = load_tokenizer(shared_data / "models" / "tok512.bin")
-    kinds = token_kinds(tokenizer, 512)
-    assert kinds.count("byte") == 256
-    assert kinds[:3] == ["special"] * 3
-    assert kinds[tokenizer.token_to_id("▁the") or 265] in ("word", "part")

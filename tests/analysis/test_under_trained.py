@@ -1,17 +1,14 @@
 """Under-trained rows: on real tables whose under-trained tokens are known, and on planted ones."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import LONG, looped, some
-from real_tables import area_under_curve, minilm, stories
+from covering import looped
+from real_tables import area_under_curve, stories
 from torch import Tensor
 
 from embedlayer.analysis import row_reader as rows_module
-from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.analysis.under_trained import under_trained_scores
-from embedlayer.core.errors import ShapeError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 
@@ -50,35 +47,9 @@ def test_byte_pieces_that_stories_never_gave_are_found(shared_data) -> None:
     assert "230 rows are within 2 degrees of one direction" in found.explain()
 
 
-@pytest.mark.long
-def test_unused_tokens_of_minilm_are_found() -> None:
-    layer = minilm()
-    pieces = [layer.tokenizer.id_to_token(row) for row in range(layer.table.vocab_size)]
-    unused = torch.tensor([piece.startswith("[unused") for piece in pieces])
-    found = under_trained_scores(layer.table)
-    assert area_under_curve(found.scores, unused) >= 0.992
-    assert len(found.cones) == 1
-    assert found.flagged[unused].float().mean() > 0.99
-    unreachable = torch.tensor([kind == "unreachable" for kind in token_kinds(layer.tokenizer, len(pieces))])
-    assert area_under_curve(found.scores, unreachable) > 0.997  # BERT's ##三 is as unused as [unused7]
-    assert found.flagged[unreachable].sum() >= unreachable.sum() - 2
-    assert found.flagged.sum() < 1600
-
-
-PLANTED = [
-    (4000, 0.02, 0.02),
-    (4000, 0.2, 0.7),
-    (4000, 0.4, 0.02),
-    (4000, 0.005, 0.7),
-    (16_000, 0.001, 0.3),
-    (4000, 0.1, 0.3),
-    (4000, 0.4, 0.7),
-]
-
-
-@looped("vocab_size, share, noise", some(PLANTED[1:4:2], PLANTED))
-def test_planted_cones_are_found_whatever_their_share(vocab_size, share, noise) -> None:
-    rows = trained(vocab_size, 96)
+@looped("share, noise", [(0.2, 0.7), (0.005, 0.7), (0.4, 0.02)])
+def test_planted_cones_are_found_whatever_their_share(share, noise) -> None:
+    rows = trained(4000, 96)
     dead = plant(rows, share, noise)
     found = under_trained_scores(rows)
     assert area_under_curve(found.scores, dead) > 0.999
@@ -86,32 +57,15 @@ def test_planted_cones_are_found_whatever_their_share(vocab_size, share, noise) 
     assert found.flagged[dead].float().mean() > 0.9
 
 
-def test_the_peak_and_the_valley_of_a_cone_are_rows_per_degree() -> None:
-    rows = trained(4000, 96)
-    dead = plant(rows, 0.2, 0.3)
-    between = (~dead).nonzero()[:600, 0]
-    rows[between] = F.normalize(rows[dead].mean(0), dim=0) + torch.rand(600, 1) * 3 * torch.randn(600, 96) / 96**0.5
-    (cone,) = under_trained_scores(rows).cones
-    cosines = (F.normalize(rows.double(), dim=1) @ F.normalize(cone.axis.double(), dim=0)).numpy()
-    counts, edge = np.bincount(np.degrees(np.arccos(cosines)).astype(int), minlength=180), int(cone.edge_angle)
-    peaks = np.convolve(np.pad(counts, 1, "edge"), [0.25, 0.5, 0.25], "valid")
-    valleys = np.convolve(np.pad(counts, 2, "edge"), np.full(5, 0.2), "valid")
-    assert cone.peak == pytest.approx(peaks[:edge].max())
-    assert cone.valley == pytest.approx(valleys[edge : edge + 20].min())
-    assert cone.valley > 1
-
-
 @pytest.mark.parametrize(
     "rows",
     [
-        pytest.param(lambda: 0.02 * torch.randn(4096, 192), marks=LONG),
         lambda: torch.randn(512, 16),
         lambda: torch.randn(6000, 3),
-        pytest.param(lambda: trained(5000, 100), marks=LONG),
+        lambda: trained(2000, 50),
         lambda: torch.randn(5000, 50) * torch.logspace(0.5, -2, 50) + 3 * torch.randn(50),
-        pytest.param(lambda: torch.randn(4000, 100) * torch.rand(4000, 1) ** 3 + torch.randn(100), marks=LONG),
     ],
-    ids=["untrained", "small and untrained", "three wide", "trained", "one common direction", "more or less of it"],
+    ids=["untrained", "three wide", "trained", "one common direction"],
 )
 def test_a_table_without_such_rows_has_none_flagged(rows) -> None:
     table = rows()
@@ -133,12 +87,6 @@ def directions(count: int) -> Tensor:
     return F.normalize(torch.randn(count, WIDTH), dim=1)
 
 
-def clusters_in_clusters() -> Tensor:
-    which = torch.randint(64, (1500,))
-    centres = directions(8).repeat_interleave(8, 0) + 0.5 * torch.randn(64, WIDTH) / WIDTH**0.5
-    return centres[which] + 0.2 * torch.randn(1500, WIDTH) / WIDTH**0.5
-
-
 def two_scripts() -> Tensor:
     which = (torch.rand(1500) < 0.4).long()
     noise = torch.tensor([0.9, 0.6])[which][:, None]
@@ -153,20 +101,18 @@ def few_clusters_in_a_broad_table() -> Tensor:
 
 
 WIDTH = 32
-GAUSSIAN = [(count, *noise) for count in (2, 5, 30, 100) for noise in ((0.1, 0.1), (0.3, 0.3), (0.7, 0.7), (0.2, 0.8))]
 CLUSTERED = {
-    **{f"{case[0]} of {case[1]} to {case[2]}": lambda case=case: clusters(*case) for case in GAUSSIAN},
+    "2 equally tight": lambda: clusters(2, 0.1, 0.1),
+    "100 of any width": lambda: clusters(100, 0.2, 0.8),
     "a few large, many small": lambda: clusters(30, 0.3, 0.3, zipf=True),
     "a common offset": lambda: clusters(12, 0.3, 0.6) + 1.5 * directions(1),
     "norms with heavy tails": lambda: clusters(20, 0.3, 0.6) * torch.randn(1500, 1).exp(),
-    "clusters in clusters": clusters_in_clusters,
     "two scripts": two_scripts,
     "few clusters in a broad table": few_clusters_in_a_broad_table,
 }
-ALWAYS = ["2 of 0.1 to 0.1", "100 of 0.2 to 0.8", "a common offset", "two scripts", "few clusters in a broad table"]
 
 
-@looped("kind", some(ALWAYS, CLUSTERED))
+@looped("kind", CLUSTERED)
 def test_clusters_of_trained_rows_are_never_flagged_and_unused_rows_among_them_are_found(kind) -> None:
     rows = CLUSTERED[kind]()
     clean = under_trained_scores(rows)
@@ -189,19 +135,6 @@ def test_counts_decide_where_directions_cannot() -> None:
     found = under_trained_scores(rows, torch.where(first, 0, 5))
     assert torch.equal(found.flagged, first) or (found.flagged != first).sum() < 30
     assert not under_trained_scores(rows, torch.full((1500,), 5)).flagged.any()
-    with pytest.raises(ShapeError, match="1500 rows need as many counts; found 3"):
-        under_trained_scores(rows, torch.ones(3, dtype=torch.int64))
-
-
-def test_vectors_of_words_that_gensim_trained_have_none(shared_data) -> None:
-    gensim = pytest.importorskip("gensim.models")
-    text = (shared_data / "text" / "enwiki-plain.txt").read_text()[:400_000].lower()
-    model = gensim.Word2Vec(
-        [line.split() for line in text.splitlines()], vector_size=50, min_count=5, seed=1, workers=1
-    )
-    vectors = torch.from_numpy(model.wv.vectors.copy())
-    assert len(vectors) > 1000
-    assert not under_trained_scores(vectors).flagged.any()
 
 
 def test_two_cones_are_two() -> None:
@@ -237,23 +170,6 @@ def test_rows_without_a_direction_are_no_cone_and_score_lowest() -> None:
     assert found.scores.isfinite().all()
     for empty in (torch.zeros(50, 4), torch.zeros(0, 4), torch.ones(1, 4), torch.full((3, 2), torch.nan)):
         assert not under_trained_scores(empty).flagged.any()
-
-
-def test_equal_rows_are_the_tightest_cone() -> None:
-    rows = trained(2000, 64)
-    rows[-48:] = rows[:1000].mean(0)  # added by a resize that starts new rows at the mean
-    found = under_trained_scores(rows)
-    assert found.flagged.nonzero()[:, 0].tolist() == list(range(1952, 2000))
-    assert found.cones[0].mean_cosine == pytest.approx(1.0, abs=1e-6)
-
-
-@pytest.mark.long
-def test_a_part_of_a_large_vocabulary_is_found_through_a_sample() -> None:
-    rows = torch.randn(256_000, 48)
-    rows[1000:1256] = torch.randn(48) + 0.3 * torch.randn(256, 48)
-    found = under_trained_scores(rows)
-    assert found.flagged[1000:1256].float().mean() > 0.95
-    assert found.flagged.sum() <= 256
 
 
 @looped(

@@ -36,20 +36,11 @@ def words() -> Any:
     return SCRIPT["known"]("words", SCRIPT["open_word_table"]())
 
 
-@pytest.mark.parametrize(
-    ("kind", "share"),
-    [
-        ("random", 0.02),
-        pytest.param("small", 0.5, marks=pytest.mark.long),
-        pytest.param("random", 1.0, marks=pytest.mark.long),
-        ("permuted", 0.2),
-        ("columns", 1.0),
-    ],
-)
+@pytest.mark.parametrize(("kind", "share"), [("random", 0.02), ("permuted", 0.2), ("columns", 1.0)])
 def test_damage_to_a_share_of_the_rows_is_found(words, kind, share) -> None:
     found, false_alarms, health = SCRIPT["detection"](words, kind, share, seed=7)
     assert health.state == "faulty"
-    if kind in ("random", "small"):
+    if kind == "random":
         assert found > 0.98
         assert false_alarms < 0.01
 

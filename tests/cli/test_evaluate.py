@@ -67,19 +67,3 @@ def test_a_tokenizer_serves_a_model_without_one(folder, tmp_path, capsys) -> Non
     tokenizer = ["--tokenizer", folder / "one" / "tokenizer.json"]
     assert run("evaluate", folder / "one", tmp_path / "bare", *arguments, *tokenizer) == 0
     assert "KL(one || bare): 0.0000" in capsys.readouterr().out
-
-
-def test_a_compressed_model_of_transformers_is_compared_with_the_original(folder, tmp_path, capsys) -> None:
-    pytest.importorskip("transformers", reason="the hf extra is not installed")
-    from tiny_models import build
-
-    _, model = build("gpt2", "causal", {"vocab_size": 257})
-    model.save_pretrained(tmp_path / "gpt2")
-    (tmp_path / "gpt2" / "tokenizer.json").write_bytes((folder / "one" / "tokenizer.json").read_bytes())
-    assert run("compress", tmp_path / "gpt2", "--to", "rank=32", "-o", tmp_path / "small") == 0
-    capsys.readouterr()
-    text = ["--text", folder / "text.txt", "--window", 32, "--json"]
-    assert run("evaluate", tmp_path / "gpt2", tmp_path / "small", *text) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert 0 < result["difference"]["kl"] < 1
-    assert result["model"]["bits_per_byte"] != result["other"]["bits_per_byte"]

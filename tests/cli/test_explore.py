@@ -53,14 +53,6 @@ def test_what_opens_and_where_by_the_sources(table, monkeypatch, capsys, argumen
     assert f"http://127.0.0.1:1/{hash} " in capsys.readouterr().out
 
 
-def test_make_explore_opens_the_demo_and_the_words_on_learn():
-    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    (line,) = re.findall(r"@\$\(BIN\)/embedlayer (explore .*)", makefile)
-    context = dict(leaf_commands())["explore"].make_context("explore", line.split()[2:])
-    assert line.split()[1] == "out/demo"
-    assert (context.params["words"], context.params["view"]) == (True, "learn")
-
-
 def test_the_views_are_those_of_the_page():
     folder = Path(embedlayer.__file__).parent / "explorer" / "page" / "views"
     names = [re.search(r'^  id: "(\w+)",$', file.read_text(), flags=re.M)[1] for file in folder.glob("*.js")]

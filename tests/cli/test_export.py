@@ -21,13 +21,8 @@ def test_a_runs_table_is_written_with_its_tokens(tmp_path, capsys, format) -> No
     file = tmp_path / "table"
     assert run("export", tmp_path, "--format", format, "-o", file, "--json") == 0
     count = tokenizer.get_vocab_size()
-    assert json.loads(capsys.readouterr().out) == {
-        "file": str(file),
-        "format": format,
-        "rows": count,
-        "columns": 8,
-        "left_out": 20 - count,
-    }
+    facts = {"file": str(file), "format": format, "rows": count, "columns": 8, "left_out": 20 - count}
+    assert json.loads(capsys.readouterr().out) == facts
     assert run("export", tmp_path, "--format", format, "-o", tmp_path / "again") == 0
     assert f"{20 - count} of 20 rows are left out: the tokenizer has no token for them" in capsys.readouterr().out
     tokens, rows = read_vectors(file, format)

@@ -1,6 +1,7 @@
 """`embedlayer inspect`."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -8,7 +9,6 @@ from commands import run
 
 from embedlayer import (
     EmbeddingLayer,
-    LearnedPositionalEmbedding,
     TokenEmbedding,
     open_model,
     train_tokenizer,
@@ -52,24 +52,9 @@ def test_every_line_fits_its_terminal(trained, capsys, monkeypatch) -> None:
         shown = capsys.readouterr().out
         assert max(map(len, shown.splitlines())) <= width
         assert width > 60 or "…" in shown
+        assert re.search(r"^ *byte +128 ", shown, flags=re.M), "a line for each kind of token"
         for part in ("effective rank", "Norms by frequency", "never touched", "not learned", "never seen"):
             assert part in shown
-
-
-def test_under_trained_tokens_are_shown_by_kind(tmp_path, capsys) -> None:
-    tokenizer = train_tokenizer((), "byte")
-    table = TokenEmbedding(280, 32)
-    with torch.no_grad():
-        table.weight[128:250] = torch.randn(32) + 0.01 * torch.randn(122, 32)
-        table.weight[5] = 0.0
-    EmbeddingLayer(table, LearnedPositionalEmbedding(8, 32)).save_pretrained(tmp_path, tokenizer=tokenizer)
-    assert run("inspect", tmp_path, "-n", "3") == 0
-    shown = capsys.readouterr().out
-    lines = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
-    assert lines["byte"][1] == "128"
-    assert lines["zero"][1] == "1"
-    assert "122 rows are within" in shown
-    assert "not learned: nothing tells them from random rows" in " ".join(shown.split())  # the other rows
 
 
 def test_words_are_compared_with_people(tmp_path, capsys) -> None:
@@ -82,12 +67,10 @@ def test_words_are_compared_with_people(tmp_path, capsys) -> None:
     content = json.loads(capsys.readouterr().out)
     assert (content["word_pairs"]["used"], content["word_pairs"]["total"]) == (2, 3)
     assert (content["analogies"]["used"], content["analogies"]["total"]) == (1, 2)
+    assert content["word_pairs"]["spearman"] is None
     assert run("inspect", tmp_path, *arguments) == 0
     shown = capsys.readouterr().out
-    assert "no correlation" in shown
     assert "2 of 3 pairs are two tokens; fewer than 20 give no correlation" in shown
-    assert "Spearman" not in shown
-    assert content["word_pairs"]["spearman"] is None
     assert "1 of 2 questions are four tokens" in shown
 
 
@@ -110,9 +93,6 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
     assert run("inspect", tmp_path / "before.vec", tmp_path / "after") == 0
     shown = capsys.readouterr().out
     assert shown.index(f"{count - 1} rows did not move by more than rounding.") < shown.index("Moved most")
-    assert "cat" in shown
-    assert "Moved least" not in shown
-    assert "common tokens are too few" in " ".join(shown.split())
 
 
 def test_tokens_that_moved_are_divided_by_whether_they_occur(trained, tmp_path, capsys) -> None:
@@ -156,75 +136,21 @@ def test_a_table_with_new_rows_is_compared_with_its_base_and_its_new_rows_are_na
     ]
 
 
-def test_zero_and_nan_rows_are_named_and_rows_that_did_not_move_are_not_listed(tmp_path, capsys) -> None:
+def test_rows_that_moved_are_listed_where_two_tables_are_related(tmp_path, capsys) -> None:
     rows = torch.randn(700, 16)
     spoiled = rows.clone()
     spoiled[300] *= -1
     spoiled[500], spoiled[600] = 0.0, torch.nan
-    for name, table in (("A", rows), ("B", spoiled), ("zeros", rows.index_fill(0, torch.tensor([9]), 0.0))):
+    noise, other = rows + 0.1 * torch.randn(700, 16), torch.randn(700, 16)
+    others = {"equal": rows, "spoiled": spoiled, "noise": noise, "other": other}
+    lists = ("Moved most", "Moved least", "No row moved by more than rounding.")
+    shown = {}
+    for name, table in others.items():
         TokenEmbedding.from_pretrained(table).save_pretrained(tmp_path / name)
-    assert run("inspect", tmp_path / "A", tmp_path / "B", "--json") == 0
-    content = json.loads(capsys.readouterr().out)
-    assert content["relation"]["no_direction_after"] == {"rows": 2, "ids": [500, 600]}
-    assert content["relation"]["differing"] == 1
-    assert [row["before"] for row in content["most"]] == [300]
-    assert content["least"] == []
-    assert run("inspect", tmp_path / "A", tmp_path / "B") == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "2 rows have no direction in B: 500, 600 (zero or NaN)." in shown
-    assert "as stored 1.000 median cosine of the two rows of 698 tokens, neither table rotated" in shown
-    for other in ("A", "zeros"):
-        assert run("inspect", tmp_path / "A", tmp_path / other) == 0
-        shown = capsys.readouterr().out
-        assert "No row moved by more than rounding." in shown
-        assert "Moved" not in shown
-    TokenEmbedding.from_pretrained(rows + 0.1 * torch.randn(700, 16)).save_pretrained(tmp_path / "noise")
-    assert run("inspect", tmp_path / "A", tmp_path / "noise") == 0
-    shown = capsys.readouterr().out
-    words = " ".join(shown.split())
-    assert "Changed: on average, a token still points in a similar direction. As stored, the two rows" in words
-    assert "have a mean cosine of 0.99" in words
-    assert shown.index("Moved most") < shown.index("Moved least")
-
-
-def test_measures_of_the_learned_rows_alone_say_so(tmp_path, capsys) -> None:
-    rows = torch.cat([torch.randn(400, 32), torch.randn(32) + 0.01 * torch.randn(100, 32)])
-    TokenEmbedding.from_pretrained(rows).save_pretrained(tmp_path)
-    assert run("inspect", tmp_path, "--json") == 0
-    content = json.loads(capsys.readouterr().out)
-    shared = content["health"]["shared"]
-    assert (shared["rows"], shared["learned_only"], content["geometry"]["rows"]) == (400, True, 500)
-    assert run("inspect", tmp_path) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"{shared['offset_share']:.1%} of the squared length of the 400 learned rows is that of their mean" in shown
-    assert f"{shared['component_share']:.1%} of the variance of the 400 learned rows is along their first" in shown
-    assert "variance of all 500 rows by principal component; the first has " in shown
-
-
-def test_unrelated_tables_are_called_so_and_have_no_lists(tmp_path, capsys) -> None:
-    for name in ("one", "other"):
-        write_vectors(tmp_path / f"{name}.vec", [f"w{row}" for row in range(400)], torch.randn(400, 16))
-    assert run("inspect", tmp_path / "one.vec") == 0  # without an unknown token
-    assert "The rows look untrained" in capsys.readouterr().out
-    assert run("inspect", tmp_path / "one.vec", tmp_path / "other.vec", "--json") == 0
-    content = json.loads(capsys.readouterr().out)
-    assert content["relation"]["verdict"] == "unrelated"
-    assert content["most"] == content["least"] == []
-    assert run("inspect", tmp_path / "one.vec", tmp_path / "other.vec") == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Unrelated: no rotation brings the two tables together." in shown
-    assert "The rotation was fitted on half of the 400 common tokens, in 16 dimensions" in shown
-    assert "Moved most" not in shown
-
-
-def test_a_table_without_any_length_is_said_to_be_so(tmp_path, capsys) -> None:
-    table = TokenEmbedding(20, 4)
-    torch.nn.init.zeros_(table.weight)
-    table.save_pretrained(tmp_path)
-    assert run("inspect", tmp_path) == 0
-    assert "all rows are zero, NaN or infinite" in capsys.readouterr().out
-    assert run("inspect", tmp_path, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["geometry"] is None
+        assert run("inspect", tmp_path / "equal", tmp_path / name) == 0
+        said = capsys.readouterr().out
+        shown[name] = [each for each in lists if each in said]
+    assert shown == {"equal": [lists[2]], "spoiled": [lists[0]], "noise": [*lists[:2]], "other": []}
 
 
 def test_a_per_layer_table_is_listed_and_planned(tmp_path, capsys) -> None:

@@ -2,8 +2,6 @@ import importlib.util
 import itertools
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,14 +58,6 @@ def test_sizes_and_options_reach_the_plan_and_replace_those_of_a_model(planned):
     assert (row["vocab_size"], row["embed_dim"], row["tied"]) == (50304, 768, False)
 
 
-def test_tables_fit_80_columns_and_are_plain_where_no_terminal_is(planned):
-    for args in ([], ["gpt2"], ["--vocab", "262144", "--dim", "16384", "--untied"]):
-        output = planned(*args)
-        assert max(map(len, output.splitlines())) <= 80
-        assert output.isascii()
-        assert "\x1b" not in output
-
-
 def test_every_kind_of_table_is_shown(planned):
     for models in (["gpt2"], ["gpt2", "bert-base"]):
         assert "int4 rows are not trained; each row has a step and an offset" in planned(*models, "--dtype=int4")
@@ -88,15 +78,10 @@ def test_a_sharded_plan_shows_what_a_rank_sends(planned):
     assert max(map(len, output.splitlines())) <= 80
     sizes = {"vocab_parallel_size": 8, "replicas": 2, "distinct_tokens": 500}
     sent = plan("gpt2", tied=False, row_sparse=True, tokens=4096, **sizes)
-    units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-    for name, expected in {
-        "look-up, on average": sent.lookup_network_bytes,
-        "loss": sent.loss_network_bytes,
-        "gradients of replicas": sent.replicas_network_bytes,
-        "unsharded gradients": sent.replicated_network_bytes,
-    }.items():
-        number, unit = re.search(rf"sent by a rank: {name} +([\d.,]+) (\w+)", output).groups()
-        assert float(number.replace(",", "")) * units[unit] == pytest.approx(expected, abs=0.06 * units[unit])
+    shown = re.findall(r"sent by a rank: .*? +([\d.,]+) MiB", output)
+    of_parts = (sent.lookup_network_bytes, sent.loss_network_bytes, sent.replicas_network_bytes)
+    expected = pytest.approx([each / 2**20 for each in (*of_parts, sent.replicated_network_bytes)], abs=0.06)
+    assert [float(number.replace(",", "")) for number in shown] == expected
 
 
 @pytest.fixture(scope="module")
@@ -196,18 +181,6 @@ def test_a_checkpoint_whose_head_is_absent_or_not_known_is_planned_as_a_table(pl
     assert not {"head", "loss, chunked", "untie the head"} & rows(output).keys()
     now, *_ = json.loads(planned("--checkpoint", str(tmp_path), "--json"))
     assert (now["lookup_only"], now["unknown_head"]) == (True, said == "head not known")
-
-
-def test_a_tokenizer_can_be_named_for_a_checkpoint_without_one(planned, checkpoint, tmp_path):
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((checkpoint / name).read_bytes())
-    args = ("--checkpoint", tmp_path, "--text", checkpoint / "config.json", "--tokenizer", checkpoint)
-    assert "trim to" in planned(*args)
-
-
-def test_help_needs_neither_torch_nor_rich():
-    code = "import embedlayer.cli.plan, sys; assert not {'torch', 'numpy', 'rich'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 def test_every_option_of_a_plan_is_an_option_of_the_command():

@@ -9,7 +9,6 @@ import torch
 from commands import run
 
 import embedlayer as el
-from embedlayer.cli.demo import carried_text
 from embedlayer.tokenization import save_tokenizer
 
 TRAINED, LONGER = 16, 64
@@ -17,23 +16,18 @@ CONFIG = {"model_type": "llama", "rope_theta": 1e4, "hidden_size": 16, "num_atte
 CONFIG |= {"max_position_embeddings": TRAINED}
 
 
-def llama(folder: Path) -> Path:
-    """A LLaMA checkpoint with a tokenizer."""
+@pytest.fixture(scope="module")
+def saved(reference, tmp_path_factory) -> Path:
+    """The folder of a LLaMA checkpoint with a tokenizer, and of a text."""
+    folder = tmp_path_factory.mktemp("saved")
+    (folder / "text.txt").write_text(reference[:2000])
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=TRAINED)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(el.train_tokenizer(carried_text()[:5000], vocab_size=300), folder / "tokenizer.json")
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "rotary")
+    save_tokenizer(el.train_tokenizer(reference[:5000], vocab_size=300), folder / "rotary" / "tokenizer.json")
     return folder
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    """The folder of a checkpoint, and a text."""
-    folder = tmp_path_factory.mktemp("saved")
-    (folder / "text.txt").write_text(carried_text()[:2000])
-    return llama(folder / "rotary").parent
 
 
 def test_the_edit_says_what_changes_below_the_trained_length_and_what_is_lost_beyond_it(
@@ -57,21 +51,6 @@ def test_the_edit_says_what_changes_below_the_trained_length_and_what_is_lost_be
     assert "texts of 16" in said
 
 
-def test_json_has_the_same_numbers(saved, tmp_path, capsys) -> None:
-    options = ["--to", LONGER, "--text", saved / "text.txt", "-o", tmp_path / "new", "--json"]
-    assert run("positions", "extend", saved / "rotary", *options) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert (result["tokens"], result["trained"], result["method"]) == ([TRAINED, LONGER], TRAINED, "yarn")
-    model = el.open_model(tmp_path / "new")
-    losses = el.analysis.evaluate_positions(
-        el.analysis.CausalModel.of(model), saved / "text.txt", LONGER, trained=TRAINED
-    )
-    short, *long = result["loss_after"]
-    assert long == [each._asdict() for each in losses]
-    assert (short["start"], short["stop"]) == (0, TRAINED)
-    assert len(result["loss_before"]) == 1 + len(losses)
-
-
 def test_lengths_in_other_files_follow_and_exported_models_are_left_out(tmp_path, capsys) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
@@ -87,28 +66,6 @@ def test_lengths_in_other_files_follow_and_exported_models_are_left_out(tmp_path
     assert read["tokenizer.json"] == {"truncation": {"max_length": LONGER}, "model": {}}
     assert read["tokenizer_config.json"] == {"model_max_length": LONGER, "x": [1, 2]}
     assert read.keys() == {path.name for path in folder.iterdir()} - {"model.onnx"}
-
-
-def test_a_saved_model_a_run_and_a_gguf_file_are_refused_with_what_to_do(tmp_path, capsys) -> None:
-    model = el.DecoderLM(el.TokenEmbedding(9, 8), "rotary", num_layers=1, num_heads=2)
-    model.save_pretrained(tmp_path / "saved")
-    model.save_pretrained(tmp_path / "run")
-    (tmp_path / "run" / "run.json").write_text("{}")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    for name, remedy in (("saved", "set model.position"), ("run", "set model.position"), ("model.gguf", "convert")):
-        assert run("positions", "extend", tmp_path / name, "--to", LONGER, "-o", tmp_path / "new") == 1
-        assert remedy in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_text_that_ends_before_the_new_length_is_named(saved, tmp_path, capsys) -> None:
-    (tmp_path / "short.txt").write_text(carried_text()[:60])
-    options = ["--to", LONGER, "--text", tmp_path / "short.txt", "-o", tmp_path / "new"]
-    assert run("positions", "extend", saved / "rotary", *options) == 0
-    said = capsys.readouterr().out
-    (*_, stop) = re.findall(r"\d+ to (\d+) +\d", said)
-    assert int(stop) < LONGER
-    assert f"The text ends after {stop} tokens" in said
 
 
 def test_the_result_is_named_before_its_loss_is_measured(saved, tmp_path, capsys, monkeypatch) -> None:

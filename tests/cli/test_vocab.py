@@ -10,7 +10,6 @@ from commands import leave_out_answers, run
 from covering import some
 
 import embedlayer as el
-from embedlayer.cli.demo import carried_text
 
 SMALL = "--dim 32 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 5 --steps 5".split()
 SMALL += ["--validation-fraction", "0.05"]
@@ -18,9 +17,9 @@ TERMS = ("otterly", "lynxes", "quokka")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(reference, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "text.txt").write_text(carried_text()[:20_000])
+    (folder / "text.txt").write_text(reference[:20_000])
     assert run("train", folder / "text.txt", "-o", folder / "run", *SMALL) == 0
     return folder / "run"
 
@@ -36,7 +35,7 @@ def domain(tmp_path_factory):
 
 
 def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(
-    trained, domain, tmp_path, capsys, monkeypatch
+    reference, trained, domain, tmp_path, capsys, monkeypatch
 ) -> None:
     """The whole story: terms into a trained run, only their rows trained, their text costs less, nothing else moved."""
     command = ["vocab", "add", trained, "--terms", domain / "terms.txt", "-o", tmp_path / "new"]
@@ -56,7 +55,7 @@ def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(
 
     one, other = el.open_model(trained), el.open_model(tmp_path / "new")
     before, old, after, new = one.model, one.tokenizer, other.model, other.tokenizer
-    text = carried_text()[:300]
+    text = reference[:300]
     assert new.encode(text).ids == old.encode(text).ids
     ids = torch.tensor(old.encode(text).ids[:32])
     assert torch.equal(after.hidden(ids), before.hidden(ids))
@@ -109,40 +108,8 @@ def test_what_happened_is_shown(trained, tmp_path, capsys) -> None:
     assert re.search(r"Bytes +[\d,]+ -> [\d,]+ of weights \(\d+ more\)", shown)
     new = tmp_path / "new"
     assert shown.endswith(f"\nWritten to {new}\n{trained} is unchanged; to undo, delete {new}.\n")
-    assert run("vocab", "remove", tmp_path / "new", " otterly", "<|user|>", "-o", tmp_path / "less") == 0
+    assert run("vocab", "remove", tmp_path / "new", " otterly", "#403", "-o", tmp_path / "less") == 0
     assert re.search(r"Dropped +2\n +400  ·otterly\n +403  <\|user\|>\n", capsys.readouterr().out)
-
-
-def test_a_token_is_named_by_its_id_in_every_command(trained, tmp_path, capsys) -> None:
-    opened = el.open_model(trained)
-    text = opened.token_texts[304]
-    entry = opened.tokenizer.id_to_token(304)
-    assert run("vocab", "remove", trained, "#304", "-o", tmp_path / "new", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["dropped"]["304"] == entry
-    for token in ("50254", "#50254"):
-        assert run("vocab", "remove", trained, token, "-o", tmp_path / "none") == 2
-    said = capsys.readouterr().err
-    assert "The tokenizer has no token '50254'" in said
-    assert '50254 in Python and "#50254" in a command' in said
-    assert "The tokenizer has no token 50254: its IDs are 0..399" in said
-    assert not (tmp_path / "none").exists()
-    assert run("vocab", "remove", trained, "-o", tmp_path / "none") == 2  # a shell takes #304 as a comment
-    assert 'An ID needs quotation marks: "#304"' in capsys.readouterr().err
-    assert run("neighbors", trained, "#304", "-n", 3) == run("neighbors", trained, text, "-n", 3) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == lines[3:]
-
-
-def test_ids_need_no_tokenizer(tmp_path, capsys) -> None:
-    table = el.TokenEmbedding(20, 4)
-    table.save_pretrained(tmp_path / "table")
-    assert run("neighbors", tmp_path / "table", "#7", "-n", 19, "--json") == 0
-    found = [row["token"] for row in json.loads(capsys.readouterr().out)["neighbors"]]
-    assert sorted(found) == sorted(f"#{row}" for row in range(20) if row != 7)
-    assert run("neighbors", tmp_path / "table", "dog") == 2
-    assert "no tokenizer" in capsys.readouterr().err
-    assert run("vocab", "remove", tmp_path / "table", "#7", "-o", tmp_path / "new") == 0
-    assert torch.equal(el.TokenEmbedding.from_pretrained(tmp_path / "new").weight[7], table.weight[8])
 
 
 def test_trimming_and_transplanting_from_the_command_line(trained, domain, tmp_path, capsys) -> None:
@@ -192,17 +159,7 @@ def test_rows_start_from_a_donor_or_from_word_vectors(trained, domain, tmp_path,
 @pytest.mark.parametrize("prune", [False, True])
 def test_a_suggested_list_is_what_add_and_remove_take(trained, domain, prune, tmp_path, capsys) -> None:
     text = domain / "text.txt"
-    command = [
-        "vocab",
-        "suggest",
-        trained,
-        text,
-        "--count",
-        9,
-        *(["--prune"] if prune else []),
-        "-o",
-        tmp_path / "list",
-    ]
+    command = ["vocab", "suggest", trained, text, "--count", 9, *["--prune"] * prune, "-o", tmp_path / "list"]
     assert run(*command, "--json") == 0
     suggested = json.loads(capsys.readouterr().out)
     assert suggested["lines"] == (tmp_path / "list").read_text().splitlines()
@@ -221,10 +178,10 @@ def test_a_suggested_list_is_what_add_and_remove_take(trained, domain, prune, tm
     assert f"-> {tokens:,} for it" in said
 
 
-def test_two_tokenizers_and_two_models_are_compared(trained, tmp_path, capsys) -> None:
+def test_two_tokenizers_and_two_models_are_compared(reference, trained, tmp_path, capsys) -> None:
     """Alone, on a text, and with the bits per byte that `evaluate` prints where both have a model."""
     text = tmp_path / "text.txt"
-    text.write_text(carried_text()[20_000:22_000])
+    text.write_text(reference[20_000:22_000])
     letters = el.train_tokenizer((), "byte")
     table = el.TokenEmbedding(letters.get_vocab_size(), 16)
     model = el.DecoderLM(table, el.RotaryEmbedding(8), num_layers=1, num_heads=2)

@@ -46,6 +46,10 @@ def write_gzip(path: Path, texts: Sequence[str]) -> None:
     path.write_bytes(gzip.compress(lines(texts)))
 
 
+def zstandard(text: str) -> bytes:
+    return arrow().compress(text.encode(), codec="zstd", asbytes=True)
+
+
 def write_zstd(path: Path, texts: Sequence[str]) -> None:
     """Two frames, as `pzstd` and appended files have."""
     pyarrow = arrow()
@@ -196,21 +200,6 @@ FILES = {
 WHOLE = "\n".join(TEXTS)
 
 
-def text_file(folder: Path) -> Path:
-    (folder / "t.txt").write_text(WHOLE)
-    return folder / "t.txt"
-
-
-def gzip_file(folder: Path) -> Path:
-    (folder / "t.txt.gz").write_bytes(gzip.compress(WHOLE.encode()))
-    return folder / "t.txt.gz"
-
-
-def zstd_file(folder: Path) -> Path:
-    (folder / "t.txt.zst").write_bytes(arrow().compress(WHOLE.encode(), codec="zstd", asbytes=True))
-    return folder / "t.txt.zst"
-
-
 def tar_file(folder: Path) -> Path:
     """A shard of WebDataset."""
     with tarfile.open(folder / "000000.tar", "w") as packed:
@@ -229,10 +218,18 @@ def rows(name: str):
     return write
 
 
+def raw(name: str, content: Callable[[], bytes]) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        (folder / name).write_bytes(content())
+        return folder / name
+
+    return write
+
+
 INPUTS: dict[str, tuple[Callable[[Path], Path], str | list[str]]] = {
-    "txt": (text_file, [WHOLE]),
-    "txt.gz": (gzip_file, [WHOLE]),
-    "txt.zst": (zstd_file, [WHOLE]),
+    "txt": (raw("t.txt", WHOLE.encode), [WHOLE]),
+    "txt.gz": (raw("t.txt.gz", lambda: gzip.compress(WHOLE.encode())), [WHOLE]),
+    "txt.zst": (raw("t.txt.zst", lambda: zstandard(WHOLE)), [WHOLE]),
     "jsonl": (rows("t.jsonl"), TEXTS),
     "jsonl.gz": (rows("t.jsonl.gz"), TEXTS),
     "datasets": (rows("set"), TEXTS),

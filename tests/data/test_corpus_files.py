@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from covering import looped
 
 from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.data.corpus import TokenCorpus
@@ -38,35 +39,32 @@ def test_each_part_begins_with_a_mark_that_its_reader_keeps_or_leaves_out(corpus
 def test_missing_parts_are_numbered(corpus):
     for number in (1, 3):
         shutil.rmtree(corpus / f"shard-0000{number}")
-    with pytest.raises(CheckpointError, match=r"2 shards are not built yet, among them shard 1, 3\.") as caught:
+    command = f"embedlayer corpus build FILE... -o {corpus} --tokenizer FILE --shards 4"
+    with pytest.raises(CheckpointError, match=rf"shard 1, 3\.(.|\n)*{command.replace('.', '[.]')}"):
         TokenCorpus.open(corpus)
-    command = f"embedlayer corpus build FILE... -o {corpus} --tokenizer FILE --shards 4 (and --only K"
-    assert command in str(caught.value)
 
 
 def change(file, **facts):
     file.write_text(json.dumps({**json.loads(file.read_text()), **facts}))
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda corpus: change(corpus / "corpus.json", tokenizer="other"), "built after another plan"),
-        (
-            lambda corpus: change(corpus / "corpus.json", shards="four"),
-            "shards is 'four', where a whole number",
-        ),
-        (lambda corpus: change(corpus / "shard-00002" / "index.json", separators=2), "separators is 2, outside 0 to 1"),
-        (lambda corpus: change(corpus / "shard-00002" / "index.json", separators=0), "cut short or changed"),
-        (lambda corpus: (corpus / "shard-00002" / "sources.npy").unlink(), "not a whole corpus"),
-        (lambda corpus: np.save(corpus / "shard-00002" / "sources.npy", np.array([2, 1])), "does not fit"),
-        (lambda corpus: (corpus / "shard-00000" / "ids.bin").write_bytes(b"\0\0"), "cut short"),
-    ],
-)
-def test_a_damaged_part_is_refused(corpus, damage, words):
-    damage(corpus)
+DAMAGES = [
+    (lambda corpus: change(corpus / "corpus.json", tokenizer="other"), "plan"),
+    (lambda corpus: change(corpus / "corpus.json", shards="four"), "shards is 'four'"),
+    (lambda corpus: change(corpus / "shard-00002" / "index.json", separators=2), "separators is 2"),
+    (lambda corpus: change(corpus / "shard-00002" / "index.json", separators=0), "cut short or changed"),
+    (lambda corpus: (corpus / "shard-00002" / "sources.npy").unlink(), "not a whole corpus"),
+    (lambda corpus: np.save(corpus / "shard-00002" / "sources.npy", np.array([2, 1])), "does not fit"),
+    (lambda corpus: (corpus / "shard-00000" / "ids.bin").write_bytes(b"\0\0"), "cut short"),
+]
+
+
+@looped("damage, words", DAMAGES)
+def test_a_damaged_part_is_refused(damage, words, corpus, tmp_path):
+    damaged = shutil.copytree(corpus, tmp_path / "damaged")
+    damage(damaged)
     with pytest.raises(CheckpointError, match=words):
-        TokenCorpus.open(corpus)
+        TokenCorpus.open(damaged)
 
 
 def test_more_parts_than_files_may_be_open_are_told_as_such(corpus, monkeypatch):

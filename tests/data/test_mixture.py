@@ -1,11 +1,11 @@
 """Mixtures: each corpus has its share of the windows, of an epoch, of a step, and of the loss on held-out text."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from covering import some
 
 import embedlayer as el
 from embedlayer import TokenCorpus, train_tokenizer
@@ -15,9 +15,6 @@ from embedlayer.data.windows import WindowSampler
 
 BYTES = train_tokenizer((), "byte")
 
-MIXTURES = {(3, 1): (768, 256), (0.7, 0.2, 0.1): (721, 206, 103), (1,): (1024,), (5, 2.5): (684, 342)}
-"""Weights -> windows of each corpus in an epoch of the mixture."""
-
 
 def mixture_of(weights: tuple[float, ...], batch_size: int, seed: int = 1) -> MixedSampler:
     """Corpus i has the tokens from 10,000 i on."""
@@ -25,9 +22,7 @@ def mixture_of(weights: tuple[float, ...], batch_size: int, seed: int = 1) -> Mi
     return MixedSampler(zip(corpora, weights, strict=True), max_length=7, batch_size=batch_size, seed=seed)
 
 
-@pytest.mark.parametrize(
-    ("weights", "counts"), some([((0.7, 0.2, 0.1), (721, 206, 103)), ((1,), (1024,))], MIXTURES.items())
-)
+@pytest.mark.parametrize(("weights", "counts"), [((0.7, 0.2, 0.1), (721, 206, 103)), ((1,), (1024,))])
 def test_each_corpus_has_exactly_its_share_of_an_epoch_and_its_own_windows_in_turn(weights, counts) -> None:
     sampler = mixture_of(weights, batch_size=100)
     size = sum(counts)
@@ -46,9 +41,8 @@ def test_each_corpus_has_exactly_its_share_of_an_epoch_and_its_own_windows_in_tu
         assert later[-40:].tolist() != corpora[:size][-40:].tolist()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-def test_ranks_together_have_the_batch_of_one_process_and_a_step_needs_no_earlier_one(ranks) -> None:
-    for step in (0, 5, 204, 205, 4000):
+def test_ranks_together_have_the_batch_of_one_process_and_a_step_needs_no_earlier_one() -> None:
+    for step, ranks in ((0, 1), (5, 2), (204, 3), (205, 7), (4000, 2)):
         whole = mixture_of((0.7, 0.2, 0.1), batch_size=5).batch(step)
         parts = [mixture_of((0.7, 0.2, 0.1), batch_size=5).batch(step, rank=rank, ranks=ranks) for rank in range(ranks)]
         for index in (0, 1):
@@ -56,30 +50,26 @@ def test_ranks_together_have_the_batch_of_one_process_and_a_step_needs_no_earlie
     assert not torch.equal(mixture_of((3, 1), 5, seed=2).batch(0)[0], mixture_of((3, 1), 5).batch(0)[0])
 
 
-def test_a_mixture_without_a_share_for_each_corpus_is_refused() -> None:
+def test_what_is_no_mixture_is_refused() -> None:
     for weights in ((), (1, 0), (1, -2), (1, float("inf")), (1, float("nan")), (1, True), (1, 1e-9), ("3", 1)):
         with pytest.raises(SizeError, match="weight"):
             mixture_of(weights, batch_size=2)
-    with pytest.raises(SizeError, match="Rank 2 of 2"):
-        mixture_of((1, 1), 2).batch(0, rank=2, ranks=2)
-
-
-def test_corpora_without_weights_are_refused() -> None:
-    with pytest.raises(SizeError, match=r"a list of pairs \(corpus, weight\)"):
-        MixedSampler([np.arange(100), np.arange(100)], max_length=7, batch_size=2, seed=1)  # type: ignore[list-item]
-
-
-def test_files_in_place_of_corpora_are_refused() -> None:
-    with pytest.raises(TextError, match="not 'books.txt': TokenCorpus.build makes one of files"):
-        TokenMixture([("books.txt", 3), ("code.txt", 1)])  # type: ignore[list-item]
+    calls: list[tuple[Callable[[], Any], type[Exception]]] = [
+        (lambda: mixture_of((1, 1), 2).batch(0, rank=2, ranks=2), SizeError),
+        (lambda: MixedSampler([np.arange(9)], max_length=7, batch_size=2, seed=1), SizeError),  # type: ignore[list-item]
+        (lambda: TokenMixture([(np.arange(9), -1)]), SizeError),  # type: ignore[list-item]
+        (lambda: TokenMixture([("books.txt", 3)]), TextError),  # type: ignore[list-item]
+    ]
+    for call, error in calls:
+        with pytest.raises(error):
+            call()
 
 
 def test_corpora_of_different_tokenizers_are_refused_by_name() -> None:
     own = TokenCorpus.from_text("I love dogs. " * 9, BYTES)
     other = TokenCorpus.from_text("I love dogs. " * 9, train_tokenizer("I love dogs. " * 9, "word"))
-    words = "Corpus 2 of the mixture was built with another tokenizer .* than corpus 0"
     for make in (TokenMixture, lambda pairs: MixedSampler(pairs, max_length=7, batch_size=2, seed=1)):
-        with pytest.raises(TokenizerError, match=words):
+        with pytest.raises(TokenizerError, match="Corpus 2 .* corpus 0"):
             make([(own, 1), (own, 2), (other, 1)])
     sampler = MixedSampler([(own, 1), (np.arange(99), 1)], max_length=7, batch_size=2, seed=1)  # IDs state no tokenizer
     assert sampler.counts == (512, 512)
@@ -93,8 +83,6 @@ def test_a_mixture_is_split_and_counted_corpus_by_corpus() -> None:
     for part, expected in zip(mixture.split(0.2), zip(*(one.split(0.2) for one in corpora), strict=True), strict=True):
         assert part.weights == (3, 0.5)
         assert all(np.array_equal(a.ids, b.ids) for a, b in zip(part.corpora, expected, strict=True))
-    with pytest.raises(SizeError, match="weight above 0"):
-        TokenMixture([(corpora[0], -1)])
     of_numpy = TokenMixture(zip(corpora, np.array([3, 0.5], dtype=np.float32), strict=True))
     assert of_numpy.weights == (3.0, 0.5)
     assert {type(weight) for weight in of_numpy.weights} == {float}

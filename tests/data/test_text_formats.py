@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,21 +19,21 @@ import numpy as np
 import pytest
 import torch
 from commands import run
-from covering import cases, some
+from corpus_inputs import WRITERS, lines, zstandard
+from covering import cases, looped, some
 
 import embedlayer as el
 from embedlayer import TextError, TokenCorpus
 from embedlayer.analysis import evaluate_text
 from embedlayer.core.errors import EmbedLayerWarning
 from embedlayer.data import build_in_shards, build_shard, find_text_files, read_text_chunks
-from embedlayer.data.text_formats import TEXT_FORMATS
 from embedlayer.vocab import suggest_tokens, used_tokens
 
 TEXTS = ['A dog said "naïve".', "Two cats\tnap."]
 PLAIN = "".join(f"{text}\n" for text in TEXTS)
-LINES = "".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(TEXTS)).encode()
 BYTES = el.train_tokenizer((), "byte")
 IDS = list(PLAIN.encode())
+LINES = lines(TEXTS).replace(b"\n\n", b"\n")
 
 
 def archive(make: str) -> bytes:
@@ -49,49 +50,21 @@ def archive(make: str) -> bytes:
     return file.getvalue()
 
 
-def columns(kind: str) -> bytes:
-    """Return the texts as a column of a Parquet file, an Arrow file or an Arrow stream."""
-    pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
-    table, file = pyarrow.table({"id": [0, 1], "text": TEXTS}), pyarrow.BufferOutputStream()
-    if kind == "parquet":
-        from pyarrow.parquet import write_table
-
-        write_table(table, file)
-    else:
-        new = pyarrow.ipc.new_file if kind == "file" else pyarrow.ipc.new_stream
-        with new(file, table.schema) as writer:
-            writer.write_table(table)
-    return file.getvalue().to_pybytes()
-
-
 def array() -> bytes:
     file = io.BytesIO()
     np.save(file, np.array(IDS))
     return file.getvalue()
 
 
-def zstandard() -> bytes:
-    pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
-    return pyarrow.compress(PLAIN.encode(), codec="zstd", asbytes=True)
-
-
-def data_set(folder: Path) -> None:
-    """Write what `Dataset.save_to_disk` of the library datasets writes."""
-    folder.mkdir()
-    (folder / "dataset_info.json").write_text('{"features": {"text": {"dtype": "string"}}}\n' * 9)
-    (folder / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
-    (folder / "data-00000-of-00001.arrow").write_bytes(columns("stream"))
-
-
-KINDS = {
-    "t.jsonl": ("JSON lines", lambda: LINES),
+KINDS: dict[str, tuple[str, Callable[[], bytes] | None]] = {
+    "t.jsonl": ("JSON lines", None),
     "json": ("JSON lines", lambda: LINES * 2000),
     "one.ndjson": ("JSON lines", lambda: LINES.splitlines()[0]),
-    "t.jsonl.gz": ("JSON lines", lambda: gzip.compress(LINES)),
-    "t.parquet": ("a Parquet file", lambda: columns("parquet")),
-    "t.arrow": ("an Arrow file", lambda: columns("file")),
-    "data-00000-of-00001.arrow": ("an Arrow stream", lambda: columns("stream")),
-    "zstandard": ("compressed by Zstandard", zstandard),
+    "t.jsonl.gz": ("JSON lines", None),
+    "t.parquet": ("a Parquet file", None),
+    "t.arrow": ("an Arrow file", None),
+    "data-00000-of-00001.arrow": ("an Arrow stream", None),
+    "zstandard": ("compressed by Zstandard", lambda: zstandard(PLAIN)),
     "gzipped": ("compressed by gzip", lambda: gzip.compress(PLAIN.encode())),
     "t.bz2": ("compressed by bzip2", lambda: bz2.compress(PLAIN.encode())),
     "t.jsonl.xz": ("compressed by xz", lambda: lzma.compress(LINES)),
@@ -107,10 +80,10 @@ KINDS = {
     "latin.txt": ("is not UTF-8 text: byte 0xEF at offset", lambda: PLAIN.encode("latin-1")),
     "zeros.txt": ("a zero byte at offset 70000", lambda: b"a" * 70_000 + b"\0" + PLAIN.encode()),
     "photo": ("is not UTF-8 text: byte 0x89 at offset 0. It is a binary file", lambda: b"\x89PNG\r\n\x1a\n"),
-    "set": ("a data set that the library datasets saved", data_set),
-    "sets": ("a data set that the library datasets saved", data_set),
+    "set": ("a data set that the library datasets saved", None),
+    "sets": ("a data set that the library datasets saved", None),
 }
-"""Content of each kind, by file name, and what the error calls it."""
+"""What the error calls each kind, by file name, and its content unless it is one of `WRITERS`."""
 
 EXPECTED = {"json": PLAIN * 2000, "one.ndjson": f"{TEXTS[0]}\n", "zeros.txt": "a" * 70_000 + PLAIN}
 SEEN = {"sets", "ids.npy.gz", "t.jsonl.gz", "one.ndjson", "t.jsonl.xz"}
@@ -121,12 +94,8 @@ DECODED = {"ids.npy", "ids.npy.gz", "train.bin"}
 
 def make(name: str, folder: Path) -> Path:
     content = KINDS[name][1]
-    if name == "sets":
-        (folder / name).mkdir()
-        (folder / name / "dataset_dict.json").write_text('{"splits": ["train"]}')
-        data_set(folder / name / "train")
-    elif name == "set":
-        data_set(folder / name)
+    if content is None:
+        WRITERS[name](folder / name, TEXTS)
     else:
         (folder / name).write_bytes(content())
     return folder / name
@@ -181,10 +150,7 @@ ENTRIES = {
     "vocab add --terms": command("vocab", "add", "MODEL", "-o", "OUT", "--terms", "FILE"),
 }
 """What reads texts, as a function that returns the error."""
-OF_ROWS = {
-    *("t.jsonl", "json", "one.ndjson", "t.jsonl.gz", "t.parquet", "t.arrow", "data-00000-of-00001.arrow"),
-    *("set", "sets"),
-}
+OF_ROWS = {"json", "one.ndjson", *WRITERS}
 """Kinds of which a corpus reads the rows: tests/data/readers/test_rows.py."""
 OF_IDS = {"ids.npy"}
 """Kinds that commands which build a corpus map: tests/data/readers/test_token_files.py."""
@@ -229,19 +195,20 @@ def test_the_command_of_the_error_makes_plain_text(name, tmp_path, monkeypatch) 
     assert text == EXPECTED.get(name, PLAIN) + "\n" * (name in DECODED)
 
 
-def test_every_format_is_among_the_kinds() -> None:
-    assert {each.name for each in TEXT_FORMATS} <= {name for name, _ in KINDS.values()}
+FROM_STDIN = [
+    ("read_text_chunks", LINES, "JSON lines"),
+    ("read_text_chunks", gzip.compress(LINES), "compressed by gzip"),
+    *((entry, np.array(IDS, "<u2").tobytes(), "") for entry in ("read_text_chunks", "train", "corpus build")),
+    *((entry, array(), "embedlayer corpus build FILE -o DIR --tokenizer") for entry in ("TokenCorpus.build", "train")),
+]
 
 
-@pytest.mark.parametrize("entry", ["read_text_chunks", "train", "corpus build"])
-@pytest.mark.parametrize("name", ["t.jsonl", "gzipped", "train.bin"])
-def test_standard_input_is_refused_by_its_name(entry, name, folder, capsys, monkeypatch) -> None:
-    if (name in OF_ROWS or name == "gzipped") and entry in CORPORA:
-        return
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(KINDS[name][1]())))
+@looped("entry, content, words", FROM_STDIN)
+def test_standard_input_is_refused_by_its_name(entry, content, words, folder, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
     said = ENTRIES[entry](Path("-"), folder, capsys)
     assert said.startswith("TextError: Standard input ")
-    assert KINDS[name][0].removeprefix("a binary file") in said
+    assert words in said
 
 
 @pytest.mark.parametrize(
@@ -264,49 +231,28 @@ def test_text_that_looks_like_another_kind_is_read(name, text, tmp_path) -> None
     assert find_text_files([tmp_path]) == [tmp_path / name]
 
 
-def test_json_lines_in_a_file_named_txt_are_read_with_one_warning(tmp_path, capsys, folder) -> None:
+def test_json_lines_in_a_file_named_txt_are_read_with_a_warning(tmp_path) -> None:
     (tmp_path / "t.txt").write_bytes(LINES)
-    with pytest.warns(EmbedLayerWarning, match=r"t\.txt has JSON lines, and its name ends in \.txt"):
+    with pytest.warns(EmbedLayerWarning, match=r"t\.txt has JSON lines"):
         assert "".join(read_text_chunks(tmp_path / "t.txt")) == LINES.decode()
-    words = ("corpus", "build", tmp_path / "t.txt", "-o", tmp_path / "out", "--tokenizer", folder / "tokenizer.json")
-    assert run(*words, "--workers", 1) == 0
-    assert capsys.readouterr().err.count("has JSON lines") == 1
 
 
-@pytest.mark.parametrize(
-    ("raw", "line"),
-    [
-        (LINES * 40 + b'{"text": "cut\n' + LINES, 81),
-        (b"\n\n" + LINES.replace(b"}", b""), 3),
-        (b"plain text\n", 1),
-        (b"\xef\xbb\xbf" + LINES + b"[1]\n", 3),
-        (LINES + b'{"\\u00e9": "cut', 0),
-    ],
-)
-@pytest.mark.parametrize("name", ["t.jsonl", "t.ndjson.gz"])
-def test_a_damaged_line_of_json_lines_is_named_and_never_read_as_text(name, raw, line, tmp_path) -> None:
+DAMAGED_LINES = [
+    (LINES * 40 + b'{"text": "cut\n' + LINES, "line 81"),
+    (b"\n\n" + LINES.replace(b"}", b""), "line 3"),
+    (b"\xef\xbb\xbf" + LINES + b"[1]\n", "line 3"),
+    (LINES + b'{"\\u00e9": "cut', "JSON lines"),
+    (b'{"messages": [], "id": 1}\n', r"\(messages, id\)"),
+]
+
+
+@looped("raw, words, name", [(*case, name) for case in DAMAGED_LINES for name in ("t.jsonl", "t.ndjson.gz")])
+def test_a_damaged_line_of_json_lines_is_named_and_never_read_as_text(raw, words, name, tmp_path) -> None:
     (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
-    with pytest.raises(TextError, match=rf"{name} is a file of JSON lines") as caught:
+    with pytest.raises(TextError, match=f"{name}.*{words}"):
         find_text_files([tmp_path / name])
-    assert (f"Its line {line} is no JSON object: repair or remove it first" in str(caught.value)) == bool(line)
     with pytest.raises(TextError, match="JSON lines"):
         find_text_files([tmp_path])
-
-
-@pytest.mark.parametrize("entry", sorted(CORPORA - {"build_in_shards", "build_shard"}))
-def test_token_ids_from_standard_input_are_refused_with_the_command_for_a_file(
-    entry, folder, capsys, monkeypatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(array())))
-    said = ENTRIES[entry](Path("-"), folder, capsys)
-    assert "Standard input is a NumPy array" in said
-    assert "Token IDs are read from files alone:\nembedlayer corpus build FILE -o DIR --tokenizer TOKENIZER" in said
-
-
-def test_json_lines_without_a_text_are_refused_with_their_fields(tmp_path) -> None:
-    (tmp_path / "chat.jsonl").write_text('{"messages": [], "id": 1}\n')
-    with pytest.raises(TextError, match=r"has no field that is a text \(messages, id\)"):
-        find_text_files([tmp_path / "chat.jsonl"])
 
 
 def test_a_folder_is_refused_if_most_of_it_is_of_other_formats_and_else_read_with_a_warning(tmp_path) -> None:
@@ -325,5 +271,5 @@ def test_a_corpus_is_no_text(tmp_path) -> None:
     TokenCorpus.build([tmp_path / "t.txt"], BYTES, tmp_path / "built")
     build_in_shards([tmp_path / "t.txt"], BYTES, tmp_path / "shards", shards=1, workers=1)
     for name in ("built", "shards"):
-        with pytest.raises(TextError, match=f"is a corpus of token IDs.*embedlayer train {tmp_path / name} -o RUN"):
+        with pytest.raises(TextError, match=f"embedlayer train {tmp_path / name} -o RUN"):
             find_text_files([tmp_path / name])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from covering import looped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -84,17 +85,13 @@ def test_single_windows_and_a_plain_dataloader_over_them_agree(corpus):
         windows[len(windows)]
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_workers_give_the_same_batches_in_the_same_order(corpus, shuffle):
-    def batches(num_workers):
-        generator = torch.Generator().manual_seed(1)
-        return as_lists(
-            create_dataloader(
-                corpus, max_length=32, stride=8, shuffle=shuffle, num_workers=num_workers, generator=generator
-            )
-        )
-
-    assert batches(0) == batches(1)
+def test_workers_give_the_same_batches_in_the_same_order(corpus):
+    options: dict[str, Any] = {"max_length": 32, "stride": 8, "shuffle": True}
+    here, there = (
+        create_dataloader(corpus, **options, num_workers=workers, generator=torch.Generator().manual_seed(1))
+        for workers in (0, 1)
+    )
+    assert as_lists(here) == as_lists(there)
 
 
 def test_the_global_seed_fixes_the_order_and_each_pass_has_its_own(corpus):
@@ -106,13 +103,6 @@ def test_the_global_seed_fixes_the_order_and_each_pass_has_its_own(corpus):
     first, second = passes()
     assert first != second
     assert passes() == (first, second)
-
-
-def test_inputs_and_targets_may_be_written_to_independently(corpus):
-    inputs, targets = next(iter(create_dataloader(corpus, max_length=8, stride=1, shuffle=False)))
-    before = targets.clone()
-    inputs.zero_()
-    assert torch.equal(targets, before)
 
 
 def test_a_mapped_corpus_travels_to_another_process_as_a_file_name(corpus):
@@ -131,25 +121,6 @@ def test_a_text_its_path_and_its_corpus_give_the_same(corpus, tmp_path):
     expected = as_lists(create_dataloader(corpus, **options))
     assert as_lists(create_dataloader(TEXT, BYTES, **options)) == expected
     assert as_lists(create_dataloader(tmp_path / "t.txt", BYTES, **options)) == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "words"),
-    [
-        (("Hello", BYTES), {"max_length": 5}, TextError, "5 tokens and a window of max_length=5 needs 6.* at most 4"),
-        (("", BYTES), {}, TextError, "no text"),
-        (("Hello",), {}, TokenizerError, "needs a tokenizer"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*left out")
-def test_what_gives_no_window_says_why(arguments, options, error, words):
-    with pytest.raises(error, match=words):
-        create_dataloader(*arguments, **options)
-
-
-def test_the_shortest_text_that_has_a_window_gives_one():
-    inputs, targets = next(iter(create_dataloader("Hello!", BYTES, batch_size=1, max_length=5)))
-    assert (bytes(inputs[0].tolist()), bytes(targets[0].tolist())) == (b"Hello", b"ello!")
 
 
 # The order of training
@@ -177,21 +148,16 @@ def starts_of_epoch(sampler: WindowSampler, epoch: int) -> list[int]:
 
 
 def test_every_epoch_takes_each_window_of_its_own_cut_once():
-    sampler = WindowSampler(np.arange(1000, dtype=np.uint16), max_length=16, batch_size=1, seed=3)
-    phases = set()
-    for epoch in range(8):
-        starts = starts_of_epoch(sampler, epoch)
-        assert starts != sorted(starts)
-        assert np.array_equal(np.diff(sorted(starts)), np.full(sampler.num_windows - 1, 16))
-        phases.add(min(starts))
+    ids, phases, orders = np.arange(1000, dtype=np.uint16), set(), set()
+    for seed in (3, 4):
+        sampler = WindowSampler(ids, max_length=16, batch_size=1, seed=seed)
+        for epoch in range(8):
+            starts = starts_of_epoch(sampler, epoch)
+            assert np.array_equal(np.diff(sorted(starts)), np.full(sampler.num_windows - 1, 16))
+            phases.add(min(starts))
+            orders.add(tuple(np.argsort(starts)))
     assert len(phases) > 3
-
-
-def test_seeds_and_epochs_give_different_orders():
-    ids = np.arange(1000, dtype=np.uint16)
-    samplers = [WindowSampler(ids, max_length=16, batch_size=1, seed=seed) for seed in (0, 1)]
-    orders = [tuple(starts_of_epoch(sampler, epoch)) for sampler in samplers for epoch in (0, 1)]
-    assert len(set(orders)) == 4
+    assert len(orders) == 16
 
 
 def test_a_batch_across_the_end_of_an_epoch_goes_on_in_the_next():
@@ -213,12 +179,6 @@ def test_the_ranks_together_see_the_batch_of_one_process(batch_size, ranks, step
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_rank_that_does_not_exist_is_refused():
-    for rank, ranks in ((2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(SizeError, match=f"Rank {rank} of {ranks}"):
-            WindowSampler(np.arange(100), max_length=7, batch_size=2, seed=1).batch(0, rank=rank, ranks=ranks)
-
-
 @pytest.fixture
 def in_parts(tmp_path):
     (tmp_path / "t.txt").write_text(TEXT)
@@ -236,19 +196,6 @@ def test_windows_of_a_corpus_in_parts_are_those_of_the_corpus_in_one(corpus, in_
         assert as_lists([samplers[0].batch(step)]) == as_lists([samplers[1].batch(step)])
     windows = TokenWindows(in_parts, max_length=8, stride=8)
     assert len(pickle.dumps(windows)) < in_parts.ids.nbytes
-    workers = create_dataloader(in_parts, max_length=64, stride=64, shuffle=False, num_workers=1)
-    assert as_lists(workers) == as_lists(create_dataloader(corpus, max_length=64, stride=64, shuffle=False))
-
-
-def test_a_sampler_without_windows_is_refused():
-    for max_length, batch_size, error in ((10, 1, TextError), (0, 1, SizeError), (1, 0, SizeError)):
-        with pytest.raises(error):
-            WindowSampler(np.arange(10), seed=0, max_length=max_length, batch_size=batch_size)
-
-
-def test_two_dimensional_ids_are_refused():
-    with pytest.raises(SizeError, match=r"shape \(2, 2\)"):
-        TokenWindows(np.zeros((2, 2), np.int64), 1, 1)
 
 
 IDS = [5, 3, 8, 1, 9, 2, 7]
@@ -263,7 +210,7 @@ HOLDERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
+@looped("holder", HOLDERS)
 def test_ids_are_taken_from_whatever_holds_them(holder) -> None:
     held = HOLDERS[holder]()
     ids = np.asarray(getattr(held, "ids", held))
@@ -277,29 +224,44 @@ def test_ids_are_taken_from_whatever_holds_them(holder) -> None:
     assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
-NO_IDS: list[tuple[Any, type[Exception], str]] = [
-    ([1.0, 2.0, 3.0], ShapeError, "Token IDs are integers, but these are float64"),
-    (torch.randn(9), ShapeError, "these are float32"),
-    (np.zeros(9, dtype=bool), ShapeError, "these are bool"),
-    ([[1, 2, 3], [4, 5, 6]], SizeError, r"have shape \(2, 3\)"),
-    ([[1], [2, 3]], ShapeError, "no token IDs in one dimension"),
-    (None, ShapeError, "these are object"),
-    (["a text"], TextError, "list with text.*create_dataloader"),
-    (b"bytes", TextError, "bytes with text"),
+NO_IDS: list[tuple[Any, type[Exception]]] = [
+    ([1.0, 2.0, 3.0], ShapeError),
+    (torch.randn(9), ShapeError),
+    (np.zeros(9, dtype=bool), ShapeError),
+    ([[1, 2, 3], [4, 5, 6]], SizeError),
+    (np.zeros((2, 2), np.int64), SizeError),
+    ([[1], [2, 3]], ShapeError),
+    (None, ShapeError),
+    (["a text"], TextError),
+    (b"bytes", TextError),
+    ([5], TextError),
 ]
 
 
-def test_what_holds_no_ids_is_refused_with_a_sentence(unchecked) -> None:
-    for ids, error, message in NO_IDS:
-        for refused in (
-            lambda ids=ids: TokenWindows(ids, 1, 1),
-            lambda ids=ids: WindowSampler(ids, max_length=1, batch_size=1, seed=0),
-            lambda ids=ids: create_dataloader(ids, max_length=1, stride=1),
-        ):
-            with pytest.raises(error, match=message):
-                refused()
-    with pytest.raises(TextError, match="str with text"):
-        TokenWindows("a text", 1, 1)
+@pytest.mark.filterwarnings("ignore")
+def test_what_gives_no_window_is_refused(unchecked, tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("dogs love dogs")
+    calls: list[tuple[Callable[[], Any], type[Exception]]] = [
+        (lambda: create_dataloader("Hello", BYTES, max_length=5), TextError),
+        (lambda: create_dataloader("", BYTES), TextError),
+        (lambda: create_dataloader(str(tmp_path / "a.txt"), BYTES, max_length=2), TextError),
+        (lambda: create_dataloader("Hello"), TokenizerError),
+        (lambda: TokenWindows("a text", 1, 1), TextError),
+        (lambda: WindowSampler(IDS, max_length=0, batch_size=1, seed=0), SizeError),
+        (lambda: WindowSampler(IDS, max_length=1, batch_size=0, seed=0), SizeError),
+    ]
+    for ids, error in NO_IDS:
+        calls += [
+            (lambda ids=ids: TokenWindows(ids, 1, 1).batch([0]), error),
+            (lambda ids=ids: WindowSampler(ids, max_length=1, batch_size=1, seed=0), error),
+            (lambda ids=ids: create_dataloader(ids, max_length=1, stride=1), error),
+        ]
+    sampler = WindowSampler(IDS, max_length=1, batch_size=2, seed=1)
+    for rank, ranks in ((2, 2), (-1, 2), (0, 0)):
+        calls += [(lambda rank=rank, ranks=ranks: sampler.batch(0, rank=rank, ranks=ranks), SizeError)]
+    for call, error in calls:
+        with pytest.raises(error):
+            call()
 
 
 def test_sizes_that_are_no_positive_integers_are_refused(unchecked) -> None:
@@ -307,13 +269,6 @@ def test_sizes_that_are_no_positive_integers_are_refused(unchecked) -> None:
         sizes = {"batch_size": 1, "max_length": 2, "stride": 2, name: size}
         with pytest.raises(SizeError, match=rf"{name} is .*must be .*1 or more"):
             create_dataloader(IDS, **sizes)
-
-
-def test_a_path_as_a_str_is_refused_by_the_loader(tmp_path) -> None:
-    (tmp_path / "a.txt").write_text("dogs love dogs")
-    with pytest.raises(TextError, match=r"names a file.*pathlib\.Path"):
-        create_dataloader(str(tmp_path / "a.txt"), BYTES, max_length=2)
-    assert len(create_dataloader(tmp_path / "a.txt", BYTES, max_length=2, stride=1)) > 0
 
 
 # Documents
@@ -333,9 +288,9 @@ def corpus_of(lengths: list[int], *, first: int = 0, weighted: bool = False) -> 
     )
 
 
-def loaded(corpus: TokenCorpus, length: int, workers: int = 0) -> list[Any]:
+def loaded(corpus: TokenCorpus, length: int) -> list[Any]:
     sizes: dict[str, Any] = {"max_length": length, "stride": length, "batch_size": 3, "drop_last": False}
-    return list(create_dataloader(corpus, **sizes, num_workers=workers, documents=True))
+    return list(create_dataloader(corpus, **sizes, documents=True))
 
 
 def mixed(corpus: TokenCorpus, length: int) -> list[Any]:
@@ -379,14 +334,6 @@ def test_no_token_is_predicted_from_another_document(path, lengths, length, weig
         assert len(weights) == weighted
         for own in weights:
             assert torch.equal(own, torch.where(inputs >= 500, 1.0, (inputs + 1) % 2))
-
-
-def test_worker_processes_know_the_documents_too() -> None:
-    torch.manual_seed(0)
-    here = loaded(corpus_of([4, 1, 7, 3, 9]), 5)
-    torch.manual_seed(0)
-    for one, other in zip(loaded(corpus_of([4, 1, 7, 3, 9]), 5, workers=1), here, strict=True):
-        assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
 def test_ids_without_documents_are_refused_where_documents_are_requested() -> None:

@@ -1,12 +1,12 @@
 """A real browser, a server of the page, and a guard over what pages complain about."""
 
 import functools
+import importlib.metadata
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from email.message import Message
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -29,8 +29,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.explorer.export import write_page
-from embedlayer.explorer.server import address, make_server
-from embedlayer.explorer.tokenization import open_word_table
+from embedlayer.explorer.server import make_server
 from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.ids import table_size
 
@@ -81,6 +80,20 @@ Nothing is drawn at a place that is no number or in no colour of the theme, and 
 PAGE = Path(embedlayer.__file__).parent / "explorer" / "page"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test that opens a page."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+
+
+@pytest.fixture(autouse=True)
+def shapes_unchecked(request: pytest.FixtureRequest) -> None:
+    """Check shapes in the tests of what the server calls, and here with `--all`."""
+    if not request.config.getoption("--all"):
+        request.getfixturevalue("unchecked")
+
+
 @contextmanager
 def served(*sources: OpenedModel, of: list[OpenedModel] | None = None) -> Iterator[str]:
     """The page's address while it is served, with some sources or those of a list that changes."""
@@ -88,7 +101,7 @@ def served(*sources: OpenedModel, of: list[OpenedModel] | None = None) -> Iterat
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
-            yield address(server)
+            yield f"http://127.0.0.1:{server.server_address[1]}/"
         finally:
             server.shutdown()
             thread.join()
@@ -99,6 +112,12 @@ def serve() -> Iterator[Callable[..., str]]:
     """Serve sources until the module's tests end: `serve(source, ...)` is the page's address, of equal sources one."""
     with ExitStack() as stack:
         yield functools.cache(lambda *sources: stack.enter_context(served(*sources)))
+
+
+@pytest.fixture(scope="module")
+def url(serve: Callable[..., str], of_run: OpenedModel) -> str:
+    """The address of the page of the run."""
+    return serve(of_run)
 
 
 @pytest.fixture(scope="session")
@@ -136,8 +155,9 @@ def course_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         message = Message()
         for url in urls:
             message["Project-URL"] = url
-        metadata = Mock(return_value=message, side_effect=None if installed else PackageNotFoundError("embedlayer"))
-        monkeypatch.setattr("embedlayer.explorer.routes.metadata", metadata)
+        absent = None if installed else importlib.metadata.PackageNotFoundError("embedlayer")
+        distribution = Mock(return_value=Mock(metadata=message), side_effect=absent)
+        monkeypatch.setattr(importlib.metadata.Distribution, "from_name", distribution)
 
     return describe
 
@@ -318,9 +338,16 @@ def exported_run(of_run: OpenedModel, export: Callable[..., str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def word_table() -> OpenedModel:
+def word_table(by_command: Callable[..., tuple[int, list[OpenedModel]]]) -> OpenedModel:
     """The table that comes with the package, opened."""
-    return open_word_table()
+    _, (opened,) = by_command("--words")
+    return opened
+
+
+@pytest.fixture(scope="session")
+def words() -> Tokenizer:
+    """A tokenizer of a few words."""
+    return train_tokenizer("I love dogs and dogs love me . . .", kind="word")
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,9 @@ import itertools
 import pytest
 from axe import AXE, WITH_ALL, faults
 
-pytestmark = pytest.mark.browser
-
 READY = {
     "map": ".map-over",
     "pipeline": ".tok-table",
-    "pipeline?step=block": ".block-line",
     "pipeline?step=block&layer=tiny": ".block-matrices",
     "positions": "canvas",
     "compare": ".verdict",
@@ -20,14 +17,8 @@ READY = {
 }
 
 
-SCENES = (2, 3, 5, 13, 15, 16, 17, 18, 21)
-"""Those that have what others lack (pieces, batch, lookup, waves, rotary, back, inside, sizes, real); `--all` adds the
-rest."""
-
-
-@pytest.fixture(scope="module")
-def url(serve, of_run):
-    return serve(of_run)
+SCENES = (3, 13, 17)
+"""Those that have what others lack (batch, waves, inside); `--all` adds the rest."""
 
 
 UNREACHED = """() => [...document.querySelectorAll("main *")].filter((each) => {

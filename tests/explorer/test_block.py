@@ -1,16 +1,13 @@
 """The first block, opened: its last vectors are the model's, and its weights those of its attention."""
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import run
 from decoders import small
 from explorer_requests import steps_of
 from kinds import INJECTIONS, POSITIONS
 
-from embedlayer import TokenEmbedding, TransformerEmbedding, train_tokenizer
+from embedlayer import TokenEmbedding, TransformerEmbedding
 from embedlayer.opening import OpenedModel
 
 IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2])  # more than a head is wide
@@ -114,20 +111,6 @@ def test_models_without_blocks_have_no_such_step(block_of):
         assert block_of(model) is None
 
 
-def test_embed_prints_the_block_and_its_json_has_it(tmp_path, capsys, unchecked):
-    model, tokenizer = small(num_layers=3), train_tokenizer("I love dogs and dogs love me . " * 3, kind="word")
-    model.save_pretrained(tmp_path / "model", tokenizer=tokenizer)
-    assert run("embed", tmp_path / "model", "I love dogs", "--json") == 0
-    block = json.loads(capsys.readouterr().out)["block"]
-    states = torch.stack([*model.hidden_states(torch.tensor(tokenizer.encode("I love dogs").ids))])
-    torch.testing.assert_close(torch.tensor(block["mlp_sum"]), states[1], rtol=0, atol=1e-6)
-    torch.testing.assert_close(torch.tensor(block["state_lengths"]), states.norm(dim=-1).T)
-    assert run("embed", tmp_path / "model", "I love dogs") == 0
-    text = capsys.readouterr().out
-    assert f"s  {block['lengths'][-1][7]:9.4f}  silu(g) · u, silu(g) = g / (1 + e^(−g))" in text
-    assert "  ".join(f"{length:.4f}" for length in block["state_lengths"][-1]) in text
-
-
 # The view
 
 
@@ -135,7 +118,6 @@ def numbers_in(place):
     return [float(text.replace("−", "-")) for text in place.all_inner_texts() if text]
 
 
-@pytest.mark.browser
 def test_the_page_shows_the_numbers_of_the_block_and_of_each_head(tiny, anything, serve, open_page):
     step = steps_of(tiny("rotary"))["block"]
     values = step["values"]

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.browser
-
 DRAWN = """(async () => {
     const place = document.body.appendChild(document.createElement("div"));
     place.style.cssText = "position: fixed; inset: 0 auto auto 0; width: 420px; z-index: 9";

@@ -7,8 +7,7 @@ import pytest
 import torch
 from explorer_requests import stored_answers
 
-from embedlayer import FileError, TokenEmbedding
-from embedlayer.explorer.export import write_page
+from embedlayer import TokenEmbedding
 from embedlayer.opening import OpenedModel
 
 
@@ -60,11 +59,6 @@ def test_how_much_of_a_table_is_exported_follows_from_its_size(export, small_exp
     assert (large[0], "too large" in large[1]) == (set(), True)
 
 
-def test_an_unwritable_place_is_a_clear_error(tmp_path, anything):
-    with pytest.raises(FileError, match="Cannot write"):
-        write_page(tmp_path / "missing" / "page.html", [anything])
-
-
 # The page's files
 
 
@@ -87,15 +81,3 @@ def test_the_served_page_loads_one_script_of_all_modules_and_one_style_sheet(ser
     modules = re.findall(r"^(?:const \$\d+ = )?\(\(\) => \{$", script, flags=re.M)
     assert len(modules) == sum(name.endswith(".js") for name in files)
     assert "</script" not in script
-
-
-def test_every_class_of_a_style_sheet_is_that_of_an_element_of_the_page(files):
-    sheets = re.sub(
-        r"/\*.*?\*/|\{[^{}]*\}", " ", "".join(files[name] for name in files if name.endswith(".css")), flags=re.S
-    )
-    code = "".join(files[name] for name in files if not name.endswith((".css", ".d.ts")))
-    code = re.sub(r"^\s*(/\*\*|\* ).*$", "", code, flags=re.M)
-    written, starts = {*re.findall(r"[\w-]+", code)}, tuple(re.findall(r"([\w-]+-)\$\{", code))
-    classes = {*re.findall(r"\.([a-z][\w-]+)", sheets)}
-    assert len(classes) > 300
-    assert {name for name in classes - written if not name.startswith(starts)} == set()

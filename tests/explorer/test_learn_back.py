@@ -11,8 +11,6 @@ from explorer_requests import steps_of
 from embedlayer import TokenEmbedding
 from embedlayer.opening import OpenedModel
 
-pytestmark = pytest.mark.browser
-
 
 @pytest.fixture(scope="module")
 def table(story):
@@ -108,11 +106,10 @@ def test_every_number_of_the_scene_can_be_computed_from_those_that_are_shown(url
     page.locator('[data-value="sum"]', has_text="= W[4]").wait_for()
 
 
-@pytest.mark.parametrize("tied", [pytest.param(True, marks=pytest.mark.long), False])
-def test_the_tiny_layer_shows_the_norm_and_every_product(tiny, tiny_choices, url, open_page, tied):
-    page = open_page(url + f"#pipeline?layer=tiny&step=head&tied={int(tied)}&position=rotary", again=True)
+def test_the_tiny_layer_shows_the_norm_and_every_product(tiny, tiny_choices, url, open_page):
+    page = open_page(url + "#pipeline?layer=tiny&step=head&tied=0&position=rotary", again=True)
     page.locator(".logit-z").first.wait_for()
-    values = steps_of(tiny("rotary", tied=tied))["head"]["values"]
+    values = steps_of(tiny("rotary", tied=False))["head"]["values"]
     x, h, z = (values[name][-1] for name in ("before_norm", "hidden", "logits"))
     cells = page.locator(".pipe-picture", has_text="The final norm").locator("td:not(:empty)")
     shown = [number(text) for text in cells.all_inner_texts()]

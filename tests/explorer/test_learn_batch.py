@@ -10,8 +10,6 @@ from torch import nn
 from embedlayer import create_dataloader
 from embedlayer.core.errors import TextError
 
-pytestmark = pytest.mark.browser
-
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

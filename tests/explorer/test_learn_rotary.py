@@ -8,8 +8,6 @@ import torch
 from embedlayer import RotaryEmbedding, TokenEmbedding
 from embedlayer.opening import OpenedModel
 
-pytestmark = pytest.mark.browser
-
 PAIRS = [0, 8, 16]
 
 

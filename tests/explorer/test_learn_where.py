@@ -3,15 +3,11 @@
 import functools
 import itertools
 
-import pytest
 import torch
 from torch import nn
 
 from embedlayer import TokenEmbedding
 from embedlayer.opening import OpenedModel
-
-pytestmark = pytest.mark.browser
-
 
 table_of, linear_of = functools.cache(nn.Embedding), functools.cache(nn.Linear)
 

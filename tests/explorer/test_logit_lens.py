@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from decoders import small
-from explorer_requests import Refused, ids_of, steps_of
+from explorer_requests import ids_of, steps_of
 
 from embedlayer import (
     DecoderLM,
@@ -15,7 +15,6 @@ from embedlayer import (
     OutputHead,
     TokenEmbedding,
     load_llama,
-    open_model,
     train_tokenizer,
 )
 from embedlayer.opening import OpenedModel
@@ -25,11 +24,6 @@ HEADS = {
     "tied": lambda: None,
     "untied": lambda: OutputHead(vocab_size=50, embed_dim=24, bias=True, softcap=2.0, logit_scale=0.7, init_std=1.0),
 }
-
-
-@pytest.fixture(scope="module")
-def words():
-    return train_tokenizer(TEXT + " . " * 3, kind="word")
 
 
 def plain(model: DecoderLM, ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -71,7 +65,9 @@ def lens_of(ask, model, ids):
 
 def test_every_layer_is_read_by_the_models_own_norm_and_head(ask, shared_data):
     """At every point where positions are applied, with both heads; and a table whose logits are computed in parts."""
-    models = [small(p, head=HEADS[h]()).double() for p in ("learned", "rotary", "alibi") for h in HEADS]
+    models = [
+        small(p, head=HEADS[h]()).double() for p, h in (("learned", "tied"), ("rotary", "untied"), ("alibi", "tied"))
+    ]
     models += [
         load_llama(shared_data / "models" / "stories260K.safetensors").double(),
         small(table=TokenEmbedding(2**17, 24, init_std=1.0)),
@@ -96,7 +92,7 @@ def test_an_overridden_head_and_equal_logits_are_honoured(ask):
     assert (alone["top_ids"].shape, alone["next_ranks"].shape) == ((3, 1, 8), (3, 0)), "no token follows one token"
 
 
-def test_only_whole_decoders_have_a_lens_of_so_many_tokens_as_are_shown(ask, words):
+def test_only_whole_decoders_have_a_lens(ask, words):
     layer = EmbeddingLayer(TokenEmbedding(50, 8), LearnedPositionalEmbedding(20, 8))
     layer.head = OutputHead(layer.table)
     source = OpenedModel("layer", layer.table, tokenizer=words, model=layer)
@@ -105,11 +101,6 @@ def test_only_whole_decoders_have_a_lens_of_so_many_tokens_as_are_shown(ask, wor
     assert (steps["head"]["title"], "logits" in steps["head"]["values"]) == ("Head", False)
     assert "no blocks to read" in steps["head"]["sentence"]
     assert "llama and mistral" in steps["head"]["note"]
-    with pytest.raises(Refused, match="no transformer blocks"):
-        lens_of(ask, source, [1])
-    for wrong, said in (([], "from 1 to 16 tokens"), ([1] * 17, "from 1 to 16 tokens"), ([50], "outside")):
-        with pytest.raises(Refused, match=said):
-            lens_of(ask, small("learned"), wrong)
 
 
 # Appended tokens
@@ -126,16 +117,6 @@ def test_the_text_with_appended_tokens_is_computed_as_generation_would(ask, kind
     assert ask.raw(source, "pipeline", text=found["text"], appended=appended) == found
 
 
-def test_a_story_goes_on_in_the_text_field(ask, shared_data):
-    source = open_model(shared_data / "models" / "stories260K.safetensors", shared_data / "models" / "tok512.bin")
-    params = {"text": "Once upon a time", "appended": ""}
-    for _ in range(4):
-        found = ask(source, "pipeline", **params)
-        best = steps_of(found)["head"]["facts"]["candidates"][0]["id"]
-        params = {"text": found["text"], "appended": str(best)}
-    assert (found["text"], found["appended"]) == ("Once upon a time, there was", [])
-
-
 def test_the_step_has_all_logits_of_the_next_token(ask, words):
     model = small("alibi", head=HEADS["untied"]())
     answer = ask(OpenedModel("words", model.table, tokenizer=words, model=model), "pipeline", text=TEXT)
@@ -148,7 +129,6 @@ def test_the_step_has_all_logits_of_the_next_token(ask, words):
 # The page
 
 
-@pytest.mark.browser
 def test_probabilities_at_a_temperature_are_the_softmax_of_the_logits_divided_by_it(in_page):
     torch.manual_seed(1)
     logits = (3 * torch.randn(500)).index_fill(0, torch.tensor([7]), float("-inf"))
@@ -160,7 +140,6 @@ def test_probabilities_at_a_temperature_are_the_softmax_of_the_logits_divided_by
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.browser
 def test_samples_are_drawn_with_these_probabilities_and_repeat(in_page):
     p = [0.5, 0.0, 0.3, 0.15, 0.05, 0.0]
     code = "Array.from({ length: 4000 }, (_, n) => m.drawn(Float64Array.from(p), n))"
@@ -189,7 +168,6 @@ def chips(page):
     return page.locator(".pipe-chips .pipe-chip > span").all_inner_texts()
 
 
-@pytest.mark.browser
 def test_the_temperature_acts_at_once_and_tokens_are_appended(ask, source, serve, open_page):
     url = serve(source)
     page = open_page(url + "#pipeline?step=head&text=I+love", again=True)
@@ -230,7 +208,6 @@ def test_the_temperature_acts_at_once_and_tokens_are_appended(ask, source, serve
     assert chips(page) == sampled
 
 
-@pytest.mark.browser
 def test_the_grid_is_the_lens_and_a_cell_lists_its_tokens(ask, source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?step=lens&text=" + TEXT.replace(" ", "+"), again=True)
     page.locator(".lens-grid").wait_for()
@@ -258,7 +235,6 @@ def test_the_grid_is_the_lens_and_a_cell_lists_its_tokens(ask, source, serve, op
     page.get_by_text("No token follows the last one").wait_for()
 
 
-@pytest.mark.browser
 def test_an_exported_page_has_temperature_and_lens_and_says_that_appending_needs_the_model(source, export, open_page):
     page = open_page(export(source) + "#pipeline?step=head", color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 844})

@@ -92,15 +92,6 @@ def test_tensors_of_a_run_and_of_its_model_in_memory_are_the_same_but_for_the_fi
     check_rows(memory, of_run.table.weight)
 
 
-def test_a_model_in_the_layout_of_meta_has_its_parts_by_name(answer, shared_data):
-    source = open_model(shared_data / "models")
-    found = answer(source)
-    assert {each["part"] for each in found["tensors"]} == {"table", "blocks", "norm"}
-    assert next(each["name"] for each in found["tensors"] if each["part"] == "table") == "tok_embeddings.weight"
-    assert sum(each["size"] for each in found["tensors"]) == sum(each.numel() for each in source.model.parameters())
-    check_rows(found, source.table.weight)
-
-
 def test_the_final_norm_of_the_language_model_is_found_beside_a_vision_tower(answer, tmp_path):
     with quiet():
         build("qwen2_vl", "image-text")[1].save_pretrained(tmp_path)

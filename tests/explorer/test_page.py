@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from covering import LONG
 from explorer_requests import numbers
 from page_controls import faults
 from page_waiting import until
@@ -19,8 +18,6 @@ from embedlayer.analysis import NeighborLayout, TokenVectors
 from embedlayer.checkpoints import write_vectors
 from embedlayer.opening import OpenedModel
 from embedlayer.plots.style import usual_range
-
-pytestmark = pytest.mark.browser
 
 VIEWS = {
     "map": ".map-over",
@@ -82,27 +79,20 @@ def listed(page):
     return page.locator(".near li .token").all_inner_texts()
 
 
-@pytest.mark.parametrize(
-    ("scheme", "size"),
-    [
-        pytest.param("light", (1280, 800), marks=LONG, id="light desktop"),
-        pytest.param("dark", (390, 844), id="dark phone"),
-    ],
-)
-def test_every_view_opens_without_a_complaint_and_fits_the_screen(url, open_page, scheme, size):
-    page = open_page(f"{url}#map", again=True, color_scheme=scheme)
-    page.set_viewport_size({"width": size[0], "height": size[1]})
+def test_every_view_opens_without_a_complaint_in_the_dark_and_fits_a_phone(url, open_page):
+    page = open_page(f"{url}#map", again=True, color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
     for view, mark in VIEWS.items():
         page.locator(f"#tab-{view}").click()
         page.locator(f"#view-{view}").locator(mark).first.wait_for()
         assert page.locator(".view-head p").inner_text().endswith(".")
-        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], view
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
         assert page.title().startswith(page.locator("h1").inner_text())
         assert page.locator(f"#tab-{view}").get_attribute("aria-selected") == "true"
     brightness = page.evaluate(
         "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + +b, 0)"
     )
-    assert (brightness < 300) == (scheme == "dark")
+    assert brightness < 300
 
 
 def test_the_training_view_draws_what_the_monitor_read(url, open_page):
@@ -115,8 +105,7 @@ def test_the_training_view_draws_what_the_monitor_read(url, open_page):
 
 
 STATES = {
-    **{f"pipeline?step={step}": ".pipe-stage" for step in ("look_up", "rotation", "block", "head", "gradient", "lens")},
-    "pipeline?layer=tiny&step=sum": ".pipe-stage",
+    **{f"pipeline?step={step}": ".pipe-stage" for step in ("rotation", "block", "head", "lens")},
     "compare": "#view-compare",
     "training": "#view-training",
     "health?figures=open": "#view-health",
@@ -220,7 +209,7 @@ def test_search_finds_by_text_pattern_id_and_bytes(url, open_page):
     page.locator(".near li").first.wait_for(state="detached")
 
 
-def test_enter_selects_what_is_typed_now_and_nothing_if_no_token_is_found(url, open_page):
+def test_enter_selects_what_is_typed_now(url, open_page):
     page = open_page(url + "#map?source=1&x=1", again=True)
     page.locator(".map-side .chips, .map-side .note").first.wait_for()
     search, card = page.get_by_role("searchbox", name="Find tokens"), page.locator("#card")
@@ -234,12 +223,6 @@ def test_enter_selects_what_is_typed_now_and_nothing_if_no_token_is_found(url, o
     search.press("Enter")
     page.get_by_text("not a pattern").wait_for()
     assert card.is_visible()  # nothing was searched for
-    search.fill("zebra")
-    search.press("Enter")
-    page.get_by_role("status").get_by_text("No single token is “zebra”").wait_for()
-    assert card.is_hidden()
-    assert not re.search(r"\b(plus|id)=", page.evaluate("location.href"))
-    assert search.input_value() == "zebra"
 
 
 def test_neighbours_and_sums_are_the_librarys(url, open_page, of_run):
@@ -258,42 +241,18 @@ def test_neighbours_and_sums_are_the_librarys(url, open_page, of_run):
     assert "plus=270%2C271" in page.evaluate("location.href")
 
 
-@pytest.mark.long
-def test_the_token_that_is_chosen_in_a_list_is_the_one_selected_and_typing_its_name_again_selects_it(url, open_page):
-    page = open_page(f"{url}#map?source=2")
-    field, search = page.get_by_label("Nearest rows of a token"), page.get_by_role("searchbox", name="Find tokens")
-    for row, token in enumerate(PYTHON):
-        search.fill(f"#{row}")
-        page.locator(".near li .score", has_text=f"#{row}").locator("..").click()
-        until(page, f"location.hash.includes('plus={row}')")
-        until(page, "document.querySelectorAll('.near li').length === 13")
-        written = field.input_value()
-        assert written == f"#{row}" or token.replace(" ", "·") == written
-        page.evaluate("location.hash = '#map?source=2'")
-        until(page, "document.querySelector('#expression').value === ''")
-        field.fill(written)
-        field.press("Enter")
-        until(page, "location.hash.includes('plus=')")
-        assert page.evaluate("new URLSearchParams(location.hash.split('?')[1]).get('plus')") == str(row), written
-
-
 OFFERED = {
     "class": [2, 3, 4],
-    "·class": [3, 2, 4],
     " class": [3, 2, 4],
-    "Class": [4, 2, 3],
-    "def": [1, 0],
     "two words": [],
 }
 
 
-def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url, open_page, pytestconfig):
+def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url, open_page):
     page = open_page(f"{url}#map?source=2", again=True)
     field = page.get_by_label("Nearest rows of a token")
     offers = page.get_by_role("group", name="Tokens with this text").get_by_role("button")
-    texts = OFFERED if pytestconfig.getoption("--all") else ("class", " class", "two words")
-    for typed in texts:
-        ids = OFFERED[typed]
+    for typed, ids in OFFERED.items():
         field.fill(f"king + {typed}")
         assert [int(text) for text in offers.locator("small").all_inner_texts()] == ids, typed
         for place, token in enumerate(ids if typed == "class" else ids[:1]):
@@ -397,11 +356,6 @@ def test_the_address_brings_back_what_one_saw(url, open_page):
     assert "q=dog" in page.evaluate("location.href")
 
 
-def test_the_address_brings_back_the_order_of_the_tokens(url, open_page):
-    page = open_page(url + "#positions?order=1.0.2.3.4.5.6.7", again=True)
-    assert "The order matters" in page.locator('[data-value="with"]').inner_text()
-
-
 def check_legend(page):
     """Each group has a colour of its own, and together they have all tokens."""
     colours = page.locator(".map-legend i").evaluate_all("dots => dots.map((dot) => dot.style.background)")
@@ -452,8 +406,9 @@ def test_the_map_is_drawn_moved_and_chosen_from_by_keyboard_and_pointer(url, ope
 
 
 def test_late_rows_do_not_cover_early_ones_on_the_map(in_page):
-    for count in [10_000, 40_000]:
-        expression = """(() => {
+    count, expression = (
+        10_000,
+        """(() => {
             const side = 60;
             const [xs, ys, colours] = [new Float32Array(count), new Float32Array(count), new Uint32Array(count)];
             for (let i = 0; i < count; i++) {
@@ -467,10 +422,11 @@ def test_late_rows_do_not_cover_early_ones_on_the_map(in_page):
             s.splat(picture, { xs, ys, only: null, order }, viewport, colours, s.disc(1, 1));
             const red = picture.pixels.filter((pixel) => (pixel & 0xff) > 128).length;
             return [new Set(order).size, String(order) === String(s.drawingOrder(count)), red / (side * side)];
-        })()"""
-        distinct, is_same, red = in_page({"s": "map/splat.js"}, expression, count=count)
-        assert (distinct, is_same) == (count, True)
-        assert 0.4 < red < 0.6
+        })()""",
+    )
+    distinct, is_same, red = in_page({"s": "map/splat.js"}, expression, count=count)
+    assert (distinct, is_same) == (count, True)
+    assert 0.4 < red < 0.6
 
 
 def test_of_points_at_one_place_the_pointer_chooses_the_one_on_top_and_else_the_nearest(in_page):
@@ -505,20 +461,6 @@ def test_the_map_says_how_many_rows_have_no_place(url, open_page):
     page.get_by_label("x axis").select_option("n")
     until(page, "document.querySelector('.map-folded')?.textContent === '2 rows all zero, 1 with NaN →'")
     assert inset.get_attribute("href") == "#health"
-
-
-def test_the_map_opens_on_the_neighbour_layout_with_clusters_and_two_components_are_a_choice(url, open_page):
-    page = open_page(url, again=True)
-    page.locator(".map-legend").get_by_text("no cluster").or_(
-        page.locator(".map-legend button").nth(1)
-    ).first.wait_for()
-    until(page, "!document.querySelector('.map-legend').textContent.includes('special')")
-    assert page.locator(".map-progress").is_hidden()
-    assert page.get_by_label("x axis").input_value() == "n"
-    assert not page.get_by_label("y axis").is_visible()
-    page.get_by_label("x axis").select_option("3")
-    page.get_by_label("y axis").wait_for()
-    until(page, "location.hash.includes('x=3')")
 
 
 def test_the_end_of_a_scale_says_that_there_are_values_beyond_it(url, open_page, of_run):
@@ -577,16 +519,10 @@ def test_clusters_of_one_colour_are_far_apart(in_page):
     assert colours(places=places, count=3) == [0, 1, 2, 5, 3, 6], "shades of hues 2, 0 and 0"
 
 
-def test_a_lasso_is_in_the_address_and_found_again(url, open_page):
-    page = open_page(url + "#map?source=1&x=1&lasso=-99,-99,99,-99,99,99,-99,99", again=True)
-    page.get_by_text("12 inside").wait_for()
-    page.get_by_role("button", name="Found 12").wait_for()
-
-
 LATE = """() => {
     const { fetch } = window;
     window.fetch = async (url, ...rest) => {
-        if (String(url).includes("frequencies")) await new Promise((resolve) => setTimeout(resolve, 400));
+        if (String(url).includes("frequencies")) await new Promise((resolve) => setTimeout(resolve, 200));
         return fetch(url, ...rest);
     };
 }"""
@@ -599,7 +535,7 @@ def test_a_word_that_is_no_token_offers_its_subwords_also_when_typed_at_once(url
     page.locator("#tab-map").click()
     page.locator("#expression").fill("thedogma")
     page.keyboard.press("Enter")
-    page.wait_for_timeout(700)  # what the map still waits for has arrived
+    page.wait_for_timeout(400)  # what the map still waits for has arrived
     offered = page.locator(".map-subwords .chips").first
     offered.wait_for()
     ids = of_run.tokenizer.encode("thedogma", add_special_tokens=False).ids
@@ -681,14 +617,6 @@ def test_the_map_shows_the_recall_of_an_approximate_layout(monkeypatch, url, ope
     page.get_by_label("x axis").select_option("n")
     page.locator(".map-progress").wait_for(state="hidden")
     until(page, "[...window.painted].some((text) => text.startsWith('neighbours are close (87.5 % recall)'))")
-
-
-def test_compare_shows_the_neighbours_before_and_after(url, open_page):
-    page = open_page(url + "#compare?t=0", again=True)
-    page.locator(".near li").first.wait_for()
-    page.locator(".near li button").first.click()
-    page.get_by_text("Neighbours before training").wait_for()
-    page.locator(".map-card .chips .token").nth(8).wait_for()
 
 
 def test_health_and_compare_open_with_a_sentence(ask, url, open_page, of_run):

@@ -145,7 +145,6 @@ def maths(in_page):
     return partial(in_page, {"m": "math.js", "s": "schemes.js"})
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("dim", some([1, 2, 7, 64], [1, 2, 7, 8, 64, 129, 512]))
 def test_sinusoids_of_the_page_are_the_librarys(maths, dim):
     for layout, endpoint, base in [
@@ -167,7 +166,6 @@ def test_sinusoids_of_the_page_are_the_librarys(maths, dim):
         np.testing.assert_allclose(np.array(found)[: len(near)], rows, atol=2e-7, rtol=0)
 
 
-@pytest.mark.browser
 def test_rotations_of_the_page_are_the_librarys(maths):
     for base in [10000.0, 500000.0]:
         vectors = torch.randn(len(PLACES), 32)
@@ -180,7 +178,6 @@ def test_rotations_of_the_page_are_the_librarys(maths):
         np.testing.assert_allclose(np.array(found), expected.numpy(), atol=2e-6, rtol=0)
 
 
-@pytest.mark.browser
 def test_slopes_and_biases_of_the_page_are_the_librarys(maths):
     for heads in [1, 2, 3, 6, 8, 12, 20, 32, 40]:
         assert maths("m.alibiSlopes(heads)", heads=heads) == alibi_slopes(heads).tolist()
@@ -189,7 +186,6 @@ def test_slopes_and_biases_of_the_page_are_the_librarys(maths):
     np.testing.assert_allclose(np.array(found), bias.numpy(), rtol=1e-6)
 
 
-@pytest.mark.browser
 def test_a_described_scheme_acts_in_the_page_as_in_the_library(described, maths):
     for name, make in {**POSITIONS, "decaying": DecayingRotation}.items():
         check_scheme(described, maths, name, make())
@@ -227,21 +223,6 @@ def check_scheme(described, maths, name, position):
         np.testing.assert_allclose(np.array(found), bias[0].detach().numpy(), rtol=1e-6)
 
 
-@pytest.mark.browser
-def test_permuting_tokens_permutes_scores_only_without_positions(maths):
-    code = """(() => {
-        const scores = (how, order) => m.matrix(4, 4, (i, j) => s.score(how, x[order[i]], x[order[j]], i, j, 0));
-        const none = { point: "input", apply: (v) => v };
-        const moved = (how) => m.permuted(scores(how, [0, 1, 2, 3]), order);
-        const hows = [none, s.sinusoids(8, 10000), s.rotary(8, 10000), s.alibi(4)];
-        return hows.map((how) => m.largestDifference(scores(how, order), moved(how)));
-    })()"""
-    none, *others = maths(code, x=torch.randn(4, 8).tolist(), order=[2, 0, 3, 1])
-    assert none == 0
-    assert min(others) > 0.1
-
-
-@pytest.mark.browser
 def test_the_closest_positions_and_similarities_are_numpys(maths):
     rows = torch.randn(9, 5, dtype=torch.float64)
     rows[7] = rows[2] + 0.01
@@ -287,7 +268,6 @@ def move(page, label, value):
     page.get_by_label(label, exact=True).fill(str(value))
 
 
-@pytest.mark.browser
 def test_sliders_change_the_similarity_to_what_the_library_says(open_source):
     page = open_source("rotary", "&scheme=sinusoidal&dim=64&length=64")
     page.locator('[data-value="cosine"]').wait_for()
@@ -316,7 +296,6 @@ def test_sliders_change_the_similarity_to_what_the_library_says(open_source):
     assert shown(page, "cosine") == 0.8838
 
 
-@pytest.mark.browser
 def test_the_score_of_the_models_own_query_and_key_depends_on_their_distance_only(ask, sources, open_source):
     source = sources["rotary"]
     page = open_source("rotary", "&a=3&b=9&token=1&key=2&head=1&length=64")
@@ -343,7 +322,6 @@ def test_the_score_of_the_models_own_query_and_key_depends_on_their_distance_onl
     assert shown(page, "score") != pytest.approx(score(3, 9), abs=1e-3)
 
 
-@pytest.mark.browser
 def test_each_head_of_alibi_takes_its_slope_times_the_distance(open_source):
     page = open_source("alibi", "&a=12&b=2&length=32")
     page.locator(".pos-bars").wait_for()
@@ -354,7 +332,6 @@ def test_each_head_of_alibi_takes_its_slope_times_the_distance(open_source):
     assert shown(page, "bias") == pytest.approx(bias[2], abs=6e-5)
 
 
-@pytest.mark.browser
 def test_the_same_token_at_two_positions_has_the_layers_own_vectors(ask, sources, open_source):
     source = sources["learned"]
     page = open_source("learned", "&a=2&b=11&token=1")
@@ -366,7 +343,6 @@ def test_the_same_token_at_two_positions_has_the_layers_own_vectors(ask, sources
     assert "16 of 16 vectors are different" in page.locator('[data-value="distinct"]').inner_text()
 
 
-@pytest.mark.browser
 def test_permuting_the_tokens_of_the_view_permutes_scores_only_without_positions(open_source):
     for name in ("rotary", "alibi"):
         page = open_source(name)
@@ -383,7 +359,6 @@ def test_permuting_the_tokens_of_the_view_permutes_scores_only_without_positions
     assert "keeps every distance" in page.locator('[data-value="with"]').inner_text()  # ALiBi uses distances only
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("name", some(["rotary"], ["rotary", "relative", "alibi"]))
 def test_every_control_and_chart_of_a_scheme_answers_also_on_a_phone(open_source, name):
     page = open_source(name, "&length=16", color_scheme="dark")
@@ -394,10 +369,3 @@ def test_every_control_and_chart_of_a_scheme_answers_also_on_a_phone(open_source
         page.locator(".pos-controls select").select_option(value)
         page.locator(".pos-wide").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-@pytest.mark.browser
-def test_a_table_alone_shows_the_schemes_of_others(open_source):
-    page = open_source("table")
-    page.get_by_text("This source has no position scheme").wait_for()
-    assert shown(page, "cosine") == 0.9662

@@ -1,12 +1,12 @@
 """What the page can ask for."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from covering import looped
+from decoders import small
 from explorer_requests import Refused
 
-from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, TokenizerError, train_tokenizer
+from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, train_tokenizer
 from embedlayer.checkpoints import write_vectors
 from embedlayer.opening import OpenedModel, open_model
 
@@ -51,15 +51,6 @@ def test_before_training_is_the_table_that_resuming_would_start_from(run, of_run
     assert not torch.equal(of_run.rows[:8], expected)
 
 
-def test_a_tokenizer_must_fit_its_table(serving):
-    tokenizer = train_tokenizer("cat dog", "word")
-    with (
-        pytest.raises(TokenizerError, match="do not belong together"),
-        serving(OpenedModel("small", TokenEmbedding(2, 2), tokenizer=tokenizer)),
-    ):
-        pass
-
-
 def test_a_llama_type_model_brings_its_positions_and_its_tokenizer(ask, shared_data):
     source = open_model(shared_data / "models")
     assert ask(source, "manifest")["sources"][0]["position"]["kind"] == "RotaryEmbedding"
@@ -67,11 +58,33 @@ def test_a_llama_type_model_brings_its_positions_and_its_tokenizer(ask, shared_d
     assert (texts[1], len(texts)) == ("<s>", 512)
 
 
-def test_the_course_is_beside_the_documentation_that_the_package_names(ask, anything, course_at):
-    pages = ["Homepage, https://e.org", "Documentation, https://e.org/docs/index.md"]
-    for urls, address in ((pages, "https://e.org/docs/course/index.md"), (pages[:1], "")):
-        course_at(*urls)
-        assert ask(anything, "manifest")["course"] == address
-    course_at(installed=False)
-    assert ask(anything, "manifest")["course"] == ""
-    assert (Path(__file__).parents[2] / "docs/course/index.md").is_file()
+TABLE, MODEL = OpenedModel("table", TokenEmbedding(9, 4)), small("learned")
+BYTES = OpenedModel("bytes", TokenEmbedding(257, 4), tokenizer=train_tokenizer((), "byte"))
+DECODER = OpenedModel("decoder", MODEL.table, model=MODEL)
+OTHER = OpenedModel("other", TokenEmbedding(2, 2), tokens=["x", "y"])
+REFUSED = [
+    (TABLE, "neighbors", {"plus": 1, "topn": 0}, "1 to 500"),
+    (TABLE, "neighbors", {"plus": 1, "topn": 100_000}, "1 to 500"),
+    (TABLE, "neighbors", {"plus": ",".join(["1"] * 101)}, "at most 100"),
+    *(
+        (TABLE, name, {"id": token}, "ID|outside")
+        for name in ("card", "card-places")
+        for token in ("9", "x", "", "1,2")
+    ),
+    ([TABLE, OTHER], "compare", {"other": 1}, "0 tokens in common"),
+    (BYTES, "tokenization", {"text": "a", "tokenizer": "gpt2"}, "no tokenizer 'gpt2'; the page has small, bytes"),
+    (BYTES, "tokenization", {}, "no tokens"),
+    (BYTES, "tokenization", {"text": " ", "layer": "tiny"}, "no words"),
+    (BYTES, "pipeline", {"text": ""}, "no tokens"),
+    (TABLE, "pipeline", {"text": "dogs"}, "no tokenizer"),
+    (TABLE, "pipeline", {"text": "#9"}, "no row"),
+    (TABLE, "logit-lens", {"ids": 1}, "no transformer blocks"),
+    *((DECODER, "logit-lens", {"ids": ids}, "1 to 16 tokens") for ids in ("", ",".join(["1"] * 17))),
+    (DECODER, "logit-lens", {"ids": 50}, "outside"),
+]
+
+
+@looped("source, name, params, said", REFUSED)
+def test_what_cannot_be_answered_is_refused(ask, source, name, params, said):
+    with pytest.raises(Refused, match=said):
+        ask(source, name, **params)

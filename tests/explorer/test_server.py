@@ -12,7 +12,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from http.server import ThreadingHTTPServer
-from socketserver import StreamRequestHandler
 from urllib.parse import urlencode, urlsplit
 
 import pytest
@@ -22,7 +21,7 @@ from explorer_requests import ACTS
 import embedlayer as el
 from embedlayer import TokenEmbedding
 from embedlayer.compress import compress_table
-from embedlayer.explorer.server import address, make_server
+from embedlayer.explorer.server import make_server
 from embedlayer.opening import OpenedModel
 
 HOST = "127.0.0.1"
@@ -184,19 +183,6 @@ def test_without_file_descriptors_the_server_waits_between_its_attempts(capfd, m
     assert capfd.readouterr().err == ""
 
 
-def test_no_part_of_an_answer_waits_for_an_acknowledgement(monkeypatch, serving):
-    flags, setup = [], StreamRequestHandler.setup
-
-    def noted(handler):
-        setup(handler)
-        flags.append(handler.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-
-    monkeypatch.setattr(StreamRequestHandler, "setup", noted)
-    with serving() as place:
-        assert get(urlsplit(place).port, "/data/manifest")[0].status == 200
-    assert flags == [1]
-
-
 def test_bad_questions_are_answered_with_sentences(port):
     for path, sentence in {
         "/data/tokens?source=3": "There is no source '3'",
@@ -224,7 +210,6 @@ def test_numbers_that_json_cannot_hold_stay_out_of_it(port):
 def test_the_server_listens_on_this_machine_alone_and_a_taken_port_is_an_error():
     with make_server([]) as server:
         assert server.server_address[0] == "127.0.0.1"
-        assert address(server).startswith("http://127.0.0.1:")
         with pytest.raises(el.FileError, match="Leave --port out"):
             make_server([], port=server.server_address[1])
     with pytest.raises(el.FileError, match="70000"):

@@ -3,7 +3,6 @@
 import re
 import sys
 import unicodedata
-from dataclasses import replace
 from itertools import pairwise, product
 from urllib.parse import quote
 
@@ -11,15 +10,13 @@ import pytest
 from covering import some
 from explorer_requests import ids_of
 from tokenizer_kinds import tokenizer_of
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from embedlayer import TokenEmbedding
 from embedlayer.core import visible_text
 from embedlayer.explorer.tokenization import own_tokenizer
 from embedlayer.opening import OpenedModel
 from embedlayer.tokenization import compare_tokenizers, table_size
-
-pytestmark = pytest.mark.browser
 
 TEXT = "The café of lovely embeddings, qq"
 FAMILY = "👩‍💻"
@@ -292,21 +289,6 @@ def test_lines_end_where_no_token_is_cut_if_they_can(in_page):
             assert after == (max(free) if free else before + most)
 
 
-def test_what_the_scene_says_about_the_small_tokenizer_is_so(ask, sources, serve, open_page):
-    tokenizer = sources["BPE"].tokenizer
-    merges = [token for token in tokenizer.get_vocab() if len(token) > 1]
-    assert sum(token.startswith("Ġ") for token in merges) > len(merges) / 2
-    page = open_page(serve(*sources.values()) + "#learn?s=pieces&pieces.word=love", again=True)
-    said = page.get_by_role("region", name="Task").get_by_role("status")
-    said.get_by_text("The link shows a solution.").wait_for()
-    _, pieces = (ask(sources["BPE"], "tokenization", text=text)["pieces"] for text in ("love", " love"))
-    trace = pieces[0]["trace"]
-    assert trace is not None
-    assert trace["kind"] == "bpe"
-    rank = trace["merges"][-1]["rank"]
-    assert f"The list has a merge ·lo + ve, rank {rank}, and none of l + o." in said.inner_text()
-
-
 def test_side_by_side_aligns_bytes_and_has_the_numbers_of_the_comparison(serve, open_page):
     tokenizers = {"one": word_piece(), "two": unigram()}
     sources = [opened(each, title, 4 * width) for width, (title, each) in enumerate(tokenizers.items(), 1)]
@@ -332,54 +314,3 @@ def test_side_by_side_aligns_bytes_and_has_the_numbers_of_the_comparison(serve, 
         assert "1 unknown" in line.locator("th").inner_text()
     assert not any("unknown" in line.locator("th").inner_text() for line in lines[2:])
     assert all(left <= lefts[-1] for left in lefts[:-1]), "each token begins where a byte begins"
-
-
-def test_the_tokens_of_a_text_are_counted_without_those_around_it(ask):
-    tokenizer = word_piece()
-    tokenizer.post_processor = processors.TemplateProcessing("[UNK] $A [UNK]", special_tokens=[("[UNK]", 0)])
-    for text, special in product(("the cafe", "the " * 100, "qq", "ly"), (False, True)):
-        source = replace(opened(tokenizer), table_only="of a model of which no more is known" if special else "")
-        assert source.adds_special_tokens == special
-        counted = compare_tokenizers(tokenizer, love(), text).a.text_tokens
-        assert ask(source, "tokenization", text=text)["text_tokens"] == counted
-
-
-# Phone and exported page
-
-
-def test_the_step_fits_a_phone(open_text):
-    text = "Donaudampfschifffahrtsgesellschaft" + f" {FAMILY}!" * 3
-    for kind in KINDS:
-        page = open_text(kind, text)
-        page.set_viewport_size({"width": 390, "height": 844})
-        for piece in page.locator(".tok-piece").all()[:3]:  # the others are as these
-            piece.click()
-            to_the_end(page)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 390, kind
-
-
-def test_an_exported_page_holds_the_texts_under_all_tokenizers_and_the_words_of_the_scene(
-    ask, anything, export, open_page
-):
-    address = export(opened(own_tokenizer("small")), opened(word_piece(), "other"))
-    texts = ask(anything, "pipeline-choices")["pieces"]
-    page = open_page(address + "#pipeline")
-    page.locator(".tok-table").wait_for()
-    assert page.locator(".tok-table tbody tr").count() == 4
-    page.locator('.pipe-switches [data-key="tiny"]').click()
-    page.get_by_role("row", name="Tiny layer").wait_for()
-    page.goto(address + "#learn?s=pieces")
-    word = page.get_by_role("combobox", name="Word")
-    word.wait_for()
-    words = [text for text in texts if f" {text}" in texts]
-    assert word.locator("option").all_inner_texts() == words
-    for each in words:
-        word.select_option(each)
-        page.locator('[data-value="counts"]', has_text=each).wait_for()
-        counts = [len(own_tokenizer("small").encode(space + each).ids) for space in ("", " ")]
-        said = page.locator('[data-value="counts"]').inner_text()
-        assert said == f"{each} is {number_of(counts[0])}, ·{each} is {number_of(counts[1])}."
-
-
-def number_of(count):
-    return "one token" if count == 1 else f"{count} tokens"

@@ -5,11 +5,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-import torch
-from real_tables import minilm
 
 import embedlayer
-from embedlayer import open_model
 
 FOLDER = Path(embedlayer.__file__).parent / "explorer" / "words"
 SCRIPT = Path(__file__).parents[2] / "docs" / "word_table.py"
@@ -23,15 +20,6 @@ def test_the_files_are_those_that_the_command_writes(tmp_path) -> None:
     assert {path.name for path in FOLDER.iterdir()} == {*written, "README.md"}
     for name, content in written.items():
         assert (FOLDER / name).read_bytes() == content, name
-
-
-def test_its_rows_are_those_of_the_words_in_minilm() -> None:
-    layer, opened = minilm(), open_model(FOLDER)
-    ids = torch.tensor([layer.tokenizer.token_to_id(text) for text in opened.token_texts])
-    original = layer.table.weight.detach()[ids]
-    cosines = torch.nn.functional.cosine_similarity(opened.rows, original, dim=1)
-    assert len(opened.token_texts) == 4007
-    assert cosines.min() > 0.9995
 
 
 def test_texts_are_split_into_words_and_unknown_words_have_a_row(word_table) -> None:

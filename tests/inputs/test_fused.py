@@ -122,13 +122,6 @@ def test_a_rotary_model_drops_too_and_a_table_is_never_written_to() -> None:
     assert torch.equal(table.weight, before)
 
 
-def test_compiled_it_is_the_definition(unchecked: None) -> None:
-    layer = TransformerEmbedding(50, 16, 9, 0.0).train()
-    ids = torch.randint(0, 50, (2, 7))
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(ids), layer(ids))
-
-
 def test_a_bad_id_is_named_in_evaluation_and_rows_that_are_behind_are_caught_up() -> None:
     layer = TransformerEmbedding(11, 8, 5, 0.0, table=TokenEmbedding(11, 8, row_sparse=True)).eval()
     optimizer = RowAdamW(layer.parameters(), lr=0.1, weight_decay=0.5)

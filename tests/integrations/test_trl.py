@@ -2,19 +2,18 @@
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from memory import Shapes
+from small_blocks import small_blocks
 from torch import Tensor
 
 import embedlayer as el
-from embedlayer.core import block_sizes
 from embedlayer.integrations import patch_trainer, trl
-from embedlayer.losses import chunk_size
 
 pytest.importorskip("trl")
 pytest.importorskip("peft")
@@ -63,11 +62,10 @@ def is_oldest() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def several_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setitem(block_sizes.FEW_LOGITS, "cpu", 0)
-    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 64)
-    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 16)
+    with small_blocks(few_logits=0, rows=64, tokens=16):
+        yield
 
 
 @pytest.fixture(scope="module")

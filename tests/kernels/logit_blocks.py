@@ -7,7 +7,6 @@ from interpreted import interpreted
 from torch import Tensor
 
 from embedlayer.kernels.gpu.launch import launches_observed
-from embedlayer.kernels.softmax import Finishing
 from embedlayer.losses.divergence_kinds import ForwardKL, JensenShannon, ReverseKL
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import LogitBlock, Objective, Totals, Workspace, joined, stacked
@@ -126,34 +125,6 @@ def assert_little_more_than_the_logits_is_moved(name: str) -> None:
     moved = sum(each.read.total() + each.written.total() for each in run.launches)
     assert moved <= 1.3 * BLOCKS_MOVED[name] * block.student.nbytes
     assert 0.9 * sum(stated) <= moved <= 1.1 * sum(stated)
-
-
-def assert_stored_logits_are_finished(
-    softcap: float | None, scale: float, masked: int | None, dtype: torch.dtype
-) -> None:
-    """Triton kernels apply scale, bias, soft cap and mask to stored logits, and convert the gradients back."""
-    objective = LogitStatistics(sum=masked is None or masked < 0, mean=True, squares=True, top_k=3)
-    stored = a_block(40, 24, dtype)
-    bound = None if softcap is None else 0.5 * softcap
-    block = stored._replace(unfinished=Finishing(scale, softcap, bound, masked))
-    raw = stored.student.double().requires_grad_()
-    bias = stored.biases[0].double().requires_grad_()
-    logits = raw * scale + bias.unsqueeze(1)
-    if softcap is not None:
-        logits = bound * (logits / softcap).tanh()
-    if masked is not None and masked >= 0:
-        logits = logits.masked_fill((torch.arange(40) == masked).unsqueeze(1), -math.inf)
-        block.ids[block.ids == masked + block.start] = 7
-    exact = plain_totals(objective, stored._replace(student=logits, ids=block.ids, biases=(None, None)))
-    grads = {name: torch.randn_like(x) for name, x in exact.items() if name not in objective.constants}
-    right = torch.autograd.grad(sum((grads[name] * exact[name]).sum() for name in grads), (raw, bias))
-    found = compiled_totals(objective, block)
-    of_block = compiled_gradient(objective, block, found, {name: grad.float() for name, grad in grads.items()})
-    found, exact = ({name: x.double() for name, x in totals.items()} for totals in (found, exact))
-    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
-    error = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
-    for ours, exact_grad in zip(of_block, right, strict=True):
-        torch.testing.assert_close(ours.double(), exact_grad, rtol=error, atol=error)
 
 
 def assert_infinite_logits_count_as_in_the_definition(objective: Objective, dtype: torch.dtype) -> None:

@@ -1,109 +1,79 @@
 """Laws of look-ups by Triton kernels, for the tests and for the mistakes on purpose."""
 
-import math
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from interpreted import interpreted
+from kernel_paths import launched_kernels
 from torch import Tensor
 
+from embedlayer import LearnedPositionalEmbedding, PositionError, TokenEmbedding, TokenIdError, TransformerEmbedding
 from embedlayer.core.index_checks import clamp_and_record
-from embedlayer.inputs.fused import gather_scale_add_drop, plain_scale_add_drop
-from embedlayer.kernels.gpu.launch import launch, launches_observed
+from embedlayer.kernels.gpu.launch import launch
 from embedlayer.kernels.index_check import IndexCheck
-from embedlayer.kernels.input import Dropout, StoredRows
 
 ROWS, PLACES, OFFSET = 11, 9, 2
-ADDENDS = ["none", "(T,)", "(1, T)", "(B, T)", "positions (T,)", "positions (B, T)"]
+ADDENDS = ["none", "(T,)", "positions (T,)", "positions (B, T)"]
 
 
-def some_ids(shape: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return IDs of which two are outside if there are several, on the default device."""
-    ids = torch.randint(ROWS, shape)
-    if ids.numel() > 3:
-        ids.view(-1)[2], ids.view(-1)[-1] = ROWS + 5, -3
-    return ids.to(dtype)
-
-
-def mask_of(dropout: float, shape: tuple[int, ...]) -> Tensor:
-    """Return the factors 0 and 1 / (1 - dropout) of the CPU for the present seed, in float64, on the default device."""
-    drawn = Dropout.drawn(dropout)
-    like = torch.empty(0, shape[-1], dtype=torch.float64)
-    return drawn.mask(0, math.prod(shape[:-1]), like).view(shape) * drawn.growth
-
-
-def rows_of(weight: Tensor, ids: Tensor, size: int, padding_idx: int | None) -> Tensor:
+def rows_of(weight: Tensor, ids: Tensor, padding_idx: int | None = None) -> Tensor:
     """Return the definition of a look-up that records bad IDs: zeros for them, and no gradient."""
-    is_bad = (ids < 0) | (ids >= size)
-    return F.embedding(ids.clamp(0, size - 1), weight, padding_idx).masked_fill(is_bad.unsqueeze(-1), 0)
+    is_bad = (ids < 0) | (ids >= len(weight))
+    return F.embedding(ids.clamp(0, len(weight) - 1), weight, padding_idx).masked_fill(is_bad.unsqueeze(-1), 0)
 
 
 def assert_no_worse_than_the_definition(
-    dtype: torch.dtype,
-    added: str,
-    scale: float | str | None,
-    dropout: float,
-    shape: tuple[int, ...],
-    width: int,
+    dtype: torch.dtype, added: str, scale: float | str | None, dropout: float, shape: tuple[int, ...], width: int
 ) -> None:
-    """Compare values, gradients and records of a look-up by the kernel with those of plain operators in float64.
+    """Compare values, gradients and records of a layer by the kernel with those of plain operators in float64.
 
     Args:
         dtype: Dtype of the rows.
         added: What is added, one of `ADDENDS`.
-        scale: Factor on rows, or `"tensor"`.
+        scale: Factor on rows, or `"rounded"`, a tensor.
         dropout: Probability of a zero.
         shape: Shape of the IDs.
         width: Width of a row.
     """
-    torch.manual_seed(3)
-    padding_idx = 4 if dropout else None
-    ids = some_ids(shape, torch.int32 if width == 7 else torch.int64)
-    factor = torch.tensor(1.5, dtype=dtype) if scale == "tensor" else scale
-    sizes = {"none": (), "(T,)": (5,), "(1, T)": (1, 5) if len(shape) == 2 else (5,), "(B, T)": shape}.get(
-        added, (PLACES + OFFSET,)
-    )
-    weight = torch.randn(ROWS, width).to(dtype)
-    addend = torch.randn(*sizes, width).to(dtype) if sizes else None
-    positions = None
+    padding_idx, device = 4 if dropout else None, torch.empty(0).device
+    factor = {"scale": "sqrt_dim", "round_scale": True} if scale == "rounded" else {"scale": scale}
+    table = TokenEmbedding(ROWS, width, padding_idx, init_std=1.0, **factor)
+    position = None if added == "none" else LearnedPositionalEmbedding(PLACES, width, offset=OFFSET)
+    layer = TransformerEmbedding(ROWS, width, PLACES, dropout, table=table, position=position or "none")
+    layer.to(device, dtype)
+    ids = torch.randint(ROWS, shape, dtype=torch.int32 if width == 7 else torch.int64)
+    ids.view(-1)[2], ids.view(-1)[-1] = ROWS + 5, -3
+    places = torch.arange(shape[-1])
     if added.startswith("positions"):
-        positions = torch.randint(-OFFSET, PLACES, shape if added.endswith("(B, T)") else (5,))
-        positions.view(-1)[1] = PLACES
-    grad = torch.randn(*shape, width).to(dtype)
-    checks = IndexCheck(ROWS, "token id"), IndexCheck(PLACES, "position", offset=OFFSET)
-
-    def kernel(weight: Tensor, addend: Tensor | None) -> Tensor:
-        more = addend if positions is None or addend is None else StoredRows(positions, addend, check=checks[1])
-        return gather_scale_add_drop(StoredRows(ids, weight, padding_idx, check=checks[0]), factor, more, dropout)
-
-    def plain(weight: Tensor, addend: Tensor | None) -> Tensor:
-        more = addend
-        if positions is not None and addend is not None:
-            more = rows_of(addend, positions + OFFSET, PLACES + OFFSET, None)
-        scaled = factor.to(weight.dtype) if isinstance(factor, Tensor) else factor
-        x = plain_scale_add_drop(rows_of(weight, ids.long(), ROWS, padding_idx), scaled, more, 0.0)
-        return x * mask_of(dropout, tuple(x.shape)).to(x.dtype) if dropout else x
-
-    def results(compute, dtype: torch.dtype) -> list[Tensor]:
-        leaves = [each.detach().to(dtype).requires_grad_() for each in (weight, addend) if each is not None]
-        torch.manual_seed(5)
-        y = compute(leaves[0], leaves[1] if len(leaves) > 1 else None)
-        y.backward(grad.to(dtype))
-        return [each.detach().double() for each in (y, *(leaf.grad for leaf in leaves))]
-
-    names: list[str] = []
-    with launches_observed(lambda each: names.append(each.name)):
-        ours = results(kernel, dtype)
-    exact, usual = results(plain, torch.float64), results(plain, dtype)
+        places = torch.randint(0, PLACES, shape if added.endswith("(B, T)") else shape[-1:])
+        places.view(-1)[1] = PLACES
+    grad, leaves = torch.randn(*shape, width).to(dtype), list(layer.parameters())
+    with launched_kernels() as names:
+        y = layer(ids, positions=places if added.startswith("positions") else None)
     assert "gather_scale_add_drop" in names
-    for found, theirs, right in zip(ours, usual, exact, strict=True):
-        error, own = ((each - right).abs().max().item() for each in (found, theirs))
-        assert error <= 1.5 * own + torch.finfo(dtype).eps * right.abs().max().item()
-    first = (2, ROWS + 5, shape[-1])
-    assert checks[0].first_bad_index.tolist() == list(first)
-    if positions is not None:
-        assert checks[1].first_bad_index.tolist() == [1, PLACES + OFFSET, 5]
+    found = [y, *torch.autograd.grad(y, leaves, grad)]
+    factors = (y != 0).double() / (1 - dropout)
+
+    def plain(dtype: torch.dtype) -> list[Tensor]:
+        copies = [each.detach().to(dtype).requires_grad_() for each in leaves]
+        x = rows_of(copies[0], ids.long(), padding_idx) * (1.0 if table.factor is None else table.factor)
+        if position is not None:
+            x = x + rows_of(copies[1], places + OFFSET)
+        x = x * factors.to(dtype)
+        return [x, *torch.autograd.grad(x, copies, grad.to(dtype))]
+
+    for ours, theirs, right in zip(found, plain(dtype), plain(torch.float64), strict=True):
+        error, own = ((each.double() - right).abs().max() for each in (ours, theirs))
+        assert error <= 1.5 * own + 4 * torch.finfo(dtype).eps * right.abs().max()
+    row = 0 if len(shape) == 1 else 2 // shape[-1]
+    with pytest.raises(TokenIdError, match=f"token id {ROWS + 5} at row {row}, column 2"):
+        layer.check()
+    if added.startswith("positions"):
+        with pytest.raises(PositionError, match=f"position {PLACES} at row 0, column 1"):
+            layer.check()
+    layer.check()
 
 
 def with_bad(places: list[int], shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

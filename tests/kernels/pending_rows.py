@@ -10,11 +10,10 @@ from comparison import assert_no_worse
 from torch import Tensor
 
 from embedlayer import RowAdamW, TokenEmbedding, clip_grad_norm_
-from embedlayer.kernels.kernel import kernels_disabled
+from embedlayer.kernels import kernels_disabled
 from embedlayer.kernels.rows import update_rows
 from embedlayer.optim import RowAdagrad, RowwiseSecondMoment
-from embedlayer.row_sparse.history import Betas, StepHistory, replay
-from embedlayer.row_sparse.storage import raw_weight
+from embedlayer.row_sparse.history import Betas, StepHistory
 
 ROOTS = torch.cat([torch.zeros(1), torch.logspace(-13, 1, 90)]).double()
 """Roots of second moments, from far below `eps` to far above."""
@@ -41,7 +40,7 @@ def with_pending(
 ) -> TokenEmbedding:
     """Return a table of zeros whose rows have the moments `m` and `v`, and include these steps."""
     table = TokenEmbedding(*m.shape, row_sparse=True, dtype=dtype)
-    raw_weight(table.weight).zero_()
+    torch.nn.init.zeros_(table.weight)
     tensors = {
         "value_steps": torch.as_tensor(value_steps),
         "moment_steps": torch.as_tensor(moment_steps),
@@ -56,13 +55,19 @@ def with_pending(
 def replayed(
     m: Tensor, v: Tensor, at: int, all_rates: list[float], decay: float, betas: Betas, *, moments_at: int | None = None
 ) -> Tensor:
-    """Return the values of a row of zeros after the steps that follow step `at`, one after the other.
+    """Return the values of a row of zeros after the steps that follow step `at`, without a gradient, by torch's AdamW.
 
     `all_rates` are those of the steps after `at`. The moments are of step `moments_at`, which is `at` by default.
     """
     lag = 0 if moments_at is None else at - moments_at
-    row = (torch.zeros_like(v), m * betas.beta1**lag, v * betas.beta2**lag)
-    return replay(row, at, all_rates, [decay] * len(all_rates), betas)[0]
+    row = torch.zeros_like(v, requires_grad=True)
+    optimizer = torch.optim.AdamW([row], betas=betas[:2], eps=betas.eps, weight_decay=decay)
+    state = {"step": torch.tensor(float(at)), "exp_avg": m * betas.beta1**lag, "exp_avg_sq": v * betas.beta2**lag}
+    optimizer.state[row], row.grad = state, torch.zeros_like(v)
+    for lr in all_rates:
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+    return row.detach()
 
 
 ROWS = 12

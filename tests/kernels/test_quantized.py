@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 from covering import cases, some
-from kernel_paths import GPU_BACKENDS, cpu_taken_for_cuda, running_on
+from kernel_paths import GPU_BACKENDS, cpu_taken_for_cuda, launched_kernels, running_on
 from quantised_tables import (
     KINDS,
     assert_logits_are_no_worse_than_the_products,
@@ -16,9 +16,7 @@ from quantised_tables import (
 )
 from torch import Tensor
 
-from embedlayer import QuantizedEmbedding, ShapeError, TokenIdError
-from embedlayer.core.devices import TAKEN_AS
-from embedlayer.kernels.gpu.launch import launches_observed
+from embedlayer import QuantizedEmbedding
 from embedlayer.kernels.quantized import logits_of_few_tokens
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -80,8 +78,8 @@ def test_many_tokens_are_multiplied_by_blocks_of_rows(backend) -> None:
     with running_on(backend):
         table = quantised(torch.randn(11, 64), 8, None)
         for tokens, expected in ((8, ["logits"]), (9, ["look_up"])):  # 72 tokens <= 72 + 512
-            hidden, names = torch.randn(tokens, 64), list[str]()
-            with launches_observed(lambda each, names=names: names.append(each.name)):
+            hidden = torch.randn(tokens, 64)
+            with launched_kernels() as names:
                 logits = table.logits(hidden)
             assert names == expected
             torch.testing.assert_close(logits, hidden @ definition(table).T)
@@ -100,9 +98,9 @@ def test_gradients_by_hidden_states_are_those_of_the_products(backend) -> None:
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 def test_no_ids_tokens_or_rows_launch_nothing(backend) -> None:
     with running_on(backend):
-        table, names = quantised(torch.randn(20, 64), 4, 32), list[str]()
+        table = quantised(torch.randn(20, 64), 4, 32)
         table(torch.zeros(1, 1, dtype=torch.int64))  # the first call for a device compiles a small kernel
-        with launches_observed(lambda each: names.append(each.name)):
+        with launched_kernels() as names:
             assert table(torch.empty(2, 0, dtype=torch.int64)).shape == (2, 0, 64)
             assert table.logits(torch.empty(0, 64)).shape == (0, 20)
             assert table.raw_logits(torch.ones(1, 64), 5, 5).shape == (1, 0)
@@ -122,19 +120,6 @@ def test_stored_rows_may_begin_at_any_address_of_a_storage(backend) -> None:
             torch.testing.assert_close(logits, expected)
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("backend", GPU_BACKENDS)
-def test_ids_are_checked_once_and_their_error_is_raised_by_the_check(backend) -> None:
-    with running_on(backend):
-        table = quantised(torch.randn(20, 64), 4, 32)
-        table(torch.tensor([[1, 2], [3, 20]]))
-        with pytest.raises(TokenIdError, match="token id 20 at row 1, column 1"):
-            table.index_check.check()
-        table.index_check.check()
-        with pytest.raises(ShapeError, match="int64 or int32"):
-            table(torch.tensor([1.0]))
-
-
 class Doubled(QuantizedEmbedding):
     """A table of twice the numbers."""
 
@@ -149,21 +134,10 @@ def test_a_class_that_overrides_how_rows_are_dequantised_looks_these_up() -> Non
         assert torch.equal(table(ids), torch.tensor([[2.0, 0.0]]).unsqueeze(-1).expand(1, 2, 64))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_operator_keeps_torchs_rules(dtype, monkeypatch) -> None:
-    monkeypatch.setitem(TAKEN_AS, "meta", "cuda")
-    table = quantised(torch.randn(20, 64), 4, 32).to("meta")
-    arguments = table.packed, table.row_scale, torch.full((3,), -1, device="meta"), 3, [*table.row_format], dtype
-    operator = torch.ops.embedlayer.read_quantized_rows
-    out = operator(torch.zeros(3, dtype=torch.int64, device="meta"), *arguments)
-    assert (out.shape, out.dtype, out.device.type) == ((3, 64), dtype, "meta")
-    assert operator(None, *arguments).shape == (20, 64)
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_a_compiled_graph_computes_logits_by_the_kernel() -> None:
-    table, hidden, names = quantised(torch.randn(20, 64), 4, 32), torch.randn(1, 64), list[str]()
-    with cpu_taken_for_cuda(triton=True), launches_observed(lambda each: names.append(each.name)):
+    table, hidden = quantised(torch.randn(20, 64), 4, 32), torch.randn(1, 64)
+    with cpu_taken_for_cuda(triton=True), launched_kernels() as names:
         compiled = torch.compile(table.logits, fullgraph=True, backend="aot_eager")(hidden)
         assert names == ["logits"]
         assert torch.equal(compiled, table.logits(hidden))

@@ -212,17 +212,3 @@ def test_a_compiled_graph_has_torch_operators(unchecked) -> None:
         found = torch.compile(position.rotate, fullgraph=True, backend=backend)(q, q, torch.arange(5))
     assert ["embedlayer" in graph for graph in graphs] == [False]
     torch.testing.assert_close(found, expected)
-
-
-def test_the_operators_keep_torchs_rules() -> None:
-    layout = rotary.RotaryLayout(4, 4)
-    q, k = torch.randn(2, 5, 3, 8).transpose(1, 2), torch.randn(2, 1, 5, 8)
-    cos, sin = torch.randn(2, 1, 5, 8)
-    increments = torch.randint(2**50, (4,))
-    with interpreted():
-        for name, inputs in (
-            ("rotate_together", ([q, k], cos, sin, None, *layout, False)),
-            ("rotary_tables", (torch.arange(5), increments, None, *layout, 1.0)),
-        ):
-            operator = getattr(torch.ops.embedlayer, name).default
-            torch.library.opcheck(operator, inputs, test_utils=("test_schema", "test_faketensor"))

@@ -3,13 +3,11 @@
 import pytest
 import torch
 from covering import cases
-from kernel_paths import GPU_BACKENDS, running_on
+from kernel_paths import GPU_BACKENDS, launched_kernels, running_on
 
 from embedlayer import TokenEmbedding, TokenIdError
 from embedlayer.kernels import kernels_disabled
-from embedlayer.kernels.gpu.launch import Launched, launches_observed
 from embedlayer.tables import StreamTable
-from embedlayer.tables.sums import sum_vectors
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = (5, 9, 1, 7)
@@ -35,17 +33,17 @@ def test_sums_have_the_bits_of_the_definition_and_one_gradient_of_the_rows(
         if shared:
             ids[..., 1] = sum(SIZES)
         table(ids)  # the first launch of a process is a trial
-        launches: list[Launched] = []
-        with launches_observed(launches.append):
+        with launched_kernels() as names:
             sums = table(ids, streams=count)
-        assert [each.name for each in launches] == ["sum_streams"]
+        assert names == ["sum_streams"]
         upstream = torch.randint(-2, 3, sums.shape).to(dtype)  # of which each sum is exact
         sums.backward(upstream)
         by_kernel, rows.weight.grad = rows.weight.grad, None
         with kernels_disabled():
             expected = table(ids, streams=count)
             shifted = torch.where(ids == sum(SIZES), ids, ids + table.offsets)[..., :count]
-            assert torch.equal(sums, 3.0 * sum_vectors(rows.look_up, shifted))
+            first, *others = rows.look_up(shifted).unbind(-2)
+            assert torch.equal(sums, 3.0 * sum(others, first))
             expected.backward(upstream)
         assert torch.equal(by_kernel, rows.weight.grad)
         assert padding_idx is None or not by_kernel[padding_idx].any()

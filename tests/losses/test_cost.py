@@ -28,31 +28,6 @@ from embedlayer.losses import (
     divergence,
     token_statistics,
 )
-from embedlayer.losses.chunk_size import tokens_per_chunk
-
-CHUNKS: dict[tuple[Any, ...], int] = {
-    (2048, 50257, 768, "cpu", 4): 304,
-    (2048, 512_000, 64, "cpu", 4): 32,
-    (513, 100, 64, "cpu", 4): 272,
-    (0, 100, 64, "cpu", 4): 0,
-    (8192, 151_936, 4096, "cuda", 2): 8192,
-    (8193, 128_256, 4096, "cuda", 2): 4112,  # two even chunks
-    (16_384, 248_320, 2048, "cuda", 2): 4096,
-    (16_384, 32_000, 256, "cuda", 2): 1024,
-    (16_384, 262_144, 8192, "cuda", 2): 8192,  # 4 GiB of logits
-    (10_000, 50257, 768, "mps", 4): 323,
-}
-"""Tokens, V, D, device and bytes of a logit: tokens of a chunk."""
-
-
-def test_chunks_are_even_and_small_where_the_vocabulary_is_large() -> None:
-    assert {sizes: tokens_per_chunk(*sizes) for sizes in CHUNKS} == CHUNKS
-    assert tokens_per_chunk(8192, 128_256, 4096, "cuda", 2, is_frozen=True) == 2048
-    assert tokens_per_chunk(65_536, 4000, 16_384, "cuda", 2, is_gathered=True) == 8192
-    assert tokens_per_chunk(8192, 128_256, 4096, "cuda", 4, work_bytes=4 * 128_256) == 1024
-    for device, budget, tokens in (("cpu", 10_000, 5), ("cpu", 1, 1), ("cuda", 100_000, 48), ("cuda", 1, 1)):
-        assert tokens_per_chunk(5000, 1000, 512, device, 2, max_bytes=budget) == tokens
-
 
 Head = el.OutputHead | DraftHead
 HEADS: dict[str, Callable[[], Head]] = {

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from embedlayer import OutputHead, ShapeError, SizeError, TokenIdError
 
@@ -15,30 +14,6 @@ def test_a_depth_beyond_the_text_has_loss_zero() -> None:
     torch.testing.assert_close(found.loss, head.loss(hidden[0][:, :1], labels[:, 1:]))
     found.loss.backward()
     assert hidden[2].grad is None or hidden[2].grad.eq(0).all()
-
-
-@pytest.mark.parametrize("impl", ["plain", "chunked"])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_each_depth_has_the_loss_that_the_head_has_for_it_with_all_its_options(reduction, impl) -> None:
-    head, labels = OutputHead(4, 9, softcap=2.0, init_std=1.0), torch.randint(0, 9, (2, 6))
-    labels[0, 3] = -1
-    hidden, weights = [torch.randn(2, 6, 4, requires_grad=True) for _ in range(3)], [1.0, 0.3, 2.0]
-    of_labels = torch.randn(2, 6, dtype=torch.float64)
-    options = {"z_loss": 0.1, "label_smoothing": 0.2, "temperature": 0.7, "ignore_index": -1, "impl": impl}
-    found = head.multi_token_loss(hidden, labels, weights, reduction=reduction, token_weights=of_labels, **options)
-    shape, expected = (2, 6) if reduction == "none" else (), []
-    for depth, states in enumerate(hidden):
-        shifted = {"token_weights": of_labels[:, 1 + depth :], "reduction": reduction}
-        each = head.loss(states[:, : 5 - depth], labels[:, 1 + depth :], **shifted, **options)
-        expected.append(F.pad(each, (0, 1 + depth)) if reduction == "none" else each)
-    assert found.losses.shape == (3, *shape)
-    torch.testing.assert_close(found.losses, torch.stack(expected).detach())
-    total = sum(weight * each for weight, each in zip(weights, expected, strict=True))
-    torch.testing.assert_close(found.loss, total)
-    leaves, grad_output = [*hidden, head.weight], torch.randn(shape)
-    torch.testing.assert_close(
-        torch.autograd.grad(found.loss, leaves, grad_output), torch.autograd.grad(total, leaves, grad_output)
-    )
 
 
 def test_what_does_not_fit_is_refused(unchecked: None) -> None:

@@ -9,8 +9,7 @@ import torch
 
 import embedlayer as el
 from embedlayer.heads import DraftHead, PredictionHead, StreamHead
-from embedlayer.losses import BlockLogits, LinearLogits, LogitOptions, LossOptions, ScoreOptions, finish_logits
-from embedlayer.losses import divergence as divergence_of
+from embedlayer.losses import BlockLogits, LinearLogits, LogitOptions, LossOptions, ScoreOptions
 from embedlayer.losses import token_statistics as token_statistics_of
 
 V, D = 11, 4
@@ -128,20 +127,6 @@ def test_what_has_no_meaning_is_refused_by_name_before_any_work_and_the_ends_of_
             assert_refused_by_name(name)
             if owner != "ShardedTable":
                 assert_ends_of_ranges_are_taken(name)
-
-
-def test_arguments_of_heads_and_divergences_are_checked_by_the_same_sentences(unchecked: None) -> None:
-    hidden = torch.randn(3, D)
-    with pytest.raises(el.SizeError, match=r"^OutputHead: softcap must be a number above 0 or None, not -1\.0\.$"):
-        el.OutputHead(D, V, softcap=-1.0)
-    with pytest.raises(el.SizeError, match="^OutputHead: logit_scale must be a finite number, not inf"):
-        el.OutputHead(D, V, logit_scale=float("inf"))
-    with pytest.raises(el.SizeError, match="^divergence: reduction must be one of mean, sum, none, not 'average'"):
-        divergence_of(hidden, hidden, reduction="average")
-    with pytest.raises(el.SizeError, match=r"^finish_logits: softcap must be a number above 0 or None, not 0\.0\.$"):
-        finish_logits(hidden, softcap=0.0)
-    with pytest.raises(el.SizeError, match=r"^LinearLogits\.divided_by: temperature must be a number above 0, not 0"):
-        LinearLogits(hidden, torch.randn(V, D)).divided_by(0.0)
 
 
 def test_options_of_single_tokens_fit_the_vocabulary(unchecked: None) -> None:

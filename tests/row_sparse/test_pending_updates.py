@@ -1,14 +1,10 @@
 """Row-sparse tables: their gradients, and rows with pending updates."""
 
-import copy
-
 import pytest
 import torch
-from torch import nn
 
 from embedlayer import OutputHead, RowAdamW, SizeError, TokenEmbedding, clip_grad_norm_
 from embedlayer.row_sparse.gradient import coalesced
-from embedlayer.row_sparse.storage import raw_weight
 
 pytestmark = pytest.mark.usefixtures("both_paths")
 
@@ -60,35 +56,6 @@ def test_clipping_leaves_what_backward_was_called_with_alone() -> None:
     assert upstream.eq(1).all()
 
 
-def test_every_way_of_reading_sees_rows_that_are_updated(tmp_path) -> None:
-    table, _ = with_pending()
-    raw = raw_weight(table.weight).clone()
-    table.apply_pending_updates()
-    flushed = table.weight.detach().clone()
-    assert (raw[5:] != flushed[5:]).all()
-
-    @torch.enable_grad()
-    def fresh() -> TokenEmbedding:
-        return with_pending()[0]
-
-    hidden = torch.eye(4)
-    with torch.no_grad():
-        assert torch.equal(fresh()(torch.arange(10)), flushed)
-        assert torch.equal(fresh().rows(4, 8), flushed[4:8])
-        assert torch.allclose(fresh().logits(hidden), flushed.T)
-        assert torch.allclose(fresh().loss(hidden, torch.arange(4)), table.loss(hidden, torch.arange(4)))
-    assert torch.equal(fresh().state_dict()["weight"], flushed)
-    assert torch.equal(nn.ModuleList([fresh()]).state_dict()["0.weight"], flushed)
-    assert torch.equal(copy.deepcopy(fresh()).weight, flushed)
-    assert torch.equal(copy.copy(fresh()).weight, flushed)
-    assert torch.allclose(fresh().double().weight, flushed.double())
-    fresh().save_pretrained(tmp_path)
-    again = TokenEmbedding.from_pretrained(tmp_path)
-    assert torch.equal(again.weight, flushed)
-    assert again.row_sparse
-    assert again.config == table.config
-
-
 def test_rows_that_were_read_long_after_their_last_gradient_stay_where_they_are() -> None:
     table, optimizer = with_pending()
     pending, state = table.pending_updates, optimizer.state[table.weight]
@@ -107,45 +74,11 @@ def test_rows_that_were_read_long_after_their_last_gradient_stay_where_they_are(
     assert torch.equal(table.rows(0, 10), before)
 
 
-def test_rows_that_are_loaded_are_taken_as_they_are() -> None:
-    table, _ = with_pending()
-    numbers = torch.randn(10, 4)
-    table.load_state_dict({"weight": numbers})
-    assert torch.equal(table.rows(0, 10), numbers)
-
-
-def test_a_copy_learns_on_its_own() -> None:
-    table, _ = with_pending()
-    twin = copy.deepcopy(table)
-    before = table.rows(0, 10).clone()
-    optimizer = RowAdamW(twin.parameters())
-    step(twin, optimizer, torch.tensor([1, 9]))
-    assert torch.equal(table.rows(0, 10), before)
-    assert twin.weight.grad is None or twin.weight.grad._indices().tolist() == [[1, 9]]
-
-
 def test_padding_and_spare_rows_stay_zero() -> None:
     table, optimizer = with_pending(padding_idx=2, pad_to_multiple_of=8)
     step(table, optimizer, torch.tensor([2, 2]))
     assert table.weight.pending_updates.step == 5
     assert table.rows(0, 16)[[2, *range(10, 16)]].eq(0).all()
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it of the vectors
-def test_a_compiled_model_brings_its_rows_updated(unchecked: None) -> None:
-    sides = []
-    for compiled in (False, True):
-        table, optimizer = with_pending(padding_idx=0)
-        run = torch.compile(table, backend="aot_eager") if compiled else table
-        for t in range(6):
-            optimizer.zero_grad()
-            ids = torch.tensor([[0, t % 7 + 1, 9, 9]])
-            vectors = run(ids)
-            vectors.square().sum().backward()
-            assert table.weight.grad._indices().tolist() == [[t % 7 + 1, 9]]
-            optimizer.step()
-        sides.append((vectors.detach(), table.rows(0, 10)))
-    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*sides, strict=True))
 
 
 def test_a_head_cannot_be_tied_to_a_row_sparse_table() -> None:

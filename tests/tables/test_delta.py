@@ -62,14 +62,6 @@ def table(request: pytest.FixtureRequest) -> Iterator[DeltaEmbedding]:
         yield moved(BASES[request.param]())
 
 
-def test_it_starts_as_its_base() -> None:
-    base = BASES["dense"]()
-    table, ids = DeltaEmbedding(base, IDS), torch.tensor([[2, 5], [22, 7]])
-    assert torch.equal(table(ids), base(ids))
-    assert torch.equal(table.rows(0, 23), base.rows(0, 23))
-    assert table.token_ids == (2, 7, 22)
-
-
 def test_values_are_given_in_the_order_of_the_tokens() -> None:
     values = torch.randn(3, 6, dtype=torch.float64)
     table = DeltaEmbedding(BASES["padded"](), torch.tensor(IDS), values=values)
@@ -137,12 +129,6 @@ def test_no_step_makes_anything_of_the_size_of_the_table() -> None:
     assert base.weight.untyped_storage().data_ptr() == weight
     assert torch.equal(base.weight, before)
     assert all(part.shape in ((20, 64), ()) for state in optimizer.state.values() for part in state.values())
-
-
-def test_a_batch_without_any_of_the_rows_can_be_trained_on() -> None:
-    table = moved(BASES["dense"]())
-    table(torch.tensor([[0, 1]])).sum().backward()
-    assert table.delta.grad.eq(0).all()
 
 
 @pytest.mark.parametrize(

@@ -94,16 +94,6 @@ def test_spare_rows_are_stored_and_stay_out_of_everything() -> None:
         table(torch.tensor([10]))
 
 
-def test_output_variance_is_level_over_widths_only_where_the_rows_start_at_one_over_sqrt_dim() -> None:
-    """With the sqrt(D) scale the variance is D std^2: level for std = D^-1/2, growing with D at a fixed 0.02."""
-    ids = torch.arange(1000)
-    for width in (8, 32, 128, 512):
-        level = TokenEmbedding(1000, width, scale="sqrt_dim", init_std="1/sqrt_dim")(ids).var().item()
-        growing = TokenEmbedding(1000, width, scale="sqrt_dim")(ids).var().item()
-        assert level == pytest.approx(1.0, rel=0.05)
-        assert growing == pytest.approx(width * 0.02**2, rel=0.05)
-
-
 def test_from_a_tensor_it_is_frozen_and_shares_the_numbers(unchecked: None) -> None:
     numbers = torch.randn(5, 3)
     table = TokenEmbedding.from_pretrained(numbers)

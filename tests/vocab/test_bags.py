@@ -87,15 +87,6 @@ def test_an_edit_moves_rows_moments_size_and_tokenizer_and_is_undone(static, row
     assert static.embedding.num_embeddings == 300
 
 
-def test_the_module_that_was_replaced_has_the_new_size_after_an_edit(static) -> None:
-    theirs = static.embedding
-    el.patch(static)
-    el.vocab.trim_vocabulary(static, "the fox met the otter")
-    assert theirs.num_embeddings == static.num_embeddings < 300
-    el.unpatch(static)
-    assert static.embedding.weight.shape[0] == static.num_embeddings == static.tokenizer.get_vocab_size()
-
-
 def test_new_rows_are_trained_alone(static, tmp_path) -> None:
     el.patch(static)
     before = static.embedding.weight.detach().clone()
@@ -128,20 +119,6 @@ def test_a_whole_model_of_sentence_transformers_is_patched_and_trained(static, t
     for sentence in (*SENTENCES[:2], "a zebra"):
         found, expected = (each.encode([sentence], convert_to_tensor=True) for each in (again, model))
         torch.testing.assert_close(found, expected)
-
-
-def test_a_folder_that_its_library_wrote_is_edited_trained_and_read_back(static, tmp_path) -> None:
-    read_back(static, tmp_path / "a")
-    receipt = el.vocab.add_tokens(tmp_path / "a", ["zebra"], out=tmp_path / "b")
-    layer = el.load(tmp_path / "b")
-    bag = el.tables.Bag(layer.table)
-    optimizer = torch.optim.AdamW(bag.parameters(), lr=0.1)
-    ids = torch.tensor([*receipt.added, 5])
-    bag(ids, torch.tensor([0])).sum().backward()
-    optimizer.step()
-    layer.write_into(tmp_path / "b", tmp_path / "c")
-    again = type(static).load(str(tmp_path / "c"))
-    torch.testing.assert_close(again.embedding(ids, torch.tensor([0])), bag(ids, torch.tensor([0])))
 
 
 def test_a_bag_in_a_model_of_ones_own_is_edited_with_a_tokenizer_that_is_passed(tokenizer) -> None:

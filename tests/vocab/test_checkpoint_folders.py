@@ -5,11 +5,10 @@ import inspect
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from covering import LONG, cases, some
+from covering import LONG
 from safetensors.torch import load_file, save_file
 from stored_cases import compressed_case
 from tiny_models import build, model_types, quiet
@@ -18,55 +17,12 @@ from vocab_models import close
 import embedlayer as el
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-TEXT = "The quick brown fox met an otter by the river, and 17 more. Nobody knows why they laughed!"
-
-
-def phi3() -> torch.nn.Module:
-    from transformers import Phi3Config, Phi3ForCausalLM
-
-    ids = {"bos_token_id": 1, "eos_token_id": [32000, 32007], "pad_token_id": 32000}
-    return Phi3ForCausalLM(Phi3Config(vocab_size=32064, tie_word_embeddings=False, **ids, **SMALL)).bfloat16()
 
 
 def gpt2() -> torch.nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(GPT2Config(vocab_size=50257, n_embd=16, n_layer=1, n_head=2, n_positions=64))
-
-
-def bert() -> torch.nn.Module:
-    from transformers import BertConfig, BertForMaskedLM
-
-    return BertForMaskedLM(BertConfig(vocab_size=28996, max_position_embeddings=64, **SMALL))
-
-
-def t5() -> torch.nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
-    sizes |= {"vocab_size": 32128, "decoder_start_token_id": 0}
-    return T5ForConditionalGeneration(T5Config(**sizes))
-
-
-MODELS = {
-    "Phi-3": (phi3, {"phi-3-mini.tokenizer.json": "tokenizer.json"}, " otterly", []),
-    "GPT-2": (gpt2, {"gpt2-encoder.json": "vocab.json", "gpt2-vocab.bpe": "merges.txt"}, " otterly", []),
-    "BERT": (bert, {"bert-base-cased-vocab.txt": "vocab.txt"}, "otterly", ["mountains"]),
-    "T5": (t5, {"t5-small.tokenizer.json": "tokenizer.json"}, " otterly", []),
-}
-
-
-def checkpoint(name: str, folder: Path, tokenizers: Path) -> Path:
-    """A checkpoint of a family with its real tokenizer, in shards."""
-    model, files, *_ = MODELS[name]
-    torch.manual_seed(0)
-    with quiet():
-        built: Any = model()
-        torch.nn.init.normal_(built.get_output_embeddings().bias) if name == "BERT" else None
-        built.save_pretrained(folder, max_shard_size="1MB")
-    for file, there in files.items():
-        shutil.copyfile(tokenizers / file, folder / there)
-    return folder
 
 
 def opened(folder: Path, like: torch.nn.Module) -> torch.nn.Module:
@@ -82,47 +38,6 @@ def logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-
-
-@pytest.mark.parametrize("name", some(("BERT",), MODELS))
-def test_transformers_finds_kept_tokens_unchanged_to_the_bit(name, shared_data, tmp_path) -> None:
-    make, _, new_token, old_tokens = MODELS[name]
-    folder, out = checkpoint(name, tmp_path / "old", shared_data / "tokenizers"), tmp_path / "new"
-    with quiet():
-        before = opened(folder, make())
-    receipt = el.vocab.edit_vocabulary(folder, add=[new_token], remove=old_tokens, out=out)
-    after = opened(out, before)
-    old, new = el.load_tokenizer(folder), receipt.tokenizer
-    ids = torch.tensor([old.encode(TEXT).ids])
-    assert new.encode(TEXT).ids == receipt.remap(ids)[0].tolist()
-    kept = receipt.row_map.sources >= 0
-    close(logits(after, receipt.remap(ids))[..., kept], logits(before, ids)[..., receipt.row_map.sources[kept]])
-    size = json.loads((out / "config.json").read_text())["vocab_size"]
-    assert size == receipt.row_map.size == after.get_input_embeddings().weight.shape[0]
-    assert new.encode(f"an{new_token} place" if new_token[0] == " " else f"an {new_token} place").ids.count(
-        next(iter(receipt.added))
-    )
-    if name == "Phi-3":
-        assert (receipt.row_map.old_size, receipt.row_map.size, *receipt.added) == (32064, 32064, 32011)
-    others, again = tensors_of(folder), tensors_of(out)
-    assert others.keys() == again.keys()
-    rest = [key for key in others if len(others[key]) != receipt.row_map.old_size]
-    assert all(torch.equal(again[key], others[key]) for key in rest)
-
-
-def test_from_llama_2_to_phi_3_eleven_tokens_come_and_no_row_changes(shared_data) -> None:
-    pytest.importorskip("sentencepiece")
-    llama = el.load_tokenizer(shared_data / "tokenizers" / "llama2-tokenizer.model")
-    phi = el.load_tokenizer(shared_data / "tokenizers" / "phi-3-mini.tokenizer.json")
-    table = el.TokenEmbedding(32000, 16, dtype=torch.bfloat16)
-    before = table.weight.detach().clone()
-    receipt = el.vocab.transplant(table, phi, tokenizer=llama, pad_to_multiple_of=64)
-    assert (table.vocab_size, table.num_rows) == (32011, 32064)
-    assert torch.equal(table.weight[:32000], before)
-    assert sorted(receipt.added) == list(range(32000, 32011))
-    assert not table.weight[32011:].any()
-    receipt.undo(table)
-    assert torch.equal(table.weight, before)
 
 
 @pytest.fixture
@@ -337,34 +252,6 @@ def test_a_bias_that_is_stored_as_one_row_is_edited(tmp_path) -> None:
     kept = [token for token in range(20) if token != 7]
     assert torch.equal(tensors_of(tmp_path / "new")["final_logits_bias"], model.final_logits_bias[:, kept])
     assert el.load(tmp_path / "new").head.bias.shape == (19,)
-
-
-@cases("model_type, tied", ["bart", "m2m_100", "prophetnet", "t5"], [True, False])
-def test_every_table_of_an_encoder_decoder_is_edited(model_type, tied, tmp_path) -> None:
-    with quiet():
-        config, model = build(model_type, "seq2seq", {"tie_word_embeddings": tied})
-        model.save_pretrained(tmp_path / "old")
-    kept = [token for token in range(config.vocab_size) if token != 97]
-    el.vocab.remove_tokens(tmp_path / "old", [97], out=tmp_path / "new")
-    with quiet():
-        edited = type(model).from_pretrained(tmp_path / "new").state_dict()
-    for name, tensor in model.state_dict().items():
-        rows = tensor[kept] if tensor.shape[:1] == (config.vocab_size,) else tensor
-        rows = rows[:, kept] if rows.shape[1:] == (config.vocab_size,) else rows
-        assert torch.equal(edited[name], rows), name
-
-
-def test_a_model_with_more_tables_by_token_is_not_edited(tmp_path) -> None:
-    tensors = {
-        "model.embed_tokens.weight": torch.randn(20, 4),
-        "model.embed_tokens_per_layer.weight": torch.randn(20, 8),
-    }
-    folder = plain(tmp_path / "old", tensors, "gemma3n_text")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"num_hidden_layers": 1, "head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(el.CheckpointError, match="more tensors with rows for tokens"):
-        el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
 
 
 @pytest.mark.filterwarnings("ignore")

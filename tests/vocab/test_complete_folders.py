@@ -12,7 +12,7 @@ from processes import Program
 from vocab_models import checkpoint as write_checkpoint
 
 import embedlayer as el
-from embedlayer.vocab import Receipt, last_receipt
+from embedlayer.vocab import last_receipt
 
 
 @pytest.fixture
@@ -48,20 +48,6 @@ def test_a_disk_that_is_full_leaves_nothing_behind(kind, tmp_path, request) -> N
     el.vocab.remove_tokens(folder, [7], out=tmp_path / "new")
 
 
-@pytest.mark.parametrize("where", ["of", "save"])
-@pytest.mark.parametrize("kind", ["checkpoint", "layer"])
-def test_what_fails_late_leaves_nothing_behind_either(kind, where, tmp_path, request, monkeypatch) -> None:
-    folder = request.getfixturevalue(kind)
-
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Receipt, where, fail)
-    with pytest.raises(KeyboardInterrupt):
-        el.vocab.remove_tokens(folder, [7], out=tmp_path / "new")
-    assert sorted(os.listdir(tmp_path)) == ["old"]
-
-
 def test_a_killed_edit_leaves_no_folder_of_that_name(checkpoint, tmp_path) -> None:
     code = (
         "import sys, time, embedlayer as el\n"
@@ -88,21 +74,6 @@ def test_receipts_are_numbered_and_the_last_is_that_of_the_last_edit(checkpoint,
     assert last_receipt(folder).dropped == {3: "#3"}
     with pytest.raises(el.CheckpointError):
         last_receipt(checkpoint)
-
-
-def test_what_cannot_be_read_or_written_is_refused(checkpoint, tmp_path) -> None:
-    (tmp_path / "file").write_text("")
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
-    for error, source, options in (
-        (el.FileError, tmp_path / "none", {"out": tmp_path / "new"}),
-        (el.FileError, checkpoint, {}),
-        (el.FileError, checkpoint, {"out": checkpoint}),
-        (el.FileError, checkpoint, {"out": tmp_path / "file" / "new"}),
-        (el.SizeError, checkpoint, {"out": tmp_path / "new", "optimizer": optimizer}),
-    ):
-        with pytest.raises(error):
-            el.vocab.remove_tokens(source, [7], **options)
-    assert sorted(os.listdir(tmp_path)) == ["file", "old"]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,12 +1,13 @@
 """Edits of models whose parameters are DTensors, by `fully_shard` or by hand, compared with edits of whole models."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from processes import PRELOADED, on_ranks
-from sharded_tensors import full, gathered, local
+from sharded_tensors import assert_same, full, gathered, local
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -15,7 +16,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 from vocab_models import interrupt_sets
 
 import embedlayer as el
-from embedlayer.distributed import fsdp, register_fsdp_methods
+from embedlayer.distributed import register_fsdp_methods
 from embedlayer.kernels import kernels_disabled
 from embedlayer.vocab import MeanNoiseInit, RandomInit, add_tokens, edit_vocabulary
 
@@ -37,37 +38,23 @@ def decoder(*, padded: bool = False, tied: bool = True) -> el.DecoderLM:
     return el.DecoderLM(table, el.RotaryEmbedding(2), head, num_layers=1, num_heads=2)
 
 
-def llama(*, tied: bool) -> nn.Module:
+def llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": D, "intermediate_size": D}
-    config = LlamaConfig(vocab_size=V, **sizes, pad_token_id=3, tie_word_embeddings=tied, bos_token_id=5)
+    config = LlamaConfig(vocab_size=V, **sizes, pad_token_id=3, tie_word_embeddings=False, bos_token_id=5)
     return el.patch(LlamaForCausalLM(config))
 
 
-def whole_model(model: nn.Module) -> list[Any]:
-    return [*(model.blocks if isinstance(model, el.DecoderLM) else model.model.layers), model]
+def table_alone(model: Any) -> list[Any]:
+    ends = [model.model.norm, model.lm_head]
+    return [model.model.embed_tokens, *(ends if IS_OLD else [ends]), *model.model.layers, model]
 
 
-def table_alone(model: nn.Module) -> list[Any]:
-    def together(*parts: nn.Module) -> list[Any]:
-        return [*parts] if IS_OLD else [[*parts]]
-
-    if isinstance(model, el.DecoderLM):
-        return [model.table, *([] if model.head.tied else together(model.norm, model.head)), *whole_model(model)]
-    return [model.model.embed_tokens, *together(model.model.norm, model.lm_head), *whole_model(model)]
-
-
-MODELS = {
-    "tied, padding rows": (lambda: decoder(padded=True), whole_model),
-    "tied, table by itself": (decoder, table_alone),
-    "untied, padding rows, table and head by themselves": (lambda: decoder(tied=False, padded=True), table_alone),
-    "transformers, tied": (lambda: llama(tied=True), whole_model),
-    "transformers, table and head by themselves": (lambda: llama(tied=False), table_alone),
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], list[Any]]]] = {
+    "tied, padding rows": (lambda: decoder(padded=True), lambda model: [*model.blocks, model]),
+    "transformers, table and head by themselves": (llama, table_alone),
 }
-
-
-SOME = ("tied, padding rows", "transformers, table and head by themselves")
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, is_whole: bool = True) -> dict[str, torch.Tensor]:
@@ -91,11 +78,6 @@ def restored(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, to
     return {name: tensor for name, tensor in state_of(model, optimizer).items() if "grad" not in name}
 
 
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], case: str) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == [], case
-
-
 def loss_of(model: nn.Module) -> torch.Tensor:
     ids = torch.arange(12).view(2, 6) + 2
     return model.loss(ids[:, :-1], ids[:, 1:]) if isinstance(model, el.DecoderLM) else model(ids, labels=ids).loss
@@ -107,19 +89,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def mesh_of(kind: str) -> DeviceMesh:
-    """All ranks; for one kind of model as one group of replicas (hybrid sharding)."""
-    if kind == "tied, table by itself":
-        return init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicas", "shards"))
-    return init_device_mesh("cpu", (2,))
-
-
 def made(kind: str, *, sharded: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
     make, parts = MODELS[kind]
     torch.manual_seed(0)
     model = make()
     for part in parts(model) if sharded else ():
-        fully_shard(part, mesh=mesh_of(kind))
+        fully_shard(part, mesh=init_device_mesh("cpu", (2,)))
     register_fsdp_methods(model)
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
     train(model, optimizer)
@@ -133,8 +108,8 @@ def logits_of(model: nn.Module) -> torch.Tensor:
         return torch.as_tensor(found if isinstance(model, el.DecoderLM) else found.logits[:])
 
 
-def edits_under_fsdp(kinds: tuple[str, ...]) -> None:
-    for number, kind in enumerate(kinds):
+def edits_under_fsdp() -> None:
+    for number, kind in enumerate(MODELS):
         whole, its = made(kind, sharded=False)
         model, optimizer = made(kind, sharded=True)
         for name in [*EDITS][: 2 if number == 0 else 1]:
@@ -185,7 +160,7 @@ def replicated(table: el.TokenEmbedding, mesh: DeviceMesh) -> None:
 def edits_of_dtensors() -> None:
     torch.manual_seed(0)
     for shard in (rowwise, by_rows, replicated):
-        whole, table = (decoder(padded=True).table for _ in range(2))
+        whole, table = (decoder(padded=True).table for _ in range(2))  # by `parallelize_module`, and by hand
         table.load_state_dict(whole.state_dict())
         shard(table, init_device_mesh("cpu", (2,)))
         weight = table.weight
@@ -213,15 +188,8 @@ def refusals() -> list[tuple[str, str]]:
     summed.weight = nn.Parameter(DTensor.from_local(summed.weight.detach(), mesh, [Partial()]))
     by_rows(plain, mesh)
     loss = plain.weight.square().sum()
-    unpatched = el.unpatch(llama(tied=False))
+    unpatched = el.unpatch(llama())
     fully_shard(unpatched.model.layers[0], mesh=mesh)
-
-    def with_other_torch() -> None:
-        used, fsdp.USED = fsdp.USED, (*fsdp.USED, "sizes")  # type: ignore[assignment]
-        try:
-            edit_vocabulary(model, add=9)
-        finally:
-            fsdp.USED = used
 
     def with_a_failing_step(**options: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -235,7 +203,6 @@ def refusals() -> list[tuple[str, str]]:
 
     before = state_of(model, optimizer, is_whole=False)
     for error, words, refused in [
-        (el.SizeError, "has no sizes. Edit the model before fully_shard, or reserve rows", with_other_torch),
         (KeyboardInterrupt, "", lambda: with_a_failing_step(add=9)),
         # and as many rows as before, which are written in place
         (KeyboardInterrupt, "", lambda: with_a_failing_step(remove=[5])),
@@ -285,17 +252,16 @@ def groups_of_modules() -> None:
         register_fsdp_methods(model)
 
 
-def all_laws(kinds: tuple[str, ...]) -> list[tuple[str, str]]:
+def all_laws() -> list[tuple[str, str]]:
     with kernels_disabled():  # importing numba takes longer than most of this
         groups_of_modules()
-        edits_under_fsdp(kinds)
+        edits_under_fsdp()
         edits_of_dtensors()
         losses_before_an_edit()
         return refusals()
 
 
-@pytest.mark.parametrize("kinds", [SOME, pytest.param(tuple(MODELS), marks=pytest.mark.long)], ids=["some", "all"])
-def test_edits_of_dtensors_are_those_of_the_whole_model_or_change_nothing(kinds) -> None:
-    found = on_ranks(2, all_laws, kinds)
+def test_edits_of_dtensors_are_those_of_the_whole_model_or_change_nothing() -> None:
+    found = on_ranks(2, all_laws)
     assert [error for error, _ in found[0][-3:]] == ["PeerError", "PeerError", "SizeError"]
     assert [one == other for one, other in zip(*found, strict=True)].index(False) == len(found[0]) - 2

@@ -227,28 +227,6 @@ def test_text_around_added_tokens_is_decoded_as_before_or_one_warning_and_the_re
     assert Receipt.load(f"{tmp_path / 'a.gguf'}.receipt").extra_space_decoded == receipt.extra_space_decoded
 
 
-@pytest.mark.long
-def test_the_tokenizer_of_llama_2_is_written_as_sentencepiece_reads_it(tmp_path, shared_data) -> None:
-    import sentencepiece
-
-    model = shared_data / "tokenizers" / "llama2-tokenizer.model"
-    original = sentencepiece.SentencePieceProcessor(str(model))
-    old = write_file(tmp_path / "old.gguf", tokenizer=("llama", TOKENIZERS["llama"]()), dtype="F16")
-    el.vocab.transplant(old, model, out=tmp_path / "new.gguf")
-    written = load_tokenizer(tmp_path / "new.gguf")
-    lines = (shared_data / "text" / "enwiki-plain.txt").read_text().splitlines()[::20]
-    for text in [*lines, *LANGUAGES, "a   b    c"]:
-        assert written.encode(text, add_special_tokens=False).ids == original.encode(text)
-    scores = gguf.GGUFReader(tmp_path / "new.gguf").fields["tokenizer.ggml.scores"].contents()
-    order = [token for token in range(259, 32000) if original.get_score(token) > -1e9]
-    assert sorted(order, key=lambda token: -scores[token]) == sorted(
-        order, key=lambda token: -original.get_score(token)
-    )
-    t5 = shared_data / "tokenizers" / "t5-small.tokenizer.json"
-    with pytest.raises(TokenizerError, match="which cannot describe a Unigram model"):
-        el.vocab.transplant(old, t5, out=tmp_path / "other.gguf")
-
-
 def test_what_cannot_be_edited_is_refused_and_nothing_is_written(tmp_path, capsys) -> None:
     old = write_file(tmp_path / "old.gguf", tokenizer=("gpt2", BPE), head="Q8_0")
     odd = write_file(

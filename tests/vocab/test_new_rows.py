@@ -117,11 +117,6 @@ def test_copies_name_what_they_copy_and_random_rows_are_as_wide_as_trained_ones(
     assert abs(RandomInit(std=0.02).rows(table_of(trained), many).values.std() / 0.02 - 1) < 0.02
 
 
-def test_any_table_is_read() -> None:
-    factorized = el.FactorizedEmbedding(20, 8, rank=3)
-    torch.testing.assert_close(MeanInit().rows(factorized, TOKENS).values[0], factorized.rows(0, 20).detach().mean(0))
-
-
 class Watched(el.TokenEmbedding):
     """A table that counts the rows that are read at once."""
 

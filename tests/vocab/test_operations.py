@@ -56,19 +56,6 @@ def test_trimming_to_a_corpus_leaves_its_ids_and_the_models_outputs_on_it(kind, 
     assert made.config == described
 
 
-@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word", "byte"])
-def test_adding_and_then_removing_gives_the_same_model_and_the_same_ids(kind, tokenizers) -> None:
-    tokenizer = tokenizers[kind]
-    made = model(tokenizer)
-    described, state = made.config, state_of(made)
-    added = el.vocab.add_tokens(made, ["otterly", "lynxes"], tokenizer=tokenizer)
-    removed = el.vocab.remove_tokens(made, ["otterly", "lynxes"], tokenizer=added.tokenizer)
-    assert removed.tokenizer.get_vocab() == tokenizer.get_vocab()
-    assert removed.tokenizer.encode(TEXT[:2000]).ids == tokenizer.encode(TEXT[:2000]).ids
-    assert same(state_of(made), state)
-    assert made.config == described
-
-
 def test_to_another_tokenizer_and_back_keeps_what_both_have(tokenizers) -> None:
     old, new = tokenizers["bpe"], tokenizers["word"]
     made = model(old)
@@ -86,16 +73,6 @@ def test_to_another_tokenizer_and_back_keeps_what_both_have(tokenizers) -> None:
     torch.testing.assert_close(made.table.weight[token], rows[pieces].mean(0))
     receipt.undo(made)
     assert torch.equal(made.table.rows(0, old.get_vocab_size()), rows)
-
-
-def test_merged_tokens_are_read_as_the_one_that_stands_for_them(tokenizers) -> None:
-    tokenizer = tokenizers["word"]
-    made = model(tokenizer)
-    the, a = (tokenizer.token_to_id(word) for word in ("the", "a"))
-    receipt = el.vocab.edit_vocabulary(made, merge={"the": "a"}, tokenizer=tokenizer)
-    assert receipt.remap(torch.tensor([the, a])).unique().numel() == 1
-    assert the in receipt.merged
-    assert the not in receipt.dropped
 
 
 @on_each_system

@@ -308,11 +308,3 @@ def test_what_has_no_state_of_the_rows_steps_on_without_a_hook() -> None:
         assert not optimizer._optimizer_step_pre_hooks
         step(model, optimizer)
     assert not torch_optimizer._global_optimizer_pre_hooks
-
-
-def test_rows_that_are_no_longer_trained_are_no_error() -> None:
-    model, optimizer = held("AdamW")
-    edit_vocabulary(model, add=3)
-    model.table.weight.requires_grad_(False)
-    optimizer.zero_grad()
-    optimizer.step()

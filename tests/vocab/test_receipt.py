@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tokenizer_kinds import BUILDERS, tokenizer_of
-from tokenizers import AddedToken
 from vocab_models import IDS, MODELS, V, same, state_of, train
 
 import embedlayer as el
@@ -132,25 +131,6 @@ def test_a_receipt_counts_where_the_rows_of_new_tokens_came_from(init, source) -
     assert "rows  " not in str(el.vocab.remove_tokens(table, ["cat"], tokenizer=receipt.tokenizer))
 
 
-def test_rows_are_counted_by_where_they_came_from() -> None:
-    origins = [
-        "trained from subword mean of 5",
-        "random",
-        "OMP of 1, 2",
-        "subword mean of 3",
-        "mean",
-        "mean",
-        "OMP of 7",
-        "random",
-    ]
-    receipt = receipt_of([0] + [-1] * 8, 1, origins=dict(enumerate(origins, 1)), num_tokens=(1, 8))
-    assert receipt.new_rows == (  # the last row has no token
-        "2 from OMP, 2 from the mean of all rows, 1 trained from the mean of their subwords, 1 from random numbers, "
-        "1 from the mean of their subwords"
-    )
-    assert receipt_of([0]).new_rows == ""
-
-
 @pytest.mark.filterwarnings("ignore:Text around 1 of the new tokens is decoded differently")
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_a_receipt_names_the_new_words_whose_every_use_costs_a_token_more(kind) -> None:
@@ -169,13 +149,6 @@ def test_a_receipt_names_the_new_words_whose_every_use_costs_a_token_more(kind) 
     assert receipt.extra_space == [new] * costs
     assert ("each use of 1 of these costs one more token" in str(receipt)) == costs
     assert costs == (kind == "SentencePiece BPE with byte fallback")
-
-
-def test_a_new_word_with_the_space_behind_it_costs_no_token_more() -> None:
-    old = tokenizer_of("SentencePiece BPE with byte fallback")
-    table = el.TokenEmbedding(old.get_vocab_size(), 8)
-    word = AddedToken(" otters", rstrip=True, normalized=False)
-    assert el.vocab.edit_vocabulary(table, add=[word], tokenizer=old).extra_space == []
 
 
 def test_a_folder_is_no_receipt_and_a_name_no_initialisation(tmp_path, unchecked) -> None:

@@ -1,4 +1,7 @@
-"""Edits of folders whose table and head another library quantised: kept rows keep their bytes, an undo every file."""
+"""Folders whose table and head another library quantised: edited, or written into with a whole table.
+
+Kept rows keep their bytes, and other tensors and files stay.
+"""
 
 import json
 import warnings
@@ -10,62 +13,74 @@ from typing import Any
 
 import pytest
 import torch
-from covering import covering, some
+from commands import run
+from covering import covering
 from safetensors.torch import load_file, save_file
-from stored_cases import StoredCase, bitsandbytes_case, built, built_head, gptq_case, weights
+from stored_cases import CASES, StoredCase, bitsandbytes_case, built, built_head, gptq_case, weights
 from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
+from vocab_models import checkpoint
 
 import embedlayer as el
-from embedlayer.vocab import MeanInit, Receipt
-from embedlayer.vocab.targets.folder import folder_census
+from embedlayer.vocab import MeanInit, Receipt, write_into
 
-BUILT: dict[str, Callable[[], StoredCase]] = {
-    name: partial(built, name)
-    for name in one_of_each()
-    if "1 bits" not in name  # rows of 1 bit are zero
-}
-BUILT |= {
-    name: partial(built, name)
-    for name in (
-        "MLX 4 bits, groups of 64, bfloat16",
-        "pack-quantized 4 bits, group, asymmetric, bfloat16",
-        "pack-quantized 3 bits, group, asymmetric, float32",
-        "torchao int8, tensor",
-        "torchao FP8, tensor",
-    )
-}
-# These store eight tokens in a word.
-BUILT["GPTQ "] = cache(partial(gptq_case, weights(64, torch.bfloat16, 80), 4))
-BUILT |= {name: BUILT["GPTQ "] for name in BUILT if name.startswith("GPTQ")}
-ONE_OF_EACH_LAYOUT = [*{name.partition(" ")[0]: name for name in BUILT}.values()]
 MLX = "MLX 4 bits, groups of 64, bfloat16"
-SOME = (MLX, "GPTQ ", "float-quantized tensor, float32", "bitsandbytes fp4, float32")
+NAMES = [name for name in one_of_each() if "1 bits" not in name and not name.startswith("GPTQ")]  # rows of 1 bit are 0
+BUILT: dict[str, Callable[[], StoredCase | Tensor]] = {
+    "bfloat16": lambda: weights(64, torch.bfloat16),
+    **{name: partial(built, name) for name in [*NAMES, MLX]},
+    "GPTQ": cache(partial(gptq_case, weights(64, torch.bfloat16, 80), 4)),  # eight tokens in a word
+}
+LAYOUTS = [*{name.partition(" ")[0]: name for name in BUILT if name != "bfloat16"}.values()]
+SOME = (MLX, "GPTQ", "float-quantized tensor, float32", "bitsandbytes fp4, float32")
 """Rows in several tensors, eight rows in a word, a scale that all rows share, and the shape in a tensor of its own."""
-REMOVED = [f"t{i}" for i in range(4, 20, 2)]
+REMOVED, ADDED, CHANGED = [f"t{i}" for i in range(4, 20, 2)], [f"new{i}" for i in range(8)], 31
 ENDS = (f"{TABLE}.weight", f"{HEAD}.weight")
 
 
-def folder_of(folder: Path, name: str, *, tied: bool) -> StoredCase:
-    """Write a folder with a tokenizer and stored rows of one kind, also in the head unless it is tied."""
+def folder_of(folder: Path, name: str, *, tied: bool) -> Any:
+    """Write a folder with a tokenizer, in which table and head are stored in one way; return the table."""
     table = BUILT[name]()
-    write_folder(folder, table, None if tied else table if BUILT[name] is BUILT["GPTQ "] else built_head(name))
-    words(len(table.rows)).save(str(folder / "tokenizer.json"))
+    write_folder(folder, table, None if tied else built_head(name) if name in CASES else table)
+    words(len(table.rows if isinstance(table, StoredCase) else table)).save(str(folder / "tokenizer.json"))
     return table
 
 
 def stored_ends(folder: Path) -> dict[str, Any]:
-    """Return the stored rows of the table, and those of a head that is stored too."""
+    """Return the rows of the table and of a head that is stored too: codes with their format, or a tensor."""
     names = load_file(folder / "model.safetensors").keys()
-    stored = [end for end in ENDS if any(name.startswith(end.removesuffix("weight")) for name in names)]
+    ends = [end for end in ENDS if any(name.startswith(end.removesuffix("weight")) for name in names)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {name: el.load(folder, table_only=name).table.stored_rows for name in stored}
+        tables = {end: el.load(folder, table_only=end).table for end in ends}
+    dense = el.TokenEmbedding
+    return {k: t.weight.detach() if isinstance(t, dense) else t.stored_rows for k, t in tables.items()}
 
 
-def mean_of_live(stored: Any) -> Tensor:
-    rows = stored.dequantise(torch.float32)
-    return rows[rows.any(1)].double().mean(0, keepdim=True).float()
+def bytes_of(stored: Any) -> Tensor:
+    """Return the bytes of the rows of an end."""
+    return stored.view(torch.uint8) if isinstance(stored, Tensor) else stored.row_bytes
+
+
+def encoded(stored: Any, rows: Tensor) -> Tensor | None:
+    """Return the bytes of other rows as an end stores them; `None` if nothing is quantised to its format."""
+    if isinstance(stored, Tensor):
+        return rows.to(stored.dtype).view(torch.uint8)
+    return stored.quantised(rows).row_bytes if stored.format.can_quantise else None
+
+
+def check_rest(old: Path, new: Path, size: int) -> None:
+    """Check that all tensors but those of rows, and the configuration but the size, are the same."""
+    files = [load_file(folder / "model.safetensors") for folder in (old, new)]
+    assert [*files[0]] == [*files[1]]
+    for name, tensor in files[0].items():
+        if not name.startswith((f"{TABLE}.", f"{HEAD}.")) or name.endswith("input_scale"):
+            assert torch.equal(tensor.reshape(-1).view(torch.uint8), files[1][name].reshape(-1).view(torch.uint8))
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (old, new)]
+    assert configs[1] == {**configs[0], "vocab_size": size}
 
 
 def check_edit(old: Path, new: Path, receipt: Receipt) -> None:
@@ -77,20 +92,13 @@ def check_edit(old: Path, new: Path, receipt: Receipt) -> None:
         assert (receipt.stored[name].old_type, receipt.stored[name].is_requantised) == (rows.format.name, False)
         assert after[name].shape == (len(sources), rows.shape[1])
         assert torch.equal(after[name].row_bytes[sources >= 0], rows.row_bytes[sources[sources >= 0]])
-        if (sources < 0).any():
-            assert (after[name].row_bytes[sources < 0] == rows.quantised(mean_of_live(rows)).row_bytes).all()
-    files = [load_file(folder / "model.safetensors") for folder in (old, new)]
-    assert [*files[0]] == [*files[1]]
-    for name, tensor in files[0].items():
-        if not name.startswith((f"{TABLE}.", f"{HEAD}.")) or name.endswith("input_scale"):
-            assert torch.equal(tensor.reshape(-1).view(torch.uint8), files[1][name].reshape(-1).view(torch.uint8))
-    configs = [json.loads((folder / "config.json").read_text()) for folder in (old, new)]
-    assert configs[1] == {**configs[0], "vocab_size": len(sources)}
+        live = rows.dequantise(torch.float32)
+        mean = live[live.any(1)].double().mean(0, keepdim=True).float()
+        assert (after[name].row_bytes[sources < 0] == rows.quantised(mean).row_bytes).all()
+    check_rest(old, new, len(sources))
 
 
-@pytest.mark.parametrize(
-    ("name", "tied"), some(covering(product(ONE_OF_EACH_LAYOUT, (True, False))), product(BUILT, (True, False)))
-)
+@pytest.mark.parametrize(("name", "tied"), sorted(covering(product(LAYOUTS, (True, False)))))
 def test_kept_rows_keep_their_bytes(tmp_path, name, tied) -> None:
     folder_of(tmp_path / "old", name, tied=tied)
     added = [f"new{i}" for i in range(200)]
@@ -103,38 +111,8 @@ def test_kept_rows_keep_their_bytes(tmp_path, name, tied) -> None:
     assert (layer.head.tied, layer.tokenizer.token_to_id("new199")) == (tied, receipt.row_map.size - 1)
 
 
-@pytest.mark.parametrize("name", some(SOME, BUILT))
-def test_a_trim_and_a_transplant_move_the_same_rows(tmp_path, name) -> None:
-    folder_of(tmp_path / "old", name, tied=False)
-    kept = [f"t{i}" for i in range(72)]
-    trimmed = el.vocab.trim_vocabulary(tmp_path / "old", [" ".join(kept)], out=tmp_path / "trimmed")
-    assert trimmed.row_map.size == 72
-    check_edit(tmp_path / "old", tmp_path / "trimmed", trimmed)
-    moved = el.vocab.transplant(tmp_path / "trimmed", words(80, "u"), init=MeanInit(), out=tmp_path / "moved")
-    check_edit(tmp_path / "trimmed", tmp_path / "moved", moved)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_census_names_matrices_of_stored_rows_with_their_sizes(tmp_path, tied) -> None:
-    table = folder_of(tmp_path, MLX, tied=tied)
-    report = folder_census(tmp_path)
-    assert report.tensors == dict.fromkeys(ENDS[: 1 if tied else 2], tuple(table.rows.shape))
-    assert (report.notes, report.refused) == ((), "")
-
-
 def edited(old: Path, new: Path) -> Receipt:
     return el.vocab.edit_vocabulary(old, add=[f"new{i}" for i in range(9)], remove=["t3"], init=MeanInit(), out=new)
-
-
-def test_two_stored_copies_of_a_tied_table_are_edited_alike(tmp_path) -> None:
-    table = BUILT[MLX]()
-    write_folder(tmp_path / "old", table, table, tied=True)
-    words(len(table.rows)).save(str(tmp_path / "old" / "tokenizer.json"))
-    receipt = edited(tmp_path / "old", tmp_path / "new")
-    assert [*receipt.stored] == [ENDS[0]]
-    rows, head = stored_ends(tmp_path / "new").values()
-    assert torch.equal(rows.row_bytes, head.row_bytes)
-    assert el.load(tmp_path / "new").head.tied
 
 
 def test_shards_of_mlx_lm_and_their_index_are_in_step(tmp_path) -> None:
@@ -192,7 +170,7 @@ def test_a_second_copy_of_stored_rows_follows_or_is_refused(tmp_path, kind) -> N
         assert len(load_file(tmp_path / "written" / "copy.safetensors")[f"{TABLE}.scales"]) == len(table.rows) + 1
 
 
-@pytest.mark.parametrize("name", some(SOME, BUILT))
+@pytest.mark.parametrize("name", SOME)
 def test_a_live_edit_that_is_written_gives_the_tensors_of_the_edit_of_the_folder(tmp_path, name) -> None:
     folder_of(tmp_path / "old", name, tied=False)
     receipt = edited(tmp_path / "old", tmp_path / "new")
@@ -205,7 +183,7 @@ def test_a_live_edit_that_is_written_gives_the_tensors_of_the_edit_of_the_folder
 
 
 def test_a_number_of_rows_that_the_format_cannot_store_is_refused(tmp_path) -> None:
-    folder_of(tmp_path / "old", "GPTQ ", tied=False)
+    folder_of(tmp_path / "old", "GPTQ", tied=False)
     with pytest.raises(el.CheckpointError, match="GPTQ matrix of 4 bits cannot have 81 rows.*pad_to_multiple_of=8"):
         el.vocab.edit_vocabulary(tmp_path / "old", add=["new"], out=tmp_path / "new")
     with pytest.raises(el.CheckpointError, match="of 64 columns cannot have 16 rows"):
@@ -254,37 +232,147 @@ def refused_layouts() -> dict[str, dict[str, Tensor]]:
     }
 
 
-@pytest.mark.parametrize("reason", range(4))
-def test_edits_of_rows_that_share_blocks_are_refused_with_reason_and_advice(tmp_path, reason) -> None:
-    match, tensors = [*refused_layouts().items()][reason]
-    write_folder(tmp_path / "old", StoredCase(tensors, {}, weights(192)), None)
-    for edit in (
-        partial(el.vocab.remove_tokens, tmp_path / "old", [3]),
-        partial(el.vocab.add_tokens, tmp_path / "old", 200),
-        partial(el.vocab.edit_vocabulary, tmp_path / "old", order=[*range(76, -1, -1)]),
-    ):
-        with pytest.raises(el.CheckpointError, match=rf"(?s)model\.embed_tokens.* not read: .*{match}"):
-            edit(out=tmp_path / "new")
+def test_edits_of_rows_that_share_blocks_are_refused_with_reason_and_advice(tmp_path) -> None:
+    for match, tensors in refused_layouts().items():
+        write_folder(tmp_path / "old", StoredCase(tensors, {}, weights(192)), None)
+        for options in ({"remove": [3]}, {"add": 200}, {"order": range(76, -1, -1)}):
+            with pytest.raises(el.CheckpointError, match=rf"(?s)model\.embed_tokens.* not read: .*{match}"):
+                el.vocab.edit_vocabulary(tmp_path / "old", **options, out=tmp_path / "new")
 
 
 UNKNOWN = {"model_type": "unheard_of", "architectures": ["UnheardOf"]}
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_of_an_unknown_family_the_table_and_its_equal_copies_are_edited_with_a_warning(tmp_path, copies) -> None:
-    table = BUILT["bitsandbytes nf4, float32"]()
-    write_folder(tmp_path / "old", table, table if copies == 2 else None, tied=True, config=UNKNOWN)
+@pytest.mark.parametrize("name", ["bitsandbytes nf4, float32", MLX])
+def test_of_an_unknown_family_equal_copies_of_the_table_are_edited_and_another_matrix_is_refused(
+    tmp_path, name
+) -> None:
+    table: Any = BUILT[name]()
+    write_folder(tmp_path / "old", table, table, tied=True, config=UNKNOWN)
     words(len(table.rows)).save(str(tmp_path / "old" / "tokenizer.json"))
     with pytest.warns(el.EmbedLayerWarning, match="unknown family .*: only its table, model.embed_tokens.weight"):
         edited(tmp_path / "old", tmp_path / "new")
-    ends = stored_ends(tmp_path / "new")
-    assert [rows.shape[0] for rows in ends.values()] == copies * [len(table.rows) + 8]
-    assert all(torch.equal(rows.row_bytes, ends[ENDS[0]].row_bytes) for rows in ends.values())
-
-
-@pytest.mark.parametrize("name", ["bitsandbytes nf4, float32", "nvfp4-pack-quantized", MLX])
-def test_of_an_unknown_family_another_stored_matrix_of_as_many_rows_is_refused(tmp_path, name) -> None:
-    head = BUILT[name]()
-    write_folder(tmp_path / "old", head.rows.clone(), head, config=UNKNOWN)
+    rows, head = stored_ends(tmp_path / "new").values()
+    assert len(rows.row_bytes) == len(table.rows) + 8
+    assert torch.equal(rows.row_bytes, head.row_bytes)
+    write_folder(tmp_path / "other", table.rows.clone(), table, config=UNKNOWN)
     with pytest.raises(el.CheckpointError, match=r"unknown family .* lm_head.* 77 rows or columns"):
-        edited(tmp_path / "old", tmp_path / "new")
+        edited(tmp_path / "other", tmp_path / "none")
+
+
+@pytest.mark.parametrize(("name", "tied"), sorted(covering(product(["bfloat16", "AWQ", *SOME], (True, False)))))
+def test_rows_that_did_not_change_keep_their_bytes_and_others_are_encoded(tmp_path, name, tied) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    folder_of(old, name, tied=tied)
+    opened, ends = el.open_model(old, parts="layer"), stored_ends(old)
+    size = opened.tokenizer.get_vocab_size()
+    head = None if tied else opened.untied_head
+    assert write_into(opened.table, opened.tokenizer, old, tmp_path / "same", head=head) == size
+    assert all((tmp_path / "same" / file.name).read_bytes() == file.read_bytes() for file in old.iterdir())
+    rounded = el.load(old).bfloat16()
+    other_head = None if tied else rounded.head.own_rows or rounded.head.weight.detach()
+    assert write_into(rounded.table, opened.tokenizer, old, tmp_path / "rounded", head=other_head) == size
+    assert torch.equal(bytes_of(stored_ends(tmp_path / "rounded")[ENDS[0]]), bytes_of(ends[ENDS[0]]))
+    edited = el.TokenEmbedding(size, 2)
+    receipt = el.vocab.edit_vocabulary(edited, add=ADDED, remove=REMOVED, tokenizer=opened.tokenizer)
+    sources = receipt.row_map.sources
+    changed = (sources < 0) | (torch.arange(len(sources)) == CHANGED)
+    expected: dict[str, Tensor] = {}
+    numbers: list[Tensor] = []
+    for end, stored in ends.items():
+        rows = el.load(old, table_only=end).table.rows(0, size)[sources.clamp(min=0)]
+        rows[sources < 0], rows[CHANGED] = rows[:8] * 0.5, rows[CHANGED] * 0.75
+        numbers.append(rows)
+        expected[end] = bytes_of(stored)[sources.clamp(min=0)]
+        if (new_bytes := encoded(stored, rows[changed])) is not None:
+            expected[end][changed] = new_bytes
+    table = el.TokenEmbedding.from_pretrained(numbers[0])
+    written = partial(write_into, table, receipt.tokenizer, old, new, head=None if tied else numbers[1])
+    if encoded(ends[ENDS[0]], numbers[0]) is None:
+        with pytest.raises(el.CheckpointError):
+            written()
+        assert not new.exists()
+        return
+    assert written() == len(sources) - 9
+    for end, row_bytes in expected.items():
+        assert torch.equal(bytes_of(stored_ends(new)[end]), row_bytes)
+    layer = el.load(new)
+    assert (layer.head.tied, layer.tokenizer.encode("new3 t1").ids) == (tied, [len(sources) - 5, 1])
+    check_rest(old, new, len(sources))
+
+
+def test_the_command_writes_a_model_into_a_quantised_folder(tmp_path, capsys) -> None:
+    size = len(folder_of(tmp_path / "quantised", MLX, tied=True).rows)
+    rows = el.load(tmp_path / "quantised").table.rows(0, size)
+    rows[5] = 0.125
+    write_folder(tmp_path / "dense", rows, None)
+    words(size).save(str(tmp_path / "dense" / "tokenizer.json"))
+    into = ["export", tmp_path / "dense", "--into", tmp_path / "quantised", "-o"]
+    assert run(*into, tmp_path / "out", "--json") == 0
+    facts = {
+        "file": str(tmp_path / "out"),
+        "format": "checkpoint",
+        "rows": size,
+        "columns": rows.shape[1],
+        "left_out": 0,
+    }
+    assert json.loads(capsys.readouterr().out) == facts
+    before, after = (stored_ends(tmp_path / name)[ENDS[0]].row_bytes for name in ("quantised", "out"))
+    assert (before != after).any(1).nonzero().flatten().tolist() == [5]
+    assert el.load(tmp_path / "out").table.stored_type.startswith("MLX")
+    assert run(*into, tmp_path / "out") == 1
+    assert run(*into, tmp_path / "more", "--format", "gguf") == 1
+    assert "leave --format out" in capsys.readouterr().err
+    assert not (tmp_path / "more").exists()
+
+
+def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path) -> None:
+    for name, tied in (("shared", True), ("untied", False)):
+        folder_of(tmp_path / name, SOME[2], tied=tied)
+    shared, tokenizer = tmp_path / "shared", words(77)
+    rows = el.load(shared).table.rows(0, 77)
+    table = el.TokenEmbedding.from_pretrained(rows)
+    el.TokenEmbedding(77, rows.shape[1]).save_pretrained(tmp_path / "own")
+    write_folder(tmp_path / "nameless", BUILT[SOME[2]](), None)
+    for name, arguments in (
+        ("shared", {"table": el.TokenEmbedding.from_pretrained(rows * 2)}),  # the scale that all rows share clips
+        ("shared", {"table": el.TokenEmbedding(77, 8)}),
+        ("shared", {"head": rows}),
+        ("untied", {}),
+        ("own", {}),  # a folder of embedlayer
+        ("nameless", {}),  # without a tokenizer
+        ("shared", {"tokenizer": words(78)}),
+    ):
+        choice = {"table": table, "tokenizer": tokenizer, "head": None, **arguments}
+        with pytest.raises((el.CheckpointError, el.VocabularyError)):
+            write_into(choice["table"], choice["tokenizer"], tmp_path / name, tmp_path / "out", head=choice["head"])
+        assert not (tmp_path / "out").exists()
+
+
+def test_rows_without_a_token_belong_together_by_their_numbers(tmp_path) -> None:
+    old = checkpoint(tmp_path / "old", 8, words(5))  # t0 to t4 in 8 rows
+    tokenizer = el.vocab.edit_tokenizer(words(5), add=["new"], remove=["t1", "t3"]).tokenizer  # t0, t2, t4, new
+    rows = el.load(old).table.weight.detach()
+    sources = torch.tensor([0, 2, 4, 1, 3, 5, 6, 7])  # the rows 3 and 4 have no token in one of both
+    table = el.TokenEmbedding.from_pretrained(rows[sources])
+    assert write_into(table, tokenizer, old, tmp_path / "new") == 6
+    assert torch.equal(el.load(tmp_path / "new").table.weight, rows[sources])
+
+
+def test_a_bias_moves_with_its_tokens_and_is_not_made_up(tmp_path, unchecked) -> None:
+    from tiny_models import build
+
+    build("phi", "causal")[1].save_pretrained(tmp_path / "old")
+    layer, tokenizer = el.load(tmp_path / "old"), words(131)
+    tokenizer.save(str(tmp_path / "old" / "tokenizer.json"))
+    with torch.no_grad():
+        layer.head.bias.copy_(torch.arange(131.0))
+    layer.write_into(tmp_path / "old", tmp_path / "biased")
+    turned = Tokenizer(WordLevel({f"t{130 - i}": i for i in range(131)}, unk_token="t0"))
+    turned.pre_tokenizer = WhitespaceSplit()
+    rows = layer.table.rows(0, 131).flip(0), layer.head.weight.detach().flip(0)
+    table = el.TokenEmbedding.from_pretrained(rows[0])
+    assert write_into(table, turned, tmp_path / "biased", tmp_path / "out", head=rows[1]) == 131
+    assert torch.equal(el.load(tmp_path / "out").head.bias, torch.arange(131.0).flip(0))
+    with pytest.raises(el.CheckpointError, match="more values for each token .* such as a bias"):
+        write_into(el.TokenEmbedding(131, 64), words(131, "u"), tmp_path / "biased", tmp_path / "new", head=rows[1])

@@ -254,23 +254,3 @@ def test_a_model_of_transformers_with_trained_rows_over_codes_is_saved_by_save_m
     assert torch.equal(model.get_input_embeddings().rows(0, size), again.get_input_embeddings().rows(0, size))
     with pytest.raises(el.CheckpointError, match="save_model"):
         model.save_pretrained(tmp_path / "theirs")
-
-
-@pytest.mark.long  # folders edited live and written: `test_stored_folders.py` has the law for more formats
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("kind", ["MLX 4 bits, groups of 64, bfloat16", "float-quantized tensor, float32"])
-def test_a_layer_that_is_edited_live_and_written_has_the_tensors_of_the_edited_folder(kind, tied, tmp_path) -> None:
-    from safetensors.torch import load_file
-    from stored_folders import words, write_folder
-
-    case = built(kind)
-    write_folder(tmp_path / "old", case, None if tied else case)
-    words(len(case.rows)).save(str(tmp_path / "old" / "tokenizer.json"))
-    edit: dict[str, Any] = {"add": ["new", "newer"], "remove": ["t5", "t9"]}
-    edit_vocabulary(tmp_path / "old", out=tmp_path / "new", **edit)
-    layer = el.load(tmp_path / "old")
-    edit_vocabulary(layer, **edit)
-    layer.write_into(tmp_path / "old", tmp_path / "written")
-    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("written", "new"))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (ours[key], theirs[key]))) for key in ours)

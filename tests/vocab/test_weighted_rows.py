@@ -111,13 +111,6 @@ def test_a_row_is_the_weighted_sum_of_the_plain_definition(rule) -> None:
         assert new.origins[place] == fallback.origins[place]
 
 
-def test_many_weights_are_shortened_in_the_text_of_an_origin() -> None:
-    rows, auxiliary, *_ = example(width=30)
-    origin = OMPInit(auxiliary).rows(table_of(rows), TOKENS).origins[2]
-    assert len(origin.old_ids) > 16
-    assert str(origin).endswith(f" and {len(origin.old_ids) - 16} more")
-
-
 def test_dependent_anchors_and_a_single_one_are_no_error() -> None:
     vectors = torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
     auxiliary = AuxiliaryVectors.from_tensors([0, 1, 2], vectors, ["new"], torch.tensor([[3.0, 1.0, 5.0]]))

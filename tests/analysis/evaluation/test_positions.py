@@ -44,16 +44,9 @@ def test_losses_are_the_means_over_windows_that_start_at_position_0(model) -> No
         (48, 10, None, [0, 5, 10, 20, 40, 48]),
         (9, 9, None, [0, 4, 9]),
         (4, 3, None, [0, 1, 3, 4]),
+        (4096, 700, None, [0, 350, 623]),  # the text ends there
     ],
 )
 def test_ranges_double_from_the_trained_length_and_end_with_the_window(model, window, trained, read, bounds) -> None:
     found = evaluate_positions(model, TEXT, window, trained, read=read)
     assert [(one.start, one.stop) for one in found] == list(pairwise(bounds))
-
-
-def test_a_short_text_is_one_window_and_nonsense_is_refused(model) -> None:
-    assert evaluate_positions(model, TEXT[:9], 4096, trained=16)[-1].stop == 8
-    with pytest.raises(el.TextError, match="single token|empty"):
-        evaluate_positions(model, TEXT[:1], 40, trained=10)
-    with pytest.raises(el.SizeError, match="at least 2"):
-        evaluate_positions(model, TEXT, 1, trained=10)

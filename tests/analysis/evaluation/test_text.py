@@ -6,16 +6,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import some
 
 import embedlayer as el
 from embedlayer.analysis import CausalModel, evaluate_text
-from embedlayer.core.errors import CheckpointError, SizeError, TextError
 
 TEXT = "Once upon a time there was a little table. It had four legs, and a naïve cat sat on it. "
 BYTES = el.train_tokenizer((), "byte")
 START = 256
-FAMILIES = ("gpt2", "gemma2", "cohere", "granite", "llama", "qwen3", "bloom", "mpt", "opt", "phi", "falcon", "olmo2")
 
 
 def decoder(seed: int = 0, **options: object) -> el.DecoderLM:
@@ -42,10 +39,7 @@ def by_definition(model: torch.nn.Module, ids: list[int], window: int, stride: i
     return found
 
 
-@pytest.mark.parametrize(
-    ("start", "window", "stride"),
-    some([(START, 13, 5), (None, 80, 40)], [(START, 13, 5), (START, 16, 16), (None, 16, 8), (None, 80, 40)]),
-)
+@pytest.mark.parametrize(("start", "window", "stride"), [(START, 13, 5), (None, 80, 40)])
 def test_each_token_is_predicted_once_from_its_window(start, window, stride) -> None:
     model = decoder()
     result = evaluate_text(CausalModel(model, BYTES, start_id=start), TEXT, window=window, stride=stride)
@@ -103,7 +97,7 @@ def test_models_with_other_tokens_are_compared_by_bits_per_byte() -> None:
     assert result.no_difference == "The models have 257 and 300 logits, so their distributions cannot be compared."
 
 
-@pytest.mark.parametrize("family", some(["gpt2", "gemma2", "cohere"], FAMILIES))
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "cohere"])
 def test_a_folder_of_transformers_is_evaluated_as_its_model_says(family, tmp_path, caplog) -> None:
     pytest.importorskip("transformers", reason="the hf extra is not installed")
     from tiny_models import build
@@ -132,21 +126,12 @@ def test_a_model_that_is_not_patched_is_evaluated_from_its_logits() -> None:
     assert before.bits_per_byte == pytest.approx(after.bits_per_byte, abs=1e-6)
 
 
-def test_a_model_that_sees_later_tokens_is_refused() -> None:
-    pytest.importorskip("transformers", reason="the hf extra is not installed")
-    from tiny_models import build
-
-    _, masked = build("bert", "masked", {"vocab_size": 257})
-    with pytest.raises(CheckpointError, match="BertForMaskedLM is no causal language model"):
-        evaluate_text(CausalModel(masked, BYTES), TEXT, window=16)
-
-
 def limited(length: int) -> el.DecoderLM:
     return el.DecoderLM(el.TokenEmbedding(257, 16), "learned", num_layers=1, num_heads=2, max_seq_len=length)
 
 
 def test_defaults_are_the_trained_length_or_the_longest_sequence() -> None:
-    text = TEXT * 28  # 2,492 bytes
+    text = TEXT * 12  # 1,068 bytes
     models = {32: (decoder(), 32), 64: (limited(64), None), 1024: (limited(2048), None), 256: (decoder(), None)}
     for window, (model, trained) in models.items():
         result = evaluate_text(CausalModel(model, BYTES, "m", START, trained), text)
@@ -163,42 +148,3 @@ def test_text_that_the_tokenizer_cannot_encode_is_counted() -> None:
     unigram = el.train_tokenizer("the cat sat on the mat " * 40, "unigram", vocab_size=40)
     model = el.DecoderLM(el.TokenEmbedding(unigram.get_vocab_size(), 16), "rotary", num_layers=1)
     assert evaluate_text(CausalModel(model, unigram), "the cat sat on the ζ " * 4, window=8).model.unknown == 4
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "error", "message"),
-    [
-        ("", {}, TextError, "The text is empty"),
-        (
-            "cats",
-            {"window": 32},
-            TextError,
-            "has 4 tokens that m can predict, fewer than one window of 32: pass a",
-        ),
-        ("nothere.txt", {}, TextError, "path"),
-        (TEXT, {"window": 65}, SizeError, "window must be from 2 to 64, the longest sequence of m; found 65"),
-        (TEXT, {"window": 1}, SizeError, "window must be from 2"),
-        (TEXT, {"stride": 33}, SizeError, "stride must be from 1 to the window of 32"),
-        (TEXT, {"stride": 0}, SizeError, "stride must be from 1 to the window of 32"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_refused(text, options, error, message) -> None:
-    with pytest.raises(error, match=message):
-        evaluate_text(CausalModel(limited(64), BYTES, "m", START, 32), text, **options)
-
-
-def test_a_broken_model_is_refused() -> None:
-    model = decoder()
-    with torch.no_grad():
-        model.norm.weight[3] = torch.nan
-    with pytest.raises(CheckpointError, match="m gives the text a loss of nan"):
-        evaluate_text(CausalModel(model, BYTES, "m"), TEXT, window=16)
-
-
-def test_files_that_are_no_text_are_refused(tmp_path) -> None:
-    empty, binary = tmp_path / "empty.txt", tmp_path / "image.png"
-    empty.write_bytes(b"")
-    binary.write_bytes(b"\x89PNG\r\n\x1a\n")
-    for file, message in ((empty, "empty.txt is empty"), (binary, "image.png is not UTF-8 text")):
-        with pytest.raises(TextError, match=message):
-            evaluate_text(CausalModel(decoder(), BYTES), file, window=16)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run
+from covering import looped
 from tokenizers import Tokenizer
 
 import embedlayer as el
@@ -46,11 +47,14 @@ def tokenizer():
     return tokenizer_with(TEMPLATE)
 
 
+def write_chats(path: Path, more: str = "") -> Path:
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in CHATS) + more)
+    return path
+
+
 @pytest.fixture
 def chats(tmp_path) -> Path:
-    path = tmp_path / "chats.jsonl"
-    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in CHATS))
-    return path
+    return write_chats(tmp_path / "chats.jsonl")
 
 
 def expected(tokenizer, chats) -> tuple[list[int], list[int]]:
@@ -92,11 +96,12 @@ def test_ids_and_weights_are_those_of_transformers(kind, shards, tokenizer, chat
         assert len(corpus.documents) == len(CHATS)
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 7])
-def test_texts_beside_chats_count_fully_in_any_number_of_shards(shards, tokenizer, chats, tmp_path) -> None:
+@looped("shards", [1, 2, 3, 7])
+def test_texts_beside_chats_count_fully_in_any_number_of_shards(shards, tokenizer, tmp_path) -> None:
+    write_chats(tmp_path / "chats.jsonl")
     (tmp_path / "a.txt").write_text("Dogs nap in the sun. " * 60)
     (tmp_path / "z.txt").write_text("Cats do so too. " * 60)
-    sources = [tmp_path / "a.txt", chats, tmp_path / "z.txt"]
+    sources = [tmp_path / name for name in ("a.txt", "chats.jsonl", "z.txt")]
     whole = TokenCorpus.build(sources, tokenizer, tmp_path / "whole")
     built = build_in_shards(sources, tokenizer, tmp_path / "shards", shards=shards, workers=1)
     for name in ("ids", "token_weights", "documents"):
@@ -107,29 +112,23 @@ def test_texts_beside_chats_count_fully_in_any_number_of_shards(shards, tokenize
 
 
 def test_a_saved_tokenizer_renders_as_itself_and_the_corpus_keeps_its_template(tokenizer, chats, tmp_path) -> None:
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    backend = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
-    build_in_shards([chats], tokenizer, tmp_path / "shards", shards=2, workers=1)
-    for source in (tmp_path / "tokenizer", tmp_path / "tokenizer" / "tokenizer.json", tmp_path / "shards"):
-        build_in_shards([chats], backend, tmp_path / "shards", shards=2, workers=1, chat_template=source)
+    folder, target = tmp_path / "tokenizer", tmp_path / "shards"
+    tokenizer.save_pretrained(folder)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    build_in_shards([chats], tokenizer, target, shards=2, workers=1)
+    for source in (folder, folder / "tokenizer.json", target):
+        build_in_shards([chats], backend, target, shards=2, workers=1, chat_template=source)
     with pytest.raises(FileError, match="it has chat template .*, not"):
         other = tokenizer_with(TEMPLATE.replace("\n", " "))
-        build_in_shards([chats], other, tmp_path / "shards", shards=2, workers=1)
-
-
-@pytest.mark.parametrize("named", [".", "vocab.json"])
-def test_a_tokenizer_of_vocab_and_merges_renders_as_its_tokenizer_json(named, tokenizer, chats, tmp_path) -> None:
-    tokenizer.save_pretrained(tmp_path / "tk")
-    content = json.loads((tmp_path / "tk" / "tokenizer.json").read_text())["model"]
-    (tmp_path / "tk" / "tokenizer.json").unlink()
-    config = json.loads((tmp_path / "tk" / "tokenizer_config.json").read_text())
-    (tmp_path / "tk" / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "GPT2Tokenizer"}))
-    (tmp_path / "tk" / "vocab.json").write_text(json.dumps(content["vocab"]))
-    (tmp_path / "tk" / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, content["merges"])))
-    build_in_shards([chats], tokenizer, tmp_path / "shards", shards=2, workers=1)
-    template = tmp_path / "tk" / named
-    backend = tokenizer.backend_tokenizer
-    build_in_shards([chats], backend, tmp_path / "shards", shards=2, workers=1, chat_template=template)
+        build_in_shards([chats], other, target, shards=2, workers=1)
+    content = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "GPT2Tokenizer"}))
+    (folder / "vocab.json").write_text(json.dumps(content["vocab"]))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, content["merges"])))
+    for source in (folder, folder / "vocab.json"):
+        build_in_shards([chats], tokenizer.backend_tokenizer, target, shards=2, workers=1, chat_template=source)
 
 
 def test_windows_carry_the_weights_of_their_targets_and_so_do_the_parts_of_a_split(tokenizer, chats, tmp_path) -> None:
@@ -226,60 +225,38 @@ def test_train_and_corpus_build_read_chats_with_the_tokenizer_of_a_folder(tokeni
     assert "have chats (messages), and the tokenizer has no chat template" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
-        (None, r"have chats \(messages\), and the tokenizer has no chat template"),
-        (TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", ""), r"has no \{% generation %\}"),
-    ],
-)
-def test_chats_without_a_template_that_marks_the_assistant_are_refused(template, words, chats, tmp_path) -> None:
-    for tokenizer in (tokenizer_with(template), tokenizer_with(template).backend_tokenizer)[
-        : 2 - (template is not None)
-    ]:
-        with pytest.raises(TokenizerError, match=words):
+def test_chats_without_a_template_that_marks_the_assistant_are_refused(chats, tmp_path) -> None:
+    plain = tokenizer_with(None)
+    unmarked = tokenizer_with(TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", ""))
+    for tokenizer in (plain, plain.backend_tokenizer, unmarked):
+        with pytest.raises(TokenizerError):
             TokenCorpus.build([chats], tokenizer, tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize(
-    ("messages", "words"),
-    [
-        ('"text"', "line 41, has a field 'messages' that is a text, and not a chat"),
-        ("[]", "line 41, has a chat .* cannot render the messages: there are no messages"),
-        ('["a"]', r"line 41, has a chat .* messages: message 0 \(counted from 0\) has no role \(it has no fields\)"),
-        ('[{"from": "human", "value": "Hi"}]', "line 41, has a chat .* message 0 .* has no role .it has from, value"),
-        (
-            '[{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]',
-            "line 41, has a chat .* is for contents that are texts, and writes others as Python prints them",
-        ),
-        (
-            '[{"role": "user", "content": "Hi"}], "tools": [{"function": {"name": "f"}}]',
-            "line 41, has a field 'tools': chats are rendered without tools",
-        ),
-        ("null", "line 41, has a field 'messages' that is null, and not a chat"),
-    ],
-)
-def test_a_damaged_chat_is_named(messages, words, tokenizer, chats, tmp_path) -> None:
-    chats.write_text(chats.read_text() + f'{{"messages": {messages}}}\n')
-    with pytest.raises(TextError, match=words):
-        TokenCorpus.build([chats], tokenizer, tmp_path / "c")
+BAD_MESSAGES = [
+    '"text"',
+    "[]",
+    '["a"]',
+    '[{"from": "human", "value": "Hi"}]',
+    '[{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]',
+    '[{"role": "user", "content": "Hi"}], "tools": [{"function": {"name": "f"}}]',
+    "null",
+]
+BAD_TEMPLATES = [
+    "{{ 1 / (messages|length - messages|length) }}",
+    "{% for i in range(200000) %}{% endfor %}",
+    "{{ 'a'.encode('foo') }}",
+    "{{ '{0}'.format() }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+]
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "{{ 1 / (messages|length - messages|length) }}",
-        "{% for i in range(200000) %}{% endfor %}",
-        "{{ 'a'.encode('foo') }}",
-        "{{ '{0}'.format() }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    ],
-)
-def test_whatever_a_template_raises_names_the_record(code, tokenizer, chats, tmp_path) -> None:
-    tokenizer.chat_template += code
-    with pytest.raises(TextError, match="line 1, has a chat .* cannot render the messages"):
-        TokenCorpus.build([chats], tokenizer, tmp_path / "c")
+@looped("line, more, code", [*((41, bad, "") for bad in BAD_MESSAGES), *((1, "[]", bad) for bad in BAD_TEMPLATES)])
+def test_a_chat_that_cannot_be_rendered_is_named(line, more, code, tokenizer, tmp_path) -> None:
+    chats = write_chats(tmp_path / "chats.jsonl", f'{{"messages": {more}}}\n')
+    with pytest.raises(TextError, match=f"line {line}, has a"):
+        TokenCorpus.build([chats], tokenizer_with(TEMPLATE + code) if code else tokenizer, tmp_path / "c")
 
 
 def test_a_template_may_read_contents_that_are_lists_and_columns_of_tools_are_refused(tokenizer, tmp_path) -> None:

@@ -1,7 +1,9 @@
 """Files of token IDs: mapped without a copy, checked, and written back byte for byte."""
 
+import io
 import json
 import struct
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,8 +24,10 @@ from corpus_inputs import (
     nanogpt,
     numpy_file,
     olmo,
+    raw,
     write_pair,
 )
+from covering import looped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -52,7 +56,7 @@ def read_pair(path: Path) -> list[list[int]]:
     return [[token for row in rows[begin:end] for token in row] for begin, end in pairwise(documents)]
 
 
-@pytest.mark.parametrize("name", FILES)
+@looped("name", FILES)
 def test_ids_are_mapped_from_the_file_with_documents_and_bytes(name, tmp_path) -> None:
     make, dtype, kind = FILES[name]
     file = make(tmp_path)
@@ -64,9 +68,7 @@ def test_ids_are_mapped_from_the_file_with_documents_and_bytes(name, tmp_path) -
     assert np.array_equal(corpus.ids, IDS)
     assert corpus.documents.tolist() == STARTS
     assert corpus.num_bytes == len("".join(TEXTS).encode())
-    assert sum(path.stat().st_size for path in (tmp_path / "corpus").iterdir() if not path.is_symlink()) < 80_000
-    one, two = corpus.split(0.3)
-    for part in (one, two):
+    for part in corpus.split(0.3):
         assert part.num_bytes == sum(token < END for token in np.asarray(part.ids).tolist())
     inputs, targets = TokenWindows(TokenCorpus.open(tmp_path / "corpus"), 8, 8)[3]
     assert (inputs.tolist(), targets.tolist()) == (IDS[24:32].tolist(), IDS[25:33].tolist())
@@ -98,15 +100,14 @@ def test_documents_start_after_separators_and_leading_ones_belong_to_the_first(t
 # Written
 
 
-@pytest.mark.parametrize("name", ["numpy", "Megatron"])
-def test_what_was_read_is_written_back_byte_for_byte(name, tmp_path) -> None:
+@looped("name, suffixes", [("numpy", [".npy"]), ("Megatron", [".bin", ".idx"])])
+def test_what_was_read_is_written_back_byte_for_byte(name, suffixes, tmp_path) -> None:
     file = FILES[name][0](tmp_path)
     map_token_files([file], BYTES, tmp_path / "corpus")
-    suffixes = [".npy"] if name == "numpy" else [".bin", ".idx"]
     written = export_token_ids(tmp_path / "corpus", tmp_path / f"again{suffixes[0]}")
     assert written == [tmp_path / f"again{suffix}" for suffix in suffixes]
-    for suffix in suffixes:
-        assert (tmp_path / f"again{suffix}").read_bytes() == file.with_suffix(suffix).read_bytes()
+    for path in written:
+        assert path.read_bytes() == file.with_suffix(path.suffix).read_bytes()
 
 
 def test_a_pair_with_several_sequences_a_document_and_an_empty_one_is_written_back(tmp_path) -> None:
@@ -117,30 +118,26 @@ def test_a_pair_with_several_sequences_a_document_and_an_empty_one_is_written_ba
     assert (tmp_path / "b.idx").read_bytes() == (tmp_path / "a.idx").read_bytes()
 
 
-@pytest.mark.parametrize("rows", [257, 70_000])
+@looped("rows", [257, 70_000])
 def test_a_corpus_of_texts_is_written_for_numpy_and_for_megatron(rows, tmp_path) -> None:
-    tokenizer = BYTES
+    content = json.loads(BYTES.to_str())
     if rows > 257:
-        content = json.loads(BYTES.to_str())
         content["added_tokens"].append({**content["added_tokens"][0], "id": rows - 1, "content": "<|last|>"})
-        tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer = Tokenizer.from_str(json.dumps(content))
     for number, text in enumerate(TEXTS):
         (tmp_path / f"{number:02}.txt").write_text(text)
     files = sorted(tmp_path.glob("*.txt"))
-    for name, built in (
-        ("whole", TokenCorpus.build(files, tokenizer, tmp_path / "whole")),
-        ("shards", el.data.build_in_shards(files, tokenizer, tmp_path / "shards", shards=3, workers=1)),
-    ):
+    TokenCorpus.build(files, tokenizer, tmp_path / "whole")
+    el.data.build_in_shards(files, tokenizer, tmp_path / "shards", shards=3, workers=1)
+    documents = [[*text.encode(), END] for text in TEXTS]
+    documents[-1].pop()
+    for name in ("whole", "shards"):
+        built = TokenCorpus.open(tmp_path / name)
         export_token_ids(tmp_path / name, tmp_path / f"{name}.npy")
-        loaded = np.load(tmp_path / f"{name}.npy")
-        assert loaded.dtype == built.ids.dtype
-        assert loaded.tolist() == IDS.tolist()
-        np.save(tmp_path / "numpy.npy", loaded)
+        np.save(tmp_path / "numpy.npy", IDS.astype(built.ids.dtype))
         assert (tmp_path / f"{name}.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
         export_token_ids(tmp_path / name, tmp_path / f"{name}.bin")
-        assert read_pair(tmp_path / name) == [
-            [*text.encode(), END][: None if text is not TEXTS[-1] else -1] for text in TEXTS
-        ]
+        assert read_pair(tmp_path / name) == documents
         again = map_token_files([tmp_path / f"{name}.bin"], tokenizer, tmp_path / f"{name}-again")
         assert again.documents.tolist() == built.documents.tolist()
         assert again.num_bytes == built.num_bytes
@@ -148,11 +145,10 @@ def test_a_corpus_of_texts_is_written_for_numpy_and_for_megatron(rows, tmp_path)
 
 def test_export_refuses_what_would_be_lost_and_other_names(tmp_path) -> None:
     map_token_files([numpy_file(tmp_path)], BYTES, tmp_path / "corpus")
-    with pytest.raises(SizeError, match=r"ends in \.npy, or in \.bin"):
-        export_token_ids(tmp_path / "corpus", tmp_path / "out.txt")
     (tmp_path / "out.idx").touch()
-    with pytest.raises(FileError, match=r"out\.idx exists"):
-        export_token_ids(tmp_path / "corpus", tmp_path / "out.bin")
+    for name, error in (("out.txt", SizeError), ("out.bin", FileError)):
+        with pytest.raises(error):
+            export_token_ids(tmp_path / "corpus", tmp_path / name)
     assert not (tmp_path / "out.bin").exists()
 
 
@@ -199,28 +195,18 @@ def test_commands_read_and_write_token_files(tmp_path, capsys) -> None:
 # Refused
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_truncated_file_is_refused(name, tmp_path) -> None:
+@looped("name", FILES)
+def test_a_file_that_is_truncated_or_has_changed_is_refused(name, tmp_path) -> None:
     make, dtype, _ = FILES[name]
     file = make(tmp_path)
-    cut(file)
+    content = file.read_bytes()
+    file.write_bytes(content[:-3])
     with pytest.raises(CheckpointError, match="bytes"):
         map_token_files([file], BYTES, tmp_path / "corpus", dtype=dtype)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_that_has_changed_is_refused(name, tmp_path) -> None:
-    make, dtype, _ = FILES[name]
-    file = make(tmp_path)
+    file.write_bytes(content)
     map_token_files([file], BYTES, tmp_path / "corpus", dtype=dtype)
-    raw = bytearray(file.read_bytes())
-    raw[-8] ^= 1
-    file.write_bytes(raw)
-    with pytest.raises(CheckpointError, match="was changed since the corpus"):
+    file.write_bytes(content[:-8] + bytes([content[-8] ^ 1]) + content[-7:])
+    with pytest.raises(CheckpointError, match="was changed"):
         TokenCorpus.open(tmp_path / "corpus")
 
 
@@ -249,27 +235,11 @@ def damaged_index(at: int, value: bytes):
     return damage
 
 
-def saved(array: np.ndarray):
-    def save(path: Path) -> Path:
-        np.save(path / "x.npy", array)
-        return path / "x.npy"
-
-    return save
-
-
 def with_modes(path: Path) -> Path:
     file = megatron(path)
     with file.with_suffix(".idx").open("ab") as index:
         index.write(bytes(40))
     return file
-
-
-def raw(name: str, content: bytes):
-    def write(path: Path) -> Path:
-        (path / name).write_bytes(content)
-        return path / name
-
-    return write
 
 
 def alone(suffix: str):
@@ -283,41 +253,42 @@ def alone(suffix: str):
     return write
 
 
-@pytest.mark.parametrize(
-    ("make", "dtype", "error", "words"),
-    [
-        (nanogpt, None, TextError, "is a binary file, .* name their type and their tokenizer: --dtype uint16"),
-        (olmo, None, TextError, "is a binary file, .* --dtype"),
-        (raw("odd.bin", b"abc"), "uint16", CheckpointError, "3 bytes, no multiple of 2"),
-        (raw("empty.bin", b""), "uint16", TextError, "no token IDs in .*empty.bin"),
-        (raw("empty.bin", b""), None, TextError, "no token IDs in .*empty.bin"),
-        (partial(llm_c, version=7), None, CheckpointError, "version 7 of llm.c's files .*: 1 is read"),
-        (
-            partial(llm_c, magic=20240801, dtype="<u4"),
-            None,
-            CheckpointError,
-            "version 1 of llm.c's files .*: 7 is read",
-        ),
-        (alone(".idx"), None, FileError, r"text_document\.bin is missing: it has the token IDs"),
-        (raw("x.idx", b"no index"), None, CheckpointError, "does not start with MMIDIDX"),
-        (raw("text.bin", b"plain text"), None, TextError, "is a binary file"),
-        (raw("text.txt", b"plain text"), "uint16", SizeError, "dtype uint16 is that of files of token IDs"),
-        (raw("u1.bin", b"text"), "uint8", SizeError, "uint8, which ends at 255: the tokenizer has 257 IDs.*numpy.save"),
-        (nanogpt, "uint8", SizeError, "uint8, which ends at 255: .* Pass that --dtype, such as uint16"),
-        (olmo, "uint16", SizeError, "Every second number of .*, read as uint16, is 0: its IDs are of a type .* twice"),
-        (numpy_file, "int32", SizeError, "states that its IDs are uint16, and the requested dtype is int32"),
-        (saved(np.zeros(3)), None, CheckpointError, "holds float64"),
-        (saved(np.zeros((3, 2), int)), None, CheckpointError, r"shape \(3, 2\): a corpus is one row"),
-        (saved(np.zeros(3, ">u2")), None, CheckpointError, "holds >u2"),
-        (saved(np.array([1, 2, 257])), None, TokenIdError, r"token id 257 at token 2 of .* is outside 0\.\.256"),
-        (saved(np.array([1, -100, 7])), None, TokenIdError, "token id -100 at token 1"),
-        (damaged_index(9, b"\x02"), None, CheckpointError, "version 2 and type 4"),
-        (damaged_index(17, b"\x07"), None, CheckpointError, "version 1 and type 7"),
-        (damaged_index(34, b"\x01"), None, CheckpointError, "not one after another"),
-        (damaged_index(-8, b"\x03"), None, CheckpointError, "documents do not begin at sequence 0"),
-        (with_modes, None, CheckpointError, "it has modes of sequences"),
-    ],
-)
+def array(*values: object, dtype: str | None = None) -> Callable[[Path], Path]:
+    content = io.BytesIO()
+    np.save(content, np.array(values, dtype))
+    return raw("x.npy", content.getvalue)
+
+
+NOT_READ: list[tuple[Callable[[Path], Path], str | None, type[Exception], str]] = [
+    (nanogpt, None, TextError, "--dtype uint16"),
+    (olmo, None, TextError, "--dtype"),
+    (raw("odd.bin", b"abc".upper), "uint16", CheckpointError, "3 bytes"),
+    (raw("empty.bin", bytes), "uint16", TextError, "empty.bin"),
+    (raw("empty.bin", bytes), None, TextError, "empty.bin"),
+    (partial(llm_c, version=7), None, CheckpointError, "version 7"),
+    (partial(llm_c, magic=20240801, dtype="<u4"), None, CheckpointError, "version 1"),
+    (alone(".idx"), None, FileError, r"text_document\.bin is missing"),
+    (raw("x.idx", b"no index".upper), None, CheckpointError, "MMIDIDX"),
+    (raw("text.bin", b"plain text".upper), None, TextError, "text.bin"),
+    (raw("text.txt", b"plain text".upper), "uint16", SizeError, "dtype uint16"),
+    (raw("u1.bin", b"text".upper), "uint8", SizeError, "257 IDs"),
+    (nanogpt, "uint8", SizeError, "--dtype, such as uint16"),
+    (olmo, "uint16", SizeError, "Every second number"),
+    (numpy_file, "int32", SizeError, "uint16, .* int32"),
+    (array(0.0, 1.0), None, CheckpointError, "float64"),
+    (array([0, 1], [2, 3]), None, CheckpointError, r"shape \(2, 2\)"),
+    (array(0, 1, dtype=">u2"), None, CheckpointError, ">u2"),
+    (array(1, 2, 257), None, TokenIdError, "257 at token 2"),
+    (array(1, -100, 7), None, TokenIdError, "-100 at token 1"),
+    (damaged_index(9, b"\x02"), None, CheckpointError, "version 2"),
+    (damaged_index(17, b"\x07"), None, CheckpointError, "type 7"),
+    (damaged_index(34, b"\x01"), None, CheckpointError, "not one after another"),
+    (damaged_index(-8, b"\x03"), None, CheckpointError, "documents"),
+    (with_modes, None, CheckpointError, "modes"),
+]
+
+
+@looped("make, dtype, error, words", NOT_READ)
 def test_what_is_no_file_of_token_ids_says_why(make, dtype, error, words, tmp_path) -> None:
     file = make(tmp_path)
     with pytest.raises(error, match=words):
@@ -325,9 +296,8 @@ def test_what_is_no_file_of_token_ids_says_why(make, dtype, error, words, tmp_pa
     assert not (tmp_path / "corpus").exists()
 
 
-@pytest.mark.parametrize("written", ID_TYPES)
-@pytest.mark.parametrize("tokenizer", [BYTES, WORDS], ids=["257 IDs", "few IDs"])
-def test_numbers_without_a_header_are_the_ids_that_were_written_or_refused(tokenizer, written, tmp_path) -> None:
+@looped("written, tokenizer", ID_TYPES, [BYTES, WORDS], pairs=["written, tokenizer"])
+def test_numbers_without_a_header_are_the_ids_that_were_written_or_refused(written, tokenizer, tmp_path) -> None:
     ids = np.arange(4000) % 11
     ids.astype(written).tofile(tmp_path / "ids.bin")
     for requested in ID_TYPES:

@@ -1,73 +1,42 @@
 """The kernels of the input embedding: the numbers and gradients of the definition, with one mask on both paths."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
 import torch
-from covering import LONG
-from torch import Tensor, nn
+import torch.nn.functional as F
+from kernel_paths import runs_of_kernels
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from embedlayer import QuantizedEmbedding, TokenEmbedding, TransformerEmbedding
-from embedlayer.core.numbers import random_words
-from embedlayer.inputs import fused
-from embedlayer.inputs.fused import dropout_step, gather_scale_add_drop, plain_scale_add_drop, scale_add_drop
-from embedlayer.kernels.input import StoredRows
-from embedlayer.kernels.kernel import Kernel, kernels_disabled
+from embedlayer.kernels import kernels_disabled
 from embedlayer.lessons.book import GPTEmbedding
 
 
 @pytest.fixture
-def runs(monkeypatch, kernels) -> list[str]:
+def runs(kernels) -> Iterator[list[str]]:
     """The names of kernels that ran."""
-    found: list[str] = []
-    run = Kernel.run
-
-    def counted(self: Kernel, *arguments, **options) -> bool:
-        found.append(self.name)
-        return run(self, *arguments, **options)
-
-    monkeypatch.setattr(Kernel, "run", counted)
-    return found
+    with runs_of_kernels() as names:
+        yield names
 
 
 @pytest.fixture
-def path(request, both_paths, monkeypatch) -> Iterator[None]:
+def path(request, both_paths) -> Iterator[None]:
     """Compute by kernels, at least one of which must run; or without."""
-    if both_paths == "kernels":
-        runs = request.getfixturevalue("runs")
+    with runs_of_kernels() as names:
         yield
-        assert runs
-    else:
-        monkeypatch.setattr(Kernel, "run", None)
-        yield
+    assert ("gather_scale_add_drop" in names) == (both_paths == "kernels")
 
 
-def mask(dropout: float, shape: tuple[int, ...]) -> Tensor:
-    """Return the factors 0 and 1 / (1 - dropout) that the present seed gives, in float64, from the definition."""
-    threshold = round(dropout * 65536)
-    seed = int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None))
-    *tokens, width = shape
-    words = math.ceil(width / 4)
-    bits = random_words(seed, 0, math.prod(tokens) * words).view(torch.int16).view(-1, 4 * words)[:, :width]
-    return (bits.long() + 32768 >= threshold).double().view(shape) * 65536 / (65536 - threshold)
-
-
-Compute = Callable[[Tensor, Tensor | None], Tensor]
-
-
-def results(compute: Compute, weight: Tensor, addend: Tensor | None, upstream: Tensor) -> list[Tensor]:
-    """Return value and gradients, dense and in float64."""
-    leaves = [each.detach().clone().requires_grad_() for each in (weight, addend) if each is not None]
-    torch.manual_seed(5)
-    value = compute(leaves[0], leaves[1] if addend is not None else None)
-    value.backward(upstream.to(value.dtype))
-    return [each.detach().to_dense().double() for each in (value, *(leaf.grad for leaf in leaves))]
-
-
-ADDENDS = [None, (6,), (1, 6), (3, 6)]
+ADDENDS = {
+    "none": None,
+    "(T, D)": {},
+    "(1, T, D)": {"positions": torch.tensor([[4, 0, 1, 1, 8, 3]])},
+    "(B, T, D)": {"positions": torch.arange(18).view(3, 6) % 9},
+}
 
 
 @pytest.mark.usefixtures("path")
@@ -77,42 +46,48 @@ ADDENDS = [None, (6,), (1, 6), (3, 6)]
     (0.0, 3.0, None, False, 8),
     (0.25, None, 2, True, 7),
     (0.25, 3.0, 0, False, 33),
-    (0.9, 0.5, None, True, 64),
+    (0.875, 0.5, None, True, 64),
 ])  # fmt: skip
 def test_values_and_gradients_are_those_of_the_definition(
     dtype, addend, dropout, scale, padding_idx, sparse, width
 ) -> None:
-    weight = torch.randn(11, width, dtype=dtype)
-    ids = torch.randint(0, 11, (3, 6), dtype=torch.int32)
-    added = None if addend is None else torch.randn(*addend, width, dtype=dtype)
-    upstream = torch.randn(3, 6, width).to(dtype).double()
+    options = ADDENDS[addend]
+    table = TokenEmbedding(11, width, padding_idx, scale=scale, row_sparse=sparse, init_std=1.0, dtype=dtype)
+    layer = TransformerEmbedding(11, width, 9, dropout, table=table, position="none" if options is None else "learned")
+    layer.to(dtype)
+    ids, upstream = torch.randint(0, 11, (3, 6), dtype=torch.int32), torch.randn(3, 6, width).to(dtype)
+    leaves = list(layer.parameters())
+    y = layer(ids, **(options or {}))
+    found = [y, *torch.autograd.grad(y, leaves, upstream)]
+    factors = (y != 0).double() / (1 - dropout)  # rows of padding are zero too
+    positions = torch.arange(6) if not options else options["positions"]
 
-    def fused(weight: Tensor, addend: Tensor | None) -> Tensor:
-        return gather_scale_add_drop(StoredRows(ids, weight, padding_idx, sparse), scale, addend, dropout)
+    def plain(dtype: torch.dtype) -> list[Tensor]:
+        weight, *learned = (each.detach().to(dtype).requires_grad_() for each in leaves)
+        x = F.embedding(ids, weight, padding_idx) * (scale or 1.0)
+        x = (x + learned[0][positions] if learned else x) * factors.to(dtype)
+        return [x, *torch.autograd.grad(x, [weight, *learned], upstream.to(dtype))]
 
-    def plain(weight: Tensor, addend: Tensor | None) -> Tensor:
-        x = torch.nn.functional.embedding(ids, weight, padding_idx)
-        x = plain_scale_add_drop(x, scale, addend, 0.0)
-        return x * mask(dropout, x.shape).to(x.dtype) if dropout else x
+    for ours, theirs, exact in zip(found, plain(dtype), plain(torch.float64), strict=True):
+        error, own = ((each.to_dense().double() - exact).abs().max() for each in (ours, theirs))
+        assert error <= 1.5 * own + 4 * torch.finfo(dtype).eps * exact.abs().max()
 
-    def errors(found: list[Tensor]) -> list[float]:
-        return [(each - right).abs().max().item() for each, right in zip(found, exact, strict=True)]
 
-    exact = results(plain, weight.double(), None if added is None else added.double(), upstream)
-    found, usual = (errors(results(way, weight, added, upstream)) for way in (fused, plain))
-    for ours, theirs, right in zip(found, usual, exact, strict=True):
-        largest = right.abs().max().item()
-        if dtype == torch.float64:
-            assert ours <= 1e-12 * max(1.0, largest)
-        else:
-            assert ours <= 1.5 * theirs + torch.finfo(dtype).eps * largest
+def test_every_bfloat16_is_read_exactly_and_rounded_as_torch_does(runs) -> None:
+    weight = torch.arange(1 << 16).to(torch.uint16).view(torch.bfloat16).view(-1, 16)
+    for scale in (None, 3.0, 1 / 3):
+        layer = TransformerEmbedding(
+            4096, 16, 4096, 0.0, position="none", table=TokenEmbedding.from_pretrained(weight, scale=scale)
+        )
+        expected = weight if scale is None else weight.float().mul(scale).bfloat16()
+        torch.testing.assert_close(layer(torch.arange(4096)), expected, rtol=0, atol=0, equal_nan=True)
+    assert "gather_scale_add_drop" in runs
 
 
 def test_the_gradient_of_positions_over_many_sequences_is_as_exact_as_that_of_torch(runs) -> None:
     layer = TransformerEmbedding(11, 64, 5, dropout=0.0)
-    ids = torch.randint(0, 11, (300, 5))
     upstream = torch.randn(300, 5, 64)
-    layer(ids).backward(upstream)
+    layer(torch.randint(0, 11, (300, 5))).backward(upstream)
     exact = upstream.double().sum(0)
     own_error = (upstream.sum(0) - exact).norm()
     assert (layer.position.weight.grad - exact).norm() <= 1.1 * own_error
@@ -135,11 +110,18 @@ def test_one_seed_gives_one_mask_with_and_without_kernels(kind, runs) -> None:
     assert "gather_scale_add_drop" in runs
 
 
+def layer_of_ones(dropout: float) -> TransformerEmbedding:
+    return TransformerEmbedding(
+        1, 130, 500, dropout, position="none", table=TokenEmbedding.from_pretrained(torch.ones(1, 130), freeze=False)
+    )
+
+
 @pytest.mark.usefixtures("path")
 def test_masks_of_consecutive_calls_tokens_and_columns_are_independent() -> None:
     """Two places are dropped together as often as chance has it, and the rate is right in each column and token."""
-    p, shape = 0.25, (2, 500, 130)
-    first, second = (scale_add_drop(torch.ones(shape), None, None, p).eq(0).double() for _ in range(2))
+    p, ids = 0.25, torch.zeros(2, 500, dtype=torch.long)
+    layer = layer_of_ones(p)
+    first, second = (layer(ids).eq(0).double() for _ in range(2))
     pairs = {
         "calls": (first, second),
         "sequences": (first[0], first[1]),
@@ -159,8 +141,7 @@ def test_masks_of_consecutive_calls_tokens_and_columns_are_independent() -> None
 @pytest.mark.parametrize("row_sparse", [False, True])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpoint_computes_the_same_mask_again(row_sparse, reentrant) -> None:
-    table = TokenEmbedding(50, 16, row_sparse=row_sparse)
-    layer = TransformerEmbedding(50, 16, 12, 0.5, table=table)
+    layer = TransformerEmbedding(50, 16, 12, 0.5, table=TokenEmbedding(50, 16, row_sparse=row_sparse))
     ids, grads = torch.randint(0, 50, (4, 12)), []
     for recomputed in (False, True):
         torch.manual_seed(2)
@@ -173,8 +154,7 @@ def test_a_checkpoint_computes_the_same_mask_again(row_sparse, reentrant) -> Non
         y.sum().backward()
         grads.append([each.grad.to_dense() for each in layer.parameters()])
         layer.zero_grad()
-    for one, other in zip(*grads, strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, *grads))
 
 
 @pytest.mark.usefixtures("path")
@@ -208,30 +188,14 @@ def test_first_and_second_derivatives_of_a_layer_are_right(dropout) -> None:
 
 
 def test_a_sparse_gradient_has_each_row_once_in_ascending_order_and_sums_in_batch_order(runs) -> None:
-    ids = torch.tensor([[4, 2, 4], [0, 4, 2]])
-    weight = torch.randn(6, 5, requires_grad=True)
+    table = TokenEmbedding(6, 5, 0, row_sparse=True)
     upstream = torch.randn(2, 3, 5) * 1000
-    gather_scale_add_drop(StoredRows(ids, weight, 0, True), None, None, 0.0).backward(upstream)
-    assert weight.grad._indices().tolist() == [[2, 4]]
+    layer = TransformerEmbedding(6, 5, 3, 0.0, position="none", table=table)
+    layer(torch.tensor([[4, 2, 4], [0, 4, 2]])).backward(upstream)
+    assert table.weight.grad._indices().tolist() == [[2, 4]]
     flat = upstream.view(6, 5)
-    assert torch.equal(weight.grad._values(), torch.stack([flat[1] + flat[5], flat[0] + flat[2] + flat[4]]))
+    assert torch.equal(table.weight.grad._values(), torch.stack([flat[1] + flat[5], flat[0] + flat[2] + flat[4]]))
     assert "sum_masked_segments" in runs
-
-
-@pytest.mark.parametrize("block", [1, 1 << 20])
-@pytest.mark.parametrize("sparse", [False, True])
-def test_results_depend_neither_on_blocks_nor_on_threads(block, sparse, monkeypatch, runs) -> None:
-    weight, addend = torch.randn(20, 40), torch.randn(9, 40)
-    ids, upstream = torch.randint(0, 20, (5, 9)), torch.randn(5, 9, 40)
-
-    def compute(weight: Tensor, addend: Tensor | None) -> Tensor:
-        return gather_scale_add_drop(StoredRows(ids, weight, None, sparse), 2.0, addend, 0.3)
-
-    expected = results(compute, weight, addend, upstream)
-    monkeypatch.setattr(fused, "CLAIMED_NUMEL", block)
-    torch.set_num_threads(3)
-    for found, right in zip(results(compute, weight, addend, upstream), expected, strict=True):
-        assert torch.equal(found, right)
 
 
 def test_expanded_gradients_hooks_and_a_second_backward_pass_work(runs) -> None:
@@ -246,10 +210,13 @@ def test_expanded_gradients_hooks_and_a_second_backward_pass_work(runs) -> None:
     assert torch.equal(layer.tok_emb.weight.grad, 2 * counts.unsqueeze(1).expand(20, 8))
     assert torch.equal(layer.pos_emb.weight.grad, torch.full((6, 8), 6.0))
     assert len(seen) == 2
-    assert [name for name in runs if name != "segments_of_equal_ids"] == [
-        "gather_scale_add_drop",
-        *(["sum_masked_segments"] * 4),
-    ]
+    layer.zero_grad()
+    layer.tok_emb.weight.requires_grad_(False)
+    layer(ids).sum().backward()
+    assert layer.tok_emb.weight.grad is None
+    assert torch.equal(layer.pos_emb.weight.grad, torch.full((6, 8), 3.0))
+    kernels = [name for name in runs if name != "segments_of_equal_ids"]
+    assert kernels == ["gather_scale_add_drop", *["sum_masked_segments"] * 4, "gather_scale_add_drop", kernels[-1]]
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0,)])
@@ -262,39 +229,18 @@ def test_no_tokens_have_no_vectors_and_zero_gradients(shape, runs) -> None:
     assert runs
 
 
-def test_a_gradient_that_needs_no_weight_is_not_computed(runs) -> None:
-    layer = GPTEmbedding(20, 8, 6)
-    layer.tok_emb.weight.requires_grad_(False)
-    layer(torch.randint(0, 20, (3, 6))).sum().backward()
-    assert layer.tok_emb.weight.grad is None
-    assert torch.equal(layer.pos_emb.weight.grad, torch.full((6, 8), 3.0))
-
-
-@pytest.mark.parametrize("shape", [(3, 40, 30), pytest.param((50,), marks=LONG), pytest.param((0, 8), marks=LONG)])
-def test_dropout_in_a_graph_has_its_rate_and_passes_gradients_by_its_mask(shape, runs, unchecked) -> None:
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def dropped(x: Tensor) -> Tensor:
-        return dropout_step(dropout, x)
-
-    dropout, x = nn.Dropout(0.25), torch.ones(shape, requires_grad=True)
+def test_dropout_of_a_compiled_layer_has_its_rate_and_passes_gradients_by_its_mask(runs, unchecked) -> None:
+    layer, ids = layer_of_ones(0.25), torch.zeros(3, 40, dtype=torch.long)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.manual_seed(4)
-    first, second = dropped(x), dropped(x)
+    first, second = compiled(ids), compiled(ids)
     torch.manual_seed(4)
-    assert torch.equal(dropped(x), first)
-    assert not x.numel() or not torch.equal(first, second)
+    assert torch.equal(compiled(ids), first)
+    assert not torch.equal(first, second)
     assert ((first == 0) | ((first - 4 / 3).abs() < 1e-4)).all()
-    spread = 5 * math.sqrt(0.25 * 0.75 / max(1, x.numel()))
-    assert not x.numel() or (first == 0).float().mean().item() == pytest.approx(0.25, abs=spread)
+    assert (first == 0).float().mean().item() == pytest.approx(0.25, abs=5 * math.sqrt(0.25 * 0.75 / first.numel()))
     first.sum().backward()
-    assert torch.equal(x.grad, first)
-    dropout.eval()
-    assert torch.equal(dropped(x), x)
-    assert runs
-
-
-def test_a_compiled_layer_in_training_runs_the_kernel(runs, unchecked) -> None:
-    layer = TransformerEmbedding(50, 16, 12, 0.5)
-    y = torch.compile(layer, fullgraph=True, backend="aot_eager")(torch.randint(0, 50, (4, 12)))
-    y.sum().backward()
-    assert runs == ["gather_scale_add_drop"] * 2
-    assert torch.allclose(layer.position.weight.grad, y.ne(0).sum(0) * 2.0)
+    torch.testing.assert_close(layer.table.weight.grad[0], first.sum((0, 1)))
+    assert set(runs) == {"gather_scale_add_drop"}
+    layer.eval()
+    assert torch.equal(compiled(ids), torch.ones(3, 40, 130))

@@ -1,13 +1,11 @@
 """The counter of operators: launches, bytes, FLOPs, waits and memory of calls on meta tensors."""
 
-import pytest
 import torch
 from memory import Memory
 from torch import Tensor
 
 from benchmarks.operator_counter import OperatorCounter
-from embedlayer.core.devices import TAKEN_AS, HostCopy, device_kind
-from embedlayer.kernels.gpu.launch import Launch, launch
+from embedlayer.core.devices import TAKEN_AS, device_kind
 
 META = "meta"
 
@@ -89,42 +87,6 @@ def test_each_wait_is_counted_and_its_read_answered() -> None:
         x[ids > 0] = torch.tensor(1.0)
         x + torch.tensor(2.0)
     assert not count.waits
-
-
-def test_a_launch_of_a_triton_kernel_is_counted_with_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = Launch(
-        None, lambda arguments: (arguments["n"] // arguments["N"],), {}, {"N": 8}, (), ("z", "bias"), ("z", "sums")
-    )
-    monkeypatch.setattr("embedlayer.kernels.gpu.launch.launch_table", lambda module: {"doubled": entry})
-    z, sums = torch.empty(16, 4, dtype=torch.bfloat16, device=META), torch.empty(16, device=META)
-    with OperatorCounter() as count:
-        launch("softmax", "doubled", z=z, sums=sums, n=16, bias=None)
-        launch("softmax", "doubled", z=z, sums=sums, n=0, bias=None)
-    assert [(each.name, each.bytes) for each in count.launches] == [("softmax.doubled", 2 * z.nbytes + sums.nbytes)]
-
-
-def test_reads_of_a_function_of_the_library_have_its_answers() -> None:
-    from embedlayer.core.index_checks import raise_if_outside
-
-    ids = torch.empty(6, dtype=torch.int64, device=META)
-    with OperatorCounter() as count:
-        raise_if_outside(ids, 5, "token id")
-    assert {each.place.split(":")[0] for each in count.waits} == {"core/index_checks.py"}
-    with pytest.raises(IndexError), OperatorCounter({"raise_if_outside": iter([False, 3, 7])}):
-        raise_if_outside(ids, 5, "token id")
-
-
-def test_a_copy_to_the_host_is_waited_for_in_the_call_that_begins_it() -> None:
-    numbers = torch.empty(3, dtype=torch.int64, device=META)
-    calls: list[HostCopy] = []
-    for _ in range(2):
-        with OperatorCounter({"tolist": [1, 2, 3]}) as count:
-            copies = [HostCopy(numbers), HostCopy(numbers)]
-            assert copies[0].tolist() == copies[0].tolist() == [1, 2, 3]
-            for earlier in calls:
-                assert earlier.tolist() == [1, 2, 3]
-        calls.append(copies[1])
-        assert len(count.waits) == 1
 
 
 def test_memory_is_that_which_the_same_call_allocates_on_the_cpu() -> None:

@@ -13,20 +13,10 @@ from decoders import CACHES
 from releases import skip_before, skip_without
 from rotary_schemes import HEAD, MIXED, ON_AXES, SCHEMES, heads, positions_for
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from embedlayer import DecoderLM, KeyValueCache, Position, RotaryEmbedding, ShapeError, SizeError, TokenEmbedding
+from embedlayer import DecoderLM, Position, RotaryEmbedding, ShapeError, TokenEmbedding
 from embedlayer.positions import (
-    AlternatingAxes,
     AxialAxes,
-    ChannelAxes,
-    ChunkedAxes,
-    DynamicNTKScaling,
-    InterleavedAxes,
-    LinearScaling,
-    LogQueryScaling,
-    NTKAlphaScaling,
-    PowerQueryScaling,
     RotaryAngles,
 )
 
@@ -231,46 +221,8 @@ def test_text_is_rotated_as_without_axes_and_as_with_equal_ones(name, length) ->
     equal = position.rotate(q, k, text.expand(axes.num_axes, 1, -1))
     assert all(torch.equal(one, other) for one, other in zip(ours, equal, strict=True))
     if not isinstance(axes, AxialAxes):
-        plain = RotaryEmbedding(**{**vars_of(position), "axes": None}).rotate(q, k, text)
+        plain = RotaryEmbedding.from_config({**position.config, "axes": None}).rotate(q, k, text)
         assert all(torch.equal(one, other) for one, other in zip(ours, plain, strict=True))
-
-
-def vars_of(position: RotaryEmbedding) -> dict[str, object]:
-    names = (
-        "head_dim",
-        "base",
-        "scaling",
-        "interleaved",
-        "rotary_dim",
-        "axes",
-        "query_scaling",
-        "reversed",
-        "trailing",
-    )
-    assert set(names) == position.config.keys()
-    return {name: getattr(position, name) for name in names}
-
-
-@pytest.mark.parametrize("name", ON_AXES)
-def test_each_pair_has_the_angle_of_its_axis(name) -> None:
-    """Against single-axis tables in float64: the table of axis a, at the pairs of axis a."""
-    position: Any = SCHEMES[name]
-    cos, _ = position.cos_sin(MIXED)
-    frequencies = position.frequencies(int(MIXED.max()) + 1)
-    if position.axes.divides_channels:
-        frequencies = frequencies.repeat(2)
-    for pair, axis in enumerate(position.axes.index(position.rotary_dim)):
-        exact = (MIXED[axis].double() * frequencies[pair]).cos()
-        torch.testing.assert_close(cos[..., pair].double(), exact, atol=1e-6, rtol=0)
-
-
-def test_the_order_of_axes() -> None:
-    assert ChunkedAxes((1, 2, 1)).index(8).tolist() == [0, 1, 1, 2]
-    assert InterleavedAxes((4, 2, 2)).index(16).tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
-    assert AlternatingAxes((2, 1, 1)).index(8).tolist() == [1, 2, 0, 0]
-    assert ChannelAxes((1, 1, 2)).index(8).tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
-    assert AxialAxes(2).index(8).tolist() == [0, 0, 1, 1]
-    assert AxialAxes(2, alternating=True).index(8).tolist() == [0, 1, 0, 1]
 
 
 # In a model
@@ -279,29 +231,6 @@ def test_the_order_of_axes() -> None:
 def decoder(position: Position) -> DecoderLM:
     torch.manual_seed(0)
     return DecoderLM(TokenEmbedding(40, 48, init_std=1.0), position, num_layers=3, num_heads=2, head_dim=HEAD).eval()
-
-
-class Cosines(TorchDispatchMode):
-    """Notes the number of positions of each tensor of cosines."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[int] = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        if function is torch.ops.aten.cos.default:
-            self.calls.append(arguments[0].shape[-2])
-        return function(*arguments, **(options or {}))
-
-
-def test_a_model_computes_angles_once() -> None:
-    model, cache = decoder(RotaryEmbedding(HEAD)), KeyValueCache()
-    with Cosines() as cosines:
-        model(torch.arange(9)[None])
-        assert cosines.calls == [9]
-        model(torch.arange(4)[None], cache=cache)
-        model(torch.arange(1)[None], cache=cache)
-    assert cosines.calls == [9, 4, 1]
 
 
 class Doubled(RotaryEmbedding):
@@ -386,31 +315,3 @@ def by_the_formula(position: RotaryEmbedding, x: Tensor, positions: Tensor) -> T
         result[..., a] = x[..., a] * one.cos() - x[..., b] * one.sin()
         result[..., b] = x[..., b] * other.cos() + x[..., a] * other.sin()
     return result
-
-
-REFUSED = [
-    ("add up to 11, but rotary_dim 24 has 12 pairs", {"axes": lambda: ChunkedAxes((2, 4, 5))}),
-    ("two or more positive numbers", {"axes": lambda: InterleavedAxes((12,))}),
-    ("two or more positive numbers", {"axes": lambda: ChannelAxes((12, 0))}),
-    ("after the first must be equal", {"axes": lambda: AlternatingAxes((4, 3, 5))}),
-    ("12 pairs, which 5 axes cannot share", {"axes": lambda: AxialAxes(5)}),
-    ("num_axes must be at least 2", {"axes": lambda: AxialAxes(1)}),
-    ("either alternate", {"axes": lambda: AxialAxes(2, alternating=True, pairs_within_axis=True)}),
-    ("has its own frequencies", {"axes": lambda: AxialAxes(2), "scaling": lambda: LinearScaling(2.0)}),
-    ("defined for half-split pairs", {"axes": lambda: ChannelAxes((6, 6)), "interleaved": lambda: True}),
-    ("defined for half-split", {"axes": lambda: ChannelAxes((6, 6)), "scaling": lambda: DynamicNTKScaling(2.0, 8)}),
-    (
-        "by a single position",
-        {"axes": lambda: ChunkedAxes((6, 6)), "query_scaling": lambda: LogQueryScaling(1.0, 1)},
-    ),
-    ("length must be at least 1", {"query_scaling": lambda: LogQueryScaling(0.1, 0)}),
-    ("offset at least 0", {"query_scaling": lambda: PowerQueryScaling(0.1, 1, -1)}),
-    ("alpha must be positive", {"scaling": lambda: NTKAlphaScaling(0.0)}),
-    ("needs a rotary_dim of at least 4", {"scaling": lambda: NTKAlphaScaling(2.0), "rotary_dim": lambda: 2}),
-]
-
-
-def test_what_contradicts_itself_is_refused() -> None:
-    for message, arguments in REFUSED:
-        with pytest.raises(SizeError, match=message):
-            RotaryEmbedding(HEAD, **{name: build() for name, build in arguments.items()})

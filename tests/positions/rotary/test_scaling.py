@@ -7,7 +7,7 @@ import torch
 from comparison import assert_no_worse
 from covering import cases, some
 
-from embedlayer import CheckpointError, DecoderLM, RotaryEmbedding, ShapeError, SizeError, TokenEmbedding
+from embedlayer import RotaryEmbedding, ShapeError
 from embedlayer.positions import (
     DynamicNTKScaling,
     LinearScaling,
@@ -149,31 +149,11 @@ def test_turning_again_is_exact_far_away() -> None:
 
 
 def test_pinning_a_scheme_without_regimes_changes_nothing() -> None:
-    position = RotaryEmbedding(HEAD, scaling=LinearScaling(2.0))
+    position, k = RotaryEmbedding(HEAD, scaling=LinearScaling(2.0)), torch.randn(1, 1, 4, HEAD)
     assert position.at_length(1000).config == position.config
-    k = torch.randn(1, 1, 4, HEAD)
     assert torch.equal(position.rerotate(k, torch.arange(4), from_length=1, to_length=1000), k)
-    with pytest.raises(ShapeError, match=f"for heads of width {HEAD}"):
+    with pytest.raises(ShapeError):
         position.rerotate(torch.cat([k, k], -1), torch.arange(4), from_length=1, to_length=1000)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_saved_with_a_model(name, tmp_path) -> None:
-    position = RotaryEmbedding(HEAD, scaling=CASES[name][1])
-    model = DecoderLM(TokenEmbedding(10, 32), position, num_layers=1, num_heads=2)
-    model.save_pretrained(tmp_path)
-    read, ids = DecoderLM.from_pretrained(tmp_path), torch.arange(9)[None]
-    assert read.position.scaling == position.scaling
-    assert torch.equal(read.position.phase_increments_at(100), position.phase_increments_at(100))
-    assert torch.equal(read(ids), model(ids))
-
-
-def test_a_configuration_from_before_scalings_is_still_read() -> None:
-    old = {"head_dim": 8, "base": 100.0, "interleaved": True, "rotary_dim": 4}
-    added = {"scaling": None, "axes": None, "query_scaling": None, "reversed": False, "trailing": False}
-    assert RotaryEmbedding.from_config(old).config == {**old, **added}
-    with pytest.raises(CheckpointError, match="unexpected keyword argument 'scalling'"):
-        RotaryEmbedding.from_config({**old, "scalling": None})
 
 
 @pytest.mark.parametrize("name", some(["longrope"], CASES))
@@ -184,42 +164,3 @@ def test_it_compiles_to_one_graph(name, unchecked: None) -> None:
     compiled = torch.compile(position.rotate, fullgraph=True, backend="aot_eager")
     for places in (torch.arange(5), torch.arange(TRAINED, TRAINED + 5)):
         torch.testing.assert_close(compiled(q, q, places)[0], position.rotate(q, q, places)[0])
-
-
-def test_scores_grow_by_the_square_of_the_magnitude() -> None:
-    q = torch.randn(1, 1, 6, HEAD)
-    plain, scaled = (
-        RotaryEmbedding(HEAD, scaling=YarnScaling(1.0, TRAINED, attention_factor=factor)).rotate(q, q, torch.arange(6))
-        for factor in (1.0, 2.0)
-    )
-    assert torch.allclose(scaled[0] @ scaled[1].mT, 4 * plain[0] @ plain[1].mT, rtol=1e-5, atol=1e-5)
-
-
-REFUSED = [
-    (lambda: LinearScaling(0.0), "LinearScaling: factor must be positive, not 0.0"),
-    (lambda: DynamicNTKScaling(0.5, 64), "DynamicNTKScaling: factor must be at least 1, not 0.5"),
-    (lambda: DynamicNTKScaling(2.0, 64, length=0), "length must be at least 1"),
-    (lambda: RotaryEmbedding(2, scaling=DynamicNTKScaling(2.0, 64)), "rotary_dim of at least 4"),
-    (lambda: YarnScaling(4.0, 64, beta_fast=0.0), "beta_fast must be positive"),
-    (lambda: YarnScaling(4.0, 64, beta_fast=1.0, beta_slow=2.0), "at least beta_slow"),
-    (lambda: RotaryEmbedding(8, 1.0, scaling=YarnScaling(4.0, 64)), "needs a base above 1"),
-    (lambda: LongRopeScaling((1.0, 0.0), (1.0, 1.0), 64, 2.0), "divisors in short_factor must be positive"),
-    (
-        lambda: LongRopeScaling((1.0, 1.0), json.loads('["1", 1.0]'), 64, 2.0),
-        "long_factor must be positive numbers",
-    ),
-    (lambda: LongRopeScaling(json.loads("1.0"), (1.0,), 64, 2.0), "short_factor must be positive numbers"),
-    (
-        lambda: RotaryEmbedding(8, scaling=LongRopeScaling((1.0,), (1.0,) * 4, 64, 2.0)),
-        "1 and 4 divisors.*has 4 pairs",
-    ),
-    (lambda: LongRopeScaling((1.0,), (1.0,), 1, 2.0), "divides by its logarithm"),
-    (lambda: Llama3Scaling(8.0, 64, 4.0, 4.0), "high_freq_factor 4.0 must be above"),
-    (lambda: ProportionalScaling(1.5), "proportion must be from 0 to 1"),
-]
-
-
-def test_numbers_that_cannot_be_are_refused() -> None:
-    for make, message in REFUSED:
-        with pytest.raises(SizeError, match=message):
-            make()
