@@ -22,7 +22,6 @@ from transformers_probe import ends
 import embedlayer as el
 from embedlayer import families
 from embedlayer.families import FAMILIES, REFUSED, ROTARY, TRANSFORMERS_VERSION, family_of, rotary_facts
-from embedlayer.families.configurations import KNOWN_IDS, entries_of
 from embedlayer.families.default_ids import DEFAULT_IDS
 
 READERS = ("checkpoints", "layers", "models", "positions", "vocab")

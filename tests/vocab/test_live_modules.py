@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vocab_models import IDS, MODELS, OPTIMIZERS, D, V, close, interrupt_sets, model, same, state_of, train
 
 import embedlayer as el
-from embedlayer.injections import NgramEmbedding, NgramHash
+from embedlayer.inputs import NgramEmbedding, NgramHash
 from embedlayer.vocab import CopyInit, VectorsInit, add_tokens, edit_vocabulary, remove_tokens
 
 

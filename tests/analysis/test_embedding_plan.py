@@ -450,4 +450,4 @@ def test_each_option_is_stated_once_and_is_in_the_signature_and_the_documentatio
     options = {*inspect.signature(plan).parameters} - {"preset"}
     assert {*inspect.signature(EmbeddingPlan).parameters} == options | {"name", "row_sizes"}
     assert all(f"    {name}: " in inspect.getdoc(EmbeddingPlan) for name in [*options, "name"])
-    assert embedlayer.planner.options_table() in Path(__file__).parents[2].joinpath("docs", "planning.md").read_text()
+    assert embedlayer.analysis.options_table() in Path(__file__).parents[2].joinpath("docs", "planning.md").read_text()
