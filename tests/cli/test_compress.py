@@ -141,7 +141,7 @@ def test_the_blocks_of_a_checkpoint_are_kept_and_its_loss_measured(
     assert run("generate", out, "a") == 2
     assert "load it with embedlayer.compress.load_model" in capsys.readouterr().err
     assert run("vocab", "add", out, "otter", "-o", tmp_path / "edited") == 2
-    assert "edit the checkpoint that it was compressed from" in capsys.readouterr().err
+    assert "Edit the checkpoint that it was compressed from" in capsys.readouterr().err
     file = next(source.glob("*.safetensors"))
     assert run("compress", file, "--to", "int8", "-o", tmp_path / "single") == 0
     assert "Only the embedding layer is written, without the model's blocks" in capsys.readouterr().out

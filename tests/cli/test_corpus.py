@@ -91,7 +91,7 @@ def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path, train):
     assert np.array_equal(TokenCorpus.open(directory.corpus).ids, corpus.ids)
     assert train(tmp_path / "corpus") == ""
     assert directory.corpus.is_symlink()
-    assert "a run reads one alone" in train(tmp_path / "corpus", text)
+    assert "a run reads one" in train(tmp_path / "corpus", text)
     assert "built with another tokenizer" in train(tmp_path / "corpus", "--tokenizer-from", tmp_path / "byte.json")
     assert np.array_equal(TokenCorpus.open(tmp_path / "corpus").ids, corpus.ids)
 

@@ -65,7 +65,7 @@ def test_dense_tables_go_on_in_all_ways_and_the_others_are_refused_by_name() -> 
             assert "needs to be a ShardedTable" in sentence
         elif way.table == BY_COLUMNS:
             assert way.head == "tied"
-            assert "This head is tied: its weight is the table's" in sentence
+            assert "This head is tied to its table" in sentence
         elif way.head == "tied":
             assert "A head cannot be tied to a row-sparse table" in sentence
         elif "fully_shard" in way.division and way.table == "whole, row-sparse":

@@ -73,8 +73,8 @@ def test_options_act_alike_tied_and_free_in_logits_and_loss(make_table) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "needs a table to tie to, or vocab_size and embed_dim"),
-        ({"vocab_size": 4}, "needs a table to tie to"),
+        ({}, "OutputHead needs a table"),
+        ({"vocab_size": 4}, "OutputHead needs a table"),
         ({"table": TokenEmbedding(4, 4), "vocab_size": 4}, "takes its sizes and padding from the table"),
         (
             {"vocab_size": 4, "embed_dim": 4, "softcap": 0.0},

@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **{key: {"is_decoder": True} for key in DECODERS_ONLY},
 }
 OTHER_ROWS, SHARED, SIZES = "values for each token beside the rows", "share one weight", "do not share a vocabulary"
-COLUMNS = "beside further columns of each row"
+COLUMNS = "Leave out train_only_new"
 EDIT_REFUSED = {
     "bart-masked": SHARED,
     "deepseek_v4": OTHER_ROWS,

@@ -189,7 +189,7 @@ def test_a_mapped_table_that_is_trained_is_not_read_in_a_fork() -> None:
     def refuse() -> None:
         reads = (lambda: table([1]), lambda: table.weight.clone(), lambda: table.rows(0, 3), table.state_dict)
         for read in (*reads, optimizer.step):
-            with pytest.raises(FileError, match="Only that process may train it and read its rows"):
+            with pytest.raises(FileError, match="from which this one was forked"):
                 read()
 
     in_a_fork(refuse)

@@ -83,7 +83,7 @@ def test_state_that_was_replaced_without_its_step_is_refused_at_a_checkpoint(tmp
         fresh, optimizer = RowAdamW(table.parameters()).state_dict(), RowAdamW(table.parameters())
         train(table, optimizer, range(2))
         optimizer.load_state_dict(fresh)
-        with pytest.raises(SizeError, match="was replaced, and its step is not known"), table.checkpoint():
+        with pytest.raises(SizeError, match="was replaced, and its step is unknown"), table.checkpoint():
             pass
         train(table, optimizer, range(1))
         with table.checkpoint():

@@ -213,18 +213,18 @@ IDS, BATCH = ids_of(24), ids_of(4, 7)
 BAD_INPUT: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     ((IDS,), {}, "need offsets"),
     ((IDS[0], OFFSETS), {}, "single ID"),
-    ((IDS, OFFSETS), {"lengths": [3]}, "need offsets, the start of each bag, and nothing else"),
-    ((BATCH, OFFSETS), {}, "no offsets"),
+    ((IDS, OFFSETS), {"lengths": [3]}, "need offsets, and nothing else"),
+    ((BATCH, OFFSETS), {}, "pass a mask or lengths, not both"),
     ((BATCH,), {"mask": BATCH > 0, "lengths": [1, 2, 3, 4]}, "not both"),
-    ((BATCH,), {"lengths": [1, 2, 3]}, "one integer for each bag"),
-    ((BATCH,), {"lengths": [1, 2, 8, 4]}, "from 0 to 7, the number of tokens of a row; found 1 to 8"),
+    ((BATCH,), {"lengths": [1, 2, 3]}, "Lengths are integers"),
+    ((BATCH,), {"lengths": [1, 2, 8, 4]}, "from 0 to 7; found 1 to 8"),
     ((BATCH,), {"lengths": [1, -2, 7, 4]}, "found -2 to 7"),
     ((BATCH,), {"mask": BATCH[:3] > 0}, "^mask must be integers or booleans"),
     ((BATCH.float(),), {}, "must be int64 or int32"),
     ((IDS, OFFSETS.float()), {}, "Offsets are integers"),
     ((IDS, torch.tensor([1, 5])), {}, "found 1 at place 0"),
     ((IDS, torch.tensor([0, 9, 5])), {}, "found 5 at place 2"),
-    ((IDS, torch.tensor([0, 30])), {}, "ascend from 0 to the number of ids, 24; found 30 at place 1"),
+    ((IDS, torch.tensor([0, 30])), {}, "ascend from 0 to 24; found 30 at place 1"),
     ((BATCH, None, torch.rand(28)), {}, "one weight"),
 ]
 

@@ -228,5 +228,5 @@ def test_the_per_layer_table_of_a_gguf_file_is_moved_with_its_tokens(tmp_path) -
     assert torch.equal(new[:-1], expected[[row for row in range(300) if row != 280]])
     assert new[-1].any()
     table = el.TokenEmbedding(300, WIDTH)
-    with pytest.raises(el.CheckpointError, match="the tokens differ"):
+    with pytest.raises(el.CheckpointError, match="edit the vocabulary of the file itself"):
         write_into(table, el.load_tokenizer(tmp_path / "new.gguf"), old, tmp_path / "x.gguf", head=None)

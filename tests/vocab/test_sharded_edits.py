@@ -268,19 +268,19 @@ def refusals() -> list[tuple[str, str]]:
         (el.SizeError, "leave no row for the last of 3 ranks", lambda: edit_vocabulary(model, keep=[2, 3, 4, 5])),
         (el.TokenIdError, "padding token", lambda: remove_tokens(model, [2], optimizer=optimizer)),
         (el.VocabularyError, "the model has 29 tokens", lambda: remove_tokens(model, [V])),
-        (el.SizeError, "belongs to other parameters", lambda: add_tokens(model, 1, optimizer=stranger)),
+        (el.SizeError, "trains none of the tensors", lambda: add_tokens(model, 1, optimizer=stranger)),
         (el.SizeError, "have no padding rows", lambda: add_tokens(model, 1, pad_to_multiple_of=8)),
         (el.SizeError, "a ShardedTable, cannot be moved", lambda: add_tokens(quantized, 1)),
         (
             el.ShapeError,
-            "VectorsInit was passed rows",
+            "VectorsInit has rows",
             lambda: add_tokens(model, 2, init=VectorsInit(torch.zeros(3, D))),
         ),
         (el.VocabularyError, "no old row 29", lambda: add_tokens(model, 1, init=CopyInit(of=29), optimizer=optimizer)),
         (el.PeerError, "the requested edit", lambda: remove_tokens(model, [5 if last else 6], optimizer=optimizer)),
         (el.PeerError, "the tensors", lambda: add_tokens(model, 1, optimizer=None if last else optimizer)),
         (el.EmbedLayerError, "the model has 29", lambda: remove_tokens(model, [V if last else 6])),
-        (el.EmbedLayerError, "another result", lambda: undo_of_another(model, optimizer, last)),
+        (el.EmbedLayerError, "that the edit kept have other values", lambda: undo_of_another(model, optimizer, last)),
     ]:
         with pytest.raises(error, match=words) as caught:
             refused()

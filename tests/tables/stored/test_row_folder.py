@@ -71,7 +71,7 @@ def test_a_closed_folder_is_resumed_at_its_checkpoint_and_nowhere_else(tmp_path,
             use()
     with pytest.raises(CheckpointError, match="changed after its last checkpoint"):
         MappedEmbedding.open(tmp_path / "rows")
-    with pytest.raises(CheckpointError, match="can be resumed at checkpoint 1, not at 2"):
+    with pytest.raises(CheckpointError, match="keeps checkpoint 1, not 2"):
         MappedEmbedding.resume(tmp_path / "rows", 2)
     with MappedEmbedding.resume(tmp_path / "rows", 1) as resumed:
         assert torch.equal(resumed.weight.data, rows)
@@ -177,7 +177,7 @@ def test_a_process_killed_while_it_rolls_back_can_be_resumed_again(tmp_path, tra
     with monkeypatch.context() as patch, pytest.raises(Ended):
         patch.setattr(undo_log.UndoLog, "create", raised(Ended))
         MappedEmbedding.resume(tmp_path / "rows", 1)
-    with pytest.raises(CheckpointError, match="at checkpoint 1, not at 2"):
+    with pytest.raises(CheckpointError, match="keeps checkpoint 1, not 2"):
         MappedEmbedding.resume(tmp_path / "rows", 2)
     with MappedEmbedding.resume(tmp_path / "rows", 1) as resumed:
         assert torch.equal(resumed.weight.data, rows)
