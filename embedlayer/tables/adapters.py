@@ -286,7 +286,7 @@ def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObje
         targets = config.get("target_modules")
         if isinstance(targets, list) and not any(f".{module}".endswith(f".{name}") for name in targets):
             raise CheckpointError(
-                f"{directory / ADAPTER_WEIGHTS} has a LoRA of {module}, which {ADAPTER_CONFIG} does not name."
+                f"{directory / ADAPTER_WEIGHTS} has a LoRA of {module}, which target_modules of {ADAPTER_CONFIG} lack."
             )
         rank, alpha = len(first), _of_module(config, "alpha_pattern", module, directory, config.get("lora_alpha", 8))
         config_rank = _of_module(config, "rank_pattern", module, directory, config.get("r", rank))

@@ -79,8 +79,8 @@ DAMAGED = [
     ({"d2t": GOOD["d2t"], "draft.d2t": GOOD["d2t"] + 0}, "2 tensors d2t, draft.d2t"),
     ({**GOOD, "d2t": torch.tensor(TOKENS)}, "ascending i"),
     ({**GOOD, "d2t": torch.zeros(6, dtype=torch.long)}, "ascending i"),
-    ({"d2t": GOOD["d2t"].float()}, r"must be int64 or int32 of shape \(N,\), not float32"),
-    ({**GOOD, "t2d": GOOD["t2d"].long()}, r"must be bool of shape \(V,\), not int64"),
+    ({"d2t": GOOD["d2t"].float()}, r"must be int64 or int32 \(N,\), not torch.float32"),
+    ({**GOOD, "t2d": GOOD["t2d"].long()}, r"must be bool \(V,\), not torch.int64"),
     ({"d2t": torch.tensor([5, 4])}, "Token 5 is at places 0 and 1"),
     ({"d2t": torch.tensor([-1, 4])}, "token id -1 at place 0"),
     ({"d2t": torch.zeros(0, dtype=torch.long)}, "token_ids is empty"),
@@ -116,8 +116,8 @@ def test_the_most_frequent_tokens_are_those_that_speculators_chooses() -> None:
 
 
 NO_CHOICE: list[tuple[Any, int, list[int], type[Exception], str]] = [
-    ([1, 2], 0, [], el.SizeError, "number is 0"),
-    ([1, 2], 3, [], el.SizeError, "number is 3"),
+    ([1, 2], 0, [], el.SizeError, "at most 2, not 0"),
+    ([1, 2], 3, [], el.SizeError, "at most 2, not 3"),
     ([1, 2, 3], 1, [0, 1], el.SizeError, "at least 2 .include."),
     ([1, 2], 1, [2], el.TokenIdError, "token id 2 of include"),
     ([[1, 2]], 1, [], el.ShapeError, "a number for each token"),

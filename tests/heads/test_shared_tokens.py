@@ -223,7 +223,7 @@ def test_a_divergence_that_is_not_defined_is_refused(unchecked) -> None:
     spare = el.OutputHead(8, 300)
     with pytest.raises(SizeError, match=r"kind must be .*, not 'forward'"):
         shared.divergence((hidden, spare), (hidden, large), "forward")
-    with pytest.raises(ShapeError, match="one of each"):
+    with pytest.raises(ShapeError, match="must match"):
         shared.divergence((hidden, spare), (hidden[:2], large))
     with pytest.raises(TokenIdError, match="outside the full vocabulary of 200 tokens"):
         shared.divergence((hidden, el.OutputHead(8, 200)), (hidden, large))
