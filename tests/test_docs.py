@@ -92,6 +92,12 @@ def test_the_examples_in_docstrings_run(name, tmp_path, monkeypatch, request) ->
     assert runner.failures == 0
 
 
+def test_a_section_that_an_error_names_is_there() -> None:
+    sections = set(re.findall("^## (.*)$", (ROOT / "docs" / "errors.md").read_text(), flags=re.M))
+    code = "".join(file.read_text() for file in (ROOT / "embedlayer").rglob("*.py"))
+    assert set(re.findall(r'docs/errors\.md, ([^".]+)\."', code)) <= sections
+
+
 def test_the_example_in_the_readme_is_the_file() -> None:
     readme = (ROOT / "README.md").read_text()
     block = re.search(r"<!-- the file examples/quickstart.py.*?```python\n(.*?)^```", readme, flags=re.S | re.M).group(

@@ -65,9 +65,7 @@ def _forward(
     outputs = forward(*args, token_weights=weights, **kwargs)
     if not weights.are_used:
         raise SizeError(
-            f"This call of {a_or_an(model)} has computed no loss with token_weights: pass labels too. If there "
-            f"are labels, its loss is code of its own. Then compute it from the logits, without computing these: "
-            f"-(weights * embedlayer.token_log_probs(outputs.logits, labels)).sum() / number_of_labels."
+            f"{a_or_an(model)} computed no loss with token_weights. See docs/errors.md, Losses of the model's own code."
         )
     return outputs
 

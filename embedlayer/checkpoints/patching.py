@@ -281,9 +281,7 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
         raise CheckpointError(f"What {a_or_an(old)} does beyond look-up and scale is unknown: it is not patched.")
     if old.max_norm is not None or old.scale_grad_by_freq or old.sparse or own_attribute(old, "forward") is not None:
         raise CheckpointError(
-            "TokenEmbedding has no max_norm, scale_grad_by_freq or sparse gradients, and cannot take the place of a "
-            "module whose forward has been replaced, as accelerate does. Patch before dispatching the model; for "
-            "sparse gradients, patch(model, row_sparse=True)."
+            "TokenEmbedding has no max_norm or scale_grad_by_freq; patch before hooks replace a forward (accelerate)."
         )
     scale, rounded = _scale_of(old)
     table = TokenEmbedding(

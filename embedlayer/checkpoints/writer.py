@@ -72,10 +72,7 @@ def tensors_of_layer(
     """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, the table first."""
     if is_part and is_edited:
         raise CheckpointError(
-            "The vocabulary of this layer was edited, and the checkpoint may have more tensors with a row for each "
-            "token than were read (table_only=True, per_layer=False, or a table that load does not read): they "
-            "would stay in the old order. Edit the checkpoint's folder with edit_vocabulary, or load the whole "
-            "layer before the edit."
+            "The vocabulary of this layer was edited: edit the checkpoint's folder with edit_vocabulary instead."
         )
     state = layer.state_dict()
     if unmatched := sorted(state.keys() ^ {key.partition("[")[0] for key in names}):

@@ -215,9 +215,7 @@ class TokenCorpus:
             largest = int(ids.max())  # before bincount, which allocates as many numbers as the largest ID says
             if largest >= size:
                 raise TokenIdError(
-                    f"token id {largest} at token {start + int(ids.argmax())} of the corpus is outside 0..{size - 1}, "
-                    f"the {size} IDs to be counted. The corpus was encoded for {self.vocab_size}: call "
-                    f"counts({self.vocab_size}), or build the corpus again if it should have no such ID."
+                    f"token id {largest} at token {start + int(ids.argmax())} of the corpus is outside 0..{size - 1}."
                 )
             counts += np.bincount(ids, minlength=size)
         return counts
@@ -241,9 +239,7 @@ class TokenCorpus:
             raise SizeError(f"validation_fraction is {validation_fraction}; it must be between 0 and 1, such as 0.1.")
         if len(self.blocks) < 2:
             raise TextError(
-                f"A corpus of {self.num_tokens} tokens ({self.num_bytes} bytes) is too small for a validation "
-                f"part: it is a single text chunk. Pass a text of a few thousand characters, in lines: a text is "
-                f"divided where no token can cross, such as at the end of a line (fold -w 80 TEXT breaks long ones)."
+                f"A corpus of {self.num_tokens} tokens is a single text chunk: too small for a validation part."
             )
         wanted = self.num_tokens * (1 - validation_fraction)
         last = int(np.abs(self.blocks[:-1, 0] - wanted).argmin())

@@ -299,9 +299,7 @@ def _check_first_ids(entries: Sequence[Mapping[str, Any]], new_ids: Tensor, size
     if known and (size != len(new_ids) or not bool((new_ids[first:] == ids).all())):
         keys = ", ".join(dict.fromkeys(key for _, key in known))
         raise VocabularyError(
-            f"This model takes token IDs from {first:,} on for images or sounds ({keys}), and the edit "
-            f"would change or follow them. Edit the language model alone: save it with save_pretrained of a text "
-            f"model, such as Gemma3nForCausalLM."
+            f"This model takes token IDs from {first:,} on for images or sounds ({keys}): edit the text model alone."
         )
 
 

@@ -527,8 +527,7 @@ def require_draft_tokens(drafts: Tensor, targets: Tensor, missing: Tensor) -> Te
         place, length = int(places[0]), targets.shape[-1] if targets.dim() else 1
         raise TokenIdError(
             f"token id {int(targets.flatten()[place])} at row {place // length}, column {place % length} is outside "
-            f"the draft vocabulary, as are {len(places)} of {targets.numel()} targets. Pass outside='ignore' or "
-            f"outside='count' to train without these targets, or add the tokens to token_ids."
+            f"the draft vocabulary: pass outside='ignore' or 'count'."
         )
     return drafts.clone()
 

@@ -119,9 +119,7 @@ def eagle_tensors(token_ids: Iterable[int] | Int[Tensor, " N"], vocab_size: int)
     for place, (token, after) in enumerate(pairwise(tokens)):
         if token > after:
             raise SizeError(
-                f"EAGLE-3 stores a draft vocabulary in ascending order, and token {after} at place {place + 1} follows "
-                f"token {token}: build the head with sorted(token_ids), or save it as FR-Spec does, to a "
-                f"{FR_SPEC_SUFFIX} file."
+                f"EAGLE-3 needs ascending tokens; {after} at place {place + 1} follows {token}. Use sorted(token_ids)."
             )
     ids = torch.tensor(tokens)
     return {D2T: ids - torch.arange(len(ids)), T2D: torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)}
@@ -184,9 +182,7 @@ def load_draft_tokens(path: Path | str) -> tuple[int, ...]:
     folder, file = place
     if path.suffix in _PICKLE_SUFFIXES and file is not None:
         raise CheckpointError(
-            f"{path} is a pickle, which can run any code when it is loaded: embedlayer reads safetensors only. If it "
-            f"is a list of token IDs, as of FR-Spec, load it yourself and pass the list: DraftHead(head, "
-            f"torch.load({path.name!r}, weights_only=True)). save_draft_tokens writes it as {EAGLE_SUFFIX}."
+            f"{path} is a pickle, which could run code: load it yourself. See docs/errors.md, Pickles."
         )
     files = WeightFiles(folder, choose_weight_files(folder, file))
     names = files.find(D2T)

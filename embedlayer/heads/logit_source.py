@@ -110,9 +110,7 @@ class ModelLogitOptions:
         """Return the options of the model's logits; raise a `CheckpointError` if they are not known."""
         if self.unknown:
             raise CheckpointError(
-                f"{self.unknown}, so this head does not know the model's distribution. Pass the model's own logits: "
-                f"embedlayer.token_log_probs(model(ids).logits, tokens), token_statistics and divergence take them "
-                f"without computing them, and model(ids, labels=labels) computes the loss."
+                f"{self.unknown}, so this head does not know the model's distribution. Pass model(ids).logits instead."
             )
         options: LogitOptions = {"logit_scale": self.logit_scale, "softcap": self.softcap}
         if self.bias is not None:
@@ -232,9 +230,7 @@ class LogitSource:
         is_freed = self.is_freed
         if is_freed and not hasattr(self.head, "unshard"):
             raise StaleRowsError(
-                "The weights of the LM head were sharded again after its forward pass, so its logits cannot be "
-                "computed now. Compute the loss inside the model's forward, call fully_shard on the head itself, or "
-                "pass reshard_after_forward=False."
+                "The LM head was resharded after its forward pass: no logits now. See docs/errors.md, Divided weights."
             )
         if is_freed:
             self.head.unshard()

@@ -94,9 +94,7 @@ def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:
     low_rank, replaced = (hasattr(wrapper, kind) for kind in ("lora_embedding_A", "trainable_tokens_delta"))
     if not low_rank and not replaced:
         raise CheckpointError(
-            f"{type(wrapper).__module__}.{type(wrapper).__name__} on {name!r} is unknown, so the tied head cannot read "
-            f"its rows. Use LoRA, trainable_token_indices or modules_to_save, leave {name!r} out, or use an untied "
-            f"head."
+            f"{type(wrapper).__name__} on {name!r} hides rows of a tied head: see docs/errors.md, PEFT on tied weights."
         )
     for adapter in wrapper.active_adapters:
         if low_rank and adapter in getattr(wrapper, "lora_variant", ()):
@@ -124,9 +122,7 @@ def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
     addresses = [[each.data_ptr() for each in found] for found in tensors]  # Dynamo of torch 2.11 hashes none
     if any(found != addresses[0] for found in addresses[1:]):
         raise CheckpointError(
-            f"{len(tables)} tables and the head of this model share one weight, and PEFT has put adapters on some of "
-            f"the tables: merging would change all. Leave the tables out of PEFT's configuration, or give each its own "
-            f"weight."
+            f"PEFT adapts some of the {len(tables)} tables of one weight. See docs/errors.md, PEFT on tied weights."
         )
     return tables[0]
 
@@ -141,9 +137,7 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
     if active and all(wrapper.lora_A[each].weight.data_ptr() in shared for each in active):
         return True
     raise CheckpointError(
-        f"PEFT has put {type(wrapper).__module__}.{type(wrapper).__name__} on the head {reference.name!r}, which "
-        f"is tied to the table: active it changes only the logits, merged it changes the look-ups too. Leave the head "
-        f"out with exclude_modules=[{reference.name!r}] and target the table, which adapts both; or use an untied head."
+        f"{type(wrapper).__name__} on the tied head {reference.name!r}: see docs/errors.md, PEFT on tied weights."
     )
 
 

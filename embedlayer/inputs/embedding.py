@@ -64,9 +64,7 @@ def as_position(
     names = ", ".join(get_args(PositionName))
     if not isinstance(position, str):
         raise SizeError(
-            f"A position is needed here; found {type(position).__name__}: pass one of the names {names}, or an object "
-            f"such as LearnedPositionalEmbedding({max_seq_len}, {embed_dim}), which takes the rows of an nn.Embedding "
-            f"by load_state_dict."
+            f"A position is needed here, not {type(position).__name__}: pass one of {names}, or a Position."
         )
     if position not in get_args(PositionName):
         raise SizeError(f"Position {position!r} is none of: {names}.")

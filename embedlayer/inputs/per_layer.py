@@ -93,11 +93,7 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
         super().__init__()
         table = as_lookup_table(table)
         if width < 1 or num_layers < 1 or table.embed_dim % num_layers:
-            raise SizeError(
-                f"Per-layer inputs need a width and a number of layers of at least 1, and a table whose width is a "
-                f"multiple of the number of layers; found width {width}, {num_layers} layers and a table of width "
-                f"{table.embed_dim}."
-            )
+            raise SizeError(f"{num_layers} layers of width {width} do not divide a table of width {table.embed_dim}.")
         if missing_row is not None and not 0 <= missing_row < table.vocab_size:
             raise SizeError(f"missing_row {missing_row} is none of the {table.vocab_size} rows of the table.")
         self.width = width

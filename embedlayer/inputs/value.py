@@ -99,11 +99,7 @@ class ValueEmbedding(EmbeddingInjection):
         """
         check_blocks(self.blocks, num_layers)
         if (num_kv_heads, num_kv_heads * head_dim) != (self.num_kv_heads, self.table.embed_dim):
-            raise SizeError(
-                f"The values have {num_kv_heads} heads of width {head_dim}, and the value embedding "
-                f"{self.num_kv_heads} of width {self.table.embed_dim // self.num_kv_heads}: build it with "
-                f"num_kv_heads={num_kv_heads} and a table of width {num_kv_heads * head_dim}."
-            )
+            raise SizeError(f"Values need {num_kv_heads=} and a table of width {num_kv_heads * head_dim}.")
         if self.gate_channels > width:
             raise SizeError(f"gate_channels {self.gate_channels} exceeds the width {width} of the decoder.")
 

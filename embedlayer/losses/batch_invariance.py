@@ -101,9 +101,7 @@ def tested_multiple(logits: UncomputedLogits) -> int:
     if isinstance(found, int):
         return found
     raise SizeError(
-        f"batch_invariant=True is not possible with these rows here: of a token {', '.join(found)} depend on "
-        f"the others even where tokens are padded to a multiple of {INVARIANT_MULTIPLES[-1]}. Leave the option out; "
-        f"embedlayer.losses.check_batch_invariance(head) shows what differs."
+        f"batch_invariant=True is not possible here: {', '.join(found)} differ. See check_batch_invariance(head)."
     )
 
 

@@ -37,10 +37,7 @@ def check_rows_are_whole(hidden: Tensor, weight: Tensor) -> None:
     """Check that a weight is no DTensor, or the hidden states are one too, as under `ColwiseParallel`."""
     if hasattr(weight, "to_local") and not hasattr(hidden, "to_local"):
         raise ShapeError(
-            f"The weight {tuple(weight.shape)} is a DTensor and the hidden states {tuple(hidden.shape)} are not: for "
-            f"loss and logits a table that is divided by parallelize_module needs to be a ShardedTable "
-            f"(embedlayer.distributed.shard_table), and one under fully_shard needs "
-            f"embedlayer.distributed.register_fsdp_methods(model)."
+            f"The weight {tuple(weight.shape)} is a DTensor, hidden is not: see docs/errors.md, Divided weights."
         )
 
 

@@ -69,9 +69,7 @@ class NextBytes:
         size = table_size(tokens.tokenizer)
         if len(tokens.single_bytes) < 256:
             raise TokenizerError(
-                "The next byte is known for tokenizers that have a token for each byte: byte-level BPE, and "
-                "SentencePiece with byte fallback. The tokens of this one leave out or change bytes of a text. "
-                "Compare its shared tokens, DraftMap.divergence, or its chunks, TokenAlignment.sum."
+                "The tokens of this tokenizer change bytes of a text. Use DraftMap.divergence or TokenAlignment.sum."
             )
         if vocab_size is not None and vocab_size < size:
             raise SizeError(f"The tokenizer has {size} IDs, and vocab_size is {vocab_size}.")

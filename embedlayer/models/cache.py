@@ -250,9 +250,7 @@ class KeyValueCache:
             return None
         if self._slots is not None:
             raise SizeError(
-                f"The frequencies of {type(position.scaling).__name__} depend on the length, and a KeyValueCache with "
-                f"max_seq_len cannot read its tokens again when they change: decode with "
-                f"model.position.at_length({self._slots.size}), whose frequencies are fixed, or leave max_seq_len out."
+                f"{type(position.scaling).__name__} varies: use model.position.at_length({self._slots.size})."
             )
         before, self.length = self.length, max(self.length, int(positions.max()) + 1)
         old, new = (position.phase_increments_at(length) for length in (before, self.length))

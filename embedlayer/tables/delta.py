@@ -357,9 +357,7 @@ def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
             )
         if token == base.padding_idx:
             raise SizeError(
-                f"Token {token} is the padding token of this table (padding_idx), whose row gets no gradient: leave it "
-                f"out of token_ids. Is it a token of the texts too, such as their end? Then set padding_idx = None on "
-                f"the table and on its head first."
+                f"Token {token} is the padding token. See docs/errors.md, The padding token of a delta table."
             )
         if token in seen:
             raise SizeError(f"Token {token} is named twice in token_ids: name each token once.")

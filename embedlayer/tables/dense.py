@@ -358,9 +358,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         gathered = pending_updates_of(weight) is None and getattr(self, "_is_fsdp_managed_module", False)
         if gathered or hasattr(weight, "to_local"):
             raise ShapeError(
-                f"FSDP or tensor parallelism divides the {self.num_rows} rows of this row-sparse table, and torch "
-                f"reduces no sparse gradients there. Shard it with embedlayer.distributed.shard_table (and pass "
-                f"ignored_params=sharded_parameters(model) to fully_shard), or build it with row_sparse=False."
+                f"The {self.num_rows} rows of a row-sparse table are divided. See docs/errors.md, Row-sparse tables."
             )
 
     def _watch(self, weight: Tensor | None) -> None:
@@ -501,11 +499,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             )
         own = type(embedding).forward is not nn.Embedding.forward or "forward" in vars(embedding)
         if own or "weight" not in dict(embedding.named_parameters(recurse=False)):
-            raise SizeError(
-                f"This {type(embedding).__name__} does not look its rows up as torch.nn.Embedding does, so a table of "
-                f"them could mean something else. For a model of transformers call embedlayer.patch(model); for the "
-                f"rows alone, TokenEmbedding.from_pretrained(embedding.weight)."
-            )
+            raise SizeError(f"This {type(embedding).__name__} has its own forward. See docs/errors.md, Other forwards.")
         refuse_partitioned([("the weight", embedding.weight)], "becomes that of a table")
         refuse_unsupported({"max_norm": embedding.max_norm, "scale_grad_by_freq": embedding.scale_grad_by_freq})
         weight = embedding.weight
@@ -562,11 +556,7 @@ def _rows_of(source: object) -> Tensor:
     if rows.ndim != 2:
         raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
     if not rows.is_floating_point():
-        raise ShapeError(
-            f"Rows must be floats, not {str(rows.dtype).removeprefix('torch.')}: convert them to float32. Quantised "
-            f"codes have no meaning without their scales: dequantise them first, then "
-            f"QuantizedEmbedding.from_table(rows, bits=8) stores them in 8 bits again."
-        )
+        raise ShapeError(f"Rows must be floats, not {rows.dtype}. See docs/errors.md, Rows that are not floats.")
     return rows.detach()
 
 

@@ -209,11 +209,7 @@ class PackedRows(ComputedRows, ComputedBuffers, checks_ids=True):
             SizeError: `requires_grad` is true.
         """
         if requires_grad:
-            raise SizeError(
-                f"A {type(self).__name__} is frozen: its codes are integers and have no gradient.\n"
-                "Train some rows beside them, DeltaEmbedding(table, token_ids). Or train all in floating point, "
-                "TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size), freeze=False), and quantise these."
-            )
+            raise SizeError(f"A {type(self).__name__} is frozen. See docs/errors.md, Frozen codes.")
         return self
 
 

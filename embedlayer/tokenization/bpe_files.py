@@ -45,9 +45,7 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig
     foreign = next((entry for entry in vocabulary if entry.endswith("</w>") or not letters >= set(entry)), None)
     if foreign is not None:
         raise TokenizerError(
-            f"{file} has the entry {foreign!r}, so it is not a vocabulary of GPT-2's kind, and no file beside it "
-            f"states its tokenizer class. Put the tokenizer_config.json or config.json of the model beside it. "
-            f"Known: {known}."
+            f"{file} has {foreign!r} and no class ({known}). See docs/errors.md, Tokenizer files without their class."
         )
     return _ALONE
 

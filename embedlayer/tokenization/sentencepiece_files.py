@@ -91,9 +91,7 @@ def _rules(path: Path, config: TokenizerConfig) -> SentencePieceRules:
     if rules is None:
         if path.name.endswith(_SHIFTED_NAME):
             raise TokenizerError(
-                f"{path} has a name of tokenizer classes whose IDs are not those of the SentencePiece model, and no "
-                f"file beside it states which one of {known} it is. Put the tokenizer_config.json or config.json of "
-                f"the model beside it, or use its tokenizer.json."
+                f"{path} may be one of {known}. See docs/errors.md, Tokenizer files without their class."
             )
         return SentencePieceRules()
     if config.kind == "Pegasus" and config.settings.get("offset") == 0:

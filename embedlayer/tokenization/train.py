@@ -112,9 +112,7 @@ def raise_if_path(text: str) -> None:
     exists = os.path.isfile(text) or ("/" in text and text.strip("/.~") != "" and os.path.exists(text))
     if exists or _PATH.fullmatch(text):
         raise TextError(
-            f"{text!r} is a str, which is read as text, but {'names a file' if exists else 'looks like a path'}. Pass "
-            f"pathlib.Path({text!r}) where a path is accepted, or its content: embedlayer.data."
-            f"read_text_chunks({text!r}). If it is the text, add a line break."
+            f"{text!r} {'names a file' if exists else 'looks like a path'}, see docs/errors.md, Paths and texts."
         )
 
 

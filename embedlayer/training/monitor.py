@@ -500,9 +500,7 @@ def _shard_of(table: LookupTable) -> tuple[int, Tensor]:
     placements = placements_of(weight) if isinstance(table, TokenEmbedding) else None
     if placements is None or any(each not in (Shard(0), Replicate()) for each in placements):
         raise SizeError(
-            f"The rows of {a_or_an(type(table).__name__)} with the placements {placements} cannot be read by one rank "
-            f"each: the monitor reads a TokenEmbedding or nn.Embedding that is sharded by rows (Shard(0)), or a "
-            f"ShardedTable."
+            f"Rows of {a_or_an(type(table).__name__)} with placements {placements} cannot be read by one rank each."
         )
     return first_local_row(weight), to_local(weight.detach())
 

@@ -194,9 +194,7 @@ class Receipt:
                 old = int(ids[removed][0])
                 name = f" ({self.dropped[old]!r})" if old in self.dropped else ""
                 raise TokenIdError(
-                    f"token id {old}{name} is removed, and these IDs contain removed tokens {int(removed.sum()):,} "
-                    f"times.\nEncode the text again with the new tokenizer (receipt.tokenizer), or pass "
-                    f"remap(replacement=...)."
+                    f"token id {old}{name} is removed, {int(removed.sum()):,} times: pass replacement=..."
                 )
             if not 0 <= replacement < self.row_map.size:
                 raise TokenIdError(f"The replacement {replacement} is none of the {self.row_map.size} new IDs.")

@@ -203,12 +203,7 @@ def _refuse_rows_frozen_by_peft(module: nn.Module, *_: object) -> None:
     if not (module.training and torch.is_grad_enabled() and hasattr(module, "peft_config")):
         return
     if frozen := [name for name, part in _deltas(module).items() if not part.delta.requires_grad]:
-        raise SizeError(
-            f"PEFT has frozen the rows of the new tokens ({', '.join(frozen)}), so they would never be trained. Call "
-            f"embedlayer.vocab.merge_rows(model) before get_peft_model, and give the token IDs to PEFT: "
-            f"LoraConfig(trainable_token_indices=[...]). Or call delta.requires_grad_(True) on these, before the "
-            f"optimizer is built."
-        )
+        raise SizeError(f"PEFT has frozen {', '.join(frozen)}. See docs/errors.md, New rows that PEFT has frozen.")
 
 
 def merge_rows(module: nn.Module) -> None:

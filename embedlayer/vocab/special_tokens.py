@@ -222,9 +222,7 @@ class NewTokenIds:
         new = self.id_of(role)
         if new is None and role == "pad_token":
             raise VocabularyError(
-                f"{where} names a padding token as {key}, and the new tokenizer does not say which is its own. State "
-                f"it: pass the tokenizer's folder if its files name it, or special={{'pad_token': TOKEN}} to "
-                f"embedlayer.vocab.transplant; edit_tokenizer(new_tokenizer, special=['<pad>']) adds one."
+                f"{where} names a padding token as {key}, the new tokenizer none: pass special={{'pad_token': TOKEN}}."
             )
         if new is None and role == "eos_token":
             warnings.warn(

@@ -118,10 +118,7 @@ def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: JsonObject, 
     counts = corpus.counts(table_size(tokenizer))
     if data["model"]["type"] == "WordPiece" and unknown is not None and counts[unknown]:
         raise VocabularyError(
-            f"The corpus contains {counts[unknown]:,} words that WordPiece could not encode. The tokens that it tried "
-            f"must be kept, and only the text shows them: pass the texts or their paths instead of the corpus. Without "
-            f"them, edit_vocabulary(keep=with_required_tokens(tokenizer, ids)) keeps IDs, and may split some of these "
-            f"words."
+            f"The corpus has {counts[unknown]:,} words that WordPiece could not encode: pass texts, not the corpus."
         )
     return counts
 

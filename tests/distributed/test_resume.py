@@ -62,14 +62,14 @@ def test_dense_tables_go_on_in_all_ways_and_the_others_are_refused_by_name() -> 
     told = {way: sentence for way, sentence in DOCUMENTED.items() if sentence != GOES_ON}
     for way, sentence in told.items():
         if way.table == "RowwiseParallel":
-            assert "needs to be a ShardedTable" in sentence
+            assert "docs/errors.md, Divided weights" in sentence
         elif way.table == BY_COLUMNS:
             assert way.head == "tied"
             assert "This head is tied to its table" in sentence
         elif way.head == "tied":
             assert "A head cannot be tied to a row-sparse table" in sentence
         elif "fully_shard" in way.division and way.table == "whole, row-sparse":
-            assert "Shard it with embedlayer.distributed.shard_table" in sentence
+            assert "See docs/errors.md, Row-sparse tables" in sentence
         else:
             assert way.optimizer == "AdamW"
             assert "Adam does not support sparse gradients" in sentence

@@ -447,7 +447,7 @@ def by_torch() -> list[torch.Tensor]:
         layer = TransformerEmbedding(24, D, 24, position="sinusoidal", table=table).eval()
         with torch.no_grad():
             found.append((layer(torch.arange(24)) - layer.position.vectors(torch.arange(24))).clone())
-        with pytest.raises(ShapeError, match="for loss and logits a table .* needs to be a ShardedTable"):
+        with pytest.raises(ShapeError, match="Divided weights"):
             table.logits(torch.zeros(2, D))
         row_sparse = TokenEmbedding(24, D, row_sparse=True)
         parallelize_module(row_sparse, mesh, plan)

@@ -55,7 +55,7 @@ def test_a_list_of_fr_spec_is_read_by_sglang_in_any_order_and_refused_here(tmp_p
     ):
         load_draft_tokens(path)
     assert DraftHead(TABLES["dense"](), torch.load(path, weights_only=True)).token_ids == tuple(UNSORTED)
-    with pytest.raises(el.SizeError, match="ascending order, and token 3 at place 1 follows token 48"):
+    with pytest.raises(el.SizeError, match="3 at place 1 follows 48"):
         save_draft_tokens(tmp_path / "draft.safetensors", UNSORTED, VOCAB_SIZE)
     with pytest.raises(el.CheckpointError, match="draft.json has an unknown suffix"):
         save_draft_tokens(tmp_path / "draft.json", UNSORTED, VOCAB_SIZE)

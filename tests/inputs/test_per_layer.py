@@ -70,7 +70,7 @@ def test_a_plain_embedding_is_a_table_and_wrong_sizes_are_named() -> None:
         inputs.look_up([10])
     with pytest.raises(el.ShapeError, match="width 4"):
         inputs.project(torch.randn(2, 5))
-    with pytest.raises(el.SizeError, match="multiple of the number of layers"):
+    with pytest.raises(el.SizeError, match="do not divide a table"):
         PerLayerInputs(nn.Embedding(10, 6), 4, 4)
     with pytest.raises(el.SizeError, match="missing_row 10"):
         PerLayerInputs(nn.Embedding(10, 6), 4, 2, missing_row=10)

@@ -133,7 +133,7 @@ def test_active_merged_and_unloaded_are_one_function(unchecked: None, name, choi
     before = logits_of(model).detach()
     model = adapted(model, **CHOICES[choice](table, head, linear))
     if (name, choice) == ("patched T5", "LoRA on the table"):  # the encoder and the decoder have other look-ups
-        with pytest.raises(el.CheckpointError, match="3 tables and the head of this model share one weight"):
+        with pytest.raises(el.CheckpointError, match="3 tables of one weight"):
             logits_of(model)
         return
     step(model)
@@ -269,7 +269,7 @@ def test_an_edit_refuses_adapters_that_have_values_of_tokens_and_its_advice_work
         logits = logits_of(model) + 0
         before = {key: each.clone() for key, each in model.state_dict().items()}
         if choice in ("LoRA on the table", "LoRA on an untied head", "trainable tokens"):
-            with pytest.raises(el.VocabularyError, match=r"PEFT has put an adapter on .*model\.merge_and_unload\(\)"):
+            with pytest.raises(el.VocabularyError, match=r"PEFT adapts"):
                 el.vocab.add_tokens(model, 3)
             assert all(torch.equal(each, before[key]) for key, each in model.state_dict().items())
             model = model.merge_and_unload()

@@ -304,7 +304,7 @@ def test_a_checkpoint_with_hashed_ngrams_is_refused(tmp_path, name) -> None:
     folder = plain(
         tmp_path / "old", {"model.embed_tokens.weight": torch.randn(20, 4), name: torch.zeros(7, 2)}, "llama"
     )
-    with pytest.raises(el.VocabularyError, match=f"hashed n-grams \\({name}\\).* changes these IDs"):
+    with pytest.raises(el.VocabularyError, match=f"hashed n-grams \\({name}\\), which an edit would break"):
         el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
 
 

@@ -194,9 +194,7 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
     header = file.readline(LONGEST_TOKEN)
     if header.startswith(FASTTEXT):
         raise CheckpointError(
-            f"{path} is a whole model of fastText, which also has rows of parts of words. Read the .vec file beside "
-            f"it, or write one: gensim.models.fasttext.load_facebook_vectors({str(path)!r}).save_word2vec_format("
-            f"{str(path.with_suffix('.vec'))!r})"
+            f"{path} is a whole model of fastText, with rows of parts of words. Read its .vec file instead."
         )
     if header.startswith(PICKLE):
         raise pickle_error(path)

@@ -36,16 +36,10 @@ class ChatTemplate:
             template = template.get("default")
         if not isinstance(template, str):
             raise TokenizerError(
-                "The sources have chats (messages), and the tokenizer has no chat template. Name the folder of a "
-                "tokenizer of transformers with a template (tokenizer_config.json or chat_template.jinja): --tokenizer "
-                "DIR, for train --tokenizer-from DIR, in Python chat_template=DIR."
+                "The tokenizer has no chat template for the chats (messages). See docs/errors.md, Chat templates."
             )
         if not _GENERATION.search(template):
-            raise TokenizerError(
-                "The chat template of the tokenizer has no {% generation %}, which marks the tokens of the assistant. "
-                "Write {% generation %} and {% endgeneration %} around what the assistant says in the template, as "
-                "`return_assistant_tokens_mask` of transformers needs it."
-            )
+            raise TokenizerError("The chat template has no {% generation %}. See docs/errors.md, Chat templates.")
         named = getattr(tokenizer, "special_tokens_map", {})
         return cls(template, {role: text for role, text in named.items() if isinstance(text, str)})
 

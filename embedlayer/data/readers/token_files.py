@@ -252,11 +252,7 @@ def _read_token_file(path: Path, dtype: str | None) -> TokenFile:
     elif not start:
         raise TextError(f"There are no token IDs in {path}: the file is empty.")
     elif requested is None:
-        raise TextError(
-            f"{path} is a binary file, and not plain text. If its numbers are token IDs, name their type and their "
-            f"tokenizer: --dtype uint16 (nanoGPT's; OLMo's may be uint32), in Python "
-            f"embedlayer.data.map_token_files([{str(path)!r}], tokenizer, 'DIR', dtype='uint16')."
-        )
+        raise TextError(f"{path} is a binary file. Are its numbers token IDs? See docs/errors.md, Files of token IDs.")
     else:
         count, rest = divmod(path.stat().st_size, requested.itemsize)
         if rest:
@@ -364,10 +360,7 @@ def _checked_tables(file: TokenFile, tokenizer: Any) -> tuple[npt.NDArray[np.int
     separator, size = end_of_text_id(tokenizer), table_size(tokenizer)
     if file.format == "raw" and size - 1 > np.iinfo(file.dtype).max:
         raise SizeError(
-            f"{file.path} cannot have IDs of {file.dtype}, which ends at {np.iinfo(file.dtype).max}: the tokenizer has "
-            f"{size} IDs, and files have a type for all. Pass that --dtype, such as uint16; or, if the IDs are "
-            f"{file.dtype} all the same, write them with their type: numpy.save('NEW.npy', "
-            f"numpy.fromfile({str(file.path)!r}, '{file.dtype}'))."
+            f"{file.path} has {file.dtype}, and the tokenizer {size} IDs. See docs/errors.md, Files of token IDs."
         )
     ends: list[int] = []
     counts: list[int] = []

@@ -251,15 +251,11 @@ class RowFolder(RowStorage):
         self.check_open()
         if not (self._weight.is_mapped and all(mapped.is_mapped for _, mapped, _ in self._arrays.values())):
             raise FileError(
-                f"Rows or state of {self.path} were moved to shared memory, by share_memory_() or by sending them to "
-                f"another process, so their file would miss all later changes. Call table.close(), continue with "
-                f"MappedEmbedding.resume, and send a copy: table.rows(0, table.vocab_size).clone()."
+                f"Rows of {self.path} are in shared memory. See docs/errors.md, Mapped tables in other processes."
             )
         if self._saving:
             raise StaleRowsError(
-                f"Rows of {self.path} are about to change inside `with table.checkpoint():`, and the checkpoint would "
-                f"not contain the change. Make steps, look-ups with gradients and optimizer.apply_pending_updates() "
-                f"before it."
+                f"Rows of {self.path} would change inside `with table.checkpoint():`. Make steps before it."
             )
         assert self._log is not None
         numbers = rows.to("cpu", torch.int64).numpy()

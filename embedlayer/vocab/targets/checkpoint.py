@@ -303,9 +303,7 @@ def _check_others(
     model_type, table = checkpoint.config.get("model_type"), next(iter(edited))
     if sized and is_unknown:
         raise CheckpointError(
-            f"{checkpoint.name} is of an unknown family (model_type {model_type!r}), and {', '.join(sized[:4])} has "
-            f"{num_rows:,} rows or columns, as many as there are tokens. Whether they must change too is not known, so "
-            f"the vocabulary is not edited."
+            f"{checkpoint.name} is unknown ({model_type!r}), and {', '.join(sized[:4])} has {num_rows:,} rows."
         )
     warning = ""
     if is_unknown:

@@ -53,13 +53,7 @@ def check_folder(folder: Path) -> None:
     if not recover_folder(folder).is_dir():
         raise FileError(f"There is no folder {folder}.")
     if (folder / METADATA).exists() or any(folder.glob(SHARDS)):
-        raise CheckpointError(
-            f"{folder} is a checkpoint of torch.distributed.checkpoint, in shards: edit it where it is loaded. Under "
-            f"torchrun, with any number of processes, build the model with the old vocabulary and shard it, dcp.load "
-            f"the result of distributed_state(model, optimizer), call "
-            f"edit_vocabulary(model, ..., optimizer=optimizer), and dcp.save to another folder: "
-            f"docs/many-machines.md, Its vocabulary."
-        )
+        raise CheckpointError(f"{folder} is sharded. See docs/errors.md, Sharded checkpoints.")
     if path_kind(folder) in OWN_FOLDERS and (folder / BLOCKS / CONFIG).exists():
         raise CheckpointError(f"{folder} has a compressed table. Edit the checkpoint that it was compressed from.")
 

@@ -136,10 +136,7 @@ def _with_bytes(rows: RowTensor, table: PackedRows, name: str) -> RowTensor:
         """Return the bytes of rows with these numbers, as the format quantises them."""
         if own.encode is None or not table.stored_rows.format.can_quantise:
             raise SizeError(
-                f"New rows of {name or 'this table'} cannot be quantised to {table.stored_type}: no function of its "
-                f"library writes it. Edit the file that it was loaded from, by its name: its table is then written in "
-                f"another type. Or convert the table of a tied model first, embedlayer.compress.replace_table(model, "
-                f"QuantizedEmbedding.from_table(table, 8))."
+                f"New rows of {name or 'this table'} cannot be {table.stored_type}. See docs/errors.md, Stored types."
             )
         return own.encode(values)
 

@@ -166,10 +166,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
                 f"This module has {streams} streams of codes and no table of text: the codes of streams are not edited."
             )
         raise SizeError(
-            "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
-            "torch.nn.Embedding is edited as TokenEmbedding.from_embedding(embedding), put in its place, and a "
-            "torch.nn.EmbeddingBag as embedlayer.tables.Bag.from_embedding_bag(bag); a model of transformers after "
-            "patch(model), and so one with a StaticEmbedding."
+            "There is no TokenTable or OutputHead in this module. See docs/errors.md, Modules without a vocabulary."
         )
     if len({*vocabulary.sizes.values()}) > 1:
         shown = ", ".join(f"{name} {size:,}" for name, size in vocabulary.sizes.items())
@@ -254,9 +251,7 @@ def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
         ]
         if of_tokens:
             raise VocabularyError(
-                f"PEFT has put an adapter on {name}, whose {of_tokens[0]} belongs to tokens of the vocabulary before "
-                f"the edit. Merge it first, model = model.merge_and_unload(), edit that model, and wrap it again with "
-                f"get_peft_model. Nothing was changed."
+                f"PEFT adapts {name} ({of_tokens[0]}). See docs/errors.md, PEFT and an edited vocabulary."
             )
 
 
@@ -264,9 +259,7 @@ def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
     """Raise a `VocabularyError` if tensors of a model are rows of hashed n-grams of another library, by their names."""
     if hashed := next((name for name in names if _HASHED_NGRAMS.search(name)), None):
         raise VocabularyError(
-            f"{what} has hashed n-grams ({hashed}), whose rows are found by hashes of token IDs or of the tokenizer's "
-            f"compressed IDs. An edit of the tokenizer changes these IDs and with them every hash, so the vocabulary "
-            f"is not edited. An NgramHash with a token_map keeps its hashes in an edit."
+            f"{what} has hashed n-grams ({hashed}), which an edit would break. See docs/errors.md, Hashed n-grams."
         )
 
 

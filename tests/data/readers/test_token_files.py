@@ -260,7 +260,7 @@ def array(*values: object, dtype: str | None = None) -> Callable[[Path], Path]:
 
 
 NOT_READ: list[tuple[Callable[[Path], Path], str | None, type[Exception], str]] = [
-    (nanogpt, None, TextError, "--dtype uint16"),
+    (nanogpt, None, TextError, "Files of token IDs"),
     (olmo, None, TextError, "--dtype"),
     (raw("odd.bin", b"abc".upper), "uint16", CheckpointError, "3 bytes"),
     (raw("empty.bin", bytes), "uint16", TextError, "empty.bin"),
@@ -272,7 +272,7 @@ NOT_READ: list[tuple[Callable[[Path], Path], str | None, type[Exception], str]] 
     (raw("text.bin", b"plain text".upper), None, TextError, "text.bin"),
     (raw("text.txt", b"plain text".upper), "uint16", SizeError, "dtype uint16"),
     (raw("u1.bin", b"text".upper), "uint8", SizeError, "257 IDs"),
-    (nanogpt, "uint8", SizeError, "--dtype, such as uint16"),
+    (nanogpt, "uint8", SizeError, "has uint8"),
     (olmo, "uint16", SizeError, "Every second number"),
     (numpy_file, "int32", SizeError, "uint16, .* int32"),
     (array(0.0, 1.0), None, CheckpointError, "float64"),
