@@ -43,9 +43,6 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
         The number of rows written.
 
     Raises:
-        MissingExtraError: pyarrow is not installed: `pip install 'embedlayer[parquet]'`.
-        ShapeError: A tensor or array is not `(V, D)` of floats.
-        SizeError: `table` is no table, the width of a row is below 2, or `num_neighbors` is negative.
         CheckpointError: Rows hold NaN or infinity.
         TokenizerError: The tokenizer has IDs outside the table, or no tokens.
         FileError: The file cannot be written.

@@ -93,7 +93,6 @@ def _merged_peaks(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Int
     merged: dict[int, int] = {}
 
     def top(cell: int) -> int:
-        """Return the highest peak that a peak was merged with."""
         while cell in merged:
             cell = merged[cell]
         return cell

@@ -116,10 +116,6 @@ class EmbeddingPlan:
             those of MLX or GGUF's K-quants. They are decoded to `dtype`, and nothing but `delta_rows` is trained.
         name: Name of the plan in printed tables.
 
-    Raises:
-        SizeError: A size is too small, the rank exceeds the width, a name is unknown, or two options exclude each
-            other.
-
     Example:
         >>> gpt2 = EmbeddingPlan(50257, 768)
         >>> gpt2.table_parameters, gpt2.table_bytes
@@ -544,7 +540,6 @@ class EmbeddingPlan:
         return (self.trained_parameters - self.table_parameters) * number + self._rows * (row + STEP_BYTES)
 
     def _loss_bytes(self) -> int:
-        """Return `loss_bytes` for a plan with a head."""
         if not self.trained and self.vocab_parallel_size == 1:
             return self.logits_bytes
         if self.loss_by_blocks:

@@ -48,11 +48,6 @@ def principal_components(
         num_components: Number of components, C, at most D.
         skip_nonfinite: Leave out rows that hold NaN or infinity; their coordinates are NaN. By default such rows raise
             a `ShapeError`.
-
-    Raises:
-        SizeError: There are no rows to measure, or `num_components` is outside 1..D.
-        ShapeError: A tensor or array is not `(V, D)` of floats; or rows hold NaN or infinity, and `skip_nonfinite` is
-            false.
     """
     table = RowReader(rows)
     width, finite = table.embed_dim, table.norms().isfinite()
@@ -177,10 +172,6 @@ def table_geometry(table: TableLike) -> TableGeometry:
     Args:
         table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
 
-    Raises:
-        ShapeError: A tensor or array is not `(V, D)` of floats.
-        SizeError: There are no rows, or every row is zero or holds NaN or infinity.
-
     Example:
         >>> even = table_geometry(torch.cat([torch.eye(4), -torch.eye(4)]))
         >>> round(even.effective_rank, 6), round(even.isotropy, 6), round(even.mean_cosine, 3)
@@ -253,10 +244,6 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
     Args:
         table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
         counts: Number of occurrences of each token, `(V,)`.
-
-    Raises:
-        ShapeError: A tensor or array is not `(V, D)` of floats; or the number of counts differs from the number of
-            rows, or is 0.
 
     Example:
         >>> rows = torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]])

@@ -78,8 +78,6 @@ def table_health(
             it tells whether the table was trained enough, see `LossOfRun`.
 
     Raises:
-        ShapeError: A tensor or array is not `(V, D)` of floats, `before` differs in size, or `head` or
-            `counts` in the number of rows.
         TokenizerError: `tokenizer` is no tokenizer.
 
     Example:
@@ -152,7 +150,6 @@ def table_health(
 
 
 def model_health(opened: OpenedModel) -> TableHealth:
-    """Return `table_health` of an opened model, with all that is known of it."""
     before = opened.before()
     return table_health(
         opened.table,

@@ -279,7 +279,6 @@ class TableHealth:
             yield f"{_rows(len(self._ids('not learned')))} are not learned, {unlearned:,} of the {words:,} words."
 
     def _ids(self, verdict: Verdict) -> tuple[int, ...]:
-        """Return the IDs of the rows with a verdict."""
         return row_ids(self.verdicts.is_(verdict))
 
     @property

@@ -60,9 +60,6 @@ def neighbor_layout(
         keep: Which rows to place, `(V,)`; `None` for all that are finite. The others get NaN and have no influence.
         rounds: How many times all rows are moved; `None` for 200 times, and fewer for large tables.
 
-    Raises:
-        ShapeError: A tensor or array is not `(V, D)` of floats.
-
     Example:
         >>> neighbor_layout(TokenEmbedding(100, 16), rounds=5).places.shape
         torch.Size([100, 2])

@@ -111,7 +111,6 @@ def nearest_rows(
         IDs and cosines `(Q, K)`, on the CPU. For a table on an accelerator the call waits for each chunk of rows.
 
     Raises:
-        ShapeError: A tensor or array is not `(V, D)` of floats.
         IndexError: An ID of `queries` is outside the table.
 
     Example:

@@ -80,7 +80,6 @@ def plan(preset: Model = None, **options: Any) -> EmbeddingPlan:
         FileError: The `config.json` cannot be read.
         CheckpointError: The `config.json` is of a model that is not planned: its type is unknown or not read by
             `embedlayer.load`, a size is missing, or it has a table or a head that no plan describes.
-        SizeError: The preset is unknown, a size is missing, or `EmbeddingPlan` refuses the options.
 
     Example:
         >>> plan("gpt2").parameters - plan("gpt2").position_parameters

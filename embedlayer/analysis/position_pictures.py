@@ -45,9 +45,6 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
 
     Returns:
         The values, or `None` for a scheme that is in no line of the table.
-
-    Raises:
-        SizeError: `length` is below 1.
     """
     if length < 1:
         raise SizeError(f"position_values needs a length of at least 1; found {length}.")

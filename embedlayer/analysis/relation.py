@@ -252,10 +252,6 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
         after: The second table; its width may differ.
         pairs: ID in `before` and ID in `after` of each shared token, `(N, 2)`; `None` pairs equal IDs.
 
-    Raises:
-        ShapeError: The tables differ in length and `pairs` is `None`, an ID in `pairs` is outside its table, or a
-            tensor or array is not `(V, D)` of floats.
-
     Example:
         >>> rows, rotation = torch.randn(500, 8), torch.linalg.qr(torch.randn(8, 8)).Q
         >>> table_relation(rows, rows @ rotation).verdict, table_relation(rows, torch.randn(500, 8)).verdict
@@ -319,7 +315,6 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
 
 
 def _same_width(readers: Sequence[RowReader]) -> bool:
-    """Return whether two tables have the same width."""
     return readers[0].embed_dim == readers[1].embed_dim
 
 

@@ -184,9 +184,6 @@ def under_trained_scores(table: TableLike, counts: Int[Tensor, " V"] | None = No
         counts: Number of occurrences of each token in the training text, `(V,)`; `None` if that is unknown. It decides
             about a cone if nearly all or few of its tokens never occur.
 
-    Raises:
-        ShapeError: A tensor or array is not `(V, D)` of floats, or the number of counts differs from that of the rows.
-
     Example:
         >>> words = torch.randn(400, 32)
         >>> unused = torch.randn(32) + 0.1 * torch.randn(100, 32)
@@ -484,5 +481,4 @@ def _mean_direction(units: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
 
 
 def _cosine(degrees: float) -> float:
-    """Return the cosine of an angle in degrees."""
     return math.cos(math.radians(degrees))

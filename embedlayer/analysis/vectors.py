@@ -66,8 +66,6 @@ class TokenVectors:
             names of the rows, a list of V strings. `open_model(source).tokenizer` of a file of vectors is one too.
 
     Raises:
-        ShapeError: A tensor or array is not `(V, D)` of floats.
-        SizeError: `table` is no table, or the number of names is not that of rows.
         TokenizerError: There is no tokenizer, or it has IDs outside the table or is of another kind.
 
     Example:
@@ -168,7 +166,6 @@ class TokenVectors:
         """Return the cosine of the mean rows of two lists of tokens.
 
         Raises:
-            SizeError: A list is empty.
             UnknownTokenError: A word is not a token of the table, see `id_of`.
         """
         if not len(ws1) or not len(ws2):
@@ -183,7 +180,6 @@ class TokenVectors:
 
         Raises:
             UnknownTokenError: A word is not a token of the table, see `id_of`.
-            ShapeError: A vector does not have the shape `(D,)`.
         """
         is_token = isinstance(word_or_vector, str | int | bytes | np.integer)
         query = self[word_or_vector] if is_token else self._checked(word_or_vector)  # type: ignore[index, arg-type]
@@ -241,10 +237,8 @@ class TokenVectors:
             without a token and rows with NaN are left out of the list.
 
         Raises:
-            SizeError: The query is empty, no ID is in the range to search, or `indexer` is not `None`.
             UnknownTokenError: An item is not a token of the table, see `id_of`.
             CheckpointError: A row or vector of the query holds NaN or infinity.
-            ShapeError: A vector of the query does not have the shape `(D,)`.
         """
         if indexer is not None:
             raise SizeError("The search here is exact and takes no indexer: leave indexer out.")
@@ -302,7 +296,6 @@ class TokenVectors:
         """Return the readable text of the token that is furthest, by cosine, from the mean of all the words' unit rows.
 
         Raises:
-            SizeError: There are no words.
             UnknownTokenError: A word is not a token of the table, see `id_of`.
         """
         if not words:
@@ -315,7 +308,6 @@ class TokenVectors:
         """Return the key of `keys_list` whose row has the largest cosine to that of `key1`; of equals, the first.
 
         Raises:
-            SizeError: The list is empty.
             UnknownTokenError: A key is not a token of the table, see `id_of`.
         """
         if not keys_list:
@@ -360,8 +352,6 @@ class TokenVectors:
             ignore_missing: Skip keys that are not tokens of the table, and their weights.
 
         Raises:
-            SizeError: There are no keys, or the number of weights is not the number of keys.
-            ShapeError: A vector does not have the shape `(D,)`.
             UnknownTokenError: A key is not a token, and `ignore_missing` is false.
         """
         if len(keys) == 0:
@@ -389,7 +379,6 @@ class TokenVectors:
         neighbours.
 
         Raises:
-            SizeError: `topn` is below 1, or the table has no neighbours.
             UnknownTokenError: One of the two is not a token of the table, see `id_of`.
 
         Reference: Leeuwenberg et al., A minimally supervised approach for synonym extraction with word embeddings,
@@ -485,7 +474,6 @@ class TokenVectors:
 
 
 def _as_list(queries: Query | Sequence[Query] | None) -> list[Query]:
-    """Return the items of a query as a list."""
     if queries is None:
         return []
     if isinstance(queries, str | int | bytes | np.integer) or (

@@ -100,10 +100,6 @@ class EmbeddingLayer(Pretrained):
         is_edited: Whether the vocabulary of the layer was edited, so that its rows are in another order than those of
             the checkpoint that it lacks. `edit_vocabulary` sets it.
 
-    Raises:
-        SizeError: `table` is no table; a recipe, also that of `decoder`, has a step twice or without its module;
-            `numbering="ids"` has no `padding_id`; or `block_positions` or `encoder_block_positions` has an unknown key.
-
     Example:
         >>> layer = EmbeddingLayer(TokenEmbedding(100, 8), SinusoidalPositionalEmbedding(16, 8), recipe=["position"])
         >>> layer.input(torch.tensor([[1, 2, 3]])).shape
@@ -243,7 +239,6 @@ class EmbeddingLayer(Pretrained):
             FileError: The folder cannot be written, or the tokenizer file of the checkpoint cannot be read.
             CheckpointError: The layer could not be loaded again; see `Pretrained.save_pretrained`.
             TokenizerError: `tokenizer` is no tokenizer.
-            MissingExtraError: The tokenizer of the checkpoint needs an extra; see `tokenizer`.
 
         Warns:
             EmbedLayerWarning: The tokenizer that this layer was loaded with cannot be read, so it is left out.
@@ -293,7 +288,6 @@ class EmbeddingLayer(Pretrained):
         Raises:
             TokenizerError: The tokenizer file is damaged.
             FileError: The tokenizer file cannot be read.
-            MissingExtraError: A `.model` needs the extra `spm`, and a `.gguf` the extra `gguf`.
 
         Warns:
             EmbedLayerWarning: The tokenizer has IDs without a row in the table.
@@ -338,8 +332,6 @@ class EmbeddingLayer(Pretrained):
         Raises:
             TokenIdError: An ID, a segment or a code is outside its table or stream.
             PositionError: A position is outside what the scheme covers, as in a sequence that is too long.
-            SizeError: Both kinds of positions are passed, or token types, codes or `streams` to a family without them.
-            ShapeError: IDs or positions are no integers, or positions, mask, segments or codes do not fit the IDs.
         """
         steps = self._steps(ids, attention_mask, position_ids, positions, token_type_ids, codes=codes, streams=streams)
         return run_steps(*steps)
@@ -356,9 +348,6 @@ class EmbeddingLayer(Pretrained):
 
         Arguments and errors are those of `input`. The position scheme is `position_of("decoder")` if there is one, else
         that of the encoder.
-
-        Raises:
-            SizeError: This is not the layer of an encoder-decoder model: a decoder alone is read by `input`.
         """
         if self.decoder is None:
             raise SizeError(f"A layer of family {self.family} has no second input: its only stack is read by input.")
@@ -452,9 +441,6 @@ class EmbeddingLayer(Pretrained):
         `numbering` says which tokens count: all, those in `attention_mask`, or those other than the padding token. A
         token that does not count has position -1. With the numbering `"mask"` and no mask, all tokens count; with the
         other two, `attention_mask` is not read.
-
-        Raises:
-            ShapeError: `ids` is a scalar, or the mask that is read is not valid.
         """
         if self.numbering == "ids":
             assert self.padding_id is not None
@@ -466,9 +452,6 @@ class EmbeddingLayer(Pretrained):
 
         Args:
             kind: A key of `other_positions`, such as `"full_attention"`, or `None`.
-
-        Raises:
-            SizeError: No layers of that kind have their own position scheme.
         """
         if kind is None:
             return self.position
@@ -483,9 +466,6 @@ class EmbeddingLayer(Pretrained):
         Args:
             block: Number of the block, from 0; a negative number counts from the end.
             encoder: Whether to count the blocks of the encoder of an encoder-decoder model, not those of its decoder.
-
-        Raises:
-            SizeError: The blocks are listed (`block_positions`, `encoder_block_positions`), and there is no such block.
         """
         blocks = self.encoder_block_positions if encoder else self.block_positions
         if not blocks:
@@ -499,10 +479,6 @@ class EmbeddingLayer(Pretrained):
 
         Args:
             block: Number of the block, from 0; a negative number counts from the end.
-
-        Raises:
-            SizeError: There is no such block; or the configuration states no types of layers, or no window for them, or
-                a type that attends in another way.
 
         Example:
             >>> types = ["sliding_attention", "full_attention"]
@@ -598,8 +574,6 @@ def load(
             that the family needs is missing; tensors and configuration disagree; the folder holds another kind of saved
             layer; or the final norm is requested, and that of this model type is not known. If a table of the
             checkpoint can be read alone, the message says how.
-        SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
-        MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
 
     Warns:
         EmbedLayerWarning: Rows contain NaN or infinity; the configuration contradicts the tensors in a way that can be

@@ -73,7 +73,6 @@ def _forward(
 def _loss(
     model: str, loss_function: Callable[..., Tensor], *args: Any, token_weights: _Weights | None = None, **kwargs: Any
 ) -> Tensor:
-    """Call the loss function of a model; with `token_weights` compute the same loss with them."""
     if token_weights is None:
         return loss_function(*args, **kwargs)
     from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss

@@ -21,7 +21,6 @@ _OF_TOKENS = ("lora_embedding_", "trainable_tokens_")
 
 
 def own_files(checkpoint: Checkpoint) -> set[Path]:
-    """Return the paths of the files that the tensors of a checkpoint are read from."""
     return {info.file for header in checkpoint.headers.values() for info in header.tensors.values()}
 
 

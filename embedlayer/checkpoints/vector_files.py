@@ -74,7 +74,6 @@ def read_vectors(
         FileError: The file cannot be read.
         CheckpointError: The file does not have this format, or has a token or a row that `errors` or `nonfinite` does
             not allow. The message names the line or the row.
-        SizeError: The format is unknown, or the file name does not determine it.
 
     Warns:
         EmbedLayerWarning: There are duplicate tokens, tokens that are not UTF-8, or rows that are not finite and are
@@ -137,9 +136,7 @@ def write_vectors(path: Path | str, tokens: Sequence[str], rows: TableLike, form
 
     Raises:
         FileError: The file cannot be written.
-        ShapeError: The numbers of tokens and rows differ or are 0, or an array holds neither real numbers nor booleans.
         CheckpointError: The format cannot represent a token or a number; the message names the row.
-        SizeError: The format is unknown, or the file name does not determine it; or `rows` is none of these kinds.
     """
     path = named_path(path)
     chosen = format_of(path, format)

@@ -49,9 +49,6 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
             `None` weights all tokens equally. Other kinds ignore it.
 
     Raises:
-        SizeError: `to` names no kind, or a kind that does not fit the size of the table; `table` is no table; or, for a
-            factorised table, `counts` are negative, not finite or all 0.
-        ShapeError: `counts` has another shape, or rows contain NaN, infinity, or numbers too large for the layout.
         CheckpointError: Rows contain these, and the kind is that of another library.
 
     Example:
@@ -107,8 +104,6 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
         table: The new table.
 
     Raises:
-        SizeError: The table has another width, or the model has an untied head with another number of tokens. For a
-            model of transformers: the table has another number of tokens, or cannot have the scale of its look-ups.
         CheckpointError: The model is not patched, has bags of several tables, has modules other than look-ups and LM
             heads that use the weight of the table, or multiplies the rows itself (MobileBERT).
     """

@@ -45,8 +45,6 @@ def export_onnx(table: TokenTable, path: Path | str, *, logits: bool = True, acc
             changes logits by about 0.5 % of the largest one, and is faster, much faster with 8-bit codes.
 
     Raises:
-        SizeError: The table has another layout, or more than `LARGEST` bytes, 1 MiB below 2 GiB.
-        MissingExtraError: onnx is missing: `pip install 'embedlayer[onnx]'`.
         FileError: The file cannot be written.
 
     Example:

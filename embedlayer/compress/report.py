@@ -91,8 +91,6 @@ def compare_compression(
         The result of the original, then one for each of `choices` in their order, then with `counts` that of the trim.
 
     Raises:
-        SizeError: A table of `choices` has another size, or `compress_table` raises it.
-        ShapeError: As for `compress_table`.
         TokenIdError: `counts` is longer than the table.
 
     Example:
@@ -137,9 +135,6 @@ def row_error(table: TokenTable, other: TokenTable) -> float:
 
     The norms are Frobenius norms over all tokens, without `scale`, computed a block of rows at a time. The result is 0
     if `table` has only zeros.
-
-    Raises:
-        SizeError: The tables differ in size.
     """
     if (table.vocab_size, table.embed_dim) != (other.vocab_size, other.embed_dim):
         raise SizeError(
@@ -175,7 +170,6 @@ def loss_on_text(
         start_id: Token with which every window starts; `None` for none.
 
     Raises:
-        SizeError: The text has fewer than two tokens.
         CheckpointError: The model is no causal language model. The function that is returned raises the errors of
             `replace_table`.
     """

@@ -51,7 +51,6 @@ def write_checkpoint(
     Raises:
         CheckpointError: The table of the folder is no single tensor called `.weight` or is not known, the folder is
             damaged, or its configuration states a quantisation of another library.
-        SizeError: The table of the folder has another size.
         FileError: `checkpoint_dir` is no checkpoint, or `out_dir` is not empty or cannot be written.
 
     Warns:

@@ -27,7 +27,6 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def autocast(x: Tensor | torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    """Return a context in which `torch.autocast` has a dtype on the device of a tensor, or is off for `None`."""
     kind = device_kind(x)
     return nullcontext() if kind == "meta" else torch.autocast(kind, dtype, enabled=dtype is not None)
 

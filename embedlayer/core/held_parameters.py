@@ -67,7 +67,6 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
 
 
 def trained_by(optimizer: Optimizer, parameter_id: int) -> Tensor | None:
-    """Return the parameter of an optimizer that has this `id`, or `None`."""
     return next((parameter for parameter in parameters_of(optimizer) if id(parameter) == parameter_id), None)
 
 

@@ -93,10 +93,8 @@ class TokenCorpus:
         Raises:
             FileError: A source cannot be read, or `path` cannot be written or holds other files.
             TextError: A source or a record is not what it should be (see `find_sources`), or no source has text.
-            SizeError: There is a `text_field`, and no source has rows.
             TokenizerError: `tokenizer` is no tokenizer, or cannot encode a text; or there are chats, and no chat
                 template with `{% generation %}`.
-            MissingExtraError: A source needs `pip install 'embedlayer[parquet]'`, or chats `'embedlayer[hf]'`.
 
         Warns:
             EmbedLayerWarning: A source or a row without text is left out, a `.txt` has JSON lines, or the IDs next to a
@@ -201,7 +199,6 @@ class TokenCorpus:
 
         Raises:
             TokenIdError: The corpus holds an ID that is not below `size`.
-            SizeError: `size` is below 1.
 
         Example:
             >>> TokenCorpus.from_text("aab", tokenizer).counts(257)[97:99].tolist()
@@ -232,7 +229,6 @@ class TokenCorpus:
             The training part and the validation part.
 
         Raises:
-            SizeError: `validation_fraction` is not between 0 and 1.
             TextError: The corpus is a single text chunk: it is small, or one line without a place to divide it.
         """
         if not 0 < validation_fraction < 1:
@@ -321,7 +317,6 @@ class CorpusWriter:
         return len(self.documents) - recorded
 
     def _chunks(self, documents: Iterable[Document]) -> Iterator[TextChunk]:
-        """Yield the chunks of documents, in order."""
         for document in documents:
             if isinstance(document.text, str) and document.weighted is not None:
                 yield TextChunk(document.text, "", True, document.weighted)

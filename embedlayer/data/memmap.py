@@ -95,7 +95,6 @@ class ConcatenatedArray:
         The view is a NumPy array if the slice is empty or inside one of the arrays, else a `ConcatenatedArray`.
 
         Raises:
-            SizeError: The slice has a step other than 1.
             IndexError: The index is out of range.
         """
         if not isinstance(index, slice):

@@ -40,8 +40,6 @@ class TokenMixture:
         weights: The weight of each.
 
     Raises:
-        SizeError: There is no corpus, `weights` is not made of pairs, or a weight is no `int` or `float`, infinite, not
-            above 0 or rounded to 0.
         TextError: One of the corpora is no `TokenCorpus`.
         TokenizerError: The corpora have different tokenizers.
 
@@ -82,7 +80,6 @@ class TokenMixture:
             validation_fraction: Requested share of each corpus in the validation part, above 0 and below 1.
 
         Raises:
-            SizeError: `validation_fraction` is not between 0 and 1.
             TextError: A corpus is too small: it is a single text chunk.
         """
         first, last = zip(*(corpus.split(validation_fraction) for corpus in self.corpora), strict=True)
@@ -109,8 +106,6 @@ class MixedSampler:
         counts: Windows of each corpus in an epoch of the mixture.
 
     Raises:
-        SizeError: There is no corpus, `weights` is not made of pairs, or a weight is no `int` or `float`, infinite, not
-            above 0 or rounded to 0. Else as for `WindowSampler`.
         TokenizerError: Two corpora have different tokenizers.
         ShapeError, TextError: As for `WindowSampler`.
 

@@ -101,10 +101,8 @@ def build_in_shards(
         FileError: A source cannot be read, is standard input, or has changed since the build started; `path` cannot be
             written, holds other files or another build, or is locked by another process; or a process was killed.
         TextError: A source or a record is not what it should be (see `find_sources`), or no source has text.
-        SizeError: `shards` or `workers` is below 1, or there is a `text_field`, and no source has rows.
         CheckpointError: The plan or a shard in the folder is damaged, or its tokenizer was changed.
         TokenizerError: `tokenizer` is no tokenizer or cannot encode a text, or the one in the folder is damaged.
-        MissingExtraError: A source needs `pip install 'embedlayer[parquet]'`, or chats `'embedlayer[hf]'`.
 
     Warns:
         EmbedLayerWarning: A source or a row without text is left out, a `.txt` has JSON lines, or the IDs next to a cut
@@ -192,7 +190,6 @@ def build_shard(
         FileError: As for `build_in_shards`.
         CheckpointError: The plan in the folder is damaged, or its tokenizer was changed.
         TextError: A source or a record is not what it should be, or there is none.
-        SizeError: There is no such shard, or there is a `text_field`, and no source has rows.
         TokenizerError: `tokenizer` is no tokenizer or cannot encode a text, or the one in the folder is damaged.
     """
     if not 0 <= only < shards:

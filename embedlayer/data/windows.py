@@ -48,8 +48,6 @@ class TokenWindows(Dataset[Window]):
         documents: Whether windows know the documents of a `TokenCorpus`.
 
     Raises:
-        SizeError: `max_length` or `stride` is not an integer or is below 1, or the IDs are not in one dimension.
-        ShapeError: The IDs are not integers, or are lists of different lengths.
         TextError: The IDs are too few for one window and its target, or are text; or they are no `TokenCorpus`, which
             `documents` needs.
 
@@ -135,8 +133,6 @@ def create_dataloader(
             has fewer than `batch_size` windows, and `drop_last` leaves them all out; or there are only token IDs, and
             `documents` needs a corpus.
         TokenizerError: A text is passed without a tokenizer, or with one that cannot encode it.
-        ShapeError: The IDs are not integers, or are lists of different lengths.
-        SizeError: A size is not an integer or is below 1, or the IDs are not in one dimension.
         FileError: A text file cannot be read.
 
     Warns:
@@ -186,8 +182,6 @@ class WindowSampler:
         documents: Whether windows know the documents of a `TokenCorpus`; see `TokenWindows`.
 
     Raises:
-        SizeError: `max_length` or `batch_size` is not an integer or is below 1, or the IDs are not in one dimension.
-        ShapeError: The IDs are not integers, or are lists of different lengths.
         TextError: As for `TokenWindows`.
 
     Example:
@@ -221,9 +215,6 @@ class WindowSampler:
             step: Number of the step, from 0.
             rank: Rank of this process.
             ranks: Number of ranks.
-
-        Raises:
-            SizeError: `rank` is not in `0..ranks - 1`.
         """
         check_rank(rank, ranks)
         share = items_of_rank(self.batch_size, rank, ranks)

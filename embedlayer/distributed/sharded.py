@@ -576,7 +576,6 @@ def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Sh
 
 
 def unsharded_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
-    """Yield (name, parameter, table) for each parameter of `model`."""
     refuse_partitioned(model.named_parameters(), "is saved and shared between ranks", gathered=False)
     tables = list(sharded_tables(model))
     named = {
@@ -590,7 +589,6 @@ def unsharded_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, 
 
 
 def sharded_tables(model: nn.Module) -> Iterator[tuple[str, ShardedTable]]:
-    """Yield (name, table) for each `ShardedTable` in `model`."""
     for name, module in model.named_modules():
         if isinstance(module, ShardedTable):
             yield name.removesuffix(".rows"), module

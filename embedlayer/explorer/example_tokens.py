@@ -55,12 +55,10 @@ FEWEST_EVERYDAY = 8  # a table with fewer of `EVERYDAY_WORDS` is about something
 
 
 def examples(source: OpenedModel, params: Params) -> Examples:
-    """Return examples of a source; all are tokens of it."""
     return source.once("examples", lambda: _found(source))
 
 
 def _found(source: OpenedModel) -> Examples:
-    """Compute what `examples` returns."""
     ids = _ids_by_word(source)
     everyday = [ids[word] for word in EVERYDAY_WORDS if word in ids]
     is_everyday = len(everyday) >= FEWEST_EVERYDAY
@@ -137,7 +135,6 @@ def example_texts(source: OpenedModel) -> list[str]:
 
 
 def _is_known(vocabulary: NamedRows, text: str) -> bool:
-    """Return whether a text has words and each is the name of a row."""
     ids, unknown = vocabulary.ids(text)
     return ids != [] and unknown == []
 

@@ -79,12 +79,10 @@ class PipelineStep:
 
     @property
     def title(self) -> str:
-        """Return the title of the step on the page."""
         return self._heading[0]
 
     @property
     def formula(self) -> str:
-        """Return the formula of the step on the page."""
         return self.own_formula or self._heading[1]
 
     @property
@@ -285,7 +283,6 @@ def _dropout(layer: nn.Module | None, x: Float[Tensor, "T D"]) -> PipelineStep:
 
 
 def _rotation(rotation: PairRotation, position: Position, traced: TracedText, trace: BlockTrace | None) -> PipelineStep:
-    """Return the step with the rotation angles of each position."""
     values = {"angles": rotation.angles}
     note = f"{len(rotation.channels)} pairs of dimensions rotate"
     if trace is not None:

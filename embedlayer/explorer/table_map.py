@@ -122,7 +122,6 @@ class MapJob:
             }
 
     def result(self) -> TableMap:
-        """Return the map."""
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
@@ -172,7 +171,6 @@ class MapJob:
 
 
 def map_job(source: OpenedModel) -> MapJob:
-    """Return the one job that computes the map of a source."""
     return source.once("map job", lambda: MapJob(source))
 
 

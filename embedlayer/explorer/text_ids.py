@@ -65,7 +65,6 @@ class NamedRows:
                     break
 
     def _row(self, text: str) -> int | None:
-        """Return the row whose name is `text`; `None` if no row has it."""
         spaced = " ".join(text.split())
         forms = (spaced, spaced.replace(" ", "_"))
         exact = (self._exact.get(form) for form in forms)
@@ -96,7 +95,6 @@ class TextIds:
 
 
 def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_tokens: bool = False) -> TextIds:
-    """Return the token IDs of a text, and how it was split."""
     if isinstance(vocabulary, Tokenizer):
         try:
             ids = encode(vocabulary, text, add_special_tokens=add_special_tokens).ids
@@ -132,7 +130,6 @@ def _unknown_words(vocabulary: NamedRows, words: Sequence[str]) -> str:
 
 
 def lists_ids(text: str) -> bool:
-    """Return whether a text lists IDs, such as `#17 #42`."""
     return _IDS.fullmatch(text.strip()) is not None
 
 
@@ -166,7 +163,6 @@ def longer_text(
         return text, ()
 
     def ids_of(some: str) -> list[int]:
-        """Return the IDs of a text."""
         return text_ids(vocabulary, some, vocab_size, add_special_tokens=add_special_tokens).ids
 
     start = ids_of(text)

@@ -116,7 +116,6 @@ def _some(source: OpenedModel) -> dict[str, dict[int, Any]]:
 
 
 def _compute_some(source: OpenedModel) -> dict[str, dict[int, Any]]:
-    """Compute what `_some` returns."""
     report = table_report(source)
     equal = {token: group for group in report.duplicates for token in group}
     near = {token: group for group in report.near_duplicates for token in group}

@@ -239,7 +239,6 @@ WORD_TABLE = Path(__file__).with_name("words")  # folder of the saved table; its
 
 
 def open_word_table() -> OpenedModel:
-    """Open the table of 4,000 words, `(4007, 384)`, with its tokenizer."""
     opened = open_model(WORD_TABLE, parts="table")
     opened.title, opened.source = "4,000 words of MiniLM", ""  # a page that is exported names no folder of this machine
     return opened

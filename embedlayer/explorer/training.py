@@ -37,5 +37,4 @@ def metrics(source: OpenedModel, params: Params) -> Metrics:
 
 
 def _present(values: JsonObject) -> JsonObject:
-    """Return the entries that are not `None`."""
     return {key: value for key, value in values.items() if value is not None}

@@ -79,7 +79,6 @@ def add_user_columns(source: OpenedModel, columns: UserColumns) -> None:
 
 
 def columns(source: OpenedModel, params: Params) -> list[OwnColumn]:
-    """Return the names and texts of the columns."""
     return [
         {"name": each.name, "groups": None if each.groups is None else list(each.groups)}
         for each in _columns_of(source)

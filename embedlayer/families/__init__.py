@@ -198,7 +198,6 @@ def stated_size(config: Mapping[str, object], key: str) -> object:
 
 
 def family_of(model_type: object) -> Family | None:
-    """Return the family that has this `model_type`, or `None` if no family has it."""
     return next((family for family in FAMILIES if model_type in family.model_types), None)
 
 

@@ -87,7 +87,6 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
 
 
 def is_left_out(file: str, left_out: Iterable[str]) -> bool:
-    """Return whether a file is one of `left_out`, or is in a folder of these."""
     return any(file.startswith(path) if path.endswith("/") else file == path for path in left_out)
 
 

@@ -45,12 +45,10 @@ class Int8Rows(StoredFormat):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float32."""
         return torch.float32
 
     @property
     def row_parts(self) -> dict[str, Part]:
-        """Return codes and scales."""
         return {"weight": Part(torch.int8, (self.embed_dim,)), "SCB": Part(torch.float32, ())}
 
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> Codec:
@@ -122,7 +120,6 @@ class FourBitRows(StoredFormat):
 
     @property
     def row_parts(self) -> dict[str, Part]:
-        """Return codes and absmax."""
         return {
             "weight": Part(torch.uint8, (self.embed_dim // 2,)),
             "absmax": Part(torch.float32, (self.embed_dim // self.block_size,)),
@@ -130,7 +127,6 @@ class FourBitRows(StoredFormat):
 
     @property
     def shared_parts(self) -> dict[str, Part]:
-        """Return the numbers of the codes."""
         return {"quant_map": Part(torch.float32, (16,))}
 
     def read_part(self, module: StoredModule, part: str, vocab_size: int) -> Tensor:

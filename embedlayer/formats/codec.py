@@ -108,7 +108,6 @@ class Codec(NamedTuple):
         return numbers.to(self.rounding)
 
     def _of_columns(self, numbers: Tensor) -> Float[Tensor, "N D"]:
-        """Return the number of the group of each column, in float32."""
         return numbers.to(torch.float32).repeat_interleave(self.group_size, dim=1)[:, : self.embed_dim]
 
 

@@ -77,7 +77,6 @@ class ScaledRows(StoredFormat):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the data type of the scales."""
         return DTYPES[self.scale_dtype]
 
     @property
@@ -185,7 +184,6 @@ class PackQuantizedRows(ScaledRows):
 
     @property
     def code_choices(self) -> dict[str, Collection[int | str]]:
-        """Return the numbers of bits."""
         return {"bits": range(1, 9)}
 
     @classmethod
@@ -230,7 +228,6 @@ class PackQuantizedRows(ScaledRows):
         return self.bits, shifted(self.bits)
 
     def encode(self, numbers: Float[Tensor, "N D"]) -> Tensor:
-        """Return packed codes."""
         codes = (numbers.round().to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
         return pack(codes, self.bits, torch.int32)
 
@@ -277,7 +274,6 @@ class NaiveQuantizedRows(ScaledRows):
 
     @property
     def code_choices(self) -> dict[str, Collection[int | str]]:
-        """Return the data types of codes."""
         return {"code_dtype": tuple(_CODES)}
 
     @classmethod
@@ -305,7 +301,6 @@ class NaiveQuantizedRows(ScaledRows):
         return 8, _CODES[self.code_dtype]
 
     def encode(self, numbers: Float[Tensor, "N D"]) -> Tensor:
-        """Return int8 or FP8."""
         dtype = DTYPES[self.code_dtype]
         return numbers.to(dtype) if dtype.is_floating_point else numbers.round().to(dtype)
 
@@ -353,12 +348,10 @@ class CompressedFloatRows(StoredFormat):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return bfloat16."""
         return torch.bfloat16
 
     @property
     def row_parts(self) -> dict[str, Part]:
-        """Return codes and scales."""
         kind = BLOCK_FLOATS[self.mode]
         codes = {"weight": Part(torch.float8_e4m3fn, (self.embed_dim,))}
         if self.mode != "mxfp8":

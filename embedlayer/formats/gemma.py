@@ -72,12 +72,10 @@ class GemmaRows(StoredFormat):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float32, the dtype of the scales."""
         return torch.float32
 
     @property
     def row_parts(self) -> dict[str, Part]:
-        """Return codes and scales."""
         dtype = torch.int8 if self.bits == 8 else torch.uint8
         codes = Part(dtype, (self.embed_dim * self.bits // 8,))
         return {self.codes: codes, _scale_name(self.codes): Part(torch.float32, (self.embed_dim // self.group_size,))}

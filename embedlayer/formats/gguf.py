@@ -42,21 +42,17 @@ class GGUFRows(StoredFormat):
 
     @property
     def name(self) -> str:
-        """Return `block_type`."""
         return self.block_type
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float32."""
         return torch.float32
 
     @property
     def row_parts(self) -> dict[str, Part]:
-        """Return the bytes of a row, `packed`."""
         return {"packed": Part(torch.uint8, (row_bytes(self.block_type, self.embed_dim),))}
 
     def read_part(self, module: StoredModule, part: str, vocab_size: int) -> Tensor:
-        """Read the bytes of all rows."""
         return module.read("weight")
 
     def codec(self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype) -> SuperBlocks | None:
@@ -84,5 +80,4 @@ class GGUFRows(StoredFormat):
         return super().quantise(values, shared) if packed is None else {"packed": packed.to(values.device)}
 
     def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
-        """Return the bytes of all rows as `weight`."""
         return {"weight": stored.rows["packed"]}

@@ -101,7 +101,6 @@ class ColumnRows(StoredFormat):
         )
 
     def groups_of(self, values: Float[Tensor, "N D"]) -> Float[Tensor, "N G group_size"]:
-        """Return the numbers of each group of columns."""
         groups: Tensor = values.unflatten(1, (self.embed_dim // self.group_size, self.group_size))
         return groups
 
@@ -210,11 +209,9 @@ class GPTQRows(ColumnRows):
         return self.zero_offset * sum(1 << place for place in range(0, 32, self.bits)) if self.bits != 3 else 0
 
     def columns_of_codes(self, rows: Tensor) -> Tensor:
-        """Return the codes as words, transposed."""
         return rows.contiguous().view(torch.int32).T.contiguous()
 
     def words_of_zeros(self, zeros: Tensor) -> Tensor:
-        """Return the zero points in words."""
         stored = (zeros.T - self.zero_offset) % 8 if self.bits == 3 else zeros.T
         return pack(stored.to(torch.uint8), self.bits, torch.int32) - self.word_offset
 

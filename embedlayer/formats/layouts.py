@@ -80,7 +80,6 @@ class RowFormat(NamedTuple):
 
     # no properties: graphs of torch 2.9 read none of a named tuple
     def layout(self) -> RowLayout:
-        """Return the layout of a group."""
         return LAYOUTS[self.layout_index]
 
     def groups(self) -> int:
@@ -111,7 +110,6 @@ class FusedRows(RowLayout):
     has_torch_kernels: bool = True
 
     def type_name(self, bits: int) -> str:
-        """Return `"int8"` or `"int4"`."""
         return f"int{bits}"
 
     def group_size(self, bits: int, embed_dim: int, requested: int | None) -> int:
@@ -128,7 +126,6 @@ class FusedRows(RowLayout):
         return (torch.float32 if bits == 8 else torch.float16), 2
 
     def largest(self, bits: int) -> float:
-        """Return the largest number of float32."""
         return torch.finfo(torch.float32).max
 
     def has_row_scale(self, bits: int) -> bool:
@@ -148,7 +145,6 @@ class FusedRows(RowLayout):
     def encode(
         self, codes: UInt8[Tensor, "N group_size"], step: Tensor, offset: Tensor, bits: int
     ) -> UInt8[Tensor, "N bytes"]:
-        """Return the bytes of N groups."""
         if bits == 4:
             codes = codes[:, ::2] | codes[:, 1::2] << 4
         return torch.cat([codes, torch.cat([step, offset], dim=1).view(torch.uint8)], dim=1)

@@ -138,12 +138,10 @@ class MLXFloatRows(StoredFormat):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return bfloat16."""
         return torch.bfloat16
 
     @property
     def row_parts(self) -> dict[str, Part]:
-        """Return `weight` and `scales`."""
         kind = BLOCK_FLOATS[self.mode]
         return {
             "weight": Part(torch.uint32, (self.embed_dim * kind.bits // 32,)),

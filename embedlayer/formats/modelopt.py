@@ -123,7 +123,6 @@ class FP8Rows(StoredFormat):
 
     @property
     def choices(self) -> dict[str, Collection[int | str]]:
-        """Return the sizes that the library has."""
         return {"embed_dim": whole_groups(1), "group_size": (0, self.embed_dim)}
 
     @classmethod
@@ -153,12 +152,10 @@ class FP8Rows(StoredFormat):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float32, the dtype of the scales."""
         return torch.float32
 
     @property
     def row_parts(self) -> dict[str, Part]:
-        """Return the codes, and the scales if rows have them."""
         codes = {"weight": Part(torch.float8_e4m3fn, (self.embed_dim,))}
         return codes | ({SCALE: Part(torch.float32, (1,))} if self.group_size else {})
 

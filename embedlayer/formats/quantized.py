@@ -38,7 +38,6 @@ class QuantizedRows(StoredFormat):
 
     @property
     def row_format(self) -> RowFormat:
-        """Return the sizes of a row."""
         return RowFormat(self.bits, self.embed_dim, self.group_size, self.layout_index)
 
     @classmethod
@@ -53,7 +52,6 @@ class QuantizedRows(StoredFormat):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float32."""
         return torch.float32
 
     @property
@@ -71,7 +69,6 @@ class QuantizedRows(StoredFormat):
     def dequantise(
         self, rows: Mapping[str, Tensor], shared: Mapping[str, Tensor], dtype: torch.dtype
     ) -> Float[Tensor, "N D"]:
-        """Return the numbers of rows in float32, rounded to `dtype`."""
         return dequantise(rows["packed"], rows.get("row_scale"), self.row_format).to(dtype)
 
     def value_range(self, shared: Mapping[str, Tensor]) -> tuple[float, float] | None:

@@ -155,7 +155,6 @@ def join_row_bytes(parts: Iterable[Tensor]) -> UInt8[Tensor, "N bytes"]:
 
 
 def split_row_bytes(row_bytes: UInt8[Tensor, "N bytes"], parts: Collection[Part]) -> list[Tensor]:
-    """Return the tensors of which these are the bytes of each row, as `join_row_bytes` returns them."""
     pieces = row_bytes.split([part.dtype.itemsize * math.prod(part.shape) for part in parts], dim=1)
     if len(parts) > 1:  # copied, since a part of a single row may start where its type cannot
         pieces = tuple(piece.clone(memory_format=torch.contiguous_format) for piece in pieces)

@@ -221,7 +221,6 @@ class DeferredGradient(Deferred):
         return self.computed
 
     def values(self) -> Tensor:
-        """Return the real gradient."""
         return self.materialize()
 
     def deferred_result(self, func: object, args: Args) -> "DeferredGradient | None":
@@ -343,7 +342,6 @@ class _Loss(torch.autograd.Function):
 
 
 def _gradient(step: Step, logits: DeferredLogits, grad: Tensor) -> Tensor:
-    """Return the gradient of real logits, for the gradient of what `step` returns for them."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         real = logits.materialize() if create_graph else logits.original().detach().requires_grad_()

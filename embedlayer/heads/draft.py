@@ -393,7 +393,6 @@ class DraftHead(ComputedBuffers):
         return f"{self.draft_vocab_size} of {self.vocab_size} tokens"
 
     def _described(self, hidden: Tensor, options: ScoreOptions) -> tuple[UncomputedLogits, LossSettings]:
-        """Return the draft logits to compute, and the options of a loss of draft IDs."""
         if options.get("vocab_size") not in (None, self.vocab_size):
             raise SizeError(f"This draft head is of {self.vocab_size} tokens, not vocab_size={options['vocab_size']}.")
         return resolve_logits(hidden, self, {**options, "vocab_size": None, "ignore_index": IGNORED})

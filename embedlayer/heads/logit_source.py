@@ -132,7 +132,6 @@ class HeadTensors(NamedTuple):
     adapters: tuple[Adapter, ...] = ()
 
     def flat(self) -> list[Tensor]:
-        """Return all tensors as a list."""
         tensors = [self.weight] if self.bias is None else [self.weight, self.bias]
         return tensors + [each for adapter in self.adapters for each in adapter if isinstance(each, Tensor)]
 

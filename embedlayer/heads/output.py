@@ -600,7 +600,6 @@ def called_logits(head: nn.Module, output: OutputHead, hidden: Tensor, options: 
 def options_after_call(
     head: nn.Module, own: LogitOptions, of_model: ModelLogitOptions | None, options: Mapping[str, Any]
 ) -> LogitOptions:
-    """Return what is done to the logits that a head returns: options of its model and of a call."""
     merged = {**({} if of_model is None else of_model.logit_options()), **options}
     for name in ("head_dtype", "logit_scale", "bias", "softcap"):
         applied: Any = cast("dict[str, Any]", own).get(name)

@@ -61,7 +61,6 @@ class AdaptedTable(NamedTuple):
 
 
 def weight_of(found: AdaptedTable) -> Tensor | None:
-    """Return the weight of `found.table`, or `None` if it has no weight."""
     table = found.table
     while isinstance(table, DeltaEmbedding):
         table = table.base

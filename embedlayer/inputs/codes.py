@@ -42,10 +42,6 @@ class CodeStreams(Pretrained):
         head_stream: Stream that the first of `head` predicts; the others predict those after it.
         depth_stream: The same of `depth_head`.
 
-    Raises:
-        SizeError: The delays are not K numbers of at least 0, there is no text stream of this number, or a head is tied
-            to another table.
-
     Example:
         >>> streams = CodeStreams(StreamTable(TokenEmbedding(20, 8), (8, 12)), placeholders=[5])
         >>> x, ids = torch.zeros(1, 2, 8), torch.tensor([[5, 3]])
@@ -124,7 +120,6 @@ class CodeStreams(Pretrained):
             codes: IDs of each stream. Where a token is no placeholder they are not read, but must be in their range.
 
         Raises:
-            ShapeError: The codes are not those of K streams of these tokens.
             TokenIdError: A code is outside its stream.
         """
         if codes.shape[:-1] != ids.shape:
@@ -189,10 +184,6 @@ def delay_streams(
     Returns:
         Delayed IDs, `(..., T + max(delays), K)`.
 
-    Raises:
-        ShapeError: The IDs are not integers; they are no `(..., T, K)`, or streams have different lengths.
-        SizeError: The number of delays is not K, or one is negative or no whole number.
-
     Example:
         >>> delay_streams([[1, 2], [3, 4]], (0, 1), 9)
         tensor([[1, 9],
@@ -213,10 +204,6 @@ def delay_streams(
 
 def undelay_streams(ids: IdsLike, delays: Sequence[int]) -> Int[Tensor, "*batch T K"]:
     """Undo `delay_streams`: `out[..., t, k] = ids[..., t + delays[k], k]`, with `max(delays)` steps less.
-
-    Raises:
-        ShapeError: As in `delay_streams`, or there are fewer than `max(delays)` steps.
-        SizeError: As in `delay_streams`.
 
     Example:
         >>> undelay_streams([[1, 9], [3, 2], [9, 4]], (0, 1))

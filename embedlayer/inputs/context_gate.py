@@ -32,9 +32,6 @@ class ShortConvolution(Pretrained):
         device: Device of the parameters.
         dtype: Data type of the parameters.
 
-    Raises:
-        SizeError: `kernel_size` is below 2, or another size below 1.
-
     Reference: see `ContextGate`.
     """
 
@@ -85,9 +82,6 @@ class ShortConvolution(Pretrained):
             documents: 0 for padding, else the number of the token's document; `None`: see `NgramHash.forward`.
             state: Dictionary for cached decoding, in which the layer keeps the last `(kernel_size - 1) * dilation`
                 normalised vectors of each text.
-
-        Raises:
-            ShapeError: The state is that of another batch size.
         """
         start, length = (self.kernel_size - 1) * self.dilation, x.shape[1]
         inputs, documents = prepend_history("conv_inputs", self.norm(x), documents, state, length=start, fill=0)
@@ -128,9 +122,6 @@ class ContextGate(Pretrained):
         init_std: Standard deviation of the projections at the start.
         device: Device of the parameters.
         dtype: Data type of the parameters.
-
-    Raises:
-        SizeError: A width is below 1, or that of `conv` is not D.
 
     Example:
         >>> gate = ContextGate(16, 64, conv=ShortConvolution(16, dilation=3))
@@ -198,10 +189,6 @@ class ContextGate(Pretrained):
             vectors: Looked-up vectors of the same tokens.
             documents: 0 for padding, else the number of the token's document; see `NgramHash.forward`.
             state: Dictionary for cached decoding; see `ShortConvolution.forward`. It may be that of the `NgramHash`.
-
-        Raises:
-            ShapeError: The hidden states have another number of dimensions, the mask has another shape or a document
-                with a gap, or the state is that of another batch.
         """
         if x.dim() not in (2, 3):
             raise ShapeError(f"A ContextGate needs hidden states (T, D) or (B, T, D), not {tuple(x.shape)}.")

@@ -34,7 +34,6 @@ PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "
 
 
 def as_dropout(probability: float) -> nn.Dropout:
-    """Return a dropout layer."""
     if not 0 <= probability <= 1:
         raise SizeError(f"dropout must be from 0 to 1, not {probability}.")
     return nn.Dropout(probability)
@@ -129,9 +128,6 @@ class InputEmbedding(Pretrained, ABC):
             TokenIdError: On the CPU, an ID is outside the table; see `LookupTable.look_up` for accelerators.
             PositionError: On the CPU, a position is outside those that the scheme covers, as in a sequence that is too
                 long.
-            SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
-            ShapeError: `ids` are not integers, or a single one; `inputs_embeds` have another width than the table; or
-                positions or mask do not fit the tokens.
         """
         table, position, dropout = self.parts
         return embed(ids, table, position, positions, attention_mask, inputs_embeds=inputs_embeds, dropout=dropout)
@@ -172,10 +168,6 @@ class TransformerEmbedding(InputEmbedding):
         num_heads: Query heads; required for `"rotary"`, `"alibi"` and `"relative"`.
         table: A table to use instead of a new one; it keeps its own scale and padding. The weight of a plain
             `nn.Embedding` is used without scale (`TokenEmbedding.from_embedding`).
-
-    Raises:
-        SizeError: A size is below 1; `table` or `position` was built for other sizes; `padding_idx` is not a token; or
-            the name of a position scheme is unknown or needs `num_heads`; or `dropout` is not from 0 to 1.
 
     Example:
         >>> layer = TransformerEmbedding(vocab_size=1000, embed_dim=64, max_seq_len=128)

@@ -147,7 +147,6 @@ def plain_scale_add_drop(
 
 
 def dropout_step(module: Callable[..., Any], x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-    """Return `module(x)` for a dropout module."""
     in_graph = GATHER_SCALE_ADD_DROP.applies_in_graph(x)
     if in_graph and type(module) is nn.Dropout and module.training and module.p > 0 and may_skip_call(module):
         dropped: Tensor = dropout_in_graph(x, torch.randint(1 << 62, (), device=x.device), module.p)
@@ -275,7 +274,6 @@ def _compute(
     *,
     by_kernel: bool,
 ) -> None:
-    """Write `dropout(scale * rows[ids] + addend)` to `out`."""
     width = out.shape[-1]
     if by_kernel and out.is_contiguous():
         places = torch.arange(out.numel() // max(width, 1), device=out.device) if ids is None else ids.view(-1)

@@ -34,10 +34,6 @@ class GatedEmbedding(EmbeddingInjection):
         init_std: Standard deviation of the gate's projections; `None` for 1 / sqrt(E), where E is the width of the
             table's vectors.
 
-    Raises:
-        SizeError: `width` or `dilation` is below 1, `block` is below 0, `kernel_size` is 1 or below 0, or `table` is no
-            table.
-
     Example:
         >>> ngrams = NgramEmbedding.dense(NgramHash.for_rows(2000, 100, heads=4), 32)
         >>> memory = GatedEmbedding(ngrams, 32, block=1)
@@ -83,7 +79,6 @@ class GatedEmbedding(EmbeddingInjection):
 
         Raises:
             TokenIdError: On the CPU, a token ID is outside the table.
-            ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
         """
         return vectors_of(self.table, context)
 
@@ -97,10 +92,6 @@ class GatedEmbedding(EmbeddingInjection):
         return x + added
 
     def require_sizes(self, *, width: int, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """Check the sizes of a decoder against those of this layer, as `EmbeddingInjection.require_sizes` describes.
-
-        Raises:
-            SizeError: The decoder has another width, or no block `block`.
-        """
+        """Check the sizes of a decoder against those of this layer, as `EmbeddingInjection.require_sizes` describes."""
         super().require_sizes(width=width, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
         check_blocks([self.block], num_layers)

@@ -85,7 +85,6 @@ class EmbeddingInjection(Pretrained, ABC):
 
         Raises:
             TokenIdError: On the CPU, an ID is outside the table.
-            ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
         """
 
     def add_to_input(self, x: Float[Tensor, "B T D"], vectors: Tensor) -> Float[Tensor, "B T D"]:
@@ -126,9 +125,6 @@ class EmbeddingInjection(Pretrained, ABC):
             num_layers: Number of blocks.
             num_kv_heads: Number of key/value heads, G.
             head_dim: Width of a head, K.
-
-        Raises:
-            SizeError: The injection was built for other sizes.
         """
         if self.width is not None and self.width != width:
             raise SizeError(
@@ -169,9 +165,6 @@ class AddedEmbedding(EmbeddingInjection):
         width: Width of the residual stream, D. If the table has another width E, its vectors are projected by a matrix
             without bias, which starts as N(0, 1 / E). `None` for the width of the table.
 
-    Raises:
-        SizeError: `width` is below 1, or `table` is no table.
-
     Example:
         >>> bigrams = NgramEmbedding.dense(NgramHash.for_rows(500, 100, max_order=2, heads=4), 32)
         >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", injections=[AddedEmbedding(bigrams)])
@@ -193,7 +186,6 @@ class AddedEmbedding(EmbeddingInjection):
 
         Raises:
             TokenIdError: On the CPU, a token ID is outside the table.
-            ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
         """
         vectors = vectors_of(self.table, context)
         return vectors if self.projection is None else self.projection(vectors)

@@ -62,12 +62,6 @@ class NgramHash(Pretrained, ComputedBuffers):
         num_hashes: Number of rows that a token looks up, `K = (max_order - 1) * heads`.
         num_rows: Number of rows that a table needs: the sum of all head sizes.
 
-    Raises:
-        SizeError: The longest n-gram has fewer than two tokens, the orders have different numbers of heads or none, a
-            size is below 1, a compressed ID in `token_map` is outside `0..compressed_size - 1`, or the product of the
-            largest compressed ID and the largest multiplier exceeds int64.
-        ShapeError: `token_map` is not `(V,)` of int64.
-
     Example:
         >>> ngrams = NgramHash(100, [3, 5, 7], [[11, 13], [17, 19]], pad_id=0)
         >>> ngrams(torch.tensor([8, 9, 8, 9]))
@@ -160,7 +154,6 @@ class NgramHash(Pretrained, ComputedBuffers):
             seed: Seed of the model.
 
         Raises:
-            SizeError: There is no order or no head, or `layer_id` is not one of `layer_ids`.
             TokenIdError: `pad_token_id` is not a token.
             TokenizerError: `tokenizer` is no tokenizer.
 
@@ -200,9 +193,6 @@ class NgramHash(Pretrained, ComputedBuffers):
         Args:
             config: Configuration of the model or of its text part, as transformers reads it.
             layer_index: Place of the layer in `config.ple_layer_ids`, from 0.
-
-        Raises:
-            SizeError: The configuration has n-grams of fewer than two tokens, or no head.
 
         Example:
             >>> from transformers import Qwen4ExpTextConfig
@@ -248,9 +238,6 @@ class NgramHash(Pretrained, ComputedBuffers):
             token_map: Compressed ID of each token; see `NgramHash`.
             separator_id: Compressed ID of the token that ends a text, or `None`.
             seed: Seed of the multipliers; different layers should have different ones.
-
-        Raises:
-            SizeError: `max_order` is below 2, `heads` is below 1, or `num_rows` is too small for distinct primes.
 
         Example:
             >>> ngrams = NgramHash.for_rows(1 << 14, 5000)
@@ -344,11 +331,7 @@ class NgramHash(Pretrained, ComputedBuffers):
         }
 
     def require_products(self, compressed_size: int) -> None:
-        """Check that every compressed ID below `compressed_size`, and `pad_id`, can be multiplied in int64.
-
-        Raises:
-            SizeError: The product of the largest ID and the largest multiplier exceeds int64.
-        """
+        """Check that every compressed ID below `compressed_size`, and `pad_id`, can be multiplied in int64."""
         largest = max(compressed_size - 1, self.pad_id)
         if largest * max(self.multipliers) > LARGEST_INT64:
             raise SizeError(
@@ -394,8 +377,6 @@ class NgramHash(Pretrained, ComputedBuffers):
         Raises:
             TokenIdError: On the CPU, an ID is outside the vocabulary. On an accelerator another ID takes its place, and
                 the next `check()` raises the error.
-            ShapeError: The IDs have another number of dimensions; the mask has another shape, or a document with a gap;
-                or the state is that of another batch.
         """
         tokens: Tensor = self.index_check(ids)[0]
         if tokens.dim() not in (1, 2):
@@ -445,9 +426,6 @@ class NgramEmbedding(Pretrained):
     Attributes:
         embed_dim: Width of a vector: `K * table.embed_dim`.
 
-    Raises:
-        SizeError: The table has fewer rows than the hash needs.
-
     Example:
         >>> ngrams = NgramEmbedding.dense(NgramHash.for_rows(1 << 14, 5000), 64)
         >>> ngrams([[7, 2, 7, 2]]).shape, ngrams.table.embed_dim
@@ -486,9 +464,6 @@ class NgramEmbedding(Pretrained):
             row_sparse: Whether a backward pass gives gradients to the looked-up rows only; see `TokenEmbedding`.
             device: Device of the table.
             dtype: Data type of the rows.
-
-        Raises:
-            SizeError: `embed_dim` is not a positive multiple of `hash.num_hashes`, the number of heads of all orders.
         """
         if embed_dim < 1 or embed_dim % hash.num_hashes:
             raise SizeError(f"embed_dim {embed_dim} must be a multiple of the {hash.num_hashes} rows of each token.")
@@ -520,7 +495,6 @@ class NgramEmbedding(Pretrained):
 
         Raises:
             TokenIdError: As `NgramHash.forward`.
-            ShapeError: As `NgramHash.forward`.
         """
         vectors: Tensor = self.table(self.hash(ids, documents, state))
         return vectors.flatten(-2)
@@ -540,7 +514,6 @@ def _splitmix_multipliers(seed: int, number: int, bound: int) -> list[int]:
 
 
 def _primes(smallest: int, used: Collection[int] = ()) -> Iterator[int]:
-    """Yield the primes from `smallest` on, in order, that are not in `used`."""
     return (size for size in count(smallest) if size not in used and _is_prime(size))
 
 

@@ -35,7 +35,6 @@ class TypeTables(Pretrained):
         return cls([build(table) for table in config["tables"]])
 
     def _tables(self) -> list[TokenEmbedding]:
-        """Return the tables in order."""
         return [table for table in self.tables if isinstance(table, TokenEmbedding)]
 
     def forward(self, ids: Ids) -> Float[Tensor, "*batch T D"]:
@@ -105,7 +104,6 @@ class ShiftScale(Pretrained):
         return {"width": self.width, "scales": self.scale is not None}
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Return `(x + shift) * scale`, or `x + shift` without a scale."""
         shifted = x + self.shift
         return shifted if self.scale is None else shifted * self.scale
 
@@ -122,7 +120,6 @@ class TrigramProjection(nn.Linear, Pretrained):
         return {"in_features": self.in_features, "out_features": self.out_features, "bias": self.bias is not None}
 
     def forward(self, x: Float[Tensor, "*batch T D"]) -> Float[Tensor, "*batch T E"]:
-        """Project `(..., T, D)` to `(..., T, E)`."""
         following = F.pad(x[..., 1:, :], (0, 0, 0, 1))
         before = F.pad(x[..., :-1, :], (0, 0, 1, 0))
         return F.linear(torch.cat([following, x, before], dim=-1), self.weight, self.bias)
@@ -148,11 +145,9 @@ class FeatureProjection(nn.Linear, Pretrained):
         }
 
     def _tables(self) -> list[nn.Embedding]:
-        """Return the tables of features in order."""
         return [each for each in self.features if isinstance(each, nn.Embedding)]
 
     def forward(self, x: Float[Tensor, "*batch T D"]) -> Float[Tensor, "*batch T E"]:
-        """Project `(..., T, D)` to `(..., T, E)`."""
         rows = [each.weight[0].expand(*x.shape[:-1], -1) for each in self._tables()]
         return F.linear(torch.cat([x, *rows], dim=-1), self.weight, self.bias)
 

@@ -59,10 +59,6 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
         projection: Linear projection from D to `layers * P`, without bias.
         norm: The RMSNorm over P.
 
-    Raises:
-        SizeError: `table` is no table, `width` or `num_layers` is below 1, the width of the table is no multiple of
-            `num_layers`, or `missing_row` is no row of the table.
-
     Example:
         >>> table = TokenEmbedding(100, 3 * 8, scale=8**0.5, round_scale=True)
         >>> inputs = PerLayerInputs(table, 16, 3)
@@ -138,7 +134,6 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
 
         Raises:
             TokenIdError: On the CPU, an ID is outside the table, and there is no `missing_row`.
-            ShapeError: The IDs are not integers, or the sequences have different lengths.
         """
         ids = as_ids(ids, beside=self.table)
         if self.missing_row is not None:
@@ -149,9 +144,6 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
         """Return `norm(W x * D^-0.5)`, `(..., T, D)` to `(..., T, layers, P)`.
 
         For vectors without a token, such as those of an image, Gemma uses this result alone.
-
-        Raises:
-            ShapeError: `x` has another width than D.
         """
         if x.dim() == 0 or x.shape[-1] != self.width:
             raise ShapeError(f"Input embeddings of width {self.width} are needed here, not {tuple(x.shape)}.")
@@ -167,12 +159,10 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
 
         Raises:
             TokenIdError: As in `look_up`.
-            ShapeError: As in `look_up` and `project`.
         """
         return (self.project(x) + self.look_up(ids)) * self.sum_scale
 
     def _by_layer(self, rows: Float[Tensor, "*batch N"]) -> Float[Tensor, "*batch L P"]:
-        """Return rows `(..., layers * P)` as a tensor `(..., layers, P)`."""
         return rows.reshape(*rows.shape[:-1], self.num_layers, self.layer_width)
 
 
@@ -193,7 +183,6 @@ class PerLayerResidual(Pretrained):
         init_std: Standard deviation of the initialisation of both projections.
 
     Raises:
-        SizeError: A size is below 1.
         CheckpointError: The activation is unknown.
 
     Example:

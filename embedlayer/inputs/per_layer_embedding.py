@@ -26,10 +26,6 @@ class PerLayerEmbedding(EmbeddingInjection):
     Attributes:
         inputs: The table with its projection.
 
-    Raises:
-        SizeError: A size is missing, or is passed beside a `PerLayerInputs` that has another one; or the other errors
-            of `PerLayerInputs`.
-
     Example:
         >>> injection = PerLayerEmbedding(TokenEmbedding(100, 2 * 8, scale=8**0.5), 32, num_layers=2)
         >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2, injections=[injection])
@@ -89,11 +85,7 @@ class PerLayerEmbedding(EmbeddingInjection):
         return x + added
 
     def require_sizes(self, *, width: int, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """Check the sizes of a decoder against those of the table, as `EmbeddingInjection.require_sizes` describes.
-
-        Raises:
-            SizeError: The decoder has another width, or another number of blocks.
-        """
+        """Check the sizes of a decoder against those of the table, as `EmbeddingInjection.require_sizes` describes."""
         super().require_sizes(width=width, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
         if self.inputs.num_layers != num_layers:
             raise SizeError(

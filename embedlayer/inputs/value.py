@@ -33,10 +33,6 @@ class ValueEmbedding(EmbeddingInjection):
         gate_channels: Channels of the input that the gate reads, at most D.
         gate_scale: Largest value of a gate.
 
-    Raises:
-        SizeError: The width of the table is not divisible into the heads, `num_kv_heads` or `gate_channels` is below 1,
-            `blocks` are not distinct numbers from 0, or `table` is no table.
-
     Example:
         >>> values = ValueEmbedding(TokenEmbedding(100, 16), num_kv_heads=2, blocks=[1], gate_channels=8)
         >>> model = DecoderLM(
@@ -75,7 +71,6 @@ class ValueEmbedding(EmbeddingInjection):
 
         Raises:
             TokenIdError: On the CPU, a token ID is outside the table.
-            ShapeError: The table is one of n-grams, and the documents have gaps or the state is of another batch size.
         """
         heads: Tensor = vectors_of(self.table, context).unflatten(-1, (self.num_kv_heads, -1))
         return heads.transpose(-2, -3)
@@ -91,12 +86,7 @@ class ValueEmbedding(EmbeddingInjection):
         return values + gates.transpose(-1, -2).unsqueeze(-1) * vectors.to(values.dtype)
 
     def require_sizes(self, *, width: int, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """Check the sizes of a decoder against those of this table, as `EmbeddingInjection.require_sizes` describes.
-
-        Raises:
-            SizeError: The decoder lacks one of `blocks`, its values have other heads, or it is narrower than
-                `gate_channels`.
-        """
+        """Check the sizes of a decoder against those of this table, as `EmbeddingInjection.require_sizes` describes."""
         check_blocks(self.blocks, num_layers)
         if (num_kv_heads, num_kv_heads * head_dim) != (self.num_kv_heads, self.table.embed_dim):
             raise SizeError(f"Values need {num_kv_heads=} and a table of width {num_kv_heads * head_dim}.")

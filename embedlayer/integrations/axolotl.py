@@ -33,7 +33,6 @@ class EmbedLayerPlugin(BasePlugin):  # type: ignore[misc]
             )
 
     def post_model_build(self, cfg: Any, model: Any) -> None:
-        """Patch the model."""
         patch(model)
 
     def post_trainer_create(self, cfg: Any, trainer: Any) -> None:

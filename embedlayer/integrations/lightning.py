@@ -32,10 +32,8 @@ def lightning_patch(*, row_sparse: bool | None = None) -> Any:
         A `lightning.pytorch.Callback`.
 
     Raises:
-        MissingExtraError: lightning is not installed; `pip install 'embedlayer[recipes]'`.
         CheckpointError: When training begins, the `LightningModule` has no model of transformers and no module of
             embedlayer; or `patch` cannot patch its model.
-        SizeError: When training begins, `row_sparse=True` is impossible.
 
     Example:
         >>> trainer = lightning.Trainer(callbacks=[lightning_patch()])  # doctest: +SKIP

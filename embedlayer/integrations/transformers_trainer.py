@@ -36,8 +36,6 @@ def patch_trainer(trainer: T, *, row_sparse: bool | None = None) -> T:
         The same trainer.
 
     Raises:
-        SizeError: `row_sparse=True` is impossible here; the trainer has a `model_init`, which builds another model at
-            `train()`; or TRL computes the loss of this trainer in a way that cannot be replaced.
         CheckpointError: `patch` cannot patch the model; or the forward of the model is not TRL's any more.
         VersionError: The installed release of TRL is not between 1.14 and 1.16.
 

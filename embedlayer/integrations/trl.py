@@ -36,7 +36,6 @@ STATISTICS: Mapping[str, Statistic] = {
 
 
 def is_trl(trainer: object) -> bool:
-    """Return whether a trainer is one of TRL, or of a subclass."""
     return any(base.__module__.partition(".")[0] == "trl" for base in type(trainer).__mro__)
 
 

@@ -91,7 +91,6 @@ def as_number(value: object, key: str, *, above: float = -math.inf) -> float:
 
 
 def as_whole_number(value: object, key: str, *, most: int = 2**31 - 1) -> int:
-    """Check that the value of a configuration key is a whole number from 1 to `most`, and return it as an `int`."""
     number = int(value) if isinstance(value, float) and value.is_integer() else value
     if type(number) is not int or number < 1:
         raise CheckpointError(f"The configuration's {key} must be a whole number of at least 1, not {value!r}.")

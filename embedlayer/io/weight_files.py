@@ -41,7 +41,6 @@ class LocalFolder(CheckpointFolder):
         self.name = str(path)
 
     def find(self, file: str) -> Path | None:
-        """Return the path of a file in the folder; `None` if it does not exist, or is a folder."""
         path = self.path / file
         if not path.exists() or path.is_dir():
             return None
@@ -61,7 +60,6 @@ class WeightFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of all tensors."""
         return tuple(self._header(self._files).tensors if isinstance(self._files, str) else self._files)
 
     @property

@@ -47,9 +47,6 @@ class GPTEmbedding(InputEmbedding):
         context_size: Longest sequence.
         init_std: Standard deviation of the normal initialisation of both tables.
 
-    Raises:
-        SizeError: A size is below 1.
-
     Example:
         >>> GPTEmbedding(50257, 256, 4)(torch.tensor([[40, 367, 2885, 1464]])).shape
         torch.Size([1, 4, 256])

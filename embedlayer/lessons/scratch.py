@@ -36,7 +36,6 @@ def one_hot(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Float[np.n
 
     Raises:
         TokenIdError: An ID is not an integer or is outside the table.
-        ShapeError: `ids` is a scalar, or its last dimension has length 0.
 
     Example:
         >>> one_hot(np.array([2, 0]), 3)
@@ -58,9 +57,6 @@ class ScratchEmbedding:
         padding_idx: Row that is zero in a new table and gets no gradient; `None` for no such row.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         W: The table, `(V, D)`, which is copied; by default drawn from N(0, 0.02^2).
-
-    Raises:
-        SizeError: A size is below 1, `padding_idx` is not a row, or `W` has another shape.
 
     Example:
         >>> emb = ScratchEmbedding(10, 4)
@@ -90,7 +86,6 @@ class ScratchEmbedding:
 
         Raises:
             TokenIdError: An ID is not an integer or is outside the table.
-            ShapeError: `token_ids` is a scalar, or its last dimension has length 0.
         """
         self._last_one_hot = one_hot(token_ids, self.vocab_size).astype(self.W.dtype)
         out: np.ndarray = self.scale * (self._last_one_hot @ self.W)
@@ -123,9 +118,6 @@ class ScratchEmbeddingWithGrad(ScratchEmbedding):
 
         Args:
             grad_output: Gradient of the loss with respect to the output of `forward`.
-
-        Raises:
-            ShapeError: `forward` was not called, or `grad_output` does not fit its output.
         """
         self.grad_W = self.scale * _table_gradient(self._last_one_hot, grad_output)
         _clear_padding(self.grad_W, self.padding_idx)
@@ -148,9 +140,6 @@ class ScratchFactorizedEmbedding:
         E1: First factor, `(V, R)`, which is copied; by default drawn from N(0, 0.02^2).
         E2: Second factor, `(R, D)`, which is copied; by default drawn from N(0, 1/R), so that the entries of W have
             standard deviation 0.02.
-
-    Raises:
-        SizeError: A size is below 1, `padding_idx` is not a row, or a factor has another shape.
     """
 
     def __init__(
@@ -202,9 +191,6 @@ class ScratchFactorizedEmbedding:
 
         Args:
             grad_output: Gradient of the loss with respect to the output of `forward`.
-
-        Raises:
-            ShapeError: `forward` was not called, or `grad_output` does not fit its output.
         """
         return self.split_gradient(self.scale * _table_gradient(self._last_one_hot, grad_output))
 
@@ -232,9 +218,6 @@ class ScratchPositionEmbedding:
         embed_dim: Width of a row, D.
         W: The table, which is copied; by default drawn from N(0, 0.02^2). `scratch_sinusoidal` returns a fixed one.
 
-    Raises:
-        SizeError: A size is below 1, or `W` has another shape.
-
     Example:
         >>> pos = ScratchPositionEmbedding(32, 8)
         >>> np.array_equal(pos(5), pos.W[:5])
@@ -256,7 +239,6 @@ class ScratchPositionEmbedding:
         Raises:
             PositionError: A position is outside the table.
             TokenIdError: The array does not hold integers.
-            ShapeError: There is no position.
         """
         positions = np.arange(seq_len) if isinstance(seq_len, int) else seq_len
         if positions.size and not 0 <= positions.min() <= positions.max() < self.max_seq_len:
@@ -275,9 +257,6 @@ class ScratchPositionEmbedding:
         Args:
             grad_output: Gradient of the loss with respect to the rows that the last call returned. It may have further
                 batch dimensions in front if the rows were added to a batch.
-
-        Raises:
-            ShapeError: There was no call, or `grad_output` does not fit its result.
         """
         self.grad_W = _table_gradient(self._last_one_hot, grad_output)
         return self.grad_W
@@ -296,9 +275,6 @@ class ScratchCombinedEmbedding:
         scale: As in `ScratchEmbedding`; positions are not scaled.
         token_W: The token table, which is copied; drawn at random if `None`.
         position_W: The position table, which is copied; drawn at random if `None`.
-
-    Raises:
-        SizeError: A size is below 1, `padding_idx` is not a row, or a table has another shape.
 
     Example:
         >>> combined = ScratchCombinedEmbedding(100, 8, 32)
@@ -336,7 +312,6 @@ class ScratchCombinedEmbedding:
         Raises:
             TokenIdError: An ID is not an integer or is outside the token table.
             PositionError: A position is outside the position table.
-            ShapeError: There is no token.
         """
         places = self.pos_emb(token_ids.shape[-1] if positions is None else positions)
         out: np.ndarray = self.token_emb(token_ids) + places
@@ -351,9 +326,6 @@ class ScratchCombinedEmbedding:
 
         Args:
             grad_output: Gradient of the loss with respect to the output of `forward`.
-
-        Raises:
-            ShapeError: `forward` was not called, or `grad_output` does not fit its output.
         """
         return self.token_emb.backward(grad_output), self.pos_emb.backward(grad_output)
 
@@ -398,7 +370,6 @@ class ScratchTiedHead:
 
         Raises:
             TokenIdError: A target is not an integer, or is outside the table and not -100.
-            ShapeError: There is no target, or `targets` is a scalar.
         """
         counted = targets != IGNORED_TARGET
         log_p = log_softmax(self.logits(hidden))
@@ -413,9 +384,6 @@ class ScratchTiedHead:
 
         The second is also stored as `grad_W`. For a factorised table, pass it to `split_gradient` of the table to get
         the gradients of the factors.
-
-        Raises:
-            ShapeError: `loss` was not called before.
         """
         if self._last_grad_logits is None or self._last_hidden is None:
             raise ShapeError("backward needs the result of a forward pass: call loss first.")
@@ -433,9 +401,6 @@ def scratch_sinusoidal(max_seq_len: int, embed_dim: int, *, base: float = 10000.
         max_seq_len: Number of rows, one for each position.
         embed_dim: Width, D.
         base: The longest wavelength is `2 pi base^(1 - 2/D)` positions, for an even D.
-
-    Raises:
-        SizeError: A size is below 1.
 
     Reference:
         Vaswani et al. 2017, section 3.5.
@@ -471,9 +436,6 @@ def _table_gradient(
 
     `one_hot` are the one-hot rows of the last look-up, or `None` if there was none. If `grad_output` has further batch
     dimensions in front, the same one-hot rows apply to each element of the batch.
-
-    Raises:
-        ShapeError: There was no look-up, or `grad_output` has another shape than its result.
     """
     if one_hot is None:
         raise ShapeError("backward needs the result of a forward pass: call the layer first.")
@@ -493,9 +455,6 @@ def _weights(weights: Float[np.ndarray, "..."] | None, std: float, **sizes: int)
     """Return a copy of `weights`, or new weights drawn from N(0, std^2).
 
     `sizes` are the name and the length of each dimension, in order.
-
-    Raises:
-        SizeError: A size is below 1, or `weights` has another shape.
     """
     check_at_least_one(**sizes)
     shape = tuple(sizes.values())
@@ -521,11 +480,7 @@ def _scale(scale: float | Literal["sqrt_dim"] | None, embed_dim: int) -> float:
 
 
 def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None, *, is_new: bool = True) -> None:
-    """Set the padding row of new rows to zero in place; without effect on others, and if `padding_idx` is `None`.
-
-    Raises:
-        SizeError: `padding_idx` is not a row.
-    """
+    """Set the padding row of new rows to zero in place; without effect on others, and if `padding_idx` is `None`."""
     if padding_idx is None:
         return
     if not 0 <= padding_idx < len(rows):
@@ -539,7 +494,6 @@ def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[n
 
     Raises:
         TokenIdError: An ID is not an integer, or is outside `0..vocab_size - 1`.
-        ShapeError: `ids` is a scalar, or its last dimension has length 0.
     """
     if ids.ndim == 0:
         raise ShapeError(f"IDs must have a sequence dimension; found the scalar {ids}. Write np.array([{ids}]).")

@@ -90,9 +90,6 @@ def demonstrate_embeddings(
 
     Returns:
         All results, as arrays and numbers.
-
-    Raises:
-        SizeError: A size is below 1.
     """
     check_at_least_one(vocab_size=vocab_size, embed_dim=embed_dim, seq_len=seq_len)
     combined = ScratchCombinedEmbedding(vocab_size, embed_dim, seq_len)

@@ -31,12 +31,10 @@ class ConvertedRows:
         return self.rows.dtype == self.dtype
 
     def parts(self, start: int, stop: int) -> Iterator[slice]:
-        """Yield slices of the rows `start` to `stop - 1` that are converted at once; one if none is converted."""
         size = max(stop - start, 1) if self.are_stored else self._size
         return (slice(first, min(first + size, stop)) for first in range(start, stop, size))
 
     def __getitem__(self, part: slice) -> Float[Tensor, "N D"]:
-        """Return the rows of a slice, at most those of one of `parts`."""
         rows = self.rows[part]
         if self.are_stored:
             return rows

@@ -118,11 +118,9 @@ class CountedTokens(NamedTuple):
     is_empty: Tensor | None = None
 
     def number_of(self, tokens: int) -> int | None:
-        """Return how many of `tokens` tokens count; `None` if the host has not counted them."""
         return tokens if self.mask is None else None if self.places is None else len(self.places)
 
     def computed_of(self, tokens: int) -> int:
-        """Return how many of `tokens` tokens are computed."""
         return tokens if self.places is None else len(self.places)
 
 
@@ -177,7 +175,6 @@ class CheckedIds(NamedTuple):
 
 
 def counted_tokens(mask: Tensor, *, drop: bool | None, request: RankRequest | None = None) -> CountedTokens:
-    """Return the tokens that count by their mask `(...)`."""
     flat = mask.flatten()
     read, previous = _reads(mask, drop, request)
     if read and device_kind(mask) == "cpu":

@@ -93,7 +93,6 @@ def _plain_logits(logits: UncomputedLogits, kept: Tensor | None) -> Tensor:
 
 
 def _masked(totals: Totals, kept: Tensor) -> Totals:
-    """Return the totals with 0 for tokens that are not kept."""
     others = ~kept
     return {name: value.masked_fill(others, 0) for name, value in totals.items()}
 
@@ -174,7 +173,6 @@ class _Job:
         return hidden, weight, bias, events
 
     def with_parts(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, events: Tensor | None) -> "_Job":
-        """Return the same job with other tensors of the same shapes."""
         job, known = copy(self), self.request.events
         job.student = self.student.with_tensors(hidden, weight, bias)
         if known is not None and events is not None:
@@ -182,7 +180,6 @@ class _Job:
         return job
 
     def run(self) -> VocabularyPass:
-        """Return the pass that computes the job."""
         return VocabularyPass(self.student, self.request)
 
     def loss_and_gradients(self, loss: TokenLoss, factors: Tensor) -> tuple[Tensor, Tensor, Grads]:
@@ -331,7 +328,6 @@ class _LinearLoss(torch.autograd.Function):
 
     @staticmethod
     def _reduced(loss: TokenLoss, factors: Tensor, totals: Totals) -> list[Tensor]:
-        """Return `sum(factors * losses)`."""
         return [(loss.of(totals) * factors).sum()]
 
     @staticmethod
@@ -393,7 +389,6 @@ class _AllLogits(Objective):
     slots = 0
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
-        """Return the logits of the block."""
         return {"logits": block.student}
 
     def merge(self, parts: Totals) -> Totals:
@@ -401,7 +396,6 @@ class _AllLogits(Objective):
         return {"logits": parts["logits"].flatten(0, 1)}
 
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
-        """Replace the logits by their gradient."""
         block.student.copy_(grads["logits"][block.start : block.start + len(block.student)])
 
 
@@ -435,7 +429,6 @@ def _blocks_of_rows(logits: BlockLogits) -> list[tuple[int, int]]:
 
 
 def _block_totals(student: BlockLogits, request: Request) -> Totals:
-    """Compute totals from checkpointed blocks of logits."""
     hidden = student.hidden.reshape(-1, student.hidden.shape[-1])
     teacher = None if request.teacher is None else request.teacher.hidden.detach().flatten(0, -2)
     ids, (mask, places, *_), tokens = request.ids, request.tokens, len(hidden)

@@ -222,7 +222,6 @@ def _losses_of_few_logits(heads: Sequence[HeadTargets]) -> tuple[Tensor, list[Te
 
 
 def _have_joint_loss(heads: Sequence[HeadTargets]) -> bool:
-    """Return whether heads have one joint loss; see `losses_of_heads`."""
     first = heads[0][0]
     return not torch.compiler.is_compiling() and all(
         isinstance(logits, LinearLogits)
@@ -297,7 +296,6 @@ def _counted(
     other: int | None,
     request: RankRequest | None,
 ) -> Counted:
-    """Return `counted_targets` for the options of a loss."""
     return counted_targets(
         targets,
         vocab_size,

@@ -103,7 +103,6 @@ def _of_logits(logits: object) -> UncomputedLogits:
 
 
 def _some_logits(logits: Tensor, start: int, stop: int) -> Tensor:
-    """Return the logits of the tokens `start` to `stop - 1`."""
     return logits[..., start:stop]
 
 

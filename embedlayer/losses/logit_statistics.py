@@ -133,7 +133,6 @@ class LogitStatistics(Objective):
         return found | events
 
     def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms | None:
-        """Return a kernel that computes the statistics."""
         names = ["sum"] * self.sum + ["mean"] * self.mean + ["log_squares"] * self.squares
         terms = statistics_of_blocks(ids, names, with_keys=bool(self.top_k))
         terms = with_largest(terms, self.top_k) if self.top_k else terms

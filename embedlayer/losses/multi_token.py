@@ -67,7 +67,6 @@ def multi_token_inputs(
 
 
 def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss: LossSettings) -> MultiTokenLoss:
-    """Compute the loss of `multi_token_loss`."""
     lengths = [each.numel() for each in inputs.targets]
     targets = torch.cat([each.flatten() for each in inputs.targets])
     groups = TargetGroups(targets, lengths, inputs.weights, inputs.token_weights)

@@ -37,11 +37,9 @@ class Workspace:
         return self.buffers[slot][: like.numel()].view(like.shape) if self.buffers else None
 
     def subtract(self, a: Tensor, b: Tensor, slot: int) -> Tensor:
-        """Return `a - b` in the memory of a slot."""
         return torch.sub(a, b, out=self._slot(slot, a))
 
     def add(self, a: Tensor, number: float, slot: int) -> Tensor:
-        """Return `a + number` in the memory of a slot."""
         return torch.add(a, number, out=self._slot(slot, a))
 
     def logaddexp(self, a: Tensor, b: Tensor, slots: tuple[int, int]) -> Tensor:

@@ -233,7 +233,6 @@ class GradientSums:
         return dlogits_RC.to(dtype) if has_wide_products(dtype, device_kind(dlogits_RC)) else dlogits_RC
 
     def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
-        """Add the gradients of a block to those of its rows."""
         if self.weight is None:
             return
         for here in self.rows.parts(start, start + len(dlogits_RC)):

@@ -57,7 +57,6 @@ class _JoinedGradient:
         self._free: set[int] = set()
 
     def part(self, place: int, dtype: torch.dtype) -> Tensor:
-        """Return memory for the gradient of a part."""
         if self._whole is None:
             self._whole = torch.empty(self.shape, dtype=dtype, device=self.device)
             self._free = set(range(len(self.sizes)))

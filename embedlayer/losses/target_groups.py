@@ -23,13 +23,11 @@ class TargetGroups(NamedTuple):
     token_weights: Float[Tensor, " N"] | None = None
 
     def sums(self, x: Num[Tensor, " N"] | Bool[Tensor, " N"]) -> Num[Tensor, " G"]:
-        """Return the sum of the numbers of each group."""
         if all(length == self.lengths[0] for length in self.lengths):
             return x.view(len(self.lengths), -1).sum(1)
         return torch.stack([part.sum() for part in torch.split(x, list(self.lengths))])
 
     def of_each(self, x: Float[Tensor, " G"]) -> Float[Tensor, " N"]:
-        """Return the number of its group for each target."""
         return torch.cat([number.expand(length) for number, length in zip(x.unbind(), self.lengths, strict=True)])
 
     def is_computed(self, group: int) -> bool:

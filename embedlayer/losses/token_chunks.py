@@ -42,7 +42,6 @@ class Chunk(NamedTuple):
         return {name: self.gathered(x.movedim(-1, 0)).movedim(0, -1) for name, x in totals.items()}
 
     def gathered_total_gradients(self, grads: Totals) -> Totals:
-        """Return `gathered_totals` for gradients with respect to totals."""
         return {name: self.gathered_gradients(x.movedim(-1, 0)).movedim(0, -1) for name, x in grads.items()}
 
     def own(self, value: Tensor) -> Tensor:

@@ -265,7 +265,6 @@ class VocabularyPass:
         return blocks
 
     def _fill(self, block: LogitBlock, chunk: Chunk) -> None:
-        """Compute the logits of a block."""
         for head, x_CD, view in zip(self.heads, chunk.hidden, (block.student, block.teacher), strict=False):
             assert view is not None
             head.fill(view, x_CD, block.start - self.first)
@@ -301,7 +300,6 @@ class VocabularyPass:
         *,
         kept: Tensor | None,
     ) -> None:
-        """Add the gradients of a chunk to `sums`; its logits are overwritten."""
         x_CD = chunk.hidden[0]
         compiled = self.objective.compiled_dlogits(chunk.ids, totals, grads) if self.compiled else None
         in_one_product = kept is not None and sums.multiplies(kept.dtype) and not self.is_invariant

@@ -120,7 +120,6 @@ class AddedScores:
             self.whole = self.scores(self.blocks[0])
 
     def _block(self, start: int, stop: int) -> QueryBlock:
-        """Return the block of the queries `start .. stop - 1`."""
         if self.slots is not None:
             return QueryBlock(start, stop, 0, self.seen.shape[-1])
         earlier = self.seen.shape[-1] - self.queried.shape[-1]
@@ -149,7 +148,6 @@ class AddedScores:
         v: Float[Tensor, "B G S K"],
         scale: float | None,
     ) -> Float[Tensor, "B H T K"]:
-        """Compute `softmax(scale * q k^T + scores) v`."""
         is_plain = self.may_be_packed and all(map(has_memory, (q, k, v))) and fusible(q, k, v)
         if is_plain and _has_flash_attention(q, k, v) and varlen_attention() is not None:
             assert self.documents is not None

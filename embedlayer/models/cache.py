@@ -104,9 +104,6 @@ class KeyValueCache:
     Args:
         max_seq_len: Largest number of tokens of each row, padding included; `None` for a cache that grows.
 
-    Raises:
-        SizeError: `max_seq_len` is below 1.
-
     Attributes:
         positions: Position of each cached token, `(B, S)`, or `(A, B, S)` if some were passed on A axes; `None` for an
             empty cache. With `max_seq_len` S is this number; entries after the last token are undefined.
@@ -163,11 +160,6 @@ class KeyValueCache:
                 cached token of each row.
             attention_mask: 0 for padding, else the number of the document; `None` to continue the last document of each
                 row.
-
-        Raises:
-            ShapeError: The batch size differs from the cached one; the cache has tokens, and the new ones have a mask
-                without positions, or a document before the last cached one.
-            SizeError: The tokens exceed `max_seq_len`, or with it gradients are recorded.
         """
         self._check_slots(ids.shape[-1])
         if self.positions is None:
@@ -242,9 +234,6 @@ class KeyValueCache:
             vectors: Their vectors, if these were passed to the model.
             positions: Positions of the new tokens.
             documents: As in `append`.
-
-        Raises:
-            SizeError: The frequencies depend on the length, and the cache has a fixed size.
         """
         if not isinstance(position, RotaryEmbedding) or not position.depends_on_length:
             return None
@@ -282,10 +271,6 @@ class KeyValueCache:
             position: Position scheme of the model.
             drop: Number of tokens of each row to drop, at least 1; padding counts.
             keep: Number of first tokens of each row that stay.
-
-        Raises:
-            SizeError: No token would remain behind the dropped ones, or the cached keys cannot be moved: positions are
-                added to the input, or the frequencies depend on the length. The cache is then as it was.
 
         Reference: Xiao et al., Efficient streaming language models with attention sinks, 2024.
 
@@ -327,7 +312,6 @@ class KeyValueCache:
             self._slots.called = int(self._slots.used.sub_(drop))
 
     def _without(self, x: Tensor, new: Tensor, drop: int, keep: int, dim: int = -1) -> Tensor:
-        """Return `new` without the tokens `keep .. keep + drop - 1`."""
         sizes = [keep, drop, new.shape[dim] - keep - drop]
         first, dropped, later = new.split(sizes, dim)
         if self._slots is None:

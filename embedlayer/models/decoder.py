@@ -132,11 +132,6 @@ class DecoderLM(Pretrained):
         injections: Additional tables whose vectors enter at the input, in the residual stream or in attention: value
             embeddings, hashed n-gram tables, per-layer tables, in any number. See `EmbeddingInjection`.
 
-    Raises:
-        SizeError: `table` or `position` is neither of the two; the width does not divide into the heads, or these into
-            the key/value heads; the size of head or position differs from the table's; or an injection was built for
-            other sizes, or shares a parameter with the rest of the model.
-
     Example:
         >>> model = DecoderLM(TokenEmbedding(100, 32, scale="sqrt_dim"), "rotary", num_layers=2, num_heads=4)
         >>> model(torch.tensor([[1, 2, 3]])).shape
@@ -290,12 +285,6 @@ class DecoderLM(Pretrained):
             num_items_in_batch: Number of targets in all accumulated batches, by which the summed loss is divided;
                 `None` for the number of targets in this batch. Without any target the loss is then 0.
             token_weights: Weight of the loss of each label, shifted as the labels are; see `LossOptions`.
-
-        Raises:
-            SizeError: Not exactly one of `ids`, `input_ids` and `inputs_embeds` is passed, labels with a cache, or
-                `token_weights` without labels; the other errors are those of `hidden` and, with labels, of
-                `shifted_targets` and the head's `loss`.
-            ShapeError: `token_weights` do not fit the labels; see `require_token_weights`.
         """
         if ids is not None and input_ids is not None:
             raise SizeError("Pass the token IDs once: model(ids), or model(input_ids=ids) as transformers' tools do.")
@@ -345,10 +334,6 @@ class DecoderLM(Pretrained):
             positions: As in `hidden`.
             attention_mask: As in `hidden`.
             **options: See `LossOptions`.
-
-        Raises:
-            SizeError: An option is unknown or outside its range; the other errors are those of `hidden` and of the
-                head's `loss`.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
         hidden = self.hidden(ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask)
@@ -375,10 +360,6 @@ class DecoderLM(Pretrained):
                 `ids`, `positions` and `attention_mask` describe the new tokens only.
 
         Raises:
-            SizeError: Both or neither of `ids` and `inputs_embeds` are passed. A model with injections needs `ids`,
-                which these look up, and `inputs_embeds` may be passed beside them.
-            ShapeError: IDs or positions are no integers, positions or the mask do not fit the IDs, or these do not fit
-                the cache; see `check_positions`, `embedlayer.core.check_mask` and `KeyValueCache.next_positions`.
             TokenIdError: On the CPU, an ID is outside the table. On an accelerator, the next `check()` raises it.
             PositionError: On the CPU, a position is outside what the scheme covers. On an accelerator, the next
                 `check()` raises it.
@@ -464,7 +445,6 @@ class DecoderLM(Pretrained):
 
     @property
     def _injections(self) -> list[EmbeddingInjection]:
-        """Return the modules of `injections` as a list."""
         return [cast(EmbeddingInjection, each) for each in self.injections]
 
     def _sequence_of(self, ids: IdsLike | None, inputs_embeds: Tensor | None) -> Int[Tensor, "*batch T"]:

@@ -128,12 +128,9 @@ def generate(
         `GeneratedTokens`.
 
     Raises:
-        SizeError: An option is out of its range.
         PositionError: The text becomes longer than the positions of the model allow.
         TokenIdError: An ID is outside the table.
         CheckpointError: The largest logit of a token is NaN or infinite: the model has weights that are not finite.
-        ShapeError: `ids` are no integers or have no token; `embedlayer.core.check_mask` refuses the mask; or a row of
-            the mask has no text.
         TypeError: An option is unknown.
 
     Example:

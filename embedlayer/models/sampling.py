@@ -129,9 +129,6 @@ def sample(
         **options: See `SamplingOptions`.
 
     Raises:
-        SizeError: An option is out of its range, or `repetition_penalty` is passed without `ids`; or, on the CPU, the
-            largest logit of a row is NaN or infinite.
-        ShapeError: There is not one text for each row of logits.
         TypeError: An option is unknown.
 
     Example:

@@ -75,9 +75,6 @@ class OpenedModel:
         no_decoder: One sentence that says why `model` is no whole decoder; `""` if there is nothing to say.
         no_tokenizer: Why no tokenizer could be read from the folder of a checkpoint, known once `tokenizer` was used;
             `""` if there was no such failure.
-
-    Raises:
-        SizeError: `tokens` and the table differ in length.
     """
 
     __repr__ = short_repr
@@ -363,7 +360,6 @@ class OpenedModel:
         Raises:
             CheckpointError: There are no transformer blocks; transformers cannot load the folder, or would initialise
                 tensors that it lacks; or the model is no causal one, such as a masked one.
-            MissingExtraError: The checkpoint needs transformers, which is not installed.
         """
         from embedlayer.checkpoints.causal_models import load_causal_model
         from embedlayer.models.decoder import DecoderLM

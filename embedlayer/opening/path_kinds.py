@@ -63,7 +63,6 @@ def path_kind(path: Path) -> PathKind:
 
 
 def _kind_of_folder(path: Path) -> PathKind:
-    """Return the kind of a folder from the names of its files."""
     names = set(os.listdir(path))
     if not names:
         return PathKind.EMPTY_FOLDER

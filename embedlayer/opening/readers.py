@@ -68,8 +68,6 @@ def open_model(
             not look like `owner/name` is never sent to the hub.
         CheckpointError: The source is damaged, or has no token table.
         TokenizerError: `tokenizer`, or that of a saved layer, is damaged or has IDs outside the table.
-        SizeError: `parts` is none of the three.
-        MissingExtraError: The source needs the extra `hf` (hub), `gguf` (GGUF) or `spm` (a `.model` tokenizer).
 
     Warns:
         EmbedLayerWarning: Only the table of a checkpoint can be read; rows contain NaN or infinity; a checkpoint's
@@ -188,7 +186,6 @@ def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
 
 
 def _run_in(path: Path) -> "RunDirectory":
-    """Return the run directory of a folder."""
     from embedlayer.training.run_directory import RunDirectory
 
     return RunDirectory(path)

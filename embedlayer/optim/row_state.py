@@ -106,7 +106,6 @@ class RowwiseSquares(RowState):
     """The state of `RowAdagrad`: for each row the sum of `mean(g^2)` over all steps."""
 
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
-        """Return `sum`, `(V, 1)`."""
         return {"sum": StateTensor(1, compute_dtype(weight))}
 
 

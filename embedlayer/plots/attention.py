@@ -41,9 +41,6 @@ def attention_bias(
         length: Number of distances to show, from 0.
         title: Title of the figure.
 
-    Raises:
-        SizeError: The scheme has no bias, or `length` is below 1.
-
     Example:
         >>> figure = attention_bias(AlibiBias(8))
     """
@@ -95,10 +92,6 @@ def rotary_scores(
         starts: Positions of the key; the query is at the key's position plus the distance.
         title: Title of the figure.
 
-    Raises:
-        SizeError: The scheme does not rotate or states no `head_dim`, or `starts` is empty.
-        ShapeError: `q` or `k` has another width than the scheme's heads.
-
     Example:
         >>> figure = rotary_scores(RotaryEmbedding(64))
     """
@@ -144,9 +137,6 @@ def rotary_angles(
         pairs: Indices of up to six pairs of channels; `None` for five that are spread over all pairs.
         length: Number of positions to show.
         title: Title of the figure.
-
-    Raises:
-        SizeError: A pair does not exist, or there are none or more than six.
 
     Example:
         >>> figure = rotary_angles(RotaryEmbedding(64))

@@ -28,10 +28,6 @@ def dimension_curves(
         length: Number of positions of a scheme to show.
         title: Title of the figure.
 
-    Raises:
-        SizeError: There are no panels, a panel has none or more than four columns, or a column does not exist; the
-            scheme has no effect (NoPE), or `length` is below 1.
-
     Example:
         >>> figure = dimension_curves(SinusoidalPositionalEmbedding(64, 64))
     """

@@ -49,9 +49,6 @@ def position_heatmap(
         row_label: Label of the rows.
         column_label: Label of the columns.
 
-    Raises:
-        SizeError: The scheme has no effect (NoPE), or `length` is below 1.
-
     Example:
         >>> figure = position_heatmap(SinusoidalPositionalEmbedding(128, 64), length=50)
     """
@@ -73,9 +70,6 @@ def compare_positions(
         schemes: One to four schemes by name, each as in `position_heatmap`.
         length: Number of positions to show.
         title: Title of the figure.
-
-    Raises:
-        SizeError: There are no schemes or more than four, one of them has no effect, or `length` is below 1.
 
     Example:
         >>> learned, fixed = LearnedPositionalEmbedding(50, 32), SinusoidalPositionalEmbedding(50, 32)
@@ -110,10 +104,6 @@ def token_path(
         tokens: Text of each token, T.
         dimensions: Number of columns to show, from the first.
         title: Title of the figure.
-
-    Raises:
-        ShapeError: Steps and tokens differ in length.
-        SizeError: There are no steps, no tokens, or more than 64 tokens.
 
     Example:
         >>> layer = TransformerEmbedding(100, 32, max_seq_len=16)
@@ -158,7 +148,6 @@ def path_steps(layer: Layer, ids: Ids) -> dict[str, Float[Tensor, "T _"]]:
         ids: Token IDs of one text, `(T,)`.
 
     Raises:
-        ShapeError: `ids` has more than one dimension.
         TokenIdError: An ID is outside the table.
         PositionError: The text is longer than the positions cover.
 

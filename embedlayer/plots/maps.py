@@ -74,10 +74,7 @@ def table_map(
         title: Title of the figure; `None` for one that names the coordinates.
 
     Raises:
-        ShapeError: A label's index is outside the rows, `values` or `layout` does not have one entry for each row, or a
-            layout is passed beside coordinates.
         TokenizerError: `tokenizer` is no tokenizer, or has IDs outside the table.
-        SizeError: `table` is no table.
 
     Example:
         >>> figure = table_map(TokenEmbedding(100, 16), labels={7: "seven", 8: "eight"})

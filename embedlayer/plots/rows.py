@@ -52,9 +52,6 @@ def norm_histogram(
         title: Title of the figure.
         bins: Number of bars.
 
-    Raises:
-        SizeError: `norms` is neither a table nor a tensor.
-
     Example:
         >>> figure = norm_histogram(TokenEmbedding(100, 16))
     """
@@ -121,10 +118,6 @@ def spectrum(
         share: Share of the variance at which components are counted.
         title: Title of the figure.
 
-    Raises:
-        SizeError: There are no tables or more than four.
-        ShapeError: A tensor or array is not `(V, D)` of floats.
-
     Example:
         >>> figure = spectrum({"fresh": TokenEmbedding(100, 16)})
     """
@@ -176,10 +169,6 @@ def gradient_rows(
         tokenizer: Names the rows; `None` for their IDs.
         most: Largest number of rows to draw.
         title: Title of the figure; `None` for the number of rows with a gradient.
-
-    Raises:
-        ShapeError: The table has no gradient, or a tensor is not `(V, D)` of floats.
-        SizeError: `gradient` is neither a table nor a tensor.
 
     Example:
         >>> table = TokenEmbedding(100, 16)

@@ -61,10 +61,6 @@ def similarity_matrix(
         row_label: Axis label, used without `labels`.
         title: Title of the figure.
 
-    Raises:
-        SizeError: There are more than 2,048 rows.
-        ShapeError: The number of labels is not that of the rows.
-
     Example:
         >>> figure = similarity_matrix(torch.eye(3), ["x", "y", "z"])
     """
@@ -95,8 +91,6 @@ def token_similarity(
     Raises:
         UnknownTokenError: A text is not a single token of the vocabulary, or an ID is outside the table.
         TokenizerError: The tokenizer has IDs outside the table, or is of another kind.
-        SizeError: There are no tokens, or more than 2,048.
-        ShapeError: A tensor or array is not `(V, D)` of floats.
 
     Example:
         >>> figure = token_similarity(model.table, tokenizer, ["a", "b"])
@@ -120,9 +114,6 @@ def position_similarity(
         positions: A scheme that adds vectors, or one row for each position.
         length: Number of positions of a scheme to show, at most 2,048.
         title: Title of the figure.
-
-    Raises:
-        SizeError: The scheme adds no vectors, `length` is below 1, or there are too many positions.
 
     Example:
         >>> figure = position_similarity(SinusoidalPositionalEmbedding(64, 8))
@@ -166,10 +157,6 @@ def attention_orders(
         order: Indices of the tokens in the other order.
         labels: Text of each token.
         title: Title of the figure.
-
-    Raises:
-        SizeError: `order` is not a permutation, or there are more than 2,048 tokens.
-        ShapeError: The number of labels is not that of the vectors.
 
     Example:
         >>> figure = attention_orders(torch.randn(3, 8), [2, 0, 1], ["the", "cat", "sat"])

@@ -54,7 +54,6 @@ def loss_curves(
     Raises:
         FileError: A file or folder does not exist or cannot be read.
         CheckpointError: A line of a file is damaged.
-        SizeError: There are more than four runs, or `key` is another one.
 
     Example:
         >>> tied = [{"step": 0, "loss": 8.3}, {"step": 100, "loss": 5.1}]
@@ -136,9 +135,6 @@ def optimizer_paths(
             legend says how many numbers are not finite.
         touched: Steps, counted from 1, at which the row had a gradient; they are marked at the lower edge.
         title: Title of the figure.
-
-    Raises:
-        SizeError: There are no optimizers or more than three.
 
     Example:
         >>> figure = optimizer_paths({"AdamW": [0.1, 0.2], "RowAdamW": [0.1, 0.2]}, touched=[1])

@@ -39,9 +39,6 @@ class AlibiBias(Position, ComputedBuffers):
         max_bias: Negative exponent of the smallest slope if H is a power of two (`alibi_bias_max` of MPT).
         scale: Factor on the bias; Falcon multiplies it by `head_dim ** -0.5`, as it does the scores.
 
-    Raises:
-        SizeError: `num_heads` is below 1, or `max_bias` no finite number above 0.
-
     Example:
         >>> AlibiBias(2, max_bias=2.0).bias(torch.tensor([2]), torch.arange(3))
         tensor([[[[-1.0000, -0.5000, -0.0000]],
@@ -71,11 +68,7 @@ class AlibiBias(Position, ComputedBuffers):
     def bias(
         self, query_positions: Int[Tensor, "*rows Tq"], key_positions: Int[Tensor, "*rows Tk"]
     ) -> Float[Tensor, "rows H Tq Tk"]:
-        """Return `-slope_h * |query position - key position|` in float32, `(1 or B, H, Tq, Tk)`.
-
-        Raises:
-            ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
-        """
+        """Return `-slope_h * |query position - key position|` in float32, `(1 or B, H, Tq, Tk)`."""
         self.check_positions(query_positions)
         self.check_positions(key_positions)
         query, key = torch.atleast_2d(query_positions.long()), torch.atleast_2d(key_positions.long())
@@ -96,9 +89,6 @@ class AlibiBias(Position, ComputedBuffers):
         Example:
             >>> from torch.nn.attention.flex_attention import flex_attention
             >>> mod = AlibiBias(8).score_mod()  # flex_attention(q, k, v, score_mod=mod)
-
-        Raises:
-            ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
         """
         slopes = self.slopes
         return score_mod_of(

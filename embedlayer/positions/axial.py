@@ -24,9 +24,6 @@ class AxialPositionalEmbedding(AdditivePosition):
         widths: Widths of the vectors of a row and of a column; their sum is the width of the model, D.
         init_std: Standard deviation of the normal initialisation.
 
-    Raises:
-        SizeError: `grid` or `widths` are not two sizes of at least 1.
-
     Example:
         >>> position = AxialPositionalEmbedding((4, 8), (6, 10))
         >>> position(torch.tensor([0, 31])).shape
@@ -62,7 +59,6 @@ class AxialPositionalEmbedding(AdditivePosition):
         """Return the vector of each position.
 
         Raises:
-            ShapeError: `positions` are no tensor of int64 or int32.
             PositionError: On the CPU, a position is outside `0 .. max_seq_len - 1`. On an accelerator its vector is
                 zero, and the next `index_check.check()` raises the error.
         """

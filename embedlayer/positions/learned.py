@@ -32,9 +32,6 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         device: Device of the rows.
         dtype: Dtype of the rows.
 
-    Raises:
-        SizeError: A size is below 1, or the offset below 0.
-
     Example:
         >>> position = LearnedPositionalEmbedding(16, 8)
         >>> torch.equal(position(torch.arange(5, 8)), position.weight[5:8])
@@ -88,7 +85,6 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         """Return the row of each position, `weight[positions + offset]`.
 
         Raises:
-            ShapeError: `positions` are no tensor of int64 or int32.
             PositionError: On the CPU, a position is outside `-offset .. max_seq_len - 1`. On an accelerator its vector
                 is zero, and the next `index_check.check()` raises the error.
         """
@@ -111,9 +107,6 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
 
         Returns:
             The new table, in the same dtype and on the same device. Rows before position 0 are copied.
-
-        Raises:
-            SizeError: `new_len` is below 1, or the method is unknown.
 
         Reference: Dosovitskiy et al., An image is worth 16x16 words, 2021, section 3.2 (interpolation); Beltagy et al.,
         Longformer, 2020, section 5 (repetition).

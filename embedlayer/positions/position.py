@@ -97,10 +97,6 @@ class Position(Pretrained):
             positions: What a caller passed.
             shape: Shape of the tokens, `(..., T)`; `None` if it is not known.
 
-        Raises:
-            ShapeError: Positions are no int32 or int64 tensor; or their shape is not `(T,)`, that of the tokens with
-                sizes of 1 in place of others, or with several axes `(A, B, T)`.
-
         Example:
             >>> Position().check_positions(torch.arange(5), (2, 5))
         """
@@ -164,9 +160,6 @@ class Position(Pretrained):
         Args:
             cached_keys: Keys that `rotate` returned.
             steps: What is added to the position of each key; shapes are those of positions.
-
-        Raises:
-            SizeError: The scheme is part of the vectors that keys were computed from, or rotates by the length.
         """
         if self.hook in ("add", "rotate"):
             how = "are added to the input" if self.hook == "add" else "rotate keys by a method of its own"
@@ -195,9 +188,6 @@ class Position(Pretrained):
             embed_dim: Width of the vectors that positions are added to, or `None` if unknown.
             num_heads: Query heads of the attention, or `None`.
             head_dim: Width of one head, or `None`.
-
-        Raises:
-            SizeError: The scheme was built for another size.
         """
         for name, size in {"embed_dim": embed_dim, "num_heads": num_heads, "head_dim": head_dim}.items():
             own = getattr(self, name, None)
@@ -215,7 +205,6 @@ class AdditivePosition(Position, ABC):
         """Return the vector of each position.
 
         Raises:
-            ShapeError: `positions` are no tensor of int64 or int32.
             PositionError: On the CPU, a position is outside the range that the scheme covers, in general
                 `0 .. max_seq_len - 1`. On an accelerator its vector is zero, and the next `index_check.check()` raises
                 the error.
@@ -240,7 +229,6 @@ class AdditivePosition(Position, ABC):
         """Return the vector of each position, for positions of any shape, as `nn.Embedding` does.
 
         Raises:
-            ShapeError: `positions` are no integers, but for example hidden states.
             PositionError: On the CPU, a position is outside the range that the scheme covers; see `vectors`.
         """
         check_integer_positions(positions)
@@ -254,7 +242,6 @@ class AdditivePosition(Position, ABC):
         expanded to one for each token of each sequence, so that hooks can compute per-sample gradients.
 
         Raises:
-            ShapeError: `x` and the position vectors differ in width, or positions do not fit `x` or are no integers.
             PositionError: On the CPU, a position is outside the range that the scheme covers; see `vectors`.
         """
         self.check_positions(positions, x.shape[:-1])
@@ -289,9 +276,6 @@ def positions_of(
 
     Returns:
         `(T,)` without a mask, else the shape of the mask.
-
-    Raises:
-        ShapeError: `ids` is a scalar, or the mask is not valid; see `embedlayer.core.check_mask`.
 
     Example:
         >>> positions_of(torch.zeros(2, 4).long(), torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]))

@@ -28,10 +28,6 @@ class RelativePositionBias(Position, ComputedBuffers):
             as the query itself (decoders, which mask them).
         init_std: Standard deviation of the normal initialisation.
 
-    Raises:
-        SizeError: There is no head; a direction has fewer than two buckets, or `max_distance` leaves none for several
-            distances; or `num_buckets` is odd and the bias bidirectional.
-
     Example:
         >>> RelativePositionBias(8).bias(torch.arange(5), torch.arange(5)).shape
         torch.Size([1, 8, 5, 5])
@@ -92,9 +88,6 @@ class RelativePositionBias(Position, ComputedBuffers):
 
         Args:
             relative_positions: `key position - query position`, of any shape; negative for keys before the query.
-
-        Raises:
-            ShapeError: They are no integers.
         """
         check_integer_positions(relative_positions)
         return self._bucket(relative_positions.long())
@@ -111,9 +104,6 @@ class RelativePositionBias(Position, ComputedBuffers):
         """Return the bias of each head h for each query and key, `(1 or B, H, Tq, Tk)`.
 
         It is `weight[bucket(key position - query position), h]`.
-
-        Raises:
-            ShapeError: Positions are not int32 or int64 of shape `(T,)` or `(B, T)`.
         """
         self.check_positions(query_positions)
         self.check_positions(key_positions)
@@ -133,9 +123,6 @@ class RelativePositionBias(Position, ComputedBuffers):
         Args:
             query_positions: Position of each query, `(Tq,)`, `(1, Tq)` or `(B, Tq)`; its index if `None`.
             key_positions: Position of each key, likewise; its index if `None`.
-
-        Raises:
-            ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
         """
         if "weight" in vars(self):
             recompute_weights(self)

@@ -82,10 +82,6 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
         padding_idx: Row that is zero, or `None`. In M2M100 it is row 1, and padding has position -1.
         init_scale: Initial value of a learned factor, the parameter `scale` of shape `(1,)`; `None` for no factor.
 
-    Raises:
-        SizeError: A size is below 1, the offset below 0, the padding row outside, the layout unknown, or the width
-            below 4 with `endpoint`.
-
     Example:
         >>> SinusoidalPositionalEmbedding(50, 4)(torch.tensor([0]))
         tensor([[0., 1., 0., 1.]])
@@ -166,7 +162,6 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
         The row `padding_idx` is zero.
 
         Raises:
-            ShapeError: `positions` are no tensor of int64 or int32.
             PositionError: On the CPU, a position is outside `-offset .. max_seq_len - 1`. On an accelerator its vector
                 is zero, and the next `index_check.check()` raises the error.
         """

@@ -41,7 +41,6 @@ def gather_rows(table: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
 
 
 def square_root(squares: Tensor, *, out: Tensor) -> Tensor:
-    """Write the square roots of `squares` to `out`, and return `out`."""
     return torch.rsqrt(squares, out=out).reciprocal_()
 
 

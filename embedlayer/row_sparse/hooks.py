@@ -132,7 +132,6 @@ class RowSparseParameter(nn.Parameter):
         return self.detach().requires_grad_(self.requires_grad).numpy(force=force)
 
     def tolist(self) -> Any:
-        """Return the values as lists, as in torch."""
         return self.detach().tolist()
 
     def data_ptr(self) -> int:
@@ -141,7 +140,6 @@ class RowSparseParameter(nn.Parameter):
         return super().data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Return the memory, as in torch."""
         if not is_fake_mode_active():  # it describes a weight for a compiled function
             self.detach()
         return super().untyped_storage()

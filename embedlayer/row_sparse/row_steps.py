@@ -37,7 +37,6 @@ class RowSteps:
         return not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
 
     def pending_rows(self, start: int, stop: int, *, moments: bool = False) -> Tensor:
-        """Return those of the rows `start` to `stop - 1` whose values lack steps."""
         behind = self.value_steps[start:stop] < self.step
         if moments:
             behind |= self.lack_decay(self.moment_steps[start:stop])

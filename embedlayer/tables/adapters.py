@@ -265,7 +265,6 @@ def _split(name: str, directory: Path) -> tuple[str, str]:
 
 
 def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObject, directory: Path) -> ModuleAdapter:
-    """Return what an adapter changes in a module."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise CheckpointError(

@@ -51,9 +51,6 @@ class Bag(Pretrained):
     Attributes:
         table: The table. Its `scale` multiplies the result.
 
-    Raises:
-        SizeError: `mode` is another one, such as torch's `"max"`; or `table` is no table.
-
     Example:
         >>> bag = Bag(TokenEmbedding.from_pretrained(torch.eye(4)), mode="sum")
         >>> bag(torch.tensor([1, 1, 3]), torch.tensor([0, 2]))
@@ -89,11 +86,6 @@ class Bag(Pretrained):
         Args:
             bag: Module with the weight.
             row_sparse: Whether gradients are row-sparse, for `RowAdamW`; `None` for what `bag.sparse` says.
-
-        Raises:
-            SizeError: `bag` is no `nn.EmbeddingBag`; or it has a `forward` of its own, or a `weight` that is not its
-                own parameter, and so may compute something else; or it has `max_norm`, `scale_grad_by_freq` or the mode
-                `"max"`.
 
         Example:
             >>> torch_bag = nn.EmbeddingBag(100, 8, mode="sum")
@@ -185,9 +177,6 @@ class Bag(Pretrained):
 
         Raises:
             TokenIdError: On the CPU, an ID is outside the table. See `LookupTable.look_up` for accelerators.
-            ShapeError: IDs or offsets are not integers, offsets do not ascend from 0, a length is below 0 or above T,
-                shapes do not fit, or one of offsets, mask and lengths is missing or too many.
-            SizeError: There are weights, and the mode is `"mean"`.
         """
         if isinstance(input, Proxy):
             call: Tensor = leaf_of_trace(self, input, offsets, per_sample_weights, mask=mask, lengths=lengths)

@@ -194,7 +194,6 @@ def _products(hidden: Tensor, weight: ComputedWeight) -> Tensor:
 
 
 def _linear(input: Any, weight: Any, bias: Tensor | None = None) -> Tensor | None:
-    """Return `F.linear(input, weight, bias)`."""
     if not _is_readable(weight) or isinstance(input, ComputedWeight):
         return None
     products = _products(input, weight)
@@ -209,7 +208,6 @@ def _matmul(input: Any, other: Any, out: Tensor | None = None) -> Tensor | None:
 
 
 def _transposed(weight: ComputedWeight, *dims: int) -> ComputedWeight | None:
-    """Return the transpose."""
     if dims and {each % 2 for each in dims} != {0, 1}:
         return None
     result: ComputedWeight = _Transposed.apply(weight)  # type: ignore[no-untyped-call]
@@ -244,7 +242,6 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor | None:
-    """Return `F.embedding(input, weight)`."""
     return None if max_norm is not None or scale_grad_by_freq or sparse else _indexed(weight, input)
 
 

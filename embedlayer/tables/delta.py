@@ -50,9 +50,7 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
             updates that bfloat16 would round away; rows are rounded when they are read.
 
     Raises:
-        SizeError: `token_ids` is empty, or contains a token twice or the padding token; or `base` is no table.
         TokenIdError: A token is outside the table.
-        ShapeError: `values` is not `(N, D)`.
 
     Example:
         >>> base = TokenEmbedding(100, 8)
@@ -109,9 +107,7 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
             values: Initial rows, `(N, D)`, in ascending order of their tokens; `None` for the rows of the base.
 
         Raises:
-            SizeError: `count` is below 1, the padding token is among these rows, or `base` is no table.
             TokenIdError: `count` is larger than the table.
-            ShapeError: `values` is not `(N, D)`.
 
         Example:
             >>> DeltaEmbedding.last(TokenEmbedding(100, 8), 3).token_ids
@@ -226,10 +222,8 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
         training has changed are quantised by the rule of the format; all other stored bytes stay.
 
         Raises:
-            SizeError: The base is of another kind, which does not store each row separately.
             CheckpointError: No function quantises rows to the format of the base, or it cannot represent a number of
                 them. The base is not changed.
-            ShapeError: A number is too large for the codes of a `QuantizedEmbedding`. The base is not changed.
         """
         if isinstance(self.base, PackedRows):
             changed = (self.delta != self.base.look_up(self.token_tensor).to(self.delta.dtype)).any(1)
@@ -293,7 +287,6 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
             CheckpointError: A file is damaged, the adapter was trained on another base, or it changes more of the table
                 than the rows of some tokens; `embedlayer.vocab.merge_adapter` reads that.
             TokenIdError: A token of the adapter is outside the base.
-            SizeError: A token of the adapter is the padding token of the base.
         """
         if base is None:
             return super().from_pretrained(directory, device=device)

@@ -66,7 +66,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         **arguments: Sizes under torch's names, `num_embeddings` and `embedding_dim`; see `EmbeddingArguments`.
 
     Raises:
-        SizeError: A size is below 1, `padding_idx` is not a token, or an option has an unknown value.
         TypeError: A size is missing, passed under both names or not an integer, or an argument is unknown.
 
     Example:
@@ -259,7 +258,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
         Raises:
             TokenIdError: As in `look_up`.
-            ShapeError: As in `look_up`.
         """
         if "weight" in vars(self):
             recompute_weights(self)
@@ -321,7 +319,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
         Raises:
             StaleRowsError: The weight was written in place while updates were pending.
-            ShapeError: The table has another size than the moments.
         """
         if not torch.compiler.is_compiling() and (pending := pending_updates_of(self.weight)):
             pending.apply_all(self.weight, start, stop)
@@ -374,11 +371,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         watch(weight, self.pending_updates)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter, as in torch. A weight assigned to a row-sparse table starts without pending updates.
-
-        Raises:
-            SizeError: A new weight has no row for the padding token.
-        """
+        """Register a parameter, as in torch. A weight assigned to a row-sparse table starts without pending updates."""
         rows = param.shape[0] if name == "weight" and param is not None and param.dim() == 2 else None
         if rows is not None and self.padding_idx is not None and self.padding_idx >= rows:
             raise SizeError(
@@ -444,9 +437,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             **arguments: Further arguments of `torch.nn.Embedding.from_pretrained`; see `EmbeddingArguments`.
 
         Raises:
-            ShapeError: `source` is none of these, or its rows are not `(V, D)` floats.
-            SizeError: `source` is an `nn.Embedding` or empty, `padding_idx` is not a row, or an argument is not
-                supported.
             FileError: The folder cannot be read.
             CheckpointError: A file in the folder is damaged, or the folder holds another kind of layer.
             TypeError: An argument is unknown.
@@ -480,11 +470,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         Args:
             embedding: Module with the weight; also a subclass that inherits the `forward` of `nn.Embedding`.
             scale: As in the constructor.
-
-        Raises:
-            SizeError: `embedding` is not an `nn.Embedding`; or it has a `forward` of its own, or a `weight` that is
-                not its own parameter (as with a parametrization), and so may compute something else; or it has
-                `max_norm` or `scale_grad_by_freq`; or `scale` is another string.
 
         Example:
             >>> embedding = nn.Embedding(100, 8, padding_idx=0)

@@ -40,10 +40,6 @@ class FactorizedEmbedding(ComputedRows, checks_ids=True):
         device: Device of the factors.
         dtype: Data type of the factors.
 
-    Raises:
-        SizeError: A size is below 1, the rank exceeds the width, `padding_idx` is not a token, or an option has an
-            unknown value.
-
     Example:
         >>> table = FactorizedEmbedding(30000, 768, 128)
         >>> sum(p.numel() for p in table.parameters())  # instead of 23,040,000
@@ -131,11 +127,6 @@ class FactorizedEmbedding(ComputedRows, checks_ids=True):
                 weights. A token with weight 0 does not influence Q.
             padding_idx: For a plain tensor: as in the constructor; the row keeps its values.
             scale: For a plain tensor: as in the constructor.
-
-        Raises:
-            SizeError: The rank is below 1 or exceeds the width; counts are negative, not finite or all 0; `padding_idx`
-                is not a token; or `table` is none of these kinds.
-            ShapeError: Counts or rows have another shape, or rows are no floats or contain NaN or infinity.
 
         Example:
             >>> dense = TokenEmbedding.from_pretrained(torch.randn(100, 4) @ torch.randn(4, 16))

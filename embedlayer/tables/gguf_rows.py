@@ -32,11 +32,6 @@ class GGUFEmbedding(PackedRows):
         dtype: Data type of the vectors; `None` for float32. `.to(dtype)` changes it and not the blocks.
         device: Device of the stored bytes.
 
-    Raises:
-        SizeError: A size is below 1, `padding_idx` is not a token, the width is no whole number of blocks, or an option
-            has an unknown value.
-        MissingExtraError: The `gguf` extra is not installed.
-
     Example:
         >>> table = GGUFEmbedding(100, 64, "Q8_0")
         >>> table(torch.tensor([[1, 2, 3]])).shape, table.packed.shape

@@ -106,7 +106,6 @@ class LookupTable(Pretrained, ABC):
         Raises:
             TokenIdError: On the CPU, an ID is outside the table. On an accelerator a bad ID gives zeros and gets no
                 gradient, and the next `check()` of the table's `IndexCheck` raises the error.
-            ShapeError: `ids` are not integers.
         """
 
     def summed(
@@ -130,7 +129,6 @@ class LookupTable(Pretrained, ABC):
 
         Raises:
             TokenIdError: As in `look_up`.
-            ShapeError: IDs are not integers; `weights` have another shape than `ids`; or `bounds` are no such bounds.
         """
         ids = as_ids(ids, beside=self)
         check_bags(ids, bounds, weights)
@@ -154,7 +152,6 @@ class LookupTable(Pretrained, ABC):
 
         Raises:
             TokenIdError: As in `look_up`.
-            ShapeError: As in `look_up`.
         """
         return None
 
@@ -167,7 +164,6 @@ class LookupTable(Pretrained, ABC):
 
         Raises:
             TokenIdError: On the CPU, an ID is outside the table. See `look_up` for accelerators.
-            ShapeError: The IDs are not integers.
         """
         if isinstance(input, Proxy):
             call: Vectors = leaf_of_trace(self, input)

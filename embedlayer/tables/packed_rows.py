@@ -38,10 +38,6 @@ class PackedRows(ComputedRows, ComputedBuffers, checks_ids=True):
 
     The arguments are those of its subclasses. A `dtype` of `None` is that of torch's default. A subclass creates the
     buffers of the stored rows, and `stored_rows` returns them with their format.
-
-    Raises:
-        SizeError: A size is below 1, `padding_idx` is not a token, `scale` is another string, or `dtype` is not one of
-            `DTYPES`.
     """
 
     example: Tensor
@@ -185,9 +181,6 @@ class PackedRows(ComputedRows, ComputedBuffers, checks_ids=True):
 
         Rows are dequantised block by block into the dtype of `hidden`, and again in the backward pass. Under autocast,
         `hidden` is cast to autocast's dtype. See `TokenTable.raw_logits` for the arguments.
-
-        Raises:
-            ShapeError: `hidden` has another width than the vectors.
         """
         if (narrow := autocast_dtype(hidden)) is not None and hidden.dtype != torch.float64:
             hidden = hidden.to(narrow)
@@ -203,11 +196,7 @@ class PackedRows(ComputedRows, ComputedBuffers, checks_ids=True):
         return products.view(*hidden.shape[:-1], products.shape[-1])
 
     def requires_grad_(self, requires_grad: bool = True) -> "PackedRows":
-        """Return the table unchanged for `requires_grad=False`, and refuse `True`: stored bytes have no gradient.
-
-        Raises:
-            SizeError: `requires_grad` is true.
-        """
+        """Return the table unchanged for `requires_grad=False`, and refuse `True`: stored bytes have no gradient."""
         if requires_grad:
             raise SizeError(f"A {type(self).__name__} is frozen. See docs/errors.md, Frozen codes.")
         return self

@@ -83,10 +83,6 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         dtype: Data type of the vectors; `None` for torch's default. `.to(dtype)` changes it and not the stored codes.
         device: Device of the rows.
 
-    Raises:
-        SizeError: A size is below 1, `padding_idx` is not a token, the layout has no groups of `group_size` columns, or
-            an option has an unknown value.
-
     Example:
         >>> table = QuantizedEmbedding.from_table(TokenEmbedding(100, 64), bits=4, group_size=32)
         >>> table(torch.tensor([[1, 2, 3]])).shape, table.packed.shape, table.nbytes
@@ -173,12 +169,6 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
             scale: For a plain tensor: as in the constructor.
             dtype: Data type of the vectors; `None` for that of the table.
 
-        Raises:
-            ShapeError: A plain tensor is not `(V, D)`, or a row holds NaN, infinity or a number above the range of the
-                layout.
-            SizeError: `bits`, `group_size` or `dtype` is not possible; `padding_idx` is not a token; or `table` is none
-                of these kinds.
-
         Example:
             >>> seeded = torch.manual_seed(0)
             >>> table = TokenEmbedding(1000, 64)
@@ -264,9 +254,6 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
 
         Rows are dequantised block by block to the dtype of `hidden`, and again in the backward pass. Under autocast,
         `hidden` is cast to autocast's dtype. See `TokenTable.raw_logits` for the arguments.
-
-        Raises:
-            ShapeError: `hidden` has another width.
         """
         if (narrow := autocast_dtype(hidden)) is not None and hidden.dtype != torch.float64:
             hidden = hidden.to(narrow)
@@ -311,9 +298,6 @@ def gguf_blocks(table: TokenTable) -> UInt8[Tensor, "V bytes"]:
 
     Returns:
         Bytes, uint8, `(V, 18 D / 32)` with 4 bits, `(V, 34 D / 32)` with 8.
-
-    Raises:
-        SizeError: The table has another layout, or its width is no multiple of 32.
 
     Example:
         >>> gguf_blocks(QuantizedEmbedding(100, 64, bits=8, layout=GGUFBlocks())).shape

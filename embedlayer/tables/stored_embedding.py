@@ -40,9 +40,6 @@ class StoredEmbedding(PackedRows):
             tensors.
         device: Device of the stored tensors.
 
-    Raises:
-        SizeError: A size is below 1, `padding_idx` is not a token, or an option has an unknown value.
-
     Example:
         >>> from embedlayer.formats.mlx import MLXAffineRows
         >>> table = StoredEmbedding(100, MLXAffineRows(64, 4, 32, "BF16"))
@@ -97,9 +94,6 @@ class StoredEmbedding(PackedRows):
             scale: For a plain tensor: as in the constructor.
 
         Raises:
-            SizeError: The format has another width, its rows share numbers, or it has no function that quantises; or
-                `table` is none of these kinds.
-            ShapeError: A plain tensor is not `(V, D)`.
             CheckpointError: A row holds NaN, infinity or a number too large for the format.
 
         Example:
@@ -176,7 +170,6 @@ class StoredParts(nn.Module):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by name."""
         return {name: tensor for name, tensor in self._buffers.items() if tensor is not None}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StoredParts":

@@ -41,9 +41,6 @@ class StreamTable(Pretrained, ComputedBuffers):
         rows: The table.
         offsets: Row of ID 0 of each stream, int64, `(K,)`; a computed buffer.
 
-    Raises:
-        SizeError: `rows` is no table, a size is below 1, or the table has another number of rows.
-
     Example:
         >>> table = StreamTable(TokenEmbedding(20, 8), (8, 12))
         >>> table(torch.tensor([[[7, 11], [0, 0]]])).shape
@@ -78,11 +75,7 @@ class StreamTable(Pretrained, ComputedBuffers):
 
     @classmethod
     def of_equal_sizes(cls, rows: LookupTable | nn.Embedding, num_streams: int) -> "StreamTable":
-        """Build a table of K streams of `V / K` rows each, as CSM, Dia and Higgs Audio have them.
-
-        Raises:
-            SizeError: `num_streams` is below 1 or does not divide the number of rows, or `rows` is no table.
-        """
+        """Build a table of K streams of `V / K` rows each, as CSM, Dia and Higgs Audio have them."""
         rows = as_lookup_table(rows)
         if num_streams < 1 or rows.vocab_size % num_streams:
             raise SizeError(f"{num_streams} streams of equal sizes do not divide a table of {rows.vocab_size} rows.")
@@ -94,10 +87,6 @@ class StreamTable(Pretrained, ComputedBuffers):
 
         Of the tables, dtype, device, scale, row-sparse gradients and `requires_grad` are kept, and the padding row if
         one table has it.
-
-        Raises:
-            SizeError: There are no tables, one is no dense table, they differ in what is kept, or several have a
-                padding row.
         """
         parts = [as_lookup_table(table) for table in tables]
         dense = [part for part in parts if isinstance(part, TokenEmbedding)]
@@ -149,11 +138,7 @@ class StreamTable(Pretrained, ComputedBuffers):
 
     @property
     def token_table(self) -> TokenTable:
-        """Return `rows`, if a head can read them.
-
-        Raises:
-            SizeError: They can only be looked up.
-        """
+        """Return `rows`, if a head can read them."""
         if not isinstance(self.rows, TokenTable):
             raise SizeError(f"A {type(self.rows).__name__} is read by ID alone, so that no head can be tied to it.")
         return self.rows
@@ -163,11 +148,7 @@ class StreamTable(Pretrained, ComputedBuffers):
         return {"offsets": torch.tensor(_starts(self.sizes))}
 
     def stream(self, k: int) -> range:
-        """Return the numbers of the rows of stream `k`, for instance for `table.rows.rows(r.start, r.stop)`.
-
-        Raises:
-            SizeError: There is no such stream.
-        """
+        """Return the numbers of the rows of stream `k`, for instance for `table.rows.rows(r.start, r.stop)`."""
         require_stream(k, self.num_streams)
         start = _starts(self.sizes)[k]
         return range(start, start + self.sizes[k])
@@ -177,8 +158,6 @@ class StreamTable(Pretrained, ComputedBuffers):
 
         Raises:
             TokenIdError: On the CPU, an ID is outside the stream. See `LookupTable.look_up` for accelerators.
-            ShapeError: The IDs are not integers.
-            SizeError: There is no such stream.
         """
         rows, outside = self._checked(as_ids(ids, beside=self.rows), k)
         vectors: Tensor = self.rows(rows)
@@ -194,8 +173,6 @@ class StreamTable(Pretrained, ComputedBuffers):
         Raises:
             TokenIdError: On the CPU, an ID is outside its own stream; the error names stream, row and column. See
                 `LookupTable.look_up` for accelerators.
-            ShapeError: The IDs are not integers, or their last dimension is not K.
-            SizeError: `streams` is not between 1 and K.
         """
         ids = as_ids(ids, beside=self.rows)
         if ids.dim() == 0 or ids.shape[-1] != self.num_streams:
@@ -233,7 +210,6 @@ class StreamTable(Pretrained, ComputedBuffers):
 
         Raises:
             TokenIdError: As in `forward`.
-            ShapeError: The IDs are not integers.
         """
         check_integer_ids(ids)
         count = ids.shape[-1]

@@ -100,7 +100,6 @@ def bags_of(bounds: Tensor, count: int) -> Tensor:
 
 
 def _weighted(vectors: Tensor, weights: Tensor | None) -> Tensor:
-    """Return `weights * vectors`, with a weight for each vector."""
     return vectors if weights is None else weights.unsqueeze(-1).to(vectors.dtype) * vectors
 
 

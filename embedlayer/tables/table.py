@@ -116,10 +116,6 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         Args:
             hidden: Output of the last block, `(..., D)`.
             **options: See `LogitOptions`.
-
-        Raises:
-            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype.
-            SizeError: An option is unknown or outside its range.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.logits")
         if "opacus" in sys.modules:
@@ -144,10 +140,6 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
             hidden: Output of the last block, `(..., D)`.
             impl: Implementation of the cross entropy; see `ScoreOptions`. It has an effect on stored rows only.
             **options: See `LogitOptions`.
-
-        Raises:
-            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype.
-            SizeError: An option is unknown or outside its range.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         if "opacus" in sys.modules:

@@ -92,9 +92,6 @@ class TokenAlignment:
                 token that is not predicted.
             side: `"a"` or `"b"`: the sequence.
 
-        Raises:
-            ShapeError: `log_probs` does not have the shape of the sequence.
-
         Example:
             >>> text, words = "hello hello", train_tokenizer("hello hello hello", vocab_size=300)
             >>> alignment = align_tokens(token_spans(words, text), token_spans(train_tokenizer((), "byte"), text))
@@ -116,9 +113,6 @@ class TokenAlignment:
         """Return the mean bits with which a model predicts a byte: `-sum(log_probs) / (ln 2 * bytes)`.
 
         Both are taken over the exact chunks, so the results of both sides are of the same bytes. NaN without any.
-
-        Raises:
-            ShapeError: `log_probs` does not have the shape of the sequence; see `sum`.
         """
         exact = self.exact.to(log_probs.device)
         num_bytes = int(self.num_bytes[self.exact].sum())
@@ -135,7 +129,6 @@ def align_tokens(a: TokenSpans, b: TokenSpans, *, truncated: bool = False) -> To
             chunks are the first ones of the whole text.
 
     Raises:
-        ShapeError: One has another batch size than the other.
         TextError: The texts of a row differ; or a sequence ends before its text, or before that of the other one, and
             `truncated` is not set.
 

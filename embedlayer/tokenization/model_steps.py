@@ -172,7 +172,6 @@ class WordPieceModel:
         self.max_chars: int = content["max_input_chars_per_word"]
 
     def trace(self, pre_token: str) -> WordPieceTrace:
-        """Return how the model splits a pre-token."""
         if len(pre_token) > self.max_chars:
             return WordPieceTrace(self.unknown, (), is_too_long=True)
         ids: list[int] = []
@@ -204,7 +203,6 @@ class UnigramModel:
         self.falls_back_to_bytes: bool = content["byte_fallback"]
 
     def trace(self, pre_token: str) -> UnigramTrace:
-        """Return how the model splits a pre-token."""
         # The two best paths to each place: score, start of the last part, and which of the two paths to there.
         best: list[list[tuple[float, int, int]]] = [[(0.0, 0, 0)], *([] for _ in pre_token)]
         for start in range(len(pre_token)):
@@ -252,7 +250,6 @@ class WordLevelModel:
         self.unknown = tuple(vocabulary[name] for name in [content["unk_token"]] if name in vocabulary)
 
     def trace(self, pre_token: str) -> WholeTrace:
-        """Return the ID of a pre-token."""
         is_known = pre_token in self.vocabulary
         return WholeTrace((self.vocabulary[pre_token],) if is_known else self.unknown, is_known)
 

@@ -100,8 +100,6 @@ def token_spans(
         TokenizerError: `tokenizer` is no tokenizer, or cannot encode a text; or the bytes of IDs are not known without
             the text: words with or without a space, or an unknown token.
         TokenIdError: There is no token with an ID.
-        ShapeError: `source` is neither text nor integers, or `mask` has another shape.
-        SizeError: An option does not apply to the source, or `max_tokens` is negative.
 
     Example:
         >>> spans = token_spans(train_tokenizer("hello hello hello", vocab_size=300), "hello hello")

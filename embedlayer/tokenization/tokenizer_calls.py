@@ -233,7 +233,6 @@ def tokens_of_word(tokenizer: Tokenizer, word: str) -> list[Any]:
 
 
 def build_tokenizer(content: Mapping[str, Any]) -> Tokenizer:
-    """Build a tokenizer from the content of a `tokenizer.json`."""
     require_bounded(content)
     with tokenizer_errors("be built"):
         return Tokenizer.from_str(json.dumps(content))

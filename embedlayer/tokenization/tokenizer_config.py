@@ -188,7 +188,6 @@ def class_name(name: str) -> str:
 
 
 def read_json_file(file: Path) -> dict[str, Any]:
-    """Read a JSON file of a tokenizer, and return the object in it."""
     try:
         return read_json(file)
     except CheckpointError as error:

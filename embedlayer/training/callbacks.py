@@ -49,9 +49,6 @@ def transformers_monitor(
         of the training.
 
     Raises:
-        MissingExtraError: transformers is not installed; `pip install 'embedlayer[hf]'`.
-        SizeError: When training begins, as `EmbeddingMonitor` raises it; or the model is an encoder-decoder, whose
-            table looks up tokens that its inputs do not have.
         CheckpointError: When training resumes, the counts in its checkpoint are damaged or belong to another table.
 
     Example:
@@ -102,13 +99,11 @@ def transformers_monitor(
             ]
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-            """Begin a step."""
             assert self.monitor is not None
             self.block = self.monitor.step()
             self.block.__enter__()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-            """End the step, and log what was read."""
             assert self.monitor is not None
             block, self.block = self.block, None
             if block is not None:
@@ -155,8 +150,6 @@ def lightning_monitor(
         A `lightning.pytorch.Callback`. Its attribute `monitor` is the `EmbeddingMonitor` of the training.
 
     Raises:
-        MissingExtraError: lightning is not installed; `pip install 'embedlayer[recipes]'`.
-        SizeError: When training begins, as `EmbeddingMonitor` raises it, or no optimizer has a parameter of the table.
         CheckpointError: The counts in a checkpoint belong to another table.
 
     Warns:

@@ -75,11 +75,6 @@ class TrainingOptions:
         precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that supports it.
         monitor_every: Steps between two lines of metrics with the numbers of an `EmbeddingMonitor`, a multiple of
             `log_every`; `None` for no monitor.
-
-    Raises:
-        SizeError: Neither or both of `steps` and `minutes` are set; or a number of steps, windows, lines or tokens,
-            `minutes`, `learning_rate` or `max_grad_norm` is not positive; or another option is outside its range, or
-            `monitor_every` is no multiple of `log_every`.
     """
 
     steps: int | None = None
@@ -161,9 +156,6 @@ class Trainer:
     Raises:
         TextError: `training` or `validation` is no corpus and no mixture, or one of its corpora is shorter than one
             window and its target.
-        SizeError: `validation` has other weights than `training`; `rates` has a role of which the model trains no
-            parameter; or a model of transformers is to be trained with `documents` or by several processes, or a head
-            of another class than `OutputHead` by several.
         CheckpointError: With several processes: the model could not be loaded again.
 
     Example:
@@ -264,7 +256,6 @@ class Trainer:
 
         Raises:
             TokenIdError: A text has an ID outside the table.
-            PeerError: Another process hangs or has ended.
 
         Warns:
             EmbedLayerWarning: The first loss is far from `ln V`, that of a uniform distribution over the vocabulary.
@@ -435,7 +426,6 @@ class Trainer:
 
         Raises:
             CheckpointError: A tensor or value is missing, or the state belongs to another model or mixture.
-            ShapeError: The moments have another size than a table.
         """
         in_files = weights_in_files(self.model)
         try:
@@ -595,7 +585,6 @@ def total_weight(batch: Mapping[str, Tensor]) -> float:
 
 
 def _weights(part: TokenCorpus | TokenMixture) -> list[float]:
-    """Return the weights of a mixture; the list is empty for a corpus."""
     return list(part.weights) if isinstance(part, TokenMixture) else []
 
 

@@ -49,7 +49,6 @@ ROWS_AT_ONCE = 8192
 
 
 def count_deciles(counts: Int[Tensor, " V"], ids: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
-    """Return the decile of the count of each token, `(...)`: from 1 to 10, or 0 for a count of 0."""
     seen, of_ids = counts[counts > 0].sort().values, counts[ids]
     smaller = torch.searchsorted(seen, of_ids)
     return torch.where(of_ids > 0, smaller * DECILES // max(len(seen), 1) + 1, 0)
@@ -180,9 +179,6 @@ class EmbeddingMonitor:
         records: In the block of a step that is read, what its losses recorded so far; otherwise `None`.
 
     Raises:
-        SizeError: `every` is no integer of at least 1; DeepSpeed's ZeRO-3 has partitioned a parameter; the model has no
-            input table; the optimizer is DeepSpeed's, or has no parameter of the table though some are trained; or the
-            table is sharded otherwise than by rows.
         TokenIdError: A new token is outside the table.
 
     Example:
@@ -260,9 +256,6 @@ class EmbeddingMonitor:
 
         Args:
             ids: Token IDs that the table looks up in this step, of any shape. Those outside the table do not count.
-
-        Raises:
-            ShapeError: `ids` are no tensor of integers.
         """
         if not isinstance(ids, Tensor) or ids.is_floating_point():
             kind = f"{str(ids.dtype).removeprefix('torch.')} values" if isinstance(ids, Tensor) else type(ids).__name__

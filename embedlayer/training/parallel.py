@@ -61,10 +61,6 @@ class ParallelContext:
         size: Number of processes.
         is_first: Whether this is rank 0, which writes files and prints.
         launch_id: Names of the launchers of all ranks, separated by spaces; empty for the single process.
-
-    Raises:
-        SizeError: The number of processes is not a multiple of `vocab_parallel_size`, or a single process is to shard
-            a table.
     """
 
     def __init__(self, launch: Launch | None = None, *, vocab_parallel_size: int | None = None) -> None:
@@ -106,9 +102,6 @@ class ParallelContext:
         """Wait until rank 0 calls this method too, for any length of time. All ranks must call it, once.
 
         torchrun ends the waiting processes if rank 0 or its machine dies. A single process does not wait.
-
-        Raises:
-            PeerError: The key-value store of the ranks cannot be reached.
         """
         if self._store is None:
             return
@@ -138,7 +131,6 @@ class ParallelContext:
         Raises:
             CheckpointError: The description is damaged.
             FileError: A file that it names is missing or cannot be read.
-            SizeError: Several processes are to train a model with a head of another class than `OutputHead`.
         """
         if self._mesh is None:
             model: DecoderLM = build(config)
@@ -158,8 +150,6 @@ class ParallelContext:
             model: The whole model, with equal weights on every rank, or a model from `build`.
 
         Raises:
-            SizeError: Several processes are to train a model of transformers, or a model with a head of another class
-                than `OutputHead`.
             CheckpointError: The model could not be loaded again; see `require_loadable`.
         """
         if self._mesh is None:
@@ -265,7 +255,6 @@ class ParallelContext:
 
         Raises:
             FileError: The file cannot be written.
-            PeerError: Another rank has ended.
         """
         if sharded := self._sharded_among(tensors):
             save_sharded(path, tensors, sharded, self.collectives, metadata)
@@ -311,10 +300,6 @@ def parallel_context(
         device: `"cpu"`, or `"cuda"` for the GPU with the local rank of the process.
         timeout_seconds: Seconds for which a rank waits for the others in a collective operation.
         vocab_parallel_size: Number of ranks over which the rows of a table are sharded; `None` for all.
-
-    Raises:
-        PeerError: Another process hangs or has ended.
-        SizeError: The time is not positive, or the number of ranks is not a multiple of `vocab_parallel_size`.
     """
     with launched_processes(device, timeout_seconds) as launch:
         yield ParallelContext(launch, vocab_parallel_size=vocab_parallel_size)

@@ -323,8 +323,6 @@ class RunDirectory:
             FileError: The folder contains no run, a file of it cannot be read, or another process writes to the folder.
             CheckpointError: A file is damaged.
             TokenizerError: The tokenizer is damaged, or has more entries than the table.
-            SizeError: The run has mapped tables, and torchrun started the processes.
-            PeerError: A rank reads another run, tokenizer or text than rank 0.
             TextError: The corpus is too small to be split, or shorter than one window.
         """
         parallel = ParallelContext() if parallel is None else parallel
@@ -364,7 +362,6 @@ class RunDirectory:
             FileError: The folder contains no run, a file of it cannot be read, or another process has opened a mapped
                 table.
             CheckpointError: A file is damaged.
-            SizeError: The run has mapped tables, and torchrun started the processes.
             TextError: The corpus is too small to be split, or shorter than one window.
         """
         parallel = ParallelContext() if parallel is None else parallel
@@ -399,7 +396,6 @@ class RunDirectory:
         return trainer, description
 
     def _trainer_state(self, metadata: Mapping[str, str]) -> JsonObject:
-        """Return the JSON values of `Trainer.state` in the metadata of the checkpoint."""
         source = f"The state in {self.checkpoint}"
         state: JsonObject = parse_json(metadata.get("state", "{}"), source)
         check_fields(state, TrainerState, source)

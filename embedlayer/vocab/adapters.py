@@ -48,7 +48,6 @@ def save_adapter(module: nn.Module, directory: Path | str) -> None:
         directory: Folder, created if missing.
 
     Raises:
-        SizeError: The module has no rows that are trained separately.
         FileError: The folder cannot be written.
         CheckpointError: The rows are sharded.
     """
@@ -71,8 +70,6 @@ def load_adapter(module: nn.Module, directory: Path | str) -> None:
         FileError: The folder or a file in it is missing.
         CheckpointError: A file is damaged; or the adapter changes another module than a table or a head, other tokens
             in each of them, or more than the rows of some tokens.
-        SizeError: The module has no table and no head, a table does not store each row separately, or `train_only_rows`
-            raises it.
         TokenIdError: A token of the adapter is outside the tables.
         VocabularyError: The module contains a `DraftHead`, hashed n-grams of another library, or other values of
             tokens.
@@ -111,8 +108,6 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
         CheckpointError: A file is damaged; the adapter is of a kind whose changes are not known here, such as DoRA; it
             does not change the target; or, for a model, it also changes another module than a table or a head. Or
             rows cannot be quantised to the format of stored codes.
-        SizeError: A table does not store each row separately, or a model has no table and no head. Or an adapter with
-            more than trainable tokens changes stored codes.
         TokenIdError: A token of the adapter is outside the target.
         VocabularyError: `target` contains a `DraftHead`, hashed n-grams of another library, or other values of tokens.
 

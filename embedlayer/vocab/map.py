@@ -51,7 +51,6 @@ class RowMap:
 
     Raises:
         TokenIdError: A source is not an old row.
-        SizeError: `sources` is empty.
 
     Example:
         >>> row_map = RowMap(torch.tensor([2, 0, NEW]), old_size=3)
@@ -121,9 +120,6 @@ class RowMap:
 
         Returns:
             `(N + padding, ...)`, or those of these rows that this rank stores, with the dtype and device of `tensor`.
-
-        Raises:
-            SizeError: A rank would store no row.
         """
         old, new = self.partitions(tensor, padding, collectives)
         sources = F.pad(self.sources, (0, padding), value=NEW)
@@ -148,11 +144,7 @@ class RowMap:
     def partitions(
         self, tensor: Tensor, padding: int = 0, collectives: Collectives = SINGLE_PROCESS
     ) -> tuple[RowPartition, RowPartition]:
-        """Return which rows of a tensor this rank stores, before and after the row map; see `apply` for the arguments.
-
-        Raises:
-            SizeError: A rank would store no row.
-        """
+        """Return which rows of a tensor this rank stores, before and after the row map; see `apply` for the arguments."""
         old_rows = len(tensor) if is_dtensor(tensor) else self.old_size
         return collectives.partition(old_rows), collectives.partition(self.size + padding)
 

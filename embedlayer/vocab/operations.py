@@ -121,9 +121,6 @@ def edit_vocabulary(
             `DraftHead`, hashed n-grams of another library, an `NgramHash` with multipliers too large for the IDs of new
             tokens in int64, an adapter of PEFT with values of tokens, or a tensor whose size follows the vocabulary and
             whose values for new tokens are not known.
-        SizeError: An option is unknown, below 1, or not for this kind of target; no token would be left; the optimizer
-            trains other parameters or does not show the state of new rows; nothing in `target` has a vocabulary that
-            can be edited; or a rank would have no row of a sharded table.
         TokenizerError: `tokenizer` is no tokenizer, that of the folder is damaged, or a GGUF file cannot describe the
             new one.
         TokenIdError: The padding row would be dropped.
@@ -133,8 +130,6 @@ def edit_vocabulary(
         CheckpointError: The folder or file is damaged, is a checkpoint of `torch.distributed.checkpoint`, has a
             compressed table of a model of transformers, a tensor that follows the vocabulary and whose values for new
             tokens are not known, or an adapter with values of tokens.
-        MissingExtraError: A GGUF file needs the extra `gguf`.
-        PeerError: Another rank raised an error, or requests another edit. All other errors are those of `init`.
 
     Warns:
         EmbedLayerWarning: Files are left out; text with a new token is decoded differently than before; transformers
@@ -192,11 +187,6 @@ def add_tokens(
 
     Returns:
         The receipt of the edit.
-
-    Raises:
-        SizeError: `train_only_new` is set for a folder, together with an optimizer, without a new token, or for a table
-            whose rows cannot be trained separately; nothing was changed. All other errors are those of
-            `edit_vocabulary`.
     """
     if not train_only_new:
         return edit_vocabulary(target, add=tokens, special=special, **options)
@@ -294,7 +284,6 @@ def transplant(
         TokenizerError: The new tokenizer is damaged or not known here, or `special` names no special token of it.
         FileError: The file of the new tokenizer does not exist or cannot be read.
         CheckpointError: A JSON file beside it is damaged.
-        MissingExtraError: The new tokenizer needs the extra `spm` or `gguf`.
 
     Warns:
         EmbedLayerWarning: The end-of-text token is a guess, a chat template is left out, or `AutoTokenizer` returns

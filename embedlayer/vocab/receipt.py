@@ -219,10 +219,8 @@ class Receipt:
         Raises:
             CheckpointError: This is the receipt of a folder or was read from a file; or `module` is not what this edit
                 left, or kept rows were changed since. Nothing was changed.
-            PeerError: Another rank raised an error, or undoes another edit.
             VocabularyError: The module has other values of tokens since, such as an adapter of PEFT.
             StaleRowsError: The optimizer's state is that before the edit, to which it was not passed.
-            SizeError: The optimizer trains other parameters, or the module has no table that can be edited.
         """
         if self.live is None:
             raise CheckpointError(

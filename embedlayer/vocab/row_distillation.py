@@ -42,7 +42,6 @@ def find_snippets(
         seed: Seed of the drawn occurrences and places.
 
     Raises:
-        SizeError: `per_token` or `length` is below 1.
         TokenizerError: `tokenizer` is no tokenizer.
 
     Example:
@@ -140,7 +139,6 @@ def distill_rows(
 
     Raises:
         VocabularyError: No new token occurs in the snippets, or `train_only_rows` raises it.
-        SizeError: `options` has `minutes` in place of `steps`; or `train_only_rows` raises it. Nothing was changed.
         CheckpointError: `model` or `teacher` is no causal language model. Nothing was changed.
         TokenizerError: `tokenizer` or `teacher_tokenizer` is no tokenizer.
         TokenIdError: A token is outside the table.

@@ -78,9 +78,6 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         token_ids: The IDs of the tokens, each once.
 
     Raises:
-        SizeError: The module is a table itself, has no table and no head, has a table that does not store its rows
-            separately, has tables that share one weight or rows that it reads itself (MobileBERT), or is sharded; or
-            `DeltaEmbedding` raises it. Nothing was changed.
         TokenIdError: A token is outside the table.
         VocabularyError: The module contains a `DraftHead`, hashed n-grams of another library, or other values of
             tokens.
@@ -213,7 +210,6 @@ def merge_rows(module: nn.Module) -> None:
     again. Into a table of stored codes, the rows that training has changed are written as its format quantises them.
 
     Raises:
-        SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called already.
         CheckpointError: No function quantises rows to the format of a table, or it cannot represent a number of them.
             Nothing was changed: `save_adapter` saves the rows.
     """

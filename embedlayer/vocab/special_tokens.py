@@ -136,7 +136,6 @@ def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> Specia
 
 
 def added_texts(tokenizer: Tokenizer) -> set[str]:
-    """Return the texts of the added tokens of a tokenizer."""
     return {token.content for token in tokenizer.get_added_tokens_decoder().values()}
 
 
@@ -314,7 +313,6 @@ def transformers_tokenizer(tokenizer: Tokenizer, like: Any, *, special: Mapping[
 
     Raises:
         TokenizerError: `like` is not a fast tokenizer of transformers.
-        MissingExtraError: transformers is not installed; `pip install 'embedlayer[hf]'`.
 
     Warns:
         EmbedLayerWarning: A chat template is left out, because it contains tokens that no longer exist.

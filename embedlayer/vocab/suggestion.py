@@ -147,7 +147,6 @@ def suggest_tokens(
         held_out: Other text of the same kind to measure on, which is kept in memory; then all of `texts` is trained on.
 
     Raises:
-        SizeError: `count` is below 1.
         TextError: The text is too short to hold out a part, an item is neither a text nor a path, a file is not plain
             text, or the first text looks like the path of a file.
         FileError: A file cannot be read.

@@ -127,7 +127,6 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
     Raises:
         FileError: The file cannot be read.
         TextError: A line has another format; the error names it.
-        ShapeError: A tensor or array is not `(V, D)` of floats.
     """
     rows = RowReader(table)
     pairs: list[tuple[str, str, float]] = []
@@ -174,8 +173,6 @@ def evaluate_word_analogies(
     Raises:
         FileError: The file cannot be read.
         TextError: A line has another format; the error names it.
-        SizeError: No question has four words that are all in `words`.
-        ShapeError: A tensor or array is not `(V, D)` of floats.
     """
     rows = RowReader(table)
     words = {word: row for word, row in words.items() if row < (restrict_vocab or len(rows))}

@@ -49,7 +49,6 @@ def evaluate_positions(
     Raises:
         TextError: The text is not UTF-8, is empty, or has a single token.
         FileError: The file cannot be read.
-        SizeError: `window` or `trained` is below 2.
         PositionError: The model has fewer positions.
         CheckpointError: The model is no causal language model.
         TokenizerError: There is no tokenizer, or it has IDs outside the table.

@@ -73,7 +73,6 @@ class CausalModel:
         Raises:
             CheckpointError: It is no causal language model; see `OpenedModel.require_causal`.
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
-            MissingExtraError: The checkpoint needs transformers, which is not installed.
         """
         model = opened.require_causal() if model is None else model
         tokenizer = opened.require_tokenizer()
@@ -260,12 +259,9 @@ def evaluate_text(
         TextError: The text is not UTF-8, is empty, has fewer tokens than one window, or is a `str` that looks like a
             path.
         FileError: The file cannot be read.
-        SizeError: `window` is below 2 or longer than a model's longest sequence, or `stride` is outside of 1 to
-            `window`.
         CheckpointError: A model is no causal language model: it has no blocks, or it sees the tokens that it predicts.
             Or its loss is not finite.
         TokenizerError: There is no tokenizer, or it has IDs outside the table.
-        MissingExtraError: A checkpoint needs transformers, which is not installed.
 
     Example:
         >>> result = evaluate_text(CausalModel(model, tokenizer), "the cat sat on the mat . " * 20, window=32)

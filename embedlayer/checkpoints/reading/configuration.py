@@ -44,7 +44,6 @@ class Configuration:
             return as_whole_number(default if value is None else value, key, most=most)
 
     def first_key(self, keys: Names) -> str | None:
-        """Return the first of several names of a key that has a value; `None` if none has one."""
         return next((key for key in keys if self.content.get(key) is not None), None)
 
     def has(self, presence: Presence) -> bool:

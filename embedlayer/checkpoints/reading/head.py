@@ -146,7 +146,6 @@ def _tied_to(model: CheckpointModel) -> str:
 
 
 def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | None:
-    """Read the rows of an untied head into `model.tensors`, and return them; `None` if it has no own rows."""
     tensors, tied = model.tensors, is_tied(spec, model.config.content)
     tied_to = _tied_to(model)
     copies = tensors.names.get(tied_to, ())

@@ -53,7 +53,6 @@ OLDER_KEYS = ("rope_scaling", "rope_theta", "rope_local_base_freq", "local_rope_
 def read_positions(
     model: CheckpointModel, spec: PositionSpec | None, width: int, key: str = "position", num_layers: int | None = None
 ) -> StackPositions:
-    """Read the position schemes of one stack of the model."""
     spec = chosen_positions(model, spec)
     if spec == "rotary":
         return _rotary(model)

@@ -91,7 +91,6 @@ class CheckpointTensors:
         return "Copy the checkpoint again."
 
     def has(self, names: Names) -> bool:
-        """Return whether the checkpoint has a tensor whose name ends in one of `names`."""
         return bool(self.checkpoint.find(*names))
 
     def matrices(self, names: Names) -> list[str]:

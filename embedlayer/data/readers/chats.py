@@ -28,7 +28,6 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: object) -> "ChatTemplate":
-        """Return the template of a tokenizer of transformers."""
         if isinstance(tokenizer, str | Path):
             tokenizer = _read(Path(tokenizer))
         template = getattr(tokenizer, "chat_template", None)

@@ -57,5 +57,4 @@ class RowOptions:
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """The chat template; its errors are those of `ChatTemplate.of`."""
         return ChatTemplate.of(self.tokenizer)

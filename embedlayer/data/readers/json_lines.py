@@ -44,7 +44,6 @@ class JsonLines(Reader):
         return size
 
     def documents(self, begin: int = 0, end: int | None = None) -> Iterator[Document]:
-        """Yield the documents of the lines that begin between two places."""
         with opened(self.source, begin, end) as (read, position):
             for number, row in self._rows(read, begin):
                 if position() != self.position:

@@ -40,7 +40,6 @@ def chosen_field(record: Record, row: Mapping[str, Any], options: RowOptions) ->
 def document_of(
     record: Record, row: Mapping[str, Any], field: str | None, is_chat: bool, options: RowOptions
 ) -> Document:
-    """Return the document of a row."""
     assert field is not None  # the first row has chosen it
     try:
         value = row[field]
@@ -75,5 +74,4 @@ def tools_refused() -> str:
 
 
 def _named_fields(row: Mapping[str, Any]) -> str:
-    """Return which fields a row has, for a message."""
     return f"it has {', '.join([*row][:_SHOWN_NAMES]) or 'none'}"

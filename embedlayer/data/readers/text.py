@@ -34,7 +34,6 @@ class TextFile(Reader):
         return first_cut(str(self.source), place, size, tokenizer)
 
     def documents(self, begin: int = 0, end: int | None = None) -> Iterator[Document]:
-        """Yield the text, or the rest of it from `begin` on."""
         before = _text_before(str(self.source), begin, ANCHOR_CHARS) if begin else ""
         with opened(self.source, begin, end) as (read, position):
 

@@ -116,8 +116,6 @@ def map_token_files(
         TextError: A source is no file of token IDs, or has none.
         TokenIdError: A number is no ID of the tokenizer.
         TokenizerError: `tokenizer` is no tokenizer.
-        SizeError: A header states another type than `dtype`, the numbers of a file without a header are of another
-            type, or the files have different types.
         CheckpointError: A file is damaged.
 
     Example:
@@ -182,7 +180,6 @@ def export_token_ids(path: str | Path, out: str | Path) -> list[Path]:
 
     Raises:
         FileError: A file exists or cannot be written, or there is no corpus.
-        SizeError: `out` has another suffix, or the corpus has token weights.
         CheckpointError: The corpus is damaged.
     """
     out = named_path(out)
@@ -293,7 +290,6 @@ def _read_numpy(path: Path) -> TokenFile:
 
 
 def _read_llm_c(path: Path, magic: int, version: int, length: int) -> TokenFile:
-    """Check the header of a file of llm.c."""
     known, dtype = _LLM_C[magic]
     if version != known:
         raise CheckpointError(
@@ -314,7 +310,6 @@ def _whole(file: TokenFile) -> TokenFile:
 
 
 def _is_megatron_index(path: Path) -> bool:
-    """Return whether there is an index of Megatron at `path`."""
     if not path.is_file():
         return False
     with file_errors(f"read {path}"), path.open("rb") as file:

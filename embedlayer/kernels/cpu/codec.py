@@ -148,7 +148,6 @@ def _read_groups(places: Any, stored: Any, number_type: int, levels: Any, to: An
 
 @exact
 def _round(rows: Any, number_type: int) -> None:
-    """Round float32 numbers to a type."""
     if number_type == BFLOAT16:
         _round_rows(rows, np.uint16(0))
     elif number_type == FLOAT16:

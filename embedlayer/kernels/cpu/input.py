@@ -17,7 +17,6 @@ APART = 16
 def gather_scale_add_drop(
     start: int, stop: int, rows: Any, ids: Any, scale: float, addend: Any, dropout: Any, growth: float, out: Any
 ) -> None:
-    """Compute `dropout(scale * rows[ids] + addend)` for the tokens `start` to `stop - 1`."""
     width, (seed, threshold) = out.shape[1], dropout
     factor, grow = as_computed(scale * growth, rows[0, 0]), as_computed(growth, rows[0, 0])
     words = np.empty((width + 3) // 4, np.uint64)

@@ -382,7 +382,6 @@ def adamw_step(
 
 @reordering
 def sum_of_squares(numbers: Any) -> Any:
-    """Return the sum of the squares of a row."""
     total = as_computed(0.0, numbers[0])
     for i in range(len(numbers)):
         number = widen(numbers[i])

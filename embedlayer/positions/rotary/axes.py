@@ -60,27 +60,16 @@ class RotaryAxes(Described, ABC):
 
         Args:
             rotary_dim: Number of rotated channels of a head; it has half as many pairs.
-
-        Raises:
-            SizeError: The division does not fit this size.
         """
 
     @abstractmethod
     def frequencies(self, rotary_dim: int, base: float) -> Float[Tensor, " half"]:
-        """Return the frequency of each pair in radians per position, in float64.
-
-        Raises:
-            SizeError: The division does not fit this size.
-        """
+        """Return the frequency of each pair in radians per position, in float64."""
 
 
 @dataclass(frozen=True)
 class SectionedAxes(RotaryAxes, ABC):
-    """Abstract: axes that divide the pairs of one head; `sections` states the size of each axis's share.
-
-    Raises:
-        SizeError: There are fewer than two sections, or one is not a positive whole number.
-    """
+    """Abstract: axes that divide the pairs of one head; `sections` states the size of each axis's share."""
 
     sections: Sequence[int]
 
@@ -116,10 +105,6 @@ class ChunkedAxes(SectionedAxes):
     Args:
         sections: Number of pairs of each axis.
 
-    Raises:
-        SizeError: There are fewer than two sections, or one is not positive. `index` raises it if they do not add up to
-            the pairs of a head.
-
     Reference: Wang et al., Qwen2-VL, 2024; transformers/models/qwen2_vl/modeling_qwen2_vl.py (`mrope_section`, there of
     three axes: time, row and column).
     """
@@ -138,10 +123,6 @@ class InterleavedAxes(SectionedAxes):
 
     Args:
         sections: Number of pairs of each axis, A numbers.
-
-    Raises:
-        SizeError: There are fewer than two sections, or one is not positive. `index` raises it if they do not add up to
-            the pairs of a head.
 
     Reference: transformers/models/qwen3_vl/modeling_qwen3_vl.py (`mrope_section`).
     """
@@ -162,19 +143,11 @@ class AlternatingAxes(SectionedAxes):
     Args:
         sections: Number of pairs of each axis, that of axis 0 first; all others are equal.
 
-    Raises:
-        SizeError: There are fewer than two sections, or one is not positive. `index` raises it if those after the first
-            differ, or if they do not add up to the pairs of a head.
-
     Reference: transformers/models/ernie4_5_vl_moe/modeling_ernie4_5_vl_moe.py; its `mrope_section` has axis 0 last.
     """
 
     def index(self, rotary_dim: int) -> Int[Tensor, " half"]:
-        """Return the axis of each pair.
-
-        Raises:
-            SizeError: The sections after the first differ, or all do not add up to the pairs of a head.
-        """
+        """Return the axis of each pair."""
         if len(set(self.sections[1:])) > 1:
             raise SizeError(f"AlternatingAxes: sections after the first must be equal, not {self.sections}.")
         pairs, others = torch.arange(self._require(rotary_dim)), self.num_axes - 1
@@ -191,10 +164,6 @@ class ChannelAxes(SectionedAxes):
 
     Args:
         sections: Half the number of channels of each axis.
-
-    Raises:
-        SizeError: There are fewer than two sections, or one is not positive. `index` raises it if they do not add up to
-            the pairs of a head.
 
     Reference: transformers/models/hunyuan_vl/modeling_hunyuan_vl.py (`mrope_section`, before that `xdrope_section`).
     """
@@ -221,10 +190,6 @@ class AxialAxes(RotaryAxes):
         pairs_within_axis: Whether the rotated channels of an axis are adjacent: n channels of axis 0, then n of axis 1,
             and so on. Otherwise pairs span the head, as without axes (Gemma 4's vision tower).
         last_axis_first: Whether the shares are those of the axes in reverse order: columns, then rows (Kimi K2.5).
-
-    Raises:
-        SizeError: `num_axes` is below 2, or alternating axes have pairs within each axis. `index` and `frequencies`
-            raise it if the pairs of a head do not divide evenly.
 
     Reference: transformers/models/qwen2_vl/modeling_qwen2_vl.py (`Qwen2VLVisionRotaryEmbedding`), and the models named
     above. Their tables have positions in float32; here they are integers, without rounding.

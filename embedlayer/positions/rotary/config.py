@@ -235,7 +235,6 @@ def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
 
 
 def rope_type_of(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
-    """Return the rope type of rotary parameters, a key of `ROPE_TYPES`."""
     kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")})
     has_grid = isinstance(facts.axes, GridAxes)
     kind = "default" if kind is None else kind
@@ -344,7 +343,6 @@ def is_nested(parameters: object) -> bool:
 
 
 def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | None) -> Mapping[str, Any] | None:
-    """Return the rotary parameters of one type of layers; `None` for layers without positions."""
     values = {key: config.get(key) for key in ("rope_parameters", "rope_scaling")}
     parameters = _only_value({key: None if value == {} else value for key, value in values.items()})
     parameters = {} if parameters is None else parameters
@@ -379,7 +377,6 @@ def _base(
     layer_type: str | None,
     default_base: float | None,
 ) -> float:
-    """Return the base of the rotary frequencies of one type of layers."""
     bases: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
     if not is_nested(config.get("rope_parameters")):
         bases |= {key: config.get(key) for key in base_keys(config, layer_type)}

@@ -97,10 +97,6 @@ class RotaryEmbedding(Position, ComputedBuffers):
     each token on each of the A axes, and the other two shapes mean that all axes are equal. The result then is that of
     the same scheme without `axes`, unless these have their own frequencies (`AxialAxes`).
 
-    Raises:
-        SizeError: `rotary_dim` is odd or exceeds the head, the base is not positive, or scaling, axes and query scaling
-            do not fit the size or one another.
-
     Example:
         >>> position = RotaryEmbedding(64, scaling=YarnScaling(factor=4.0, original_max_seq_len=2048))
         >>> q, k = position.rotate(torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64), torch.arange(5))
@@ -195,7 +191,6 @@ class RotaryEmbedding(Position, ComputedBuffers):
         Raises:
             CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another; the width of a head
                 is odd; or the family is unknown and `interleaved` is not stated.
-            SizeError: A number is outside of its range, such as a negative `factor`.
 
         Warns:
             EmbedLayerWarning: A `partial_rotary_factor` is ignored, because the family's code does not read it.
@@ -274,9 +269,6 @@ class RotaryEmbedding(Position, ComputedBuffers):
         Returns:
             Two tensors `(T, half)` or `(B, T, half)`. With `ChannelAxes` and `(A, B, T)` they have one angle for each
             channel, `(B, T, 2 * half)`.
-
-        Raises:
-            ShapeError: Positions are no integers, or have another shape.
         """
         self.check_positions(positions)
         length = self._length(positions) if length is None else length
@@ -323,7 +315,6 @@ class RotaryEmbedding(Position, ComputedBuffers):
             positions: As in `rotate`.
 
         Raises:
-            ShapeError: Positions are no integers, or have another shape.
             PositionError: On the CPU, with `query_scaling`, a position is below 0.
 
         Example:
@@ -385,8 +376,6 @@ class RotaryEmbedding(Position, ComputedBuffers):
                 `prepare`.
 
         Raises:
-            ShapeError: Queries or keys are not `head_dim` wide, positions do not fit them, or are no integers, or were
-                prepared by another scheme.
             PositionError: On the CPU, with `query_scaling`, a position is below 0.
         """
         self._check_widths(q, k)
@@ -437,9 +426,6 @@ class RotaryEmbedding(Position, ComputedBuffers):
             from_length: Longest position plus one in the call that rotated the keys.
             to_length: Longest position plus one of the queries that attend to them.
 
-        Raises:
-            ShapeError: Keys are not `head_dim` wide, or `positions` do not fit them or are no integers.
-
         Example:
             >>> position = RotaryEmbedding(8, scaling=DynamicNTKScaling(factor=2.0, original_max_seq_len=4))
             >>> keys = position.rotate(torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4, 8), torch.arange(4))[1]
@@ -456,11 +442,6 @@ class RotaryEmbedding(Position, ComputedBuffers):
         Args:
             cached_keys: Keys that `rotate` returned.
             steps: What is added to the position of each key, on each axis: `(T,)`, `(B, T)` or `(A, B, T)`.
-
-        Raises:
-            SizeError: The frequencies depend on the length; a scheme from `at_length` has fixed ones. Or each axis of
-                `ChannelAxes` has steps of its own: the two channels of a pair have different angles then.
-            ShapeError: Keys are not `head_dim` wide, or `steps` do not fit them or are no integers.
         """
         if self.depends_on_length:
             raise SizeError(
@@ -487,9 +468,6 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
         Cached keys of the copy stay valid until a sequence is longer than `length`. A scheme that does not depend on
         the length keeps its frequencies.
-
-        Raises:
-            SizeError: `length` is below 1, in a scheme that depends on it.
         """
         scaling: Any = self.scaling
         if scaling is not None and scaling.limit is not None:
@@ -569,9 +547,6 @@ def permute_qk(
         to: `"half_split"` for weights of Meta's LLaMA or GPT-J, to run with `interleaved=False`; `"interleaved"` for
             weights of transformers' LLaMA, to run with `interleaved=True`.
         rotary_dim: Number of rotated channels of a head, all if `None`; the others keep their order.
-
-    Raises:
-        SizeError: Rows do not divide into heads with `rotary_dim` channels in pairs, or `to` is neither layout.
 
     Reference: transformers/models/llama/convert_llama_weights_to_hf.py (`permute`), for `to="half_split"`.
     """

@@ -133,8 +133,6 @@ def extend_rotary(
         CheckpointError: The family is not known, has no rotary positions, or its code does not read these keys; the
             positions are scaled already, and `replace` is not set; or the configuration does not state the trained
             length, states another one, or contradicts itself.
-        SizeError: `length` is not above the trained length, or the method is unknown, or its numbers are missing or do
-            not fit the scheme of a block.
 
     Example:
         >>> sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
@@ -280,7 +278,6 @@ class _ConfigurationEdit:
         return as_whole_number(self.config[self._length_keys[0]], self._length_keys[0])
 
     def trained_length(self, stated: int | None, *, replace: bool) -> int:
-        """Return the trained length: `stated`, or what the configuration says."""
         lengths: dict[str, int] = {} if stated is None else {"original_length": stated}
         for place in self.places:
             parameters = self.parameters(place)

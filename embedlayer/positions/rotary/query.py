@@ -46,9 +46,6 @@ class LogQueryScaling(QueryScaling):
         length: Positions in one step (`floor_scale`, or `original_max_position_embeddings`).
         offset: 1 to count the query itself, as Llama 4 does; 0 as Ministral 3 and Mistral 4 do.
 
-    Raises:
-        SizeError: `length` is below 1, or `offset` is negative.
-
     Reference: Nakanishi, Scalable-softmax is superior for attention, 2025; transformers/models/llama4 and
     transformers/models/ministral3 (`attn_temperature_tuning`, `get_llama_4_attn_scale`).
     """
@@ -74,9 +71,6 @@ class PowerQueryScaling(QueryScaling):
         exponent: The power.
         length: Positions after which the base is 2.
         offset: 1 to count the query itself, else 0.
-
-    Raises:
-        SizeError: `length` is below 1, or `offset` is negative.
 
     Reference: transformers/models/beam/modeling_beam.py (`compute_attention_scaling`: exponent 0.1, length 2048).
     """
@@ -131,7 +125,6 @@ class QueryScaledPosition(Position):
         """Return the factors of the queries as `QueryFactors`, which `rotate` accepts in place of positions.
 
         Raises:
-            ShapeError: Positions are no integers, or have another shape.
             PositionError: On the CPU, a position is below 0.
         """
         self.check_positions(positions)
@@ -143,7 +136,6 @@ class QueryScaledPosition(Position):
         """Return queries times the factor of their position, and `k` unchanged.
 
         Raises:
-            ShapeError: Positions do not fit the queries, are no integers, or were prepared by another scheme.
             PositionError: On the CPU, a position is below 0.
         """
         if isinstance(positions, tuple) and not isinstance(positions, QueryFactors):

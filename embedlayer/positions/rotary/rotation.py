@@ -117,7 +117,6 @@ def rotate_heads(
 def _rotate_each(
     heads: Sequence[Tensor], cos: Tensor, sin: Tensor, factor: Tensor | None, layout: RotaryLayout
 ) -> tuple[Tensor, ...]:
-    """Compute `rotate_heads` for each tensor on its own."""
     first, *others = (rotate_head(x, cos, sin, layout) for x in heads)
     return (first if factor is None else scale_queries(first, factor), *others)
 

@@ -69,9 +69,6 @@ class RotaryScaling(Described, ABC):
 
         Returns:
             One set per row, in radians per position, in float64.
-
-        Raises:
-            SizeError: The scaling does not fit these sizes.
         """
 
     def select(self, frequency_sets: Float[Tensor, "sets half"], length: Length) -> Float[Tensor, " half"]:
@@ -94,9 +91,6 @@ class LinearScaling(RotaryScaling):
 
     Args:
         factor: Length divided by the trained length.
-
-    Raises:
-        SizeError: `factor` is not positive.
 
     Reference: Chen et al., Extending context window of large language models via positional interpolation, 2023;
     transformers/modeling_rope_utils.py (`linear`).
@@ -125,9 +119,6 @@ class DynamicNTKScaling(RotaryScaling):
         length: Fixed n for every call; `None` for the longest position of each call plus one (see the length rule in
             the docstring of this module).
 
-    Raises:
-        SizeError: A number is too small, or `rotary_dim` is 2, for which the exponent divides by zero.
-
     Reference: bloc97 and emozilla, r/LocalLLaMA, 2023; transformers/modeling_rope_utils.py (`dynamic`). We differ:
     transformers keeps the longest length of earlier calls until a short call; here calls do not depend on each other.
     """
@@ -145,11 +136,7 @@ class DynamicNTKScaling(RotaryScaling):
         return self.original_max_seq_len
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """Compute `base^(-2i / d)` for each pair i as the only set: the frequencies up to the trained length.
-
-        Raises:
-            SizeError: `rotary_dim`, d, is 2.
-        """
+        """Compute `base^(-2i / d)` for each pair i as the only set: the frequencies up to the trained length."""
         if rotary_dim == 2:
             raise SizeError(
                 "DynamicNTKScaling needs a rotary_dim of at least 4: its exponent is rotary_dim / (rotary_dim - 2)."
@@ -178,9 +165,6 @@ class NTKAlphaScaling(RotaryScaling):
     Args:
         alpha: Length divided by the trained length, about.
 
-    Raises:
-        SizeError: `alpha` is not positive, or `rotary_dim` is 2, for which the exponent divides by zero.
-
     Reference: bloc97, r/LocalLLaMA, 2023; transformers/models/hunyuan_v1_dense/modeling_hunyuan_v1_dense.py
     (`rope_type` `dynamic` with an `alpha`).
     """
@@ -191,11 +175,7 @@ class NTKAlphaScaling(RotaryScaling):
         _require(self, "alpha")
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
-        """Compute `(base * alpha^(d / (d - 2)))^(-2i / d)` for each pair i, as the only set.
-
-        Raises:
-            SizeError: `rotary_dim`, d, is 2.
-        """
+        """Compute `(base * alpha^(d / (d - 2)))^(-2i / d)` for each pair i, as the only set."""
         if rotary_dim == 2:
             raise SizeError(
                 "NTKAlphaScaling needs a rotary_dim of at least 4: its exponent is rotary_dim / (rotary_dim - 2)."
@@ -223,10 +203,6 @@ class YarnScaling(RotaryScaling):
         mscale_all_dim: See `mscale`.
         attention_factor: `attention_scaling` itself, in place of these formulas.
         truncate: Round `low` down and `high` up to whole pairs, before they are limited.
-
-    Raises:
-        SizeError: A number is too small, or `beta_fast` is below `beta_slow`. `frequency_sets` raises it for a base of
-            at most 1.
 
     Reference: Peng et al., YaRN, 2023; transformers/modeling_rope_utils.py (`yarn`). We differ: transformers reads
     `truncate` outside the dictionary of a layer type, and reads an explicit 0 for a beta as 32 or 1.
@@ -261,9 +237,6 @@ class YarnScaling(RotaryScaling):
         """Compute for each pair the mean of its frequency and that frequency divided by `factor`, as the only set.
 
         The weight of the first is the share that the pair keeps, see the docstring of the class.
-
-        Raises:
-            SizeError: `base` is not above 1.
         """
         if base <= 1:
             raise SizeError(f"YarnScaling needs a base above 1, not {base}: it divides by its logarithm.")
@@ -294,9 +267,6 @@ class LongRopeScaling(RotaryScaling):
         attention_factor: `attention_scaling` itself, in place of the formula.
         length: Fixed length that selects the frequencies of every call; `None` for the longest position of each call
             plus one (see the length rule in the docstring of this module).
-
-    Raises:
-        SizeError: A number is too small, or there is not one divisor for each pair.
 
     Reference: Ding et al., LongRoPE, 2024; transformers/modeling_rope_utils.py (`longrope`; Phi-3 called it `su`).
     """
@@ -340,11 +310,7 @@ class LongRopeScaling(RotaryScaling):
         return self.original_max_seq_len
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "2 half"]:
-        """Compute two sets: the frequencies divided by `short_factor` (row 0) and by `long_factor` (row 1).
-
-        Raises:
-            SizeError: There is not one divisor for each pair.
-        """
+        """Compute two sets: the frequencies divided by `short_factor` (row 0) and by `long_factor` (row 1)."""
         counts = (len(self.short_factor), len(self.long_factor))
         if counts != (rotary_dim // 2,) * 2:
             raise SizeError(
@@ -372,9 +338,6 @@ class Llama3Scaling(RotaryScaling):
         original_max_seq_len: Trained length, L.
         low_freq_factor: Rotations over L below which a frequency is divided by `factor`.
         high_freq_factor: Rotations over L above which a pair keeps its frequency.
-
-    Raises:
-        SizeError: A number is too small, or `high_freq_factor` is not above `low_freq_factor`.
 
     Reference: Grattafiori et al., The Llama 3 herd of models, 2024; transformers/modeling_rope_utils.py (`llama3`).
     """
@@ -415,9 +378,6 @@ class ProportionalScaling(RotaryScaling):
     Args:
         proportion: Share of the pairs that rotate, from 0 to 1.
         factor: Divisor of their frequencies.
-
-    Raises:
-        SizeError: `proportion` is outside 0 to 1, or `factor` is not positive.
 
     Reference: transformers/modeling_rope_utils.py (`proportional`; Gemma 4).
     """

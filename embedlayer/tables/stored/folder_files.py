@@ -98,7 +98,6 @@ def _key(path: Path) -> tuple[int, int]:
 
 
 def lock_folder(path: Path) -> FileLock:
-    """Acquire the lock of a folder and return it."""
     if _key(path) in _open_folders:
         raise FileError(f"The mapped table {path} is open in this process already. Use that one, or close it first.")
     lock = FileLock(path / LOCK, f"The mapped table {path}")

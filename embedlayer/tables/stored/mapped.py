@@ -69,9 +69,6 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         padding_idx: Padding token, whose row gets no gradient, or `None`.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
 
-    Raises:
-        SizeError: `padding_idx` is not a token, or `scale` is another string.
-
     Example:
         >>> table = MappedEmbedding.create("rows", 1000, 8, init_std=0.02)
         >>> optimizer = RowAdamW(table.parameters(), lr=1e-3)
@@ -135,7 +132,6 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             FileError: The file is missing or cannot be read, or a process trains the rows.
             CheckpointError: The file is damaged, has no such tensor or several, the tensor is not `(V, D)` floats, or
                 rows of a trained folder lack optimizer steps, or were changed after its last checkpoint.
-            SizeError: `padding_idx` is not a token, or `scale` is another string.
 
         Example:
             >>> from embedlayer.io.safetensors_files import save_tensors
@@ -189,7 +185,6 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
                 is processed; 1 GiB by default, and `None` for no limit.
 
         Raises:
-            SizeError: A size is below 1, or an option has an unknown value.
             FileError: The folder holds files already or cannot be written, or the disk is too small.
         """
         padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
@@ -246,7 +241,6 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         the block. If the block raises an error, both checkpoints can be resumed too, until a later one is completed.
 
         Raises:
-            SizeError: The table is read-only, or its optimizer state is not in the folder.
             FileError: The disk is full, or the table is closed.
             StaleRowsError: Rows are changed inside the block, or blocks are nested.
         """
@@ -327,7 +321,6 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             FileError: The file is missing.
             CheckpointError: The file is damaged or has a table of other sizes, or an argument is unknown or has another
                 type.
-            SizeError: `padding_idx` is not a token.
         """
         if "source" not in config:
             return TokenEmbedding.from_config(config)
@@ -390,7 +383,6 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
         Raises:
             TokenIdError: As in `look_up`.
-            ShapeError: The IDs are not integers.
             FileError: The file of a read-only table is closed.
         """
         checked, _ = self.index_check(as_ids(ids, beside=self))
@@ -411,11 +403,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             )
 
     def requires_grad_(self, requires_grad: bool = True) -> "MappedEmbedding":
-        """Set whether the rows are trained, as in torch.
-
-        Raises:
-            SizeError: `requires_grad` is true and the table is read-only.
-        """
+        """Set whether the rows are trained, as in torch."""
         if requires_grad:
             self.source.folder("train")
         super().requires_grad_(requires_grad)

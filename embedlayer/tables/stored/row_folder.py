@@ -335,7 +335,6 @@ class RowFolder(RowStorage):
         self._restored.clear()
 
     def name_of(self, state: Tensor) -> str | None:
-        """Return the name of a state tensor that is stored in this folder; `None` for any other tensor."""
         return next((name for name, (_, _, each) in self._arrays.items() if each.data_ptr() == state.data_ptr()), None)
 
     def log_all_rows(self) -> None:

@@ -83,7 +83,6 @@ class FileRows(RowsInFiles):
 
     @property
     def mapped(self) -> MappedRows:
-        """Return the mapped rows."""
         if self._mapped is None:
             raise FileError(f"The mapped table {self.info.file} is closed: open it again with MappedEmbedding.open.")
         return self._mapped
@@ -105,7 +104,6 @@ class FileRows(RowsInFiles):
         return vectors.view(*ids.shape, self.embed_dim)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return copies of rows `start` to `stop - 1`."""
         return self.mapped.read_slice(start, stop).view(self.dtype)
 
     def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
@@ -115,7 +113,6 @@ class FileRows(RowsInFiles):
         self._prefetched.append((ids, self._thread.submit(partial(self._gather, ids))))
 
     def folder(self, verb: str) -> RowFolder:
-        """Raise a `SizeError`: the rows are read-only."""
         raise SizeError(
             f"Cannot {verb} a table that only reads {self.info.file}. Use MappedEmbedding.create to train rows."
         )
@@ -192,7 +189,6 @@ class FolderRows(RowsInFiles):
         self._folder.prefetch(ids.flatten().long().clone())
 
     def folder(self, verb: str) -> RowFolder:
-        """Return the folder."""
         return self._folder
 
     def close(self) -> None:

@@ -48,12 +48,10 @@ class Anchors:
         return self._auxiliary.look_up([self._auxiliary.old[self.ids[place]] for place in places.tolist()])
 
     def products(self, vectors: Float[Tensor, "k A"]) -> Float[Tensor, "k n"]:
-        """Return the inner products of `vectors` with all anchors."""
         return torch.cat([vectors @ self._auxiliary.look_up(part).T for part in self._parts(self.ids)], dim=1)
 
     @cached_property
     def _norms(self) -> Float[Tensor, " n"]:
-        """Return the norm of each anchor."""
         return torch.cat([self._auxiliary.look_up(part).norm(dim=1) for part in self._parts(self.ids)])
 
     def cosines(self, vectors: Float[Tensor, "k A"]) -> Float[Tensor, "k n"]:
@@ -129,7 +127,6 @@ class OMPInit(AuxiliaryInit):
         dead: IDs of old rows that are not read; see `RowInit`.
 
     Raises:
-        SizeError: `k` is below 1.
         VocabularyError: When rows are computed: no old token with a live row has an auxiliary vector.
 
     Reference: Goddard and Fernandes Neto, Training-Free Tokenizer Transplantation via Orthogonal Matching Pursuit, 2025
@@ -228,7 +225,6 @@ class WechselInit(AuxiliaryInit):
         dead: IDs of old rows that are not read; see `RowInit`.
 
     Raises:
-        SizeError: `neighbors` is below 1, or `temperature` is not positive.
         VocabularyError: When rows are computed: no old token with a live row has an auxiliary vector.
 
     Reference: Minixhofer et al., WECHSEL: Effective Initialization of Subword Embeddings for Cross-Lingual Transfer of

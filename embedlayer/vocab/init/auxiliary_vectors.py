@@ -28,7 +28,6 @@ class AuxiliaryVectors:
 
     Raises:
         VocabularyError: `old` is empty: no token is shared.
-        SizeError: A row is outside `vectors`.
 
     Example:
         >>> AuxiliaryVectors(TokenEmbedding(3, 16), old={7: 0, 9: 1}, new={" otters": 2})
@@ -142,7 +141,6 @@ class AuxiliaryVectors:
 
         Raises:
             VocabularyError: No old token is one of the words.
-            SizeError: There are more words than vectors, and a token is one of these.
             TokenizerError: One of the tokenizers is none.
 
         Example:
@@ -195,7 +193,6 @@ def train_fasttext(
         seed: Seed of the vectors. One thread is used, so equal seeds give equal vectors.
 
     Raises:
-        MissingExtraError: gensim is not installed.
         TextError: The text has no tokens.
         VocabularyError: No old token occurs in the text.
         TokenizerError: One of the tokenizers is none.

@@ -37,7 +37,6 @@ class WeightRows:
         self.embed_dim = embed_dim or (weight if decode is None else decode(weight[:1])).shape[1]
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return rows `start` to `stop - 1`, as numbers."""
         if self.missing_row is not None and stop > len(self.weight):
             return self.look_up(torch.arange(start, stop))
         if self.decode is not None:
@@ -134,7 +133,6 @@ class LiveRows:
 
     @property
     def mean(self) -> Float[Tensor, " D"]:
-        """Return the mean of the live rows (`LiveRows`), `(D,)`, in float64 on the CPU."""
         return self._count_and_mean[1]
 
     @property

@@ -251,7 +251,6 @@ class CopyInit(RowInit):
         of: The ID of one old row for all new tokens, or one ID for each new token.
 
     Raises:
-        SizeError: When rows are computed: the number of IDs is not the number of new tokens.
         VocabularyError: When rows are computed: there is no old row with that ID.
     """
 
@@ -264,7 +263,6 @@ class CopyInit(RowInit):
         Any old row can be copied, the padding row and rows of zeros or NaN too: those that are not live (`LiveRows`).
 
         Raises:
-            SizeError: `of` is a sequence with another number of IDs than there are new tokens.
             VocabularyError: There is no old row with an ID of `of`.
         """
         ids = [self.of] * len(tokens) if isinstance(self.of, int) else list(self.of)

@@ -151,7 +151,6 @@ def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
 
 
 def _copies(folder: Path, opened: Opened, left_out: Collection[str]) -> Copies:
-    """Return what `find_copies` returns."""
     copies = find_copies(folder, opened.checkpoint, opened.aliases, left_out)
     if copies and opened.folded is not None:
         raise CheckpointError(

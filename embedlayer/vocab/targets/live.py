@@ -129,7 +129,6 @@ def row_tensors(
 
 
 def _with_bytes(rows: RowTensor, table: PackedRows, name: str) -> RowTensor:
-    """Return `rows` with the bytes of the stored rows of a table as its tensor; `name` is that of the table."""
     own = RowTensor.of_stored(table.stored_rows, rows.end)
 
     def encode(values: Tensor) -> Tensor:
@@ -144,7 +143,6 @@ def _with_bytes(rows: RowTensor, table: PackedRows, name: str) -> RowTensor:
 
 
 def _replace_stored(tables: Sequence[PackedRows], row_bytes: Tensor) -> None:
-    """Replace the stored rows of tables that share them, by rows of which these are the bytes."""
     stored = tables[0].stored_rows.of_bytes(row_bytes)
     for table in tables:
         table.replace_rows(stored)

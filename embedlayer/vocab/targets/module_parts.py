@@ -121,7 +121,6 @@ class VocabularyModules(NamedTuple):
 
     @property
     def stored(self) -> dict[str, LocalTable]:
-        """Return the values of `local` by the name of the table that stores the rows."""
         return {name if part.local is part.stored else dotted(name, "inner"): part for name, part in self.local.items()}
 
 

@@ -41,7 +41,6 @@ class Setting(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """Return the present value."""
         return self.owner[self.attribute] if isinstance(self.owner, Mapping) else getattr(self.owner, self.attribute)
 
     def assignment(self, value: Any) -> Assignment:
