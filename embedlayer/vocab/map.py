@@ -144,7 +144,7 @@ class RowMap:
     def partitions(
         self, tensor: Tensor, padding: int = 0, collectives: Collectives = SINGLE_PROCESS
     ) -> tuple[RowPartition, RowPartition]:
-        """Return which rows of a tensor this rank stores, before and after the row map; see `apply` for the arguments."""
+        """Return which rows of a tensor this rank stores, before and after the row map; see `apply`."""
         old_rows = len(tensor) if is_dtensor(tensor) else self.old_size
         return collectives.partition(old_rows), collectives.partition(self.size + padding)
 
