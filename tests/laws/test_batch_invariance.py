@@ -31,7 +31,6 @@ from embedlayer.losses import (
     NextBytes,
     ReverseKL,
     TopKTargets,
-    batch_invariance,
     check_batch_invariance,
     divergence,
 )
@@ -269,7 +268,7 @@ def test_logits_of_a_cached_step_are_those_of_the_pass(unchecked: None, name, ch
         assert options or torch.equal(finished, logits)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", several_heads)
 def test_logits_are_those_of_the_head_without_the_option(unchecked: None, whole_blocks, name) -> None:
     head = HEADS[name]()
     hidden = torch.randn(3, 7, 256 if name == "of a file" else D).requires_grad_()
@@ -285,19 +284,22 @@ def test_logits_are_those_of_the_head_without_the_option(unchecked: None, whole_
     assert ours.dtype == plain.dtype
 
 
-def test_the_self_test_chooses_the_first_multiple_with_which_nothing_differs(monkeypatch) -> None:
+class OfTheBatch(el.OutputHead):
+    """Its logits depend on the other tokens of a call."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden - hidden.flatten(0, -2).mean(0))
+
+
+def test_the_self_test_chooses_a_multiple_with_which_nothing_differs_or_refuses_the_head(unchecked: None) -> None:
     head = el.OutputHead(D, V, **ON)
     report = check_batch_invariance(head)
     assert report.multiple in (32, 64)
     assert report.differing[report.multiple] == ()
     assert head.uncomputed_logits(torch.randn(3, D)).token_multiple == report.multiple
-    monkeypatch.setattr(batch_invariance, "_tested", {})
-    differing = iter([("entropy",), (), ("entropy",), ("entropy", "logits")])
-    monkeypatch.setattr(batch_invariance, "_differing", lambda *_: next(differing))
-    assert head.uncomputed_logits(torch.randn(3, D)).token_multiple == 64
-    assert head.uncomputed_logits(torch.randn(9, D)).token_multiple == 64  # tested once
-    with pytest.raises(SizeError, match="entropy, logits depend on the others"):
-        el.OutputHead(D, V, softcap=3.0, **ON)(torch.randn(3, D))
+    assert check_batch_invariance(OfTheBatch(D, V)).multiple is None
+    with pytest.raises(SizeError, match="depend on the others"):
+        OfTheBatch(D, V, **ON).token_log_probs(torch.randn(3, D), torch.tensor([1, 2, 3]))
 
 
 @pytest.mark.parametrize("name", some(("untied", "tied to int8", "overridden", "draft of a transform"), HEADS))
@@ -308,15 +310,13 @@ def test_every_head_can_be_checked(unchecked: None, name) -> None:
     assert report.differing.keys() == {1, 32, 64}
 
 
-def test_the_self_test_leaves_no_trace(unchecked: None, monkeypatch) -> None:
-    monkeypatch.setattr(batch_invariance, "_tested", {})
-    head = el.OutputHead(D, V, **ON)
-    hidden = torch.randn(3, D, requires_grad=True)
+def test_the_self_test_leaves_no_trace(unchecked: None) -> None:
+    width = D + 3  # of no other test, so that it is tested here
+    head, hidden = el.OutputHead(width, V, **ON), torch.randn(3, width, requires_grad=True)
     state = torch.get_rng_state()
     loss = torch.utils.checkpoint.checkpoint(lambda x: head(x).sin().sum(), hidden, use_reentrant=False)
     loss.backward()
     assert torch.equal(torch.get_rng_state(), state)
-    assert batch_invariance._tested
 
 
 def refused(head: el.OutputHead, hidden: Tensor) -> dict[str, tuple[Callable[[], object], str]]:

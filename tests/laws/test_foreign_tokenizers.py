@@ -9,9 +9,6 @@ from covering import looped
 from tokenizers import Tokenizer, models
 
 import embedlayer as el
-from embedlayer.core.errors import EmbedLayerError
-from embedlayer.explorer.routes import answer
-from embedlayer.opening import open_model
 
 FAULTS = {
     "an exception": {},  # there is no unknown token
@@ -58,13 +55,3 @@ def test_a_command_prints_one_line(folder: Path, command: str, capsys) -> None:
     assert "Traceback" not in said
     left = {path.name for path in folder.iterdir()} - {*before}
     assert left <= {"corpus"}  # whose plan is kept, and its shards are not
-
-
-@looped("name", ["encode", "pipeline", "examples"])
-def test_the_page_answers_with_data_or_an_error_of_ours(folder: Path, name: str) -> None:
-    sources, params = [open_model(folder / "saved")], {"text": "dog"}
-    if name == "examples":  # tokens of the table, without a text
-        answer(sources, name, {})
-    else:
-        with pytest.raises(EmbedLayerError, match="The tokenizer cannot "):
-            answer(sources, name, params)

@@ -76,18 +76,6 @@ def test_vectors_of_a_plain_embedding_are_written(tmp_path) -> None:
     assert torch.equal(el.checkpoints.read_vectors(tmp_path / "rows.bin", "word2vec-binary")[1], embedding.weight)
 
 
-def test_the_gradient_of_a_plain_embedding_is_drawn_as_that_of_a_table() -> None:
-    pytest.importorskip("matplotlib")
-    embedding, drawn = plain(), []
-    for table in (embedding, el.TokenEmbedding.from_embedding(embedding)):
-        table.weight.grad = None
-        table(IDS).sum().backward()
-        axes = el.plots.gradient_rows(table).axes[0]
-        drawn.append([label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels())])
-    assert drawn[0] == drawn[1]
-    assert drawn[0]
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 def test_an_optimizer_goes_on_training_the_weight_of_an_embedding(sparse) -> None:
     embedding = plain(sparse=sparse)
@@ -193,28 +181,12 @@ def test_a_head_is_built_like_a_linear_layer() -> None:
         el.OutputHead(8, vocab_size=3, embed_dim=4)
 
 
-def test_a_head_with_exchanged_sizes_says_so() -> None:
-    head, hidden, advice = el.OutputHead(100, 16), torch.randn(3, 16), r"you may mean OutputHead\(16, 100\)\."
-    for use in (head, lambda each: head.loss(each, torch.tensor([1, 2, 3]))):
-        with pytest.raises(el.ShapeError, match=advice):
-            use(hidden)
-    with pytest.raises(el.SizeError, match=advice):
-        el.DecoderLM(el.TokenEmbedding(100, 16), "none", head, num_layers=1)
-    with pytest.raises(el.ShapeError, match="does not fit a table of width 100"):
-        head(torch.randn(3, 17))
-    assert el.OutputHead(16, 3)(torch.randn(2, 16)).shape == (2, 3)  # more columns than tokens are no slip
-
-
 @looped("name", ["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"])
 def test_a_decoder_takes_the_name_of_a_position(name) -> None:
     model = el.DecoderLM(dense(), name, num_layers=1, num_heads=NUM_HEADS)
     again = el.DecoderLM.from_config(model.config)
     again.load_state_dict(model.state_dict())
     assert torch.equal(model(IDS), again(IDS))
-
-
-def test_rotary_positions_by_name_follow_the_width_of_the_heads() -> None:
-    assert el.DecoderLM(dense(), "rotary", num_layers=1, num_heads=5, head_dim=8).position.head_dim == 8
 
 
 @looped(

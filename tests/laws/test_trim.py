@@ -89,14 +89,6 @@ def test_what_is_neither_text_nor_path_is_refused_by_its_type(wrong, unchecked) 
         el.vocab.used_tokens(tokenizer_of("word"), wrong)
 
 
-@pytest.mark.parametrize("corpus", ["a.txt", ["a.txt"]])
-def test_a_path_as_a_str_is_refused_and_not_read_as_a_text(corpus, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").write_text("dogs love")
-    with pytest.raises(el.TextError, match="names a file"):
-        el.vocab.used_tokens(tokenizer_of("word"), corpus)
-
-
 def test_counting_a_mapped_corpus_takes_no_memory_for_its_length(tmp_path) -> None:
     tokenizer = tokenizer_of("bytes")
     length = 1 << 24

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run
-from covering import looped, some
+from covering import looped
 
 import embedlayer as el
 from embedlayer.checkpoints.vector_files import read_vectors, write_vectors
@@ -19,7 +19,6 @@ from embedlayer.opening import open_model
 TOKENS = ["cat", "dog", "nan", "inf", "tree", "sun"]
 ROWS = torch.randn(len(TOKENS), 4, generator=torch.Generator().manual_seed(0)).numpy()
 ROWS[1, 2], ROWS[4, 0], ROWS[4, 3] = np.nan, np.inf, -np.inf
-BROKEN = [1, 4]
 
 
 def gensims(path: Path, **options: bool) -> None:
@@ -116,18 +115,6 @@ def test_tokens_that_are_not_utf8_are_read_alike_in_python_and_by_commands_with_
     for words in (("neighbors", path, "caf\ufffd", "-n", 2), ("inspect", path), ("inspect", path, path)):
         assert run(*words) == 0
         assert len(re.findall(said, capsys.readouterr().err)) == 1
-
-
-@pytest.mark.parametrize("written", some(["word2vec, compressed", "npy without names"], FILES), indirect=True)
-def test_inspect_names_the_rows_that_are_not_finite(written, capsys) -> None:
-    path, tokens = written
-    assert run("inspect", path, "--json") == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["health"]["nonfinite_rows"]["ids"] == BROKEN
-    assert "2 of 6 rows hold NaN" in err
-    assert run("inspect", path) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("NaN or infinity"))
-    assert line.split()[-3:] == ["2", tokens[1], tokens[4]]
 
 
 @pytest.mark.parametrize(
