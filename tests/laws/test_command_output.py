@@ -1,7 +1,6 @@
 """What commands print and write: JSON for any reader, and no file replaced."""
 
 import json
-import shlex
 
 import numpy as np
 import pytest
@@ -65,17 +64,6 @@ def test_json_of_tables_that_are_not_finite_has_no_nan(line, folder, capsys) -> 
         json.loads(shown, parse_constant=refuse)
     else:
         assert "Error: " in said
-
-
-def test_the_advice_for_onnx_is_a_command_that_works(tmp_path, capsys) -> None:
-    pytest.importorskip("onnx", reason="the onnx extra is not installed")
-    el.TokenEmbedding(20, 32).save_pretrained(tmp_path / "model")
-    assert run("export", tmp_path / "model", "-o", tmp_path / "t.onnx") == 2
-    said = capsys.readouterr().err
-    assert "is a TokenEmbedding of float32" in said
-    advice = shlex.split(said.strip().rpartition("export NEW: ")[2])
-    assert run(*(str(tmp_path / "NEW") if word == "NEW" else word for word in advice[1:])) == 0
-    assert run("export", tmp_path / "NEW", "-o", tmp_path / "t.onnx") == 0
 
 
 def test_ids_outside_of_an_onnx_table_give_what_its_documentation_says(tmp_path) -> None:

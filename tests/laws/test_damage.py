@@ -465,7 +465,7 @@ KEYS_OF_A_MODEL = [
     *("num_attention_heads", "num_hidden_layers", "rms_norm_eps", "rope_parameters", "tie_word_embeddings"),
     "vocab_size",
 ]
-OTHER_VALUES: tuple[object, ...] = (None, True, 0, -1, 1.5, "x", [], {})
+OTHER_VALUES: tuple[object, ...] = (None, -1, 1.5, "x", [])
 
 
 @cases("key, reader", KEYS_OF_A_MODEL, READERS["model"])
@@ -483,26 +483,18 @@ def test_a_value_of_another_type_in_a_configuration_of_transformers_is_read_or_r
 
 FIELDS = [
     ("run", "config.json", ["table", "vocab_size"], "-1"),
-    ("run", "config.json", ["num_layers"], "1e9"),
     ("run", "config.json", ["num_layers"], "1000000000"),
-    ("run", "config.json", ["norm_eps"], '"1e-5"'),
     ("run", "config.json", ["position"], "3"),
     ("run", "config.json", ["head", "tied"], None),
-    ("run", "config.json", ["kind"], '"\\ud800"'),
     ("run", "config.json", ["\ud800"], "1"),
     ("run", "run.json", ["options", "seed"], "{}"),
-    ("run", "run.json", ["options"], None),
     ("run", "run.json", ["model", "table", "embed_dim"], "16000000"),
-    ("run", "run.json", ["notes"], "[]"),
     ("run", "run.json", ["notes", "neighbors_before"], '[{"id": "x"}]'),
     ("run", "metrics.jsonl", None, "{"),
-    ("run", "metrics.jsonl", None, "[]"),
     ("run", "metrics.jsonl", None, '{"step": "x"}'),
-    ("run", "metrics.jsonl", None, '{"loss": 1}'),
     ("run", "metrics.jsonl", None, "\ud800"),
     ("shards", "corpus.json", ["shards"], "2147483648"),
     ("shards", "corpus.json", ["sources"], '[["a", -1, "b"]]'),
-    ("corpus", "index.json", ["num_tokens"], "NaN"),
     ("corpus", "index.json", ["dtype"], '["uint16"]'),
     ("corpus", "index.json", ["vocab_size"], "1" + "0" * 400),
 ]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from covering import looped
-from kinds import EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE, dense
+from kinds import EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS, TABLES, VOCAB_SIZE, dense
 from torch import nn
 
 import embedlayer as el
@@ -47,11 +47,6 @@ def test_a_plain_embedding_is_taken_wherever_a_table_is(name) -> None:
 def test_what_is_no_table_is_refused_by_name(name, unchecked) -> None:
     with pytest.raises(el.SizeError, match="A table is needed here; found Linear: pass a TokenEmbedding"):
         TAKE_A_TABLE[name](nn.Linear(EMBED_DIM, VOCAB_SIZE))
-
-
-def test_a_tensor_in_the_place_of_a_model_s_table_is_refused_with_the_call_to_make(unchecked) -> None:
-    with pytest.raises(el.SizeError, match=r"found Tensor of shape \(50, 24\): pass TokenEmbedding.from_pretrained"):
-        el.DecoderLM(torch.randn(VOCAB_SIZE, EMBED_DIM), "rotary")
 
 
 def test_a_head_is_not_tied_to_a_plain_embedding_whose_weight_may_be_replaced(unchecked) -> None:
@@ -181,14 +176,6 @@ def test_a_head_is_built_like_a_linear_layer() -> None:
         el.OutputHead(8, vocab_size=3, embed_dim=4)
 
 
-@looped("name", ["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"])
-def test_a_decoder_takes_the_name_of_a_position(name) -> None:
-    model = el.DecoderLM(dense(), name, num_layers=1, num_heads=NUM_HEADS)
-    again = el.DecoderLM.from_config(model.config)
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(model(IDS), again(IDS))
-
-
 @looped(
     "position, message",
     [
@@ -206,30 +193,15 @@ def test_a_position_of_other_sizes_is_refused_where_the_model_is_built(position,
         el.DecoderLM(dense(), position(), num_layers=1, num_heads=NUM_HEADS)
 
 
-@pytest.mark.parametrize("name", POSITIONS)
-@looped("scale", [None, "sqrt_dim", 3.0])
-def test_the_layer_is_the_sum_of_its_two_embeddings_as_in_the_lesson(name, scale) -> None:
-    layer = el.TransformerEmbedding(
-        VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, dropout=0.0, position=POSITIONS[name](), scale=scale
-    )
-    keys = set(layer.state_dict())
-    rows = layer.token_embedding(IDS)
-    assert torch.equal(rows, layer.token_embedding.weight[IDS])
-    expected = rows * layer.scale
-    if hasattr(layer.position, "vectors"):
-        expected = expected + layer.position_embedding(torch.arange(3))
-    torch.testing.assert_close(layer(IDS), expected)
-    assert layer.position_embedding is layer.position
-    assert set(layer.state_dict()) == keys
-
-
 @looped("name", TABLES)
-def test_the_rows_before_the_scale_are_those_of_every_table(name) -> None:
+def test_the_layer_is_the_sum_of_its_two_embeddings_as_in_the_lesson(name) -> None:
     layer = el.TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, dropout=0.0, table=TABLES[name]())
+    keys = set(layer.state_dict())
     expected = layer.token_embedding(IDS) * layer.scale + layer.position_embedding(torch.arange(3))
     torch.testing.assert_close(layer(IDS), expected)
-    rows = layer.table.rows(0, VOCAB_SIZE)
-    torch.testing.assert_close(layer.token_embedding(IDS), rows[IDS])
+    torch.testing.assert_close(layer.token_embedding(IDS), layer.table.rows(0, VOCAB_SIZE)[IDS])
+    assert layer.position_embedding is layer.position
+    assert set(layer.state_dict()) == keys
 
 
 def test_what_is_assigned_under_the_lesson_s_names_is_never_lost() -> None:

@@ -137,18 +137,6 @@ def test_other_commands_work_or_refuse_in_one_line(tmp_path, capsys, kind, comma
     assert (code, len(said)) in ((0, 0), (1, 1), (2, 1))
 
 
-@looped("dtype", ["<f2", "<f4", ">f4", "<f8"])
-def test_an_array_without_names_has_the_numbers_of_its_rows(tmp_path, dtype) -> None:
-    rows = np.arange(12).reshape(4, 3).astype(dtype)
-    np.save(tmp_path / "v.npy", rows)
-    tokens, found = read_vectors(tmp_path / "v.npy")
-    assert tokens == ["0", "1", "2", "3"]
-    assert np.array_equal(found.numpy(), rows.astype(np.float32))
-    opened = open_model(tmp_path / "v.npy")
-    assert opened.tokens == tokens
-    assert el.analysis.TokenVectors(opened.table, opened.tokenizer).most_similar("3", topn=1)[0][0] == "2"
-
-
 BOM = b"\xef\xbb\xbf"
 TEXT_FILES = {
     "bom.txt": BOM + b"2 2\ncat 1 2\ndog 3 4\n",

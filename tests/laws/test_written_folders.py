@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from commands import leaf_commands, run
-from covering import looped
+from covering import cases, looped
 from safetensors.torch import save_file
 
 import embedlayer as el
@@ -168,8 +168,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("is_mapped", [False, True])
+@cases("failure, is_mapped", FAILURES, [False, True])
 def test_a_run_that_cannot_start_leaves_the_run_that_it_would_replace(failure, is_mapped, there, tmp_path) -> None:
     mapped = ["--value-embedding", "--mapped"] if is_mapped else []
     text = tmp_path / "text.txt"
