@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from covering import covering, looped, some
-from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
+from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, POSITIONS, TABLES, VOCAB_SIZE
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -117,19 +117,6 @@ def test_whoever_changes_what_a_table_gives_is_honoured(name, change) -> None:
             assert torch.equal(layer(IDS), before)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("register", ["register_module_forward_pre_hook", "register_module_full_backward_pre_hook"])
-def test_global_hooks_of_every_sort_see_the_table(register) -> None:
-    layer, seen = LAYERS["TransformerEmbedding, learned"](), []
-    handle = getattr(torch_module, register)(lambda module, *_: seen.append(module))
-    try:
-        layer(IDS).sum().backward()
-    finally:
-        handle.remove()
-    assert any(module is layer.table for module in seen)
-    assert any(module is layer.dropout for module in seen)
-
-
 def change_vectors(position: nn.Module) -> Callable[[], None]:
     """A subclass's `vectors`, on which `add` is built."""
     kind = type(position)
@@ -194,22 +181,6 @@ def test_the_dropout_module_decides_and_may_be_hooked_or_replaced() -> None:
     model = LAYERS["DecoderLM"]()
     model.dropout = Zeros()
     assert model(IDS).eq(0).all()
-
-
-@looped("name, replace", [*UNTIED_HEADS, *TIED_HEADS], [True, False])
-def test_the_loss_of_a_head_whose_forward_is_changed_is_that_of_its_logits(name, replace) -> None:
-    head = UNTIED_HEADS[name]() if name in UNTIED_HEADS else el.OutputHead(TABLES[TIED_HEADS[name]]())
-    hidden, targets = torch.randn(2, 4, EMBED_DIM), IDS
-    before = head.forward
-    if replace:
-        head.forward = lambda input: 3 * before(input)
-    else:
-        kind = type(head)
-        as_subclass(head, forward=lambda self, hidden: 3 * kind.forward(self, hidden))
-    logits = head(hidden)
-    expected = F.cross_entropy(logits.view(-1, VOCAB_SIZE), targets.view(-1), reduction="none").view(targets.shape)
-    torch.testing.assert_close(head.loss(hidden, targets), expected.mean())
-    torch.testing.assert_close(head.token_log_probs(hidden, targets), -expected)
 
 
 @looped("name", [name for name in TABLES if name != "row-sparse"])

@@ -226,12 +226,3 @@ def test_shards_that_are_missing_cut_short_or_contradict_their_index_are_refused
     refusal(write_shards(tmp_path / "twice", sound.config, twice, index), name, "0.safetensors", "1.safetensors")
     wrong = write_shards(tmp_path / "wrong", sound.config, shards, index | {table: "1.safetensors"})
     refusal(wrong, table, "1.safetensors")
-
-
-@one_of_each_kind
-def test_only_the_table_of_a_damaged_checkpoint_is_still_read(sound, tmp_path) -> None:
-    table = sound.read[0]
-    write(tmp_path, sound.config, {name: sound.tensors[name] for name in table})
-    layer = el.load(tmp_path, table_only=True)
-    assert torch.equal(layer.table.weight, sound.tensors[table[0]])
-    assert layer.head is None

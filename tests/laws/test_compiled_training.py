@@ -111,16 +111,6 @@ def test_no_graph_contains_the_sparse_gradient_and_training_is_that_of_eager_mod
     torch.testing.assert_close(losses_and_gradients(build, backend=backend), losses_and_gradients(build))
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Inductor's own
-@pytest.mark.parametrize("module", MODULES)
-def test_inductor_trains_it_as_eager_mode_does(module) -> None:
-    def build() -> nn.Module:
-        return MODULES[module](dense(row_sparse=True, init_std=1.0))
-
-    torch.testing.assert_close(losses_and_gradients(build, backend="inductor"), losses_and_gradients(build))
-
-
 REMEDIES: dict[str, Callable[[Block], Tensor]] = {
     "without fullgraph": lambda block: torch.compile(block.loss, backend="aot_eager")(IDS, TARGETS),
     "what follows the look-up": lambda block: (

@@ -274,20 +274,6 @@ def test_without_it_other_dtypes_are_one_error(unchecked: None, name) -> None:
 
 
 @every_head
-def test_the_dtype_may_be_named(unchecked: None, name) -> None:
-    module = made(name, torch.bfloat16, None)
-    hidden, _, targets = batch(module, torch.float32)
-    head, named = module.head, {"head_dtype": "float32"}
-    assert head.loss(hidden, targets, **named).dtype == WIDE
-    assert head.token_log_probs(hidden, targets, **named).dtype == WIDE
-    assert head.token_statistics(hidden, targets, **named).log_probs.dtype == WIDE
-    logits = head.uncomputed_logits(hidden, **named)
-    assert logits.options.head_dtype is logits.dtype is WIDE
-    with pytest.raises(el.SizeError, match="head_dtype must be torch.float32 or None, not 'float16'"):
-        head.loss(hidden, targets, head_dtype="float16")
-
-
-@every_head
 def test_autocast_has_no_effect(name, kinds) -> None:
     module = made(name, torch.bfloat16)
     hidden, teacher, targets = batch(module, torch.float32)

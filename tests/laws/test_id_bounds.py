@@ -10,7 +10,6 @@ from tokenizer_kinds import BUILDERS, ENGLISH, tokenizer_of
 
 import embedlayer as el
 from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.train import train_tokenizer
 
 MAX_TOKEN_IDS = 1 << 24
 TOO_LARGE = (2**31, 2**32 - 1)
@@ -71,11 +70,3 @@ def test_an_id_outside_the_vocabulary_is_refused_before_it_is_counted(large, sma
     )
     with pytest.raises(el.TokenIdError, match=rf"token id {large} at token 2 .* outside 0\.\.256"):
         corpus.counts(257)
-
-
-def test_too_small_a_size_to_count_in_is_one_sentence() -> None:
-    corpus = el.TokenCorpus.from_text("dogs", train_tokenizer((), "byte"))
-    with pytest.raises(el.TokenIdError, match=r"token id 115 .* outside 0\.\.9.* call counts\(257\)"):
-        corpus.counts(10)
-    with pytest.raises(el.SizeError, match="size is 0"):
-        corpus.counts(0)

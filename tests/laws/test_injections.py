@@ -55,20 +55,6 @@ def test_cached_decoding_equals_reading_everything_at_once(name, parts, kind) ->
 
 
 @each_class
-def test_left_padding_and_packing_change_no_logit(name) -> None:
-    model = decoder(name)
-    first, second = torch.tensor([5, 6, 7]), torch.tensor([8, 9])
-    mask = torch.tensor([[0, 0, 1, 1, 1]])
-    padded = model(torch.tensor([[3, 3, 5, 6, 7]]), attention_mask=mask)
-    torch.testing.assert_close(padded[0, 2:], model(first), atol=1e-5, rtol=1e-5)
-    packed = model(torch.tensor([[5, 6, 7, 8, 9]]), attention_mask=torch.tensor([[1, 1, 1, 2, 2]]))
-    torch.testing.assert_close(packed[0], torch.cat([model(first), model(second)]), atol=1e-5, rtol=1e-5)
-    cache = el.KeyValueCache()
-    model(torch.tensor([[3, 3, 5, 6]]), attention_mask=mask[:, :4], cache=cache)
-    torch.testing.assert_close(model(torch.tensor([[7]]), cache=cache)[0, 0], model(first)[2], atol=1e-5, rtol=1e-5)
-
-
-@each_class
 def test_the_trace_ends_with_the_input_of_the_first_block(name) -> None:
     model = decoder(name)
     for ids in (IDS, IDS[0]):

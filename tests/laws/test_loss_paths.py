@@ -190,14 +190,10 @@ def test_what_does_not_count_has_no_effect(name, path, value) -> None:
     assert_they_have_no_effect(name, path, value)
 
 
-@pytest.mark.parametrize(("name", "value"), some([COMPILED[0]], COMPILED))
-def test_what_does_not_count_has_no_effect_in_a_compiled_graph(unchecked: None, name, value) -> None:
-    assert_they_have_no_effect(name, "compiled", value)
-
-
 @pytest.mark.parametrize(("name", "value"), some([COMPILED[1]], COMPILED))
-def test_what_does_not_count_has_no_effect_in_a_compiled_graph_on_cuda(unchecked: None, name, value) -> None:
-    assert_they_have_no_effect(name, "compiled, CUDA", value)
+@pytest.mark.parametrize("path", ["compiled", "compiled, CUDA"])
+def test_what_does_not_count_has_no_effect_in_a_compiled_graph(unchecked: None, name, value, path) -> None:
+    assert_they_have_no_effect(name, path, value)
 
 
 def assert_a_window_has_no_gradient(name: str, path: str, grad_output: float) -> None:

@@ -4,8 +4,6 @@ The families are those of docs/families.md: a sample is run always, all with `ma
 """
 
 import copy
-import inspect
-import sys
 import warnings
 from typing import Any
 
@@ -124,25 +122,6 @@ def test_added_rows_are_trained_merged_and_undone(model_type, kind, unchecked) -
     el.unpatch(model)
     assert same(state_of(model), before)
     assert not any(isinstance(part, el.TokenEmbedding | el.OutputHead) for part in model.modules())
-
-
-@pytest.mark.parametrize("edit", ["add", "reorder"])
-@pytest.mark.parametrize(("model_type", "kind"), some(ALWAYS[:1], [*ALWAYS, ("llama", "causal"), ("opt", "causal")]))
-def test_a_receipt_in_a_saved_folder_is_its_last_one(model_type, kind, edit, tmp_path, unchecked) -> None:
-    model = built(model_type, kind)
-    config = model.config.to_dict()
-    if edit == "add":
-        receipt = el.vocab.add_tokens(model, NEW, train_only_new=True)
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                nn.init.normal_(parameter)
-        el.vocab.merge_rows(model)
-    else:
-        receipt = el.vocab.edit_vocabulary(model, order=[*range(VOCAB - 1, -1, -1)])
-        assert model.config.eos_token_id != config["eos_token_id"] or config["eos_token_id"] is None
-    model.save_pretrained(tmp_path / "new")
-    receipt.save(tmp_path / "new")
-    assert torch.equal(el.vocab.last_receipt(tmp_path / "new").new_ids, receipt.new_ids)
 
 
 CAUSAL = [case for case in CASES if case[1] == "causal"]
@@ -272,22 +251,3 @@ def test_rows_of_new_tokens_are_distilled_and_nothing_else_changes(model_type, k
         assert torch.equal(model.state_dict()[name][:257], before[name])
     receipt.undo(model)
     assert same(state_of(model), before)
-
-
-@pytest.mark.parametrize("rows", ["compressed", "separate"])
-def test_a_head_that_computes_all_logits_is_not_called(rows, unchecked) -> None:
-    """Both are the head of a model with a soft cap, which the model applies behind the head."""
-    model, table = built("gemma2", "causal"), None
-    if rows == "compressed":
-        table = el.compress.compress_table(model.get_input_embeddings(), "int8")
-        model = el.compress.replace_table(model, table)
-    else:
-        el.vocab.add_tokens(model, NEW, train_only_new=True)
-    logits, calls, forward = logits_of(model)[:1, :-1], [], inspect.unwrap(el.OutputHead.forward).__code__
-    sys.setprofile(lambda frame, event, _: calls.append(event) if frame.f_code is forward else None)
-    try:  # a hook would be called with all logits
-        loss = el.compress.loss_on_text(model, IDS[0])(table or model.get_input_embeddings())
-    finally:
-        sys.setprofile(None)
-    assert calls == []
-    assert loss == pytest.approx(F.cross_entropy(logits.mT, IDS[:1, 1:]).item(), rel=1e-4)

@@ -10,12 +10,9 @@ import warnings
 import pytest
 import torch
 from covering import looped, some
-from exported import by_onnxruntime
 from model_families import families
 from model_paths import compare_paths, inputs_of, log_probs
-from tiny_models import KINDS, PARTS, VARIANTS, CannotBuild, build, quiet
-from torch.export import Dim
-from transformers_probe import observe
+from tiny_models import PARTS, VARIANTS, CannotBuild, build, quiet
 
 import embedlayer as el
 
@@ -43,12 +40,6 @@ HEAD = {"head.loss", "head.token_log_probs", "head.token_statistics", "hidden an
 NOT_BUILT = "transformers cannot build or run it here"
 
 
-def test_the_families_are_those_of_the_page() -> None:
-    assert len(families()) > 300
-    assert {*ALWAYS} <= {*families()}
-    assert {kind for kind, _ in families()} == {*KINDS}
-
-
 ALL = dict.fromkeys([*ALWAYS, *families()])
 
 
@@ -72,29 +63,6 @@ def test_all_paths_give_the_distribution_of_the_model(kind, model_type, tmp_path
     elif settings is not None:
         assert differences.keys() >= HEAD | {"loaded head", "loss", "exported head"}
     assert bool(refusals) == (model_type == "mobilebert")
-
-
-@pytest.mark.long  # tests/laws/test_export.py has ONNX of heads always, and above loaded heads are exported
-@pytest.mark.parametrize(("kind", "model_type"), ALWAYS)
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_onnxruntime_gives_the_distribution_of_the_model(kind, model_type, tmp_path, unchecked) -> None:
-    _, model = build(model_type, kind, ALWAYS[kind, model_type])
-    with quiet():
-        model.save_pretrained(tmp_path)
-        layer = el.load(tmp_path)
-        run = observe(model, inputs_of(model))
-    [logits] = by_onnxruntime(layer.head, (run.hidden[:, :5],), (run.hidden,), {0: Dim("B"), 1: Dim("T")})
-    torch.testing.assert_close(logits.log_softmax(-1), run.logits.log_softmax(-1), rtol=0, atol=LIMIT)
-
-
-def test_the_law_sees_a_path_that_is_wrong(tmp_path, unchecked) -> None:
-    _, model = build("gemma2", "causal", {"final_logit_softcapping": 2.0})
-    with quiet():
-        model.save_pretrained(tmp_path)
-        layer = el.load(tmp_path)
-        layer.head.softcap = None
-        differences, _ = compare_paths(model, layer)
-    assert max(differences.values()) > 0.01
 
 
 def test_a_model_type_that_is_not_known_is_refused_by_the_head_and_taken_as_logits(unchecked, monkeypatch) -> None:

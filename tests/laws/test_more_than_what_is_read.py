@@ -96,27 +96,6 @@ def test_a_model_is_read_as_it_is_or_refused_with_advice_that_works(tmp_path, ki
         pytest.skip(row.left_out["input"])
 
 
-def test_the_tables_of_audio_codes_of_moshi_are_named(tmp_path, unchecked) -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-    audio = sizes | {"model_type": "mimi", "num_filters": 4, "hidden_size": 16, "head_dim": 8, "codebook_size": 32}
-    audio |= {"codebook_dim": 8, "vector_quantization_hidden_dimension": 8, "num_quantizers": 4, "upsample_groups": 16}
-    audio |= {"upsampling_ratios": [2, 2], "max_position_embeddings": 64}
-    depth = sizes | {"model_type": "moshi_depth", "hidden_size": 16, "ffn_dim": 16, "num_codebooks": 4}
-    config = transformers.MoshiConfig(
-        **{**sizes, "vocab_size": 60, "hidden_size": 16, "ffn_dim": 16, "num_codebooks": 4, "audio_vocab_size": 32},
-        audio_encoder_config=audio,
-        depth_decoder_config=depth,
-    )
-    with quiet():
-        transformers.MoshiForConditionalGeneration(config).save_pretrained(tmp_path)
-    with pytest.warns(el.EmbedLayerWarning, match="only the heads of the depth decoder are read"):
-        assert el.load(tmp_path).codes.table.sizes == (33,) * 8
-    with pytest.warns(el.EmbedLayerWarning, match="also has embed_tokens"):
-        assert el.load(tmp_path, table_only=True).table.vocab_size == 61
-    assert el.load(tmp_path, table_only="embed_tokens.2.weight").table.vocab_size == 33
-
-
 def test_a_speech_model_has_the_decoder_of_a_text_model_alone(tmp_path, unchecked) -> None:
     model = save(tmp_path, "speech", "seamless_m4t")
     layer, ids, seen = el.load(tmp_path), torch.tensor([[5, 9, 3]]), []

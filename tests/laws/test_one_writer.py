@@ -14,7 +14,7 @@ from covering import looped, some
 from launches import SIZES, TRAIN, started
 
 import embedlayer as el
-from embedlayer.data.sharded_build import build_in_shards, build_shard
+from embedlayer.data.sharded_build import build_shard
 
 pytestmark = pytest.mark.usefixtures("system")
 
@@ -95,21 +95,6 @@ def test_a_command_refuses_a_folder_that_another_process_writes_to(folder: Path,
     assert f"{folder / inside} is in use by process " in said
     assert contents(folder) == before
     assert not (folder / "edited").exists()
-
-
-@looped("call", ["start", "resume", "build_in_shards"])
-def test_a_call_refuses_a_folder_that_another_process_writes_to(folder: Path, text: Path, call: str) -> None:
-    before = contents(folder)
-    directory, tokenizer = el.RunDirectory(folder / "run"), el.load_tokenizer(folder / "run")
-    with pytest.raises(el.FileError, match="is in use by process"):
-        if call == "start":
-            trainer, _ = directory.open()
-            directory.start(trainer, tokenizer, validation_fraction=0.1)
-        elif call == "resume":
-            directory.resume()
-        else:
-            build_in_shards([text], tokenizer, folder / "corpus", shards=2, workers=1)
-    assert contents(folder) == before
 
 
 def test_a_folder_that_is_held_can_be_read(folder: Path) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import embedlayer as el
 from embedlayer.compress import compare_compression, compress_table
-from embedlayer.losses import token_statistics
 
 PADDED = [name for name in TABLES if name != "dense, plain"]
 IDS = torch.tensor([[0, 3, 0], [49, 7, 0]])
@@ -155,13 +154,3 @@ def test_an_edit_moves_the_padding_row_as_it_is(name) -> None:
     place = table.padding_idx
     assert table.vocab_size == VOCAB_SIZE + 1
     assert torch.equal(table.rows(place, place + 1), row)
-
-
-def test_an_embedding_of_torch_keeps_its_padding_row() -> None:
-    embedding = nn.Embedding(10, 4, padding_idx=2)
-    nn.init.ones_(embedding.weight)
-    table = el.TokenEmbedding.from_embedding(embedding)
-    assert torch.equal(table([2]), torch.ones(1, 4))
-    assert torch.equal(table.logits(torch.ones(4)), torch.full((10,), 4.0))
-    statistics = token_statistics(torch.ones(1, 4), table.weight, torch.tensor([2]), padding_idx=2)
-    assert statistics.log_probs.item() == pytest.approx(torch.tensor(0.1).log().item())

@@ -162,24 +162,6 @@ def test_lora_on_a_tied_head_itself_is_refused_by_name(unchecked: None, name) ->
         logits_of(model)
 
 
-@looped("name", [name for name in MODELS if name != "patched T5"])
-def test_a_tied_head_sees_lora_on_the_table_as_numbers_added_to_it(unchecked: None, name) -> None:
-    make, table, _, _ = MODELS[name]
-    torch.manual_seed(0)
-    model = make().double().eval()
-    plain = copy.deepcopy(model)
-    model = adapted(model, target_modules=[table])
-    wrapper = next(module for module in model.modules() if hasattr(module, "lora_embedding_A"))
-    delta = next(
-        each.get_delta_weight("default") for each in model.modules() if len(getattr(each, "lora_embedding_A", ()))
-    )
-    assert wrapper is not None
-    stored = next(module for module in plain.modules() if isinstance(module, el.TokenEmbedding))
-    with torch.no_grad():
-        stored.weight.add_(delta)
-    close(logits_of(model), logits_of(plain))
-
-
 def test_a_table_whose_rows_are_not_known_is_refused_by_name(unchecked: None) -> None:
     model = decoder()
     with pytest.raises(el.CheckpointError, match="variant of LoRA on 'table'"):
@@ -275,23 +257,3 @@ def test_an_edit_refuses_adapters_that_have_values_of_tokens_and_its_advice_work
             model = model.merge_and_unload()
         el.vocab.add_tokens(model, 3)
         close(logits_of(model)[..., :VOCAB_SIZE], logits)
-
-
-def test_lora_on_a_head_that_was_wrapped_before_patch_is_refused_and_the_advice_works(unchecked: None) -> None:
-    torch.manual_seed(0)
-    model: Any = el.patch(adapted(untied_llama().double(), target_modules=["lm_head", "q_proj"]))
-    step(model)
-    with torch.no_grad():
-        logits = logits_of(model) + 0
-        before = {key: each.clone() for key, each in model.state_dict().items()}
-        with pytest.raises(el.VocabularyError, match=r"PEFT has put an adapter on \S*lm_head.*merge_and_unload\(\)"):
-            el.vocab.edit_vocabulary(model, add=3, remove=[7])
-        assert all(torch.equal(each, before[key]) for key, each in model.state_dict().items())
-        model = model.merge_and_unload()
-        receipt = el.vocab.edit_vocabulary(model, add=3, remove=[7])
-        assert model.lm_head.out_features == model.config.vocab_size == VOCAB_SIZE + 2
-        edited = model(receipt.remap(torch.where(IDS == 7, 8, IDS))).logits
-        receipt.undo(model)
-        kept = [token for token in range(VOCAB_SIZE) if token != 7]
-        close(edited[..., : len(kept)], model(torch.where(IDS == 7, 8, IDS)).logits[..., kept])
-        close(logits_of(model), logits)

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from covering import looped
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.utils import parametrizations
 
 import embedlayer as el
 from embedlayer.row_sparse.storage import raw_weight
@@ -235,27 +234,6 @@ def test_training_continues_after_torch_swapped_or_converted_the_parameter(chang
         change(module)
         train(module, optimizer, range(4, 8))
     torch.testing.assert_close(ours.weight.detach(), dense.weight.detach(), atol=1e-12, rtol=0)
-
-
-def test_a_parameter_of_the_weight_is_an_ordinary_one(trained) -> None:
-    weight, _ = trained("dense")
-    parameter = nn.Parameter(weight, requires_grad=False)
-    assert isinstance(parameter, nn.Parameter)
-    assert parameter.data_ptr() == weight.data_ptr()
-    assert type(weight.detach()) is Tensor
-    assert type(saved({"weight": weight})["weight"]) is nn.Parameter
-    (parameter.requires_grad_() * 1.0).sum().backward()
-    assert torch.equal(parameter.grad, torch.ones(V, D, dtype=torch.float64))
-
-
-def test_weight_norm_computes_a_row_sparse_table_as_a_dense_one() -> None:
-    found = []
-    for module in (el.TokenEmbedding(V, D, row_sparse=True), nn.Embedding(V, D, sparse=True)):
-        with torch.no_grad():
-            module.weight.copy_(torch.linspace(-1, 1, V * D).view(V, D))
-        normed = parametrizations.weight_norm(module)
-        found.append(normed(torch.tensor([3, 5, 3])))
-    torch.testing.assert_close(*found)
 
 
 def test_hooks_and_gradient_of_a_parameter_stay_when_it_becomes_that_of_a_table() -> None:

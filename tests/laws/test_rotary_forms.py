@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from covering import looped
+from tiny_models import build
 
 from embedlayer.checkpoints.reading.configuration import Configuration
 from embedlayer.checkpoints.reading.positions import read_positions
@@ -78,25 +79,14 @@ def test_the_base_is_that_of_transformers_or_a_warning_names_both(unchecked: Non
 def test_the_frequencies_of_a_folder_are_those_of_its_model_or_a_warning_names_both(tmp_path, kind, form) -> None:
     import json
 
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     import embedlayer as el
 
     types = ["sliding_attention", "full_attention"]
-    sizes: dict[str, object] = {
-        "vocab_size": 50,
-        "hidden_size": 32,
-        "intermediate_size": 16,
-        "num_attention_heads": 2,
-        "head_dim": 16,
-    }
-    sizes |= {"num_key_value_heads": 2, "num_hidden_layers": 2, "layer_types": types, "sliding_window": 8}
-    sizes |= (
-        {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8}
-        if "3n" in kind
-        else {}
-    )
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)).save_pretrained(tmp_path)
+    sizes = {"num_hidden_layers": 2, "layer_types": types, "sliding_window": 8}
+    sizes |= {"num_kv_shared_layers": 0} if "3n" in kind else {}
+    build(kind, "causal", sizes)[1].save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     content = {key: value for key, value in json.loads(file.read_text()).items() if key != "rope_parameters"}
     file.write_text(json.dumps(content | FORMS[form]))

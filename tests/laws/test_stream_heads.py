@@ -144,6 +144,8 @@ def test_each_stream_has_uncomputed_logits_of_its_own(name) -> None:
         for z, t in zip(module.head(hidden), teachers, strict=True)
     )
     assert_same(ours, plain, leaves_of(module, hidden))
+    with pytest.raises(SizeError):
+        module.head(hidden, streams=[module.head.num_streams])
     last = module.head.num_streams - 1
     of_last = hidden[..., -1:, :] if module.head.hidden_per_stream else hidden
     [logits] = module.head(of_last, streams=[last])
@@ -227,9 +229,3 @@ def test_a_head_of_streams_is_copied_pickled_cast_and_saved(name, tmp_path) -> N
             module.head.save_pretrained(tmp_path)
     found = module.bfloat16().head(hidden.bfloat16())
     assert {each.dtype for each in found} == {torch.bfloat16}
-
-
-def test_an_unknown_stream_is_refused() -> None:
-    head = STREAM_HEADS["one weight"]()
-    with pytest.raises(SizeError, match=r"Streams are 0 to 2, not \[3\]"):
-        head(torch.randn(2, EMBED_DIM), streams=[3])

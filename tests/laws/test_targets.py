@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 import torch
-from commands import run
+from commands import leave_out_answers, run
 from covering import covering, looped, some
 from safetensors.torch import save_file
 
@@ -20,8 +20,6 @@ from embedlayer.analysis import write_atlas
 from embedlayer.checkpoints import write_vectors
 from embedlayer.compress import compress_table, export_onnx
 from embedlayer.core.errors import EmbedLayerError
-from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.explorer import export
 from embedlayer.heads import DraftMap, save_draft_tokens
 from embedlayer.io import files
 from embedlayer.tokenization import save_tokenizer
@@ -29,16 +27,16 @@ from embedlayer.training import ParallelContext
 from embedlayer.vocab import edit_vocabulary
 from embedlayer.vocab.receipt import last_receipt
 
-pytestmark = pytest.mark.usefixtures("system")
+pytestmark = pytest.mark.usefixtures("system", "short_page")
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 20, "n_positions": 9, "n_embd": 8}
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 300
 
 
-@pytest.fixture(autouse=True)
-def _short_page(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the exported page contains takes seconds, and is tested elsewhere: here it is only written."""
-    monkeypatch.setattr(export, "page_html", lambda sources, on_progress, **options: "<!doctype html>")
+    leave_out_answers(monkeypatch)
 
 
 @dataclass(frozen=True)
@@ -180,10 +178,6 @@ def appear(monkeypatch: pytest.MonkeyPatch, target: Path, make: Callable[[], obj
 
     for name in ("name_new_file", "name_new_folder", "exchange"):
         monkeypatch.setattr(files, name, before(name))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def mode(path: Path) -> int:
@@ -387,22 +381,3 @@ def test_a_corpus_is_replaced_whole_or_not_at_all(kind: str, sources: Sources, t
     assert (target / "ids.bin").stat().st_ino != inode
     assert target.is_symlink() == (kind == "link")
     assert kind == "link" or (mode(target), mode(target / "ids.bin")) == (0o700, 0o600)
-
-
-@looped("shards", [2, 3])
-def test_the_second_of_two_corpus_builds_takes_the_same_plan_or_ends(
-    shards: int, sources: Sources, tmp_path: Path, monkeypatch, capsys
-) -> None:
-    target, plan = tmp_path / "corpus", tmp_path / "other" / "corpus.json"
-    build_in_shards([sources.text], sources.tokenizer, plan.parent, shards=shards, workers=1)
-    own = target / plan.name
-    appear(monkeypatch, own, lambda: own.write_bytes(plan.read_bytes()))
-
-    def write(sources: Sources, out: Path) -> None:
-        options = ("--tokenizer", sources.layer, "--shards", 2, "--workers", 1)
-        command("corpus", "build", sources.text, *options, "-o", out)
-
-    error = error_of(write, sources, target, capsys)
-    assert own.read_bytes() == plan.read_bytes()
-    check_clean(target)
-    assert ("shards 3, not 2" in error) if shards == 3 else (error == "")

@@ -4,7 +4,6 @@ A reader or a step is stopped in its middle, and another thread begins: it waits
 """
 
 import copy
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,6 @@ from thread_order import Middle, Watched, wait_for_any
 from torch import Tensor, nn
 
 import embedlayer as el
-from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables.stored.mapped import MappedEmbedding
 
@@ -197,63 +195,6 @@ def test_a_checkpoint_beside_a_step_is_of_the_rows_before_or_after_it(both_paths
     together.table.close()
     with MappedEmbedding.resume(folder) as resumed:
         assert_same(resumed.rows(0, VOCAB_SIZE).detach(), alone.table.rows(0, VOCAB_SIZE).detach())
-
-
-def test_a_thread_reads_raw_rows_for_itself_alone() -> None:
-    run = Run("row-sparse")
-    raw = raw_weight(run.table.weight).clone()
-    found: list[Tensor] = []
-    with without_applying_updates(run.table):
-        reader = threading.Thread(target=lambda: found.append(run.table.weight.detach().clone()))
-        assert torch.equal(run.table.weight.detach(), raw)
-        reader.start()
-        reader.join()
-    assert not torch.equal(found[0], raw)
-    assert torch.equal(found[0], run.table.weight.detach())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", TRAINED)
-def test_free_readers_beside_a_trainer_change_no_result(both_paths, monkeypatch, kind) -> None:
-    """Threads that change at every bytecode, whoever is where. A step moves a number by up to 0.1."""
-    alone, together = Run(kind), Run(kind)
-    batches = torch.randint(0, VOCAB_SIZE, (200, 8), generator=torch.Generator().manual_seed(0)).tolist()
-
-    def step(run: Run, ids: list[int]) -> None:
-        run.optimizer.zero_grad()
-        vectors = run.table(torch.tensor(ids))
-        vectors.backward(torch.linspace(-1, 1, vectors.numel()).view_as(vectors).add(ids[0]))
-        run.optimizer.step()
-
-    for ids in batches:
-        step(alone, ids)
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def read() -> None:
-        try:
-            while not done.is_set():
-                for name in ("look-up", "input embedding", "state_dict"):
-                    READERS[name](together)
-        except BaseException as error:  # noqa: BLE001  shown by the test
-            errors.append(error)
-
-    interval = sys.getswitchinterval()
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    try:
-        sys.setswitchinterval(1e-6)
-        for each in readers:
-            each.start()
-        for ids in batches:
-            step(together, ids)
-    finally:
-        done.set()
-        for each in readers:
-            each.join()
-        sys.setswitchinterval(interval)
-    assert not errors
-    found, wanted = (run.table.rows(0, VOCAB_SIZE).detach() for run in (together, alone))
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-5)
 
 
 def test_no_hook_of_a_user_runs_inside_of_the_lock(both_paths) -> None:

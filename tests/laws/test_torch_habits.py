@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from covering import looped
-from kinds import EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE, dense
+from kinds import EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS, TABLES, VOCAB_SIZE, dense
 from torch import nn
 
 import embedlayer as el
@@ -49,11 +49,6 @@ def test_what_is_no_table_is_refused_by_name(name, unchecked) -> None:
         TAKE_A_TABLE[name](nn.Linear(EMBED_DIM, VOCAB_SIZE))
 
 
-def test_a_tensor_in_the_place_of_a_model_s_table_is_refused_with_the_call_to_make(unchecked) -> None:
-    with pytest.raises(el.SizeError, match=r"found Tensor of shape \(50, 24\): pass TokenEmbedding.from_pretrained"):
-        el.DecoderLM(torch.randn(VOCAB_SIZE, EMBED_DIM), "rotary")
-
-
 def test_a_head_is_not_tied_to_a_plain_embedding_whose_weight_may_be_replaced(unchecked) -> None:
     embedding = plain()
     with pytest.raises(el.SizeError, match=r"table = TokenEmbedding.from_embedding\(embedding\)"):
@@ -74,18 +69,6 @@ def test_vectors_of_a_plain_embedding_are_written(tmp_path) -> None:
         tmp_path / "rows.bin", [f"w{index}" for index in range(VOCAB_SIZE)], embedding, "word2vec-binary"
     )
     assert torch.equal(el.checkpoints.read_vectors(tmp_path / "rows.bin", "word2vec-binary")[1], embedding.weight)
-
-
-def test_the_gradient_of_a_plain_embedding_is_drawn_as_that_of_a_table() -> None:
-    pytest.importorskip("matplotlib")
-    embedding, drawn = plain(), []
-    for table in (embedding, el.TokenEmbedding.from_embedding(embedding)):
-        table.weight.grad = None
-        table(IDS).sum().backward()
-        axes = el.plots.gradient_rows(table).axes[0]
-        drawn.append([label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels())])
-    assert drawn[0] == drawn[1]
-    assert drawn[0]
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -193,30 +176,6 @@ def test_a_head_is_built_like_a_linear_layer() -> None:
         el.OutputHead(8, vocab_size=3, embed_dim=4)
 
 
-def test_a_head_with_exchanged_sizes_says_so() -> None:
-    head, hidden, advice = el.OutputHead(100, 16), torch.randn(3, 16), r"you may mean OutputHead\(16, 100\)\."
-    for use in (head, lambda each: head.loss(each, torch.tensor([1, 2, 3]))):
-        with pytest.raises(el.ShapeError, match=advice):
-            use(hidden)
-    with pytest.raises(el.SizeError, match=advice):
-        el.DecoderLM(el.TokenEmbedding(100, 16), "none", head, num_layers=1)
-    with pytest.raises(el.ShapeError, match="does not fit a table of width 100"):
-        head(torch.randn(3, 17))
-    assert el.OutputHead(16, 3)(torch.randn(2, 16)).shape == (2, 3)  # more columns than tokens are no slip
-
-
-@looped("name", ["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"])
-def test_a_decoder_takes_the_name_of_a_position(name) -> None:
-    model = el.DecoderLM(dense(), name, num_layers=1, num_heads=NUM_HEADS)
-    again = el.DecoderLM.from_config(model.config)
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(model(IDS), again(IDS))
-
-
-def test_rotary_positions_by_name_follow_the_width_of_the_heads() -> None:
-    assert el.DecoderLM(dense(), "rotary", num_layers=1, num_heads=5, head_dim=8).position.head_dim == 8
-
-
 @looped(
     "position, message",
     [
@@ -234,30 +193,15 @@ def test_a_position_of_other_sizes_is_refused_where_the_model_is_built(position,
         el.DecoderLM(dense(), position(), num_layers=1, num_heads=NUM_HEADS)
 
 
-@pytest.mark.parametrize("name", POSITIONS)
-@looped("scale", [None, "sqrt_dim", 3.0])
-def test_the_layer_is_the_sum_of_its_two_embeddings_as_in_the_lesson(name, scale) -> None:
-    layer = el.TransformerEmbedding(
-        VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, dropout=0.0, position=POSITIONS[name](), scale=scale
-    )
-    keys = set(layer.state_dict())
-    rows = layer.token_embedding(IDS)
-    assert torch.equal(rows, layer.token_embedding.weight[IDS])
-    expected = rows * layer.scale
-    if hasattr(layer.position, "vectors"):
-        expected = expected + layer.position_embedding(torch.arange(3))
-    torch.testing.assert_close(layer(IDS), expected)
-    assert layer.position_embedding is layer.position
-    assert set(layer.state_dict()) == keys
-
-
 @looped("name", TABLES)
-def test_the_rows_before_the_scale_are_those_of_every_table(name) -> None:
+def test_the_layer_is_the_sum_of_its_two_embeddings_as_in_the_lesson(name) -> None:
     layer = el.TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, dropout=0.0, table=TABLES[name]())
+    keys = set(layer.state_dict())
     expected = layer.token_embedding(IDS) * layer.scale + layer.position_embedding(torch.arange(3))
     torch.testing.assert_close(layer(IDS), expected)
-    rows = layer.table.rows(0, VOCAB_SIZE)
-    torch.testing.assert_close(layer.token_embedding(IDS), rows[IDS])
+    torch.testing.assert_close(layer.token_embedding(IDS), layer.table.rows(0, VOCAB_SIZE)[IDS])
+    assert layer.position_embedding is layer.position
+    assert set(layer.state_dict()) == keys
 
 
 def test_what_is_assigned_under_the_lesson_s_names_is_never_lost() -> None:

@@ -27,6 +27,7 @@ from kinds import (
     VOCAB_SIZE,
     dense,
 )
+from tiny_models import build
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
@@ -76,23 +77,23 @@ def replace_forward(module: Any) -> None:
 
 
 Tool = Callable[[nn.Module], Any]
+REGISTERED: dict[str, Callable[..., Any]] = {
+    "forward_hook": changed,
+    "forward_pre_hook": steered,
+    "full_backward_hook": halved,
+    "full_backward_pre_hook": doubled,
+}
 HOOKS: dict[str, Tool] = {
-    "forward hook": lambda module: module.register_forward_hook(changed),
-    "forward pre-hook": lambda module: module.register_forward_pre_hook(steered),
-    "backward hook": lambda module: module.register_full_backward_hook(halved),
-    "backward pre-hook": lambda module: module.register_full_backward_pre_hook(doubled),
-    "global forward hook": lambda module: global_hooks.register_module_forward_hook(
-        lambda each, arguments, result: changed(each, arguments, result) if each is module else None
-    ),
-    "global forward pre-hook": lambda module: global_hooks.register_module_forward_pre_hook(
-        lambda each, arguments: steered(each, arguments) if each is module else None
-    ),
-    "global backward hook": lambda module: global_hooks.register_module_full_backward_hook(
-        lambda each, received, of_output: halved(each, received, of_output) if each is module else None
-    ),
-    "global backward pre-hook": lambda module: global_hooks.register_module_full_backward_pre_hook(
-        lambda each, of_output: doubled(each, of_output) if each is module else None
-    ),
+    **{
+        name: lambda module, name=name, hook=hook: getattr(module, f"register_{name}")(hook)
+        for name, hook in REGISTERED.items()
+    },
+    **{
+        f"global {name}": lambda module, name=name, hook=hook: getattr(global_hooks, f"register_module_{name}")(
+            lambda each, *others: hook(each, *others) if each is module else None
+        )
+        for name, hook in REGISTERED.items()
+    },
     "forward of the instance": replace_forward,
 }
 WEIGHTS: dict[str, Tool] = {
@@ -529,26 +530,16 @@ class Counted(nn.Module):
         return weight
 
 
-@pytest.mark.parametrize("name", [name for name in CALLED if name != "head, called and measured"])
-@looped("row_sparse", [False, True])
-def test_a_parametrized_weight_is_computed_once_a_call(name, row_sparse) -> None:
-    build, step, *_ = CALLED[name]
-    ours = build()
+@looped("name, row_sparse", [name for name in [*CALLED, *READ] if name != "head, called and measured"], [False, True])
+def test_a_parametrized_weight_is_computed_once_a_call_or_read(name, row_sparse) -> None:
+    ours: Any = CALLED[name][0]() if name in CALLED else table_of()
+    step = CALLED[name][1] if name in CALLED else READ[name][0]
     module = ours.table if isinstance(ours, el.tables.Bag) else ours
-    if row_sparse and isinstance(module, el.TokenEmbedding):
+    if row_sparse and name in CALLED and isinstance(module, el.TokenEmbedding):
         module.row_sparse = True
     parametrize.register_parametrization(module, "weight", Counted())
     Counted.reads = 0
     step(ours, torch.randn(2, 5, D))
-    assert Counted.reads == 1
-
-
-@looped("name", READ)
-def test_a_parametrized_weight_is_computed_once_a_read(name) -> None:
-    table = table_of()
-    parametrize.register_parametrization(table, "weight", Counted())
-    Counted.reads = 0
-    READ[name][0](table, torch.randn(2, 5, D))
     assert Counted.reads == 1 + (name == "DecoderLM")
 
 
@@ -571,17 +562,8 @@ def test_an_option_that_the_call_applies_cannot_be_replaced() -> None:
 
 @pytest.mark.parametrize("rows", ["dense", "compressed"])
 def test_hooks_on_the_head_of_a_patched_model_act_once(rows) -> None:
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": D,
-        "intermediate_size": 24,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "head_dim": 12,
-    }
-    config = transformers.Gemma2Config(vocab_size=V, num_key_value_heads=2, final_logit_softcapping=2.0, **sizes)
-    model = el.patch(transformers.Gemma2ForCausalLM(config)).eval()
+    model = el.patch(build("gemma2", "causal", {"final_logit_softcapping": 2.0})[1])
     if rows == "compressed":
         model = el.compress.replace_table(model, el.compress.compress_table(model.get_input_embeddings(), "int8"))
     head = model.get_output_embeddings()
@@ -641,10 +623,7 @@ def assert_private(model: nn.Module) -> None:
     torch.testing.assert_close([each.grad_sample for each in leaves], expected)
 
 
-opacus = pytest.mark.filterwarnings("ignore:In CPU autocast")
-
-
-@opacus
+@pytest.mark.filterwarnings("ignore:In CPU autocast")
 @looped("name, outputs", [name for name in TIED_HEADS if "int" not in name and "stored" not in name], PRIVATE)
 def test_opacus_and_a_tied_head_are_an_error(name, outputs) -> None:
     table = TABLES[TIED_HEADS[name]]()
@@ -653,55 +632,8 @@ def test_opacus_and_a_tied_head_are_an_error(name, outputs) -> None:
         private(model)(IDS)
 
 
-@opacus
+@pytest.mark.filterwarnings("ignore:In CPU autocast")
 @pytest.mark.parametrize("outputs", PRIVATE)
 def test_opacus_sees_all_of_an_untied_head(outputs) -> None:
     torch.manual_seed(0)
     assert_private(Model(el.TokenEmbedding(V, D, 0, scale=2.0), el.OutputHead(D, V, bias=True), PRIVATE[outputs]))
-
-
-@opacus
-def test_opacus_sees_each_bag_of_a_batch_and_no_others() -> None:
-    torch.manual_seed(0)
-    for table in (el.TokenEmbedding(V, D, 0, scale=2.0), el.FactorizedEmbedding(V, D, 8)):
-        bag = el.tables.Bag(table)
-        assert_private(nn.Sequential(bag, nn.Linear(D, 3)))
-        flat = private(nn.Sequential(el.tables.Bag(el.TokenEmbedding(V, D))))._module[0]
-        with pytest.raises(el.SizeError):
-            flat(IDS.flatten(), OFFSETS)
-
-
-@opacus
-def test_opacus_sees_all_streams() -> None:
-    torch.manual_seed(0)
-
-    class Streams(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.out = StreamTable(table_of(), [V // 2, V // 2]), nn.Linear(D, 3)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.out(self.table(ids.unsqueeze(-1).expand(*ids.shape, 2) % (V // 2)))
-
-    assert_private(Streams())
-
-
-@opacus
-@pytest.mark.parametrize("tied", [False, True])
-def test_opacus_and_the_head_of_a_patched_model(tied) -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": D, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.LlamaConfig(vocab_size=V, tie_word_embeddings=tied, **sizes)
-    model = transformers.LlamaForCausalLM(config)
-
-    class Logits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = el.patch(model)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return each_loss(self.model(ids, use_cache=False).logits, ids)
-
-    for norm in [each for each in model.modules() if "RMSNorm" in type(each).__name__]:
-        norm.requires_grad_(False)
-    assert_private(Logits())

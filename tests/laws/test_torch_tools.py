@@ -1,6 +1,5 @@
 """Tools of torch take a table, a head and a bag for the modules of torch whose place these take."""
 
-import inspect
 from collections.abc import Callable
 
 import pytest
@@ -14,23 +13,12 @@ from embedlayer.core.errors import SizeError
 from embedlayer.tables import Bag
 
 IDS, HIDDEN = torch.tensor([[1, 5, 7], [2, 2, 9]]), torch.randn(2, 3, 24, generator=torch.Generator().manual_seed(0))
-STAND_INS: dict[type[nn.Module], type[nn.Module]] = {
-    el.TokenEmbedding: nn.Embedding,
-    el.OutputHead: nn.Linear,
-    Bag: nn.EmbeddingBag,
-}
 MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     **{name: (build, IDS) for name, build in TABLES.items()},
     **{name: (lambda table=table: el.OutputHead(TABLES[table]()), HIDDEN) for name, table in TIED_HEADS.items()},
     **{name: (build, HIDDEN) for name, build in UNTIED_HEADS.items()},
     **{f"bag of {name}": (lambda build=build: Bag(build()), IDS) for name, build in TABLES.items()},
 }
-
-
-@pytest.mark.parametrize(("ours", "theirs"), STAND_INS.items())
-def test_arguments_have_the_names_of_torch_in_their_order(ours, theirs) -> None:
-    of_torch = list(inspect.signature(theirs.forward).parameters)
-    assert list(inspect.signature(ours.forward).parameters)[: len(of_torch)] == of_torch
 
 
 @looped("name", MODULES)
@@ -64,14 +52,6 @@ def test_a_bag_is_traced_with_all_of_its_arguments(unchecked: None) -> None:
     assert torch.equal(fx.symbolic_trace(model)(*arguments), model(*arguments))
     with pytest.raises(SizeError, match="a module that contains a TokenEmbedding"):
         fx.symbolic_trace(model.bag.table)
-
-
-def test_a_tied_model_is_traced_and_stays_tied(unchecked: None) -> None:
-    table = el.TokenEmbedding(10, 4)
-    model = nn.Sequential(table, nn.LayerNorm(4), el.OutputHead(table))
-    traced = fx.symbolic_trace(model)
-    torch.testing.assert_close(traced(IDS), model(IDS), rtol=0, atol=0)
-    assert [name for name, _ in traced.named_parameters()] == [name for name, _ in model.named_parameters()]
 
 
 @pytest.mark.parametrize("padding_idx", [None, 2])

@@ -28,22 +28,16 @@ TEXTS = (
 )
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 FILES = {
-    "gpt2": ("gpt2-encoder.json", "gpt2-vocab.bpe"),
-    "bert": ("bert-base-cased-vocab.txt",),
-    "llama2": ("llama2-tokenizer.model",),
-    "phi-3": ("phi-3-mini.tokenizer.json",),
-    "t5": ("t5-small.tokenizer.json",),
+    "gpt2": {"gpt2-encoder.json": "vocab.json", "gpt2-vocab.bpe": "merges.txt"},
+    "bert": {"bert-base-cased-vocab.txt": "vocab.txt"},
+    "llama2": {"llama2-tokenizer.model": "tokenizer.model"},
+    "phi-3": {"phi-3-mini.tokenizer.json": "tokenizer.json"},
+    "t5": {"t5-small.tokenizer.json": "tokenizer.json"},
 }
+"""Files of real tokenizers, and their names in a folder."""
+
 EDITED = [("bert", "trim"), ("bert", "add and remove")]
 """Edits of real tokenizers that run always; those of every kind of tokenizer, small, follow below."""
-NAMES = {
-    "gpt2-encoder.json": "vocab.json",
-    "gpt2-vocab.bpe": "merges.txt",
-    "bert-base-cased-vocab.txt": "vocab.txt",
-    "llama2-tokenizer.model": "tokenizer.model",
-    "phi-3-mini.tokenizer.json": "tokenizer.json",
-    "t5-small.tokenizer.json": "tokenizer.json",
-}
 STATED: dict[str, dict[str, Any]] = {
     "gpt2": {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"},
     "bert": {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "pad_token": "[PAD]", "unk_token": "[UNK]"}
@@ -57,35 +51,25 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 
 def models() -> dict:
-    from transformers import (
-        BertConfig,
-        BertForMaskedLM,
-        GPT2Config,
-        GPT2LMHeadModel,
-        LlamaConfig,
-        LlamaForCausalLM,
-        Phi3Config,
-        Phi3ForCausalLM,
-        T5Config,
-        T5ForConditionalGeneration,
-    )
+    import transformers as hf
 
     t5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    gpt2 = {"vocab_size": 50257, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
     phi = {"bos_token_id": 1, "eos_token_id": [32000, 32007], "pad_token_id": 32000}
     return {
-        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50257, n_embd=8, n_layer=1, n_head=2, n_positions=16)),
-        "bert": lambda: BertForMaskedLM(BertConfig(vocab_size=28996, max_position_embeddings=16, **SIZES)),
-        "llama2": lambda: LlamaForCausalLM(LlamaConfig(vocab_size=32000, **SIZES)),
-        "phi-3": lambda: Phi3ForCausalLM(Phi3Config(vocab_size=32064, **phi, **SIZES)),
-        "t5": lambda: T5ForConditionalGeneration(T5Config(vocab_size=32128, **t5)),
+        "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**gpt2)),
+        "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(vocab_size=28996, max_position_embeddings=16, **SIZES)),
+        "llama2": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=32000, **SIZES)),
+        "phi-3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(vocab_size=32064, **phi, **SIZES)),
+        "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=32128, **t5)),
     }
 
 
 def tokenizer_files(name: str, folder: Path, shared_data: Path) -> Path:
     """Write a real tokenizer's files and its configuration to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file in FILES[name]:
-        shutil.copyfile(shared_data / "tokenizers" / file, folder / NAMES[file])
+    for file, own in FILES[name].items():
+        shutil.copyfile(shared_data / "tokenizers" / file, folder / own)
     (folder / "tokenizer_config.json").write_text(json.dumps(STATED[name]))
     specials = {role: token for role, token in STATED[name].items() if role in ROLES}
     (folder / "special_tokens_map.json").write_text(json.dumps(specials))
@@ -171,7 +155,7 @@ LONG_PAIRS = [
 def uncased(folder: Path, shared_data: Path) -> Path:
     """Write a lower-casing tokenizer made from BERT's vocabulary."""
     folder.mkdir()
-    lines = (shared_data / "tokenizers" / FILES["bert"][0]).read_text().splitlines()
+    lines = (shared_data / "tokenizers" / "bert-base-cased-vocab.txt").read_text().splitlines()
     kept = [line for line in lines if line == line.lower() or line.startswith("[")]
     (folder / "vocab.txt").write_text("\n".join(kept))
     (folder / "tokenizer_config.json").write_text(json.dumps({**STATED["bert"], "do_lower_case": True}))
@@ -215,7 +199,7 @@ def test_after_a_transplant_transformers_gives_the_new_tokenizers_ids(folders, o
         eos = generation.eos_token_id
         assert eos is None or (eos[0] if isinstance(eos, list) else eos) == ends
         assert generation.bos_token_id in (None, begins)
-    stale = {*NAMES.values(), "added_tokens.json"} - {"tokenizer.json"}
+    stale = {"vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "added_tokens.json"}
     assert not stale & {file.name for file in (tmp_path / "out").iterdir()}
     if new != "phi-3":
         assert "<|user|>" not in "".join(file.read_text() for file in (tmp_path / "out").glob("*config.json"))

@@ -9,7 +9,7 @@ import torch
 from cases import CASES, CODE_PATHS, IDS, LOSSES, Case, with_weights
 from covering import looped, some
 from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, POSITIONS, TABLES, UNTIED_HEADS, VOCAB_SIZE, with_pending_updates
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jvp, stack_module_state, vmap
 
@@ -212,58 +212,3 @@ def test_a_transform_finds_the_pending_updates_of_a_row_sparse_table() -> None:
     table = with_pending_updates()
     found = vmap(table)(IDS)
     assert_close(found, table(IDS))
-
-
-PRIVATE = {
-    "TransformerEmbedding": lambda: el.TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, 0.0, padding_idx=0),
-    "GPTEmbedding": LAYERS["GPTEmbedding"],
-    "DecoderLM": lambda: el.DecoderLM(
-        TABLES["dense"](), POSITIONS["learned"](), UNTIED_HEADS["untied"](), num_layers=1, num_heads=4
-    ),
-}
-"""Layers whose per-sample gradients differentially private training needs; none is tied: an error."""
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:In CPU autocast")  # IDs have no gradient
-@pytest.mark.parametrize("name", PRIVATE)
-def test_opacus_computes_the_gradients_of_each_sample(name) -> None:
-    module = pytest.importorskip("opacus.grad_sample").GradSampleModule
-    layer = PRIVATE[name]()
-    expected = each_gradient(layer)
-    private = module(layer, loss_reduction="sum")
-    private(IDS).sin().sum().backward()
-    found = [p.grad_sample for p in layer.parameters()]
-    assert_close(found, expected, "in float32: int")
-
-
-def each_gradient(layer: nn.Module) -> list[Tensor]:
-    """The gradients of each sequence, one after the other."""
-    each = [torch.autograd.grad(layer(ids.unsqueeze(0)).sin().sum(), list(layer.parameters())) for ids in IDS]
-    return [torch.stack(found) for found in zip(*each, strict=True)]
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook")  # IDs have no gradient
-@pytest.mark.parametrize("name", ["TransformerEmbedding", "GPTEmbedding"])
-def test_hooks_of_both_tables_see_what_per_sample_gradients_are_made_of(name) -> None:
-    layer = PRIVATE[name]()
-    expected = each_gradient(layer)
-    rows = [part for part in layer.modules() if isinstance(part, nn.Embedding)]
-    inputs: dict[nn.Module, Tensor] = {}
-    found: dict[nn.Module, Tensor] = {}
-
-    def forward_hook(part: nn.Embedding, given: tuple[Tensor], _: Tensor) -> None:
-        inputs[part] = given[0]
-
-    def backward_hook(part: nn.Embedding, upstream: tuple[Tensor]) -> None:
-        scaled = upstream[0] * (getattr(part, "scale", None) or 1)
-        ids = inputs[part].unsqueeze(-1).expand_as(scaled)
-        found[part] = torch.zeros(len(IDS), *part.weight.shape).scatter_add(1, ids, scaled)
-        if part.padding_idx is not None:
-            found[part][:, part.padding_idx] = 0
-
-    for part in rows:
-        assert not list(part.buffers())
-        part.register_forward_hook(forward_hook)
-        part.register_full_backward_pre_hook(backward_hook)
-    layer(IDS).sin().sum().backward()
-    torch.testing.assert_close([found[part] for part in rows], expected)

@@ -63,18 +63,6 @@ def test_every_text_is_still_read_and_written_after_a_trim(kind, by_ids) -> None
             assert read == text
 
 
-@looped("kind", BUILDERS)
-def test_a_tokenizer_with_bytes_keeps_all_of_them(kind) -> None:
-    old = tokenizer_of(kind)
-    kept = el.vocab.used_tokens(old, el.TokenCorpus.from_text("dogs", old))
-    single = {
-        token for token in el.vocab.used_tokens(old, "dogs") if len(old.id_to_token(token).removesuffix("</w>")) == 1
-    }
-    assert single <= kept
-    if kind in WRITE_ANY_TEXT:
-        assert len(kept) >= 256
-
-
 def test_a_corpus_of_ids_with_words_that_wordpiece_gave_up_on_is_refused() -> None:
     tokenizer = tokenizer_of("WordPiece")
     assert el.vocab.used_tokens(tokenizer, f"{SOME} {LANGUAGES[4]}")
@@ -87,14 +75,6 @@ def test_a_corpus_of_ids_with_words_that_wordpiece_gave_up_on_is_refused() -> No
 def test_what_is_neither_text_nor_path_is_refused_by_its_type(wrong, unchecked) -> None:
     with pytest.raises(el.TextError, match=r"str.*Path.*not (of )?(bytes|int|NoneType)"):
         el.vocab.used_tokens(tokenizer_of("word"), wrong)
-
-
-@pytest.mark.parametrize("corpus", ["a.txt", ["a.txt"]])
-def test_a_path_as_a_str_is_refused_and_not_read_as_a_text(corpus, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").write_text("dogs love")
-    with pytest.raises(el.TextError, match="names a file"):
-        el.vocab.used_tokens(tokenizer_of("word"), corpus)
 
 
 def test_counting_a_mapped_corpus_takes_no_memory_for_its_length(tmp_path) -> None:

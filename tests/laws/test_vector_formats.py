@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run
-from covering import looped, some
+from covering import looped
 
 import embedlayer as el
 from embedlayer.checkpoints.vector_files import read_vectors, write_vectors
@@ -19,7 +19,6 @@ from embedlayer.opening import open_model
 TOKENS = ["cat", "dog", "nan", "inf", "tree", "sun"]
 ROWS = torch.randn(len(TOKENS), 4, generator=torch.Generator().manual_seed(0)).numpy()
 ROWS[1, 2], ROWS[4, 0], ROWS[4, 3] = np.nan, np.inf, -np.inf
-BROKEN = [1, 4]
 
 
 def gensims(path: Path, **options: bool) -> None:
@@ -118,18 +117,6 @@ def test_tokens_that_are_not_utf8_are_read_alike_in_python_and_by_commands_with_
         assert len(re.findall(said, capsys.readouterr().err)) == 1
 
 
-@pytest.mark.parametrize("written", some(["word2vec, compressed", "npy without names"], FILES), indirect=True)
-def test_inspect_names_the_rows_that_are_not_finite(written, capsys) -> None:
-    path, tokens = written
-    assert run("inspect", path, "--json") == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["health"]["nonfinite_rows"]["ids"] == BROKEN
-    assert "2 of 6 rows hold NaN" in err
-    assert run("inspect", path) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("NaN or infinity"))
-    assert line.split()[-3:] == ["2", tokens[1], tokens[4]]
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -148,18 +135,6 @@ def test_other_commands_work_or_refuse_in_one_line(tmp_path, capsys, kind, comma
     code = run(*(part.format(path, tmp_path) for part in command))
     said = [line for line in capsys.readouterr().err.splitlines() if "Error" in line]
     assert (code, len(said)) in ((0, 0), (1, 1), (2, 1))
-
-
-@looped("dtype", ["<f2", "<f4", ">f4", "<f8"])
-def test_an_array_without_names_has_the_numbers_of_its_rows(tmp_path, dtype) -> None:
-    rows = np.arange(12).reshape(4, 3).astype(dtype)
-    np.save(tmp_path / "v.npy", rows)
-    tokens, found = read_vectors(tmp_path / "v.npy")
-    assert tokens == ["0", "1", "2", "3"]
-    assert np.array_equal(found.numpy(), rows.astype(np.float32))
-    opened = open_model(tmp_path / "v.npy")
-    assert opened.tokens == tokens
-    assert el.analysis.TokenVectors(opened.table, opened.tokenizer).most_similar("3", topn=1)[0][0] == "2"
 
 
 BOM = b"\xef\xbb\xbf"

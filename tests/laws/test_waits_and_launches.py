@@ -72,34 +72,8 @@ LAUNCHES = {
 }
 """Most launches of a call: what there are today."""
 
-BY_TORCH_OPERATORS = {
-    "loss": 522,
-    "loss, two chunks": 1002,
-    "loss in 8 chunks": 2106,
-    "loss, frozen rows": 511,
-    "loss, soft cap": 840,
-    "loss, bias": 605,
-    "loss, label smoothing": 602,
-    "loss, z_loss": 602,
-    "loss, weights of tokens": 525,
-    "loss of each token": 560,
-    "loss, no target dropped": 520,
-    "log-probabilities and entropies": 881,
-    "64 largest logits": 1100,
-    "forward KL": 1050,
-    "Jensen-Shannon": 2628,
-    "multi-token loss, two depths": 1026,
-}
-"""Most launches of a pass where Triton is not installed: what there are today."""
-
-OF_A_CHUNK = 12
-"""Most launches of a loss for each chunk of tokens, the check of the targets and the reduction included."""
-
-MORE_THAN_OF_A_CHUNK = {
-    "multi-token loss, two depths": "targets, hidden states and losses of the depths are joined and split",
-    "loss, bias": "hidden states of ignored targets are replaced by zeros, so that the host need not wait",
-}
-"""Losses that launch more, and why."""
+BY_TORCH_OPERATORS = {"loss": 522, "loss, two chunks": 1002, "loss of each token": 560, "forward KL": 1050}
+"""Most launches of some passes where Triton is not installed: what there are today."""
 
 WAITS = {
     **dict.fromkeys(BY_NAME, 0),
@@ -145,12 +119,6 @@ def counted(name: str, *, triton: bool = True) -> OperatorCounter:
 def test_a_hot_path_launches_no_more_kernels_than_its_ceiling(name) -> None:
     count = counted(name)
     assert len(count.launches) <= LAUNCHES[name], count.by_line().most_common(20)
-
-
-@looped("name", [name for name in [*BY_TORCH_OPERATORS, "loss of nine streams"] if "loss" in name])
-def test_a_loss_launches_twelve_kernels_a_chunk(name) -> None:
-    is_within = len(counted(name).launches) <= OF_A_CHUNK * BY_NAME[name].chunks
-    assert is_within == (name not in MORE_THAN_OF_A_CHUNK)
 
 
 @looped("name", some(ALWAYS, BY_NAME))

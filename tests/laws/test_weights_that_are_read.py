@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from covering import looped
 from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
 from memory import Memory
-from processes import on_ranks
 from torch import Tensor, nn
 
 import embedlayer as el
@@ -212,17 +211,3 @@ def test_rows_that_change_before_the_backward_pass_are_an_error() -> None:
         head.table.delta.mul_(2)
     with pytest.raises(el.StaleRowsError):
         logits.sum().backward()
-
-
-def reads_of_sharded_rows() -> list[bool]:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    table = el.distributed.shard_table(el.TokenEmbedding(V, D), init_device_mesh("cpu", (2,)))
-    weight, hidden = el.OutputHead(table).weight, torch.randn(5, D)
-    assert (weight.shape, weight.dtype) == ((V, D), torch.float32)
-    return [isinstance(outcome(read, weight, hidden), EmbedLayerError) for read in ("linear", "product", "row", "norm")]
-
-
-@pytest.mark.long
-def test_a_weight_of_sharded_rows_is_an_error_for_each_read_of_values() -> None:
-    assert on_ranks(2, reads_of_sharded_rows) == [[True] * 4] * 2

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from commands import leaf_commands, run
-from covering import looped
+from covering import cases, looped
 from safetensors.torch import save_file
 
 import embedlayer as el
@@ -168,8 +168,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("is_mapped", [False, True])
+@cases("failure, is_mapped", FAILURES, [False, True])
 def test_a_run_that_cannot_start_leaves_the_run_that_it_would_replace(failure, is_mapped, there, tmp_path) -> None:
     mapped = ["--value-embedding", "--mapped"] if is_mapped else []
     text = tmp_path / "text.txt"
@@ -215,18 +214,6 @@ def test_a_corpus_in_the_folder_of_a_run_is_not_replaced_by_a_run_on_it(there, t
         assert run("train", tmp_path / "corpus", "-o", tmp_path, *SIZES, *more) == 1
         assert contents(tmp_path) == before
     assert "which a new run replaces" in capsys.readouterr().err
-
-
-def test_a_demo_replaces_its_own_run_only(there, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("embedlayer.cli.demo.carried_text", lambda: TEXT * 20)
-    monkeypatch.setattr("embedlayer.cli.demo.PROBES", ())
-    monkeypatch.chdir(tmp_path)
-    assert run("demo", "-o", "own", "--steps", 1) == 0
-    assert run("demo", "-o", "own", "--steps", 1) == 0
-    assert (tmp_path / "own" / "python-reference.txt").read_text() == TEXT * 20
-    before = contents(there.root / "run")
-    assert run("demo", "-o", there.root / "run", "--steps", 1) == 1
-    assert contents(there.root / "run") == before
 
 
 def test_a_report_replaces_the_report_of_its_run_only(there, tmp_path) -> None:
@@ -490,19 +477,6 @@ def test_other_tensors_of_tokens_are_named_and_other_tensors_copied(there, tmp_p
         ).read_bytes()
 
 
-def test_a_run_and_receipts_are_named_when_its_table_is_compressed(there, tmp_path, capsys) -> None:
-    el.vocab.add_tokens(there.root / "run", ["otter"], out=tmp_path / "edited")
-    capsys.readouterr()
-    assert run("compress", tmp_path / "edited", "--to", "int8", "-o", tmp_path / "small", "--json") == 0
-    named = json.loads(capsys.readouterr().out)["left_out"]
-    assert {"run.json", "corpus/", "vocabulary-1.receipt"} <= {*named}
-    assert {path.name for path in (tmp_path / "small").iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    }
-
-
 def test_a_model_of_sentence_transformers_is_compressed_with_all_its_modules(there, tmp_path) -> None:
     pytest.importorskip("sentence_transformers", reason="the recipes extra is not installed")
     from sentence_transformers import SentenceTransformer
@@ -529,10 +503,3 @@ def test_a_model_of_sentence_transformers_is_compressed_with_all_its_modules(the
         model[0].auto_model.get_input_embeddings().weight.copy_(table.rows(0, 257))
     texts = ["the otter", "a table of vectors"]
     assert np.allclose(small.encode(texts), model.encode(texts), atol=1e-5)
-
-
-def test_a_damaged_model_of_sentence_transformers_is_one_error(there, tmp_path) -> None:
-    pytest.importorskip("sentence_transformers", reason="the recipes extra is not installed")
-    gpt2_folder(tmp_path / "source", there.tokenizer)
-    (tmp_path / "source" / "modules.json").write_text("{}")
-    assert run("compress", tmp_path / "source", "--to", "int8", "-o", tmp_path / "small") in (1, 2)
