@@ -62,9 +62,9 @@ class RowPartition:
     def __post_init__(self) -> None:
         last = range(self.size) if self.levels else [self.size - 1]  # of several splits any block may be the smallest
         if self.size > 1 and any(block.start == block.stop for block in map(self.slice_of, last)):
+            which = "one" if self.levels else "the last"
             raise SizeError(
-                f"{self.num_rows} rows in blocks of {self.rows_per_rank} leave no row for "
-                f"{'one' if self.levels else 'the last'} of {self.size} ranks: use fewer ranks."
+                f"{self.num_rows} rows in blocks of {self.rows_per_rank} leave no row for {which} of {self.size} ranks."
             )
 
     @property
@@ -364,8 +364,7 @@ def peer_errors(rank: int, size: int, timeout_seconds: float | None = None) -> I
         waited = "" if timeout_seconds is None else f" for more than {timeout_seconds:g} seconds"
         raise PeerError(
             f"Rank {rank} of {size} gave up: another process has ended, or hangs{waited}. The first error of another "
-            f"rank says why. A run continues from its last checkpoint with --resume, or by itself where torchrun has "
-            f"--max-restarts left. (torch.distributed: {error})"
+            f"rank says why; --resume continues a run from its last checkpoint. (torch.distributed: {error})"
         ) from error
 
 

@@ -6,8 +6,10 @@ end.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from threading import Lock, RLock
 from types import MethodType
@@ -31,21 +33,18 @@ def lock_held_at_forks() -> "RLock":
     return lock
 
 
-class HeldLocks:
+@contextmanager
+def held_locks(locks: "Sequence[RLock]") -> Iterator[None]:
     """Context manager: hold several locks of `lock_held_at_forks`. The order of `locks` does not matter."""
-
-    def __init__(self, locks: "Sequence[RLock]") -> None:
-        self._locks = sorted(locks, key=_locks.__getitem__, reverse=True) if len(locks) > 1 else locks
-        self._held: list[RLock] = []
-
-    def __enter__(self) -> None:
-        for lock in self._locks:
+    held: list[RLock] = []
+    try:
+        for lock in sorted(locks, key=_locks.__getitem__, reverse=True) if len(locks) > 1 else locks:
             lock.acquire()
-            self._held.append(lock)
-
-    def __exit__(self, *_: object) -> None:
-        while self._held:
-            self._held.pop().release()
+            held.append(lock)
+        yield
+    finally:
+        while held:
+            held.pop().release()
 
 
 def call_in_forked_processes(callback: Callable[[], None]) -> None:
@@ -88,7 +87,6 @@ class BackgroundThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for all jobs and end the thread."""
         self.close()
 
 
@@ -115,19 +113,16 @@ def _before_fork() -> None:
         _held.append(lock)
 
 
-def _after_fork() -> None:
-    """Release all locks. The forking thread has acquired them, in the forked process too."""
+def _after_fork(*, in_child: bool = False) -> None:
+    """Release all locks. The forking thread has acquired them, in the forked process too, which calls all callbacks."""
     while _held:
         _held.pop().release()
-
-
-def _after_fork_in_child() -> None:
-    """Release all locks, and call all callbacks."""
-    _after_fork()
-    for each in list(_callbacks.values()):
+    for each in list(_callbacks.values()) if in_child else ():
         if (callback := each()) is not None:
             callback()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=partial(_after_fork, in_child=True)
+    )

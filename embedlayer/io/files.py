@@ -26,7 +26,6 @@ from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io.json_fields import check_fields, parse_json, printable
 from embedlayer.io.partials import (
     OLD,
-    exchange,
     name_new_file,
     name_new_folder,
     partial_folder,
@@ -35,7 +34,7 @@ from embedlayer.io.partials import (
     temporary_path,
     temporary_paths,
 )
-from embedlayer.io.system_calls import flush
+from embedlayer.io.system_calls import EXCHANGE, flush, rename
 
 JsonObject = dict[str, Any]
 
@@ -122,7 +121,7 @@ def new_files(path: Path | str, *beside: Path | str) -> Iterator[Sequence[Path]]
                 for target in named:
                     target.unlink(missing_ok=True)
                 if isinstance(error, FileExistsError):
-                    raise _appeared(targets[len(named)]) from error
+                    raise _changed(targets[len(named)], "appeared") from error
                 raise
             flush_to_disk(targets[0].parent)
 
@@ -256,22 +255,13 @@ def _name_folder(partial: Path, target: Path) -> None:
     try:
         name_new_folder(partial, target)
     except FileExistsError as error:
-        raise _appeared(target) from error
+        raise _changed(target, "appeared") from error
 
 
-def _appeared(path: Path) -> FileError:
-    """Return the error about a target that was free when the work began."""
+def _changed(path: Path, what: str = "has changed") -> FileError:
+    """Return the error about a target that is not what it was when the work began."""
     return FileError(
-        f"{path} appeared while this was computed, probably by another command, and was not changed. Choose another "
-        f"name, or remove it and start again."
-    )
-
-
-def _changed(path: Path) -> FileError:
-    """Return the error about a folder that was to be replaced and is not what it was when the work began."""
-    return FileError(
-        f"{path} has changed while this was computed, probably by another command, and was not replaced. Choose "
-        f"another folder, or start again."
+        f"{path} {what} while this was computed, and was not changed. Choose another name, or start again."
     )
 
 
@@ -310,9 +300,9 @@ def _keep_permissions(old: Path, new: Path) -> None:
 
 def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int]]) -> None:
     """Rename the folder `new` to `path`, and what was at `path` to `new`, where it is deleted in the end."""
-    if exchange(new, path):
+    if rename(new, path, EXCHANGE):
         if _listing(new) != before:
-            exchange(new, path)
+            rename(new, path, EXCHANGE)
             raise _changed(path)
         return
     old = temporary_path(path, OLD)
@@ -348,8 +338,7 @@ def recover_folder(path: Path | str) -> Path:
         except OSError as error:
             if not os.path.lexists(target) and os.path.lexists(old):  # no other process has done it meanwhile
                 raise FileError(
-                    f"{path} is missing because a process was killed while it replaced it, and {old}, which is the "
-                    f"folder as it was, cannot be renamed: {error.strerror or error}. Rename it to {target.name}."
+                    f"{path} is missing since a process was killed. Rename {old} to it ({error.strerror or error})."
                 ) from error
         break
     return path
@@ -391,10 +380,7 @@ def require_file(path: Path | str, *, most: int | None = None) -> None:
         kind = next((noun for test, noun in _KINDS_OF_PATH.items() if test(facts.st_mode)), "of another kind")
         raise FileError(f"Cannot read {path}: it is {kind}, and a file is expected. Copy its content into a file.")
     if most is not None and facts.st_size > most:
-        raise FileError(
-            f"Cannot read {path}: it has {facts.st_size:,} bytes, and at most {most:,} are read at once: it is damaged "
-            f"or another kind of file."
-        )
+        raise FileError(f"Cannot read {path}: it has {facts.st_size:,} bytes, more than the {most:,} of such a file.")
 
 
 def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
@@ -423,10 +409,8 @@ def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> 
     """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary."""
     value = read_json(path)
     if version not in (None, value.get("format_version")):
-        raise CheckpointError(
-            f"{path} has format version {printable(value.get('format_version'))}, and this embedlayer reads version "
-            f"{version}. Use the version that wrote it, or create it again."
-        )
+        found = printable(value.get("format_version"))
+        raise CheckpointError(f"{path} has format version {found}, and this embedlayer reads version {version}.")
     check_fields(value, kind, path)
     return value
 

@@ -158,7 +158,4 @@ def is_still_at(descriptor: int, path: str | Path) -> bool:
 def _in_use(what: str, descriptor: int) -> FileError:
     """Return the error which says that another process has a lock, with the name of that process."""
     holder = os.pread(descriptor, 300, 0).decode(errors="replace").strip() or "another process"
-    return FileError(
-        f"{what} is in use by {holder}: two processes would mix their files in it. "
-        f"Wait until it ends, stop it, or choose another folder."
-    )
+    return FileError(f"{what} is in use by {holder}: wait until it ends, stop it, or choose another folder.")

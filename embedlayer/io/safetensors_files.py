@@ -78,9 +78,7 @@ class TensorInfo:
     def torch_dtype(self) -> torch.dtype:
         """Return the data type of the tensor as a `torch.dtype`."""
         if self.dtype not in DTYPES:
-            raise CheckpointError(
-                f"{self.name} in {self.file} is stored as {self.dtype}; embedlayer reads {', '.join(DTYPES)}."
-            )
+            raise CheckpointError(f"{self.name} in {self.file} is {self.dtype}; embedlayer reads {', '.join(DTYPES)}.")
         return DTYPES[self.dtype]
 
     def read_rows(self, rows: slice | Int[Tensor, " N"]) -> Shaped[Tensor, "N ..."]:
@@ -130,8 +128,7 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
         if start.startswith(GGUF):
             raise CheckpointError(f"{path} is a GGUF file: pass this file itself.") from error
         raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}): it is damaged, cut short or another kind of file. "
-            f"Copy it again or use an earlier checkpoint."
+            f"{path} is not a whole safetensors file ({error}): it is damaged, cut short or another kind of file."
         ) from error
 
 
@@ -175,8 +172,7 @@ def require_whole(tensors: Mapping[str, Tensor]) -> None:
     if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
         raise CheckpointError(
             f"{', '.join(sharded)}: sharded over several ranks, each of which has some rows. Save them with "
-            f"torch.distributed.checkpoint (embedlayer.distributed.state.distributed_state), or call full_tensor() on "
-            f"all ranks first."
+            f"embedlayer.distributed.distributed_state, or call full_tensor() on all ranks first."
         )
 
 

@@ -202,8 +202,7 @@ def _row_numbers(file: BinaryIO, block: Block) -> Tensor:
 def _damaged(path: Path, place: int) -> CheckpointError:
     """Create, but do not raise, the error for a log with a wrong block at an offset."""
     return CheckpointError(
-        f"{path} is damaged at byte {place:,}, so the rows cannot be rolled back to the last checkpoint. Restore a "
-        f"copy of the folder, or create the table again."
+        f"{path} is damaged at byte {place:,}: no rollback is possible. Restore a copy of the folder."
     )
 
 

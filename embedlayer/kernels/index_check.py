@@ -21,8 +21,8 @@ from embedlayer.core.index_checks import (
     length_of,
     outside_error,
     raise_recorded_target,
-    recorded_targets,
     rows_without_record,
+    target_records,
 )
 from embedlayer.core.shapes import IdsLike
 from embedlayer.core.torch_state import fusible
@@ -167,7 +167,7 @@ class IndexCheck(nn.Module):
 
 
 class StreamCheck(IndexCheck):
-    """Record of the first bad ID of K streams, which one kernel on CUDA checks; see `kernels.sums.sum_streams`."""
+    """Record of the first bad ID of K streams, which one kernel on CUDA checks; see `kernels.rows.sum_streams`."""
 
     def __init__(self, sizes: Sequence[int], shared: int) -> None:
         super().__init__(sum(sizes), "token id of a stream")
@@ -198,7 +198,7 @@ def check_indices(module: nn.Module, *flags: Tensor) -> list[bool]:
     """Wait once for each device, and raise the error of a bad index that was recorded since the last check."""
     records: list[tuple[Tensor, Callable[[list[int]], None]]]
     records = [(each.first_bad_index, each.raise_recorded) for each in module.modules() if isinstance(each, IndexCheck)]
-    records += [(record, partial(raise_recorded_target, record)) for record in recorded_targets()]
+    records += [(record, partial(raise_recorded_target, record)) for record in target_records.values()]
     read: list[int] = []
     records = [(flag.view(1).long(), read.extend) for flag in flags] + records
     for device in {record.device for record, _ in records if device_kind(record) != "meta"}:

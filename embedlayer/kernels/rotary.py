@@ -38,11 +38,6 @@ class RotaryLayout(NamedTuple):
 LAYOUT = "SymInt pairs, SymInt distance, SymInt first, bool own_angles"
 
 
-def tables_apply(positions: Tensor, increments: Tensor, axis: Tensor | None) -> bool:
-    """Return whether `rotary_tables` computes with these tensors: all on CUDA."""
-    return device_kind(positions) == "cuda" and ROTATE.applies(positions, increments, axis)
-
-
 def rotates_together(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, factor: Tensor | None) -> bool:
     """Return whether `rotate_together` computes with these tensors: all on CUDA, with shapes that are not broadcast."""
     q = heads[0]

@@ -115,7 +115,7 @@ class RowAdamW(RowOptimizer):
                     raise ShapeError(
                         f"A parameter is {tuple(parameter.shape)}, {parameter.dtype} on {parameter.device}, and its "
                         f"{name} {tuple(moment.shape)}, {moment.dtype} on {moment.device}: it was converted after a "
-                        f"step. Load optimizer.state_dict() into a new optimizer of these parameters."
+                        f"step."
                     )
 
     def betas_of(self, group: dict[str, Any]) -> Betas:

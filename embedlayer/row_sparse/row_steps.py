@@ -9,8 +9,8 @@ from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.io.files import JsonObject
-from embedlayer.row_sparse.arithmetic import compute_dtype, tolerance_of
 from embedlayer.row_sparse.history import StepHistory
+from embedlayer.row_sparse.storage import compute_dtype, tolerance_of
 
 
 class RowSteps:
@@ -107,7 +107,7 @@ class RowSteps:
                 if not is_whole or (saved.numel() and not 0 <= int(saved.min()) <= int(saved.max()) <= last):
                     raise CheckpointError(
                         f"The {name} of a row-sparse table's pending updates are {saved.dtype} and not all from 0 to "
-                        f"{last}, its last step: they are damaged. Use an earlier checkpoint."
+                        f"{last}."
                     )
                 steps.copy_(saved)
         self.applied_step = rest["applied_step"] if "applied_step" in rest else rest["start"]

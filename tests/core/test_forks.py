@@ -22,7 +22,7 @@ from thread_order import wait_for_any, watch_locks
 import embedlayer as el
 from embedlayer.cli import interrupts
 from embedlayer.core.errors import FileError
-from embedlayer.core.forks import BackgroundThread, HeldLocks, lock_held_at_forks
+from embedlayer.core.forks import BackgroundThread, held_locks, lock_held_at_forks
 from embedlayer.data import encode_chunks
 from embedlayer.explorer import table_map
 from embedlayer.kernels import kernel
@@ -259,7 +259,7 @@ def test_threads_that_acquire_several_locks_do_not_block_each_other() -> None:
     def work(order: int) -> None:
         for _ in range(50):
             meeting.wait()
-            with HeldLocks(several[::order]):
+            with held_locks(several[::order]):
                 total.append(1)
 
     threads = [threading.Thread(target=work, args=(order,)) for order in (1, -1)]
