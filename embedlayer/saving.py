@@ -266,8 +266,8 @@ def require_loadable(layer: Described, description: JsonObject, state: Mapping[s
     faults = sorted(_differences(layer, other, state))
     if faults:
         raise CheckpointError(
-            f"A {type(layer).__name__} that cannot be loaded again is not saved: {_listed(faults)}. Return from config "
-            f"what the constructor needs to build the same layer."
+            f"A {type(layer).__name__} that cannot be loaded again is not saved: {'; '.join(faults[:8])}. Return from "
+            f"config what the constructor needs to build the same layer."
         )
 
 
@@ -301,11 +301,6 @@ def _without_layers(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_layers(each) for key, each in value.items()}
     return [_without_layers(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _listed(faults: list[str]) -> str:
-    """Return the first eight faults as text, separated by semicolons; `...` stands for the others."""
-    return "; ".join(faults[:8]) + ("; ..." if len(faults) > 8 else "")
 
 
 def config_from_attributes(layer: Described) -> JsonObject:
@@ -402,5 +397,5 @@ def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) 
         elif tensor.dtype != expected.dtype and not {expected.dtype, tensor.dtype} <= FLOATS:
             faults.append(f"{name} is stored as {tensor.dtype} where {expected.dtype} is expected")
     if faults:
-        raise CheckpointError(f"{source} does not fit its configuration: {_listed(sorted(faults))}.")
+        raise CheckpointError(f"{source} does not fit its configuration: {'; '.join(sorted(faults)[:8])}.")
     layer.load_state_dict(tensors, assign=True)

@@ -7,13 +7,13 @@ end.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from threading import Lock, RLock
 from types import MethodType
-from typing import Generic, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakMethod
 
 Result = TypeVar("Result")
@@ -27,6 +27,8 @@ _held: "list[RLock]" = []
 
 def lock_held_at_forks() -> "RLock":
     """Return a new re-entrant lock. A fork waits until no other thread holds it, so in the forked process none does."""
+    # A thread that holds it must not wait for one that may fork, as in a collective operation. Several are acquired
+    # newest first, so a lock that is needed inside blocks of another one is created earlier.
     lock = RLock()
     with _creating:
         _locks[lock] = next(_numbers)
@@ -66,15 +68,21 @@ class BackgroundThread:
         call_in_forked_processes(self._forget)
 
     def _forget(self) -> None:
-        """Begin without a thread, as in a forked process."""
         self._executor, self._starting = None, Lock()
 
-    def submit(self, function: Callable[[], Result]) -> "Job[Result]":
-        """Let the thread call `function()` after all earlier jobs, and return the job."""
+    def submit(self, function: Callable[[], Result]) -> Callable[[], Result]:
+        """Let the thread call `function()` after all earlier jobs, and return what waits for its result or error."""
+        process = os.getpid()
         with self._starting:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, self.name)
-            return Job(function, self._executor.submit(function))
+            future = self._executor.submit(function)
+
+        def result() -> Result:
+            # in a forked process the future's own lock may be locked
+            return future.result() if os.getpid() == process else function()
+
+        return result
 
     def close(self) -> None:
         """Wait for all jobs and end the thread. A later job starts another one."""
@@ -88,19 +96,6 @@ class BackgroundThread:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Job(Generic[Result]):
-    """A call of a function in a `BackgroundThread`."""
-
-    def __init__(self, function: Callable[[], Result], future: Future[Result]) -> None:
-        self._function, self._future, self._process = function, future, os.getpid()
-
-    def result(self) -> Result:
-        """Return the result of the function, when it has ended, or raise its error."""
-        if os.getpid() != self._process:  # the future's own lock may be locked there
-            return self._function()
-        return self._future.result()
 
 
 def _before_fork() -> None:

@@ -122,6 +122,7 @@ def create_groups(module: nn.Module) -> None:
 
 def _group_over(mesh: DeviceMesh, dims: Sequence[int]) -> dist.ProcessGroup | None:
     """Return the group of the ranks that differ from this one only in some dimensions of a mesh, or `None`."""
+    # a group that torch does not have is created, once: all of its ranks must make the call
     if len(dims) == 1:
         return mesh.get_group(dims[0])
     coordinate = cast("list[int]", mesh.get_coordinate())

@@ -554,13 +554,10 @@ def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str,
             state[f"{prefix}local.{name}"] = value
 
 
-def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
-    """Yield those of `unsharded_parameters` with `requires_grad`."""
-    return (each for each in unsharded_parameters(model) if each[1].requires_grad)
-
-
-def unsharded_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
-    """Yield (name, parameter, table) for each parameter of `model`."""
+def trained_parameters(
+    model: nn.Module, *, with_frozen: bool = False
+) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
+    """Yield (name in the unsharded model, parameter, table) for each trained parameter of `model`."""
     refuse_partitioned(model.named_parameters(), "is saved and shared between ranks", gathered=False)
     tables = list(sharded_tables(model))
     named = {
@@ -570,7 +567,8 @@ def unsharded_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, 
     }
     table_of = {parameter: table for _, table in tables for _, parameter in table.sharded_parameters()}
     for name, parameter in model.named_parameters():
-        yield named.get(parameter, name), parameter, table_of.get(parameter)
+        if parameter.requires_grad or with_frozen:
+            yield named.get(parameter, name), parameter, table_of.get(parameter)
 
 
 def sharded_tables(model: nn.Module) -> Iterator[tuple[str, ShardedTable]]:

@@ -19,7 +19,7 @@ from embedlayer.core.errors import PeerError, SizeError, StaleRowsError
 from embedlayer.core.held_parameters import optimizers_of
 from embedlayer.distributed.data_parallel import sum_gradient
 from embedlayer.distributed.dtensors import is_dtensor, to_local
-from embedlayer.distributed.sharded import collectives_of, unsharded_parameters
+from embedlayer.distributed.sharded import collectives_of, trained_parameters
 from embedlayer.row_sparse.gradient import row_gradient
 from embedlayer.tables.table import TokenTable
 
@@ -175,7 +175,7 @@ def tie_stages(stages: nn.Module | Sequence[nn.Module], mesh: DeviceMesh) -> Tie
     }
     with pipeline.all_or_none():
         for part in parts:
-            for name, parameter, _ in unsharded_parameters(part):
+            for name, parameter, _ in trained_parameters(part, with_frozen=True):
                 if parameters.setdefault(name, parameter) is not parameter:
                     raise SizeError(f"Two stage modules of this rank have a {name} each: give both the same module.")
                 if parameter.is_meta:

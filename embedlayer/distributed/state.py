@@ -52,8 +52,8 @@ def distributed_state(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[
     for name, parameter, _ in trained_parameters(model):
         if is_row_sparse(parameter) and not isinstance(parameter.pending_updates.storage, RowsInMemory):  # type: ignore[attr-defined]
             raise SizeError(
-                f"torch.distributed.checkpoint cannot save {name}, whose rows are in a folder of their own: save them "
-                f"with MappedEmbedding.checkpoint(), and the rest of the model with its number."
+                f"{name} has its rows in a folder of their own: save them with MappedEmbedding.checkpoint(), and the "
+                f"rest of the model with its number."
             )
     if isinstance(optimizer, RowOptimizer):
         optimizer.apply_pending_updates()

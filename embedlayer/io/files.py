@@ -338,7 +338,8 @@ def recover_folder(path: Path | str) -> Path:
         except OSError as error:
             if not os.path.lexists(target) and os.path.lexists(old):  # no other process has done it meanwhile
                 raise FileError(
-                    f"{path} is missing since a process was killed. Rename {old} to it ({error.strerror or error})."
+                    f"{path} is missing since a process was killed, and {old} cannot be renamed: "
+                    f"{error.strerror or error}. Rename it to {target.name}."
                 ) from error
         break
     return path
@@ -384,7 +385,6 @@ def require_file(path: Path | str, *, most: int | None = None) -> None:
 
 
 def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file."""
     require_file(path, most=most)
     with file_errors(f"read {path}"):
         return Path(path).read_bytes()
@@ -416,7 +416,6 @@ def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> 
 
 
 def _flush_folder(path: Path) -> None:
-    """Write a folder and all that is in it to the disk."""
     for file in (*path.rglob("*"), path):
         flush_to_disk(file)
 

@@ -193,11 +193,9 @@ class _Header:
         self.path, self.data, self.at = path, data.data, 0
 
     def damaged(self, what: str) -> CheckpointError:
-        """Return, without raising it, the error for a damaged file."""
         return CheckpointError(f"{self.path} is no whole GGUF file: {what}. It is damaged or cut short: copy it again.")
 
     def take(self, count: int) -> memoryview:
-        """Return the next `count` bytes."""
         if count > len(self.data) - self.at:
             raise self.damaged(f"it ends at byte {len(self.data):,}, inside its header")
         self.at += count
@@ -229,7 +227,6 @@ class _Header:
         return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}"))))
 
     def _single(self, kind: int) -> Any:
-        """Return the next value of the type `kind`."""
         if kind == _STRING:
             return self.string()
         if kind not in _SCALARS:

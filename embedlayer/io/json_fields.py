@@ -131,20 +131,12 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
                     return
         yield f"{path or 'the whole'} is {printable(value)}, where {_name(kind)} is expected"
     elif origin in _LISTS and isinstance(value, list | tuple):
-        if origin is tuple and inner[-1] is not Ellipsis:
-            kinds: Sequence[Any] = inner
-        else:
-            kinds = [inner[0]] * len(value)
+        kinds: Sequence[Any] = inner if origin is tuple and inner[-1] is not Ellipsis else [inner[0]] * len(value)
         for number, (one, expected) in enumerate(zip(value, kinds, strict=True)):
             yield from _faults(one, expected, f"{path}[{number}]")
     elif origin in (dict, Mapping) and isinstance(value, dict):
         for key, one in value.items():
             yield from _faults(one, inner[1], f"{path}[{printable(key)}]")
-
-        if origin is tuple and inner[-1] is not Ellipsis:
-            kinds: Sequence[Any] = inner
-        else:
-            kinds = [inner[0]] * len(value)
 
 
 def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool:

@@ -71,14 +71,14 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the tensor in the file, in bytes."""
         return self.stop - self.start
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Return the data type of the tensor as a `torch.dtype`."""
         if self.dtype not in DTYPES:
-            raise CheckpointError(f"{self.name} in {self.file} is {self.dtype}; embedlayer reads {', '.join(DTYPES)}.")
+            raise CheckpointError(
+                f"{self.name} in {self.file} is stored as {self.dtype}; embedlayer reads {', '.join(DTYPES)}."
+            )
         return DTYPES[self.dtype]
 
     def read_rows(self, rows: slice | Int[Tensor, " N"]) -> Shaped[Tensor, "N ..."]:
@@ -198,7 +198,7 @@ def header_of_copy(
     length = int.from_bytes(file.read(8), "little")
     raw = file.read(length)
     entries: dict[str, Any] = json.loads(raw)
-    styles = ((",", ":"), (", ", ": "))
+    styles = ((",", ":"), (", ", ": "))  # with the old sizes the copy has the old bytes: MLX does not pad
     own = (
         style for style in styles if json.dumps(entries, separators=style, ensure_ascii=False).encode() == raw.rstrip()
     )

@@ -61,7 +61,6 @@ class WeightFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of all tensors."""
         return tuple(self._header(self._files).tensors if isinstance(self._files, str) else self._files)
 
     @property

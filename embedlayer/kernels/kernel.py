@@ -199,12 +199,6 @@ class Kernel:
 
         If it could not, nothing was computed, and the caller uses torch operators instead. Call it only with tensors
         for which `applies` returns `True`.
-
-        Args:
-            items: Number of items.
-            *arguments: Arguments of the function after `start` and `stop`. Tensors must be contiguous and are passed
-                as NumPy arrays over the same memory, bfloat16 as uint16; so are those of a tuple.
-            block: Number of items that a thread claims at once: enough for about 0.1 ms.
         """
         arrays = [_as_arrays(each) for each in arguments]
         function = self._compiled_for(arrays)

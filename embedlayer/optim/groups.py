@@ -97,7 +97,6 @@ def check_role_rates(rates: Mapping[str, float]) -> None:
 
 
 def _roles_of_parameters(model: nn.Module) -> dict[nn.Parameter, str]:
-    """Return the role of each parameter."""
     heads = list(_heads(model))
     in_heads = {part for head in heads for part in head.modules()}  # a sharded untied head contains a table
     roles: dict[nn.Parameter, str] = {}

@@ -377,12 +377,10 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         return tuple(state[name] for name in self.row_state.layout(parameter))
 
     def _step_device(self, parameter: Tensor) -> torch.device:
-        """Return the device for the step number of a parameter."""
         fused = any(group.get("fused") and any(parameter is p for p in group["params"]) for group in self.param_groups)
         return parameter.device if fused and not is_row_sparse(parameter) else torch.device("cpu")
 
     def _group_of(self, parameter: Tensor) -> dict[str, Any]:
-        """Return the parameter group of a parameter."""
         return next(group for group in self.param_groups if any(parameter is each for each in group["params"]))
 
     def _attach(self, parameter: Any, group: dict[str, Any]) -> None:
@@ -414,7 +412,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             for name in self.dense_state():
                 if name not in state:
                     raise CheckpointError(
-                        f"The state of parameter {place} has no {name}: it is not that of a {type(self).__name__}."
+                        f"The state of parameter {place} has no {name}: it is not of {type(self).__name__}."
                     )
                 if state[name].shape != parameter.shape:
                     raise CheckpointError(

@@ -123,30 +123,24 @@ class RowSparseParameter(nn.Parameter):
         return plain
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Return the memory as an array, as in torch."""
         return self.detach().requires_grad_(self.requires_grad).numpy(force=force)
 
     def tolist(self) -> Any:
-        """Return the values as lists, as in torch."""
         return self.detach().tolist()
 
     def data_ptr(self) -> int:
-        """Return the address of the memory, as in torch."""
         self.untyped_storage()
         return super().data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Return the memory, as in torch."""
         if not is_fake_mode_active():  # it describes a weight for a compiled function
             self.detach()
         return super().untyped_storage()
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Return the memory for another library, as in torch."""
         return self.detach().requires_grad_(self.requires_grad).__dlpack__(**options)
 
     def share_memory_(self) -> Self:
-        """Move the memory to shared memory, as in torch."""
         if self.grad is not None and self.grad.is_sparse:
             raise SizeError("Torch cannot share a sparse gradient: call optimizer.zero_grad() before share_memory().")
         with self.pending_updates.lock if hasattr(self, "pending_updates") else nullcontext():

@@ -176,9 +176,6 @@ class PendingUpdates:
         updates of the one attached before, which may be the same with other betas, are applied first. `step` is the
         number of steps that the optimizer has made so far. Its state tensors, `moments`, are kept and written in place:
         first moments, unless it has none, and second moments.
-
-        Raises:
-            SizeError: `check_betas` refuses the betas.
         """
         check_state_size(weight, moments)
         self.check_for_writes(weight)
@@ -355,9 +352,6 @@ class PendingUpdates:
 
         Pending updates of the rows are applied first. Call `prepare_step` before. The rows are distinct and in
         ascending order, `(U,)`, the gradients `(U, D)`. On CUDA rows may repeat, as those of a `summed_gradient`.
-
-        Raises:
-            SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
         """
         steps = self.steps
         assert steps is not None
@@ -412,9 +406,6 @@ class PendingUpdates:
 
         The written values would belong to an earlier step. After the error they stay and the pending updates are
         dropped, so the table can be used.
-
-        Raises:
-            StaleRowsError: Updates were pending when `weight` was written.
         """
         steps = self.steps
         if steps is None:
@@ -435,11 +426,7 @@ class PendingUpdates:
         )
 
     def check_capture(self, weight: Tensor) -> None:
-        """Check that no CUDA graph is captured: a replay would not have the numbers of later steps.
-
-        Raises:
-            StaleRowsError: A graph is captured on the current stream.
-        """
+        """Check that no CUDA graph is captured: a replay would not have the numbers of later steps."""
         if is_capturing(raw_weight(weight)):
             raise StaleRowsError(
                 f"A CUDA graph is captured, and would repeat these steps of the row-sparse table {tuple(weight.shape)} "
@@ -447,12 +434,7 @@ class PendingUpdates:
             )
 
     def check_process(self) -> None:
-        """Check that this is no forked process that cannot know which updates the rows lack.
-
-        Raises:
-            StaleRowsError: At the fork, updates were pending in shared memory.
-            FileError: The rows are in files that the forking process trains.
-        """
+        """Check that this is no forked process that cannot know which updates the rows lack."""
         self.storage.check_process()
         if self.incomplete:
             raise StaleRowsError(
@@ -505,10 +487,6 @@ class PendingUpdates:
 
         No pending update is applied. The weight and the optimizer's moments are not included. Before the first
         optimizer step both results are empty.
-
-        Returns:
-            The tensors `value_steps`, `moment_steps` and `history`, which may share memory with this object; and the
-            JSON entries `start`, `betas`, `applied_step`, and with stochastic rounding `rounding_seed`.
         """
         if self.steps is None:
             return {}, {}
@@ -523,10 +501,6 @@ class PendingUpdates:
 
         The weight and the moments must have been saved at the same time. `tensors` and `rest` are its two results;
         without the steps of the rows in `tensors`, those that their storage has are used.
-
-        Raises:
-            KeyError: An entry is missing.
-            CheckpointError: A row's step is below 0, or after the last step.
         """
         check_state_size(weight, moments)
         self.detach()

@@ -24,7 +24,6 @@ class RowSteps:
 
     @property
     def step(self) -> int:
-        """Return the number of the last optimizer step."""
         return self.history.step
 
     @property

@@ -104,7 +104,6 @@ class RowTensors(NamedTuple):
 
     @property
     def rowwise(self) -> bool:
-        """Return whether there is one second moment a row."""
         return self.moments[-1].shape[1] == 1
 
     def kernel_applies(self, kernels: dict[bool, Kernel], *others: Tensor) -> bool:

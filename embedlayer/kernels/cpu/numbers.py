@@ -37,6 +37,10 @@ reduction = _decorator({"contract", "reassoc", "nsz"})
 """Decorator of a kernel whose sums may be added in any order, as vector instructions need it."""
 
 
+emitted: Any = intrinsic
+"""Decorator of a function that gets types of arguments, and returns a signature and what emits the instructions."""
+
+
 def by_type(choose: Any) -> Any:
     """Decorator of a function that gets the types of a kernel function's arguments, and returns its implementation."""
 
@@ -96,6 +100,8 @@ def rounded(number, like) -> Any:
 @exact
 def _to_float16(number: Any) -> Any:
     """Return the float16 number nearest to a float32 one, ties to even, as float32."""
+    # Adding and subtracting a number whose last bit is that of the result rounds to it: below 2^-14 all float16 numbers
+    # have the same last bit, above it is 2^-10 of the power of two.
     bits = np.float32(number).view(np.uint32)
     power = max(np.uint32(bits & np.uint32(0x7F800000)).view(np.float32), np.float32(2.0**-14))
     bound, size = power * np.float32(1.5 * 2.0**13), np.uint32(bits & np.uint32(0x7FFFFFFF)).view(np.float32)
@@ -144,7 +150,7 @@ def as_computed(number, like) -> Any:
     return lambda number, like: np.float32(number)
 
 
-@intrinsic
+@emitted
 def multiply_add(context, a, b, c) -> Any:
     """Return `a * b + c` with one rounding, as torch's `addcmul` computes it, for numbers of one type."""
     return a(a, b, c), lambda context, builder, signature, arguments: builder.fma(*arguments)
@@ -218,7 +224,7 @@ def prefetch(row: Any) -> None:
         _emit_prefetch(row, i)
 
 
-@intrinsic
+@emitted
 def _emit_prefetch(context, array, index) -> Any:
     """Emit LLVM's prefetch instruction for the address of `array[index]`."""
 
@@ -235,7 +241,7 @@ def _emit_prefetch(context, array, index) -> Any:
     return types.none(array, index), emit
 
 
-@intrinsic
+@emitted
 def word_at(context, array, index) -> Any:
     """Return the eight bytes of a uint8 array from `index` on as one uint64, the first byte lowest."""
 

@@ -64,7 +64,6 @@ class Launch:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options of the compiler."""
         options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": self.fp_fusion}
         return options if self.register_limit is None else {**options, "maxnreg": self.register_limit}
 
