@@ -91,12 +91,6 @@ class BackgroundThread:
         if executor is not None:
             executor.shutdown()
 
-    def __enter__(self) -> "BackgroundThread":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _before_fork() -> None:
     """Acquire all locks, the newest first."""

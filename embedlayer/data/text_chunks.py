@@ -14,6 +14,7 @@ Where no cut is safe within a million characters (one endless word), the text is
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -110,7 +111,7 @@ def _behind_anchors(chunks: Iterable[str], before: str) -> Iterator[TextChunk]:
 def encode_ahead(chunks: Iterator[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[TextChunk, IdArray, Encoding]]:
     """Yield each chunk with its token IDs, `(N,)` int64, and the encoding of the chunk behind its anchor."""
     tokenizer = pure_tokenizer(tokenizer)
-    with BackgroundThread("embedlayer-encode") as thread:
+    with closing(BackgroundThread("embedlayer-encode")) as thread:
         begun: list[tuple[list[TextChunk], Callable[[], list[Encoding]]]] = []
         while batch := list(_batch(chunks)):
             texts = [chunk.anchor + chunk.text for chunk in batch]

@@ -29,6 +29,7 @@ def data_parallel_mesh(device: str, ranks: int, vocab_parallel_size: int | None)
         raise SizeError(
             f"{ranks} processes cannot hold replicas of a table sharded over {size}: pass a divisor of {ranks}."
         )
+    # rank r stores shard `r % size` of replica `r // size`
     return init_device_mesh(device, (ranks // size, size), mesh_dim_names=(DATA_PARALLEL, VOCAB_PARALLEL))
 
 

@@ -80,8 +80,8 @@ def _sharded_dims(tensor: "DTensor", axis: int) -> list[int]:
     axes = {dim: getattr(each, "dim", None) for dim, each in sharded.items()}
     if any(axes[dim] not in (0, 1) or (axes[dim] == 1 and hasattr(sharded[dim], "split_factor")) for dim in sharded):
         raise SizeError(
-            f"A DTensor {tensor.placements} cannot be edited, only one that is sharded by rows (Shard(0)) or columns "
-            f"(Shard(1)): edit the model before it is sharded."
+            f"A DTensor with the placements {tensor.placements} cannot be edited, only one that is sharded by rows "
+            f"(Shard(0)) or columns (Shard(1)): edit the model before it is sharded."
         )
     if to_local(tensor.detach()).device.type not in (tensor.device_mesh.device_type, "meta"):
         raise SizeError("The shards are on the CPU and the mesh is not (CPU offloading): edit before fully_shard.")

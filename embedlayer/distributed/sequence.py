@@ -54,7 +54,8 @@ def token_ranges(length: int, rank: int, ranks: int, *, order: ShareOrder = "con
         spare = -length % total
         raise SizeError(
             f"{length} tokens do not divide into {total} equal chunks, which {ranks} ranks need in {order} order: pad "
-            f"hidden states by F.pad(x, (0, 0, 0, {spare})), and see docs/errors.md, Shares of a sequence."
+            f"by F.pad(x, (0, {spare}), value=value), hidden states by F.pad(x, (0, 0, 0, {spare})); see "
+            f"docs/errors.md, Shares."
         )
     size = length // total
     return tuple(range(chunk * size, (chunk + 1) * size) for chunk in chunks)

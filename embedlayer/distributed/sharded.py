@@ -162,7 +162,7 @@ class ShardedTable(TokenTable, checks_ids=True):
         self.local = local
         self.index_check = IndexCheck(vocab_size, "token id")
         self.index_check.move_record(local.device)
-        ranks = mesh.size()
+        ranks = mesh.size()  # gradients are sums over the ranks, and become means
         for _, parameter in self.sharded_parameters():
             wanted = parameter.requires_grad
             parameter.requires_grad_(True).register_hook(lambda grad: grad / ranks)

@@ -197,7 +197,8 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
             partial = folder / _name(path, target)
             partial.mkdir()
             yield partial
-            _flush_folder(partial)
+            for file in (*partial.rglob("*"), partial):
+                flush_to_disk(file)
             recover_folder(target)
             if _listing(target) != before:
                 raise _changed(target)
@@ -222,7 +223,8 @@ def new_folder(path: Path | str) -> Iterator[Path]:
             partial = folder / _name(path, target)
             partial.mkdir()
             yield partial
-            _flush_folder(partial)
+            for file in (*partial.rglob("*"), partial):
+                flush_to_disk(file)
             _name_folder(partial, target)
             flush_to_disk(target.parent)
 
@@ -413,11 +415,6 @@ def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> 
         raise CheckpointError(f"{path} has format version {found}, and this embedlayer reads version {version}.")
     check_fields(value, kind, path)
     return value
-
-
-def _flush_folder(path: Path) -> None:
-    for file in (*path.rglob("*"), path):
-        flush_to_disk(file)
 
 
 def flush_to_disk(path: Path) -> None:

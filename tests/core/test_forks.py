@@ -1,6 +1,7 @@
 """What has a lock or a thread works in a forked process, also if the lock was locked or the thread busy at the fork."""
 
 import ast
+import contextlib
 import fcntl
 import gc
 import os
@@ -281,7 +282,7 @@ def test_what_waits_for_forks_ends_with_its_owner(tmp_path) -> None:
 
 
 def test_an_error_of_a_job_is_that_of_its_result_and_later_jobs_are_done() -> None:
-    with BackgroundThread("test") as thread:
+    with contextlib.closing(BackgroundThread("test")) as thread:
         failed, done = thread.submit(lambda: 1 // 0), thread.submit(lambda: threading.current_thread().name)
         with pytest.raises(ZeroDivisionError):
             failed()

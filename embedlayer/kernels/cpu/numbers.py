@@ -7,6 +7,7 @@ numba notices a change of a kernel's own file and compiles it again, but no chan
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,24 +17,20 @@ from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 
 
-def _decorator(fastmath: Any) -> Any:
-    """Return a decorator that compiles a function when it is first called."""
-
-    def decorate(function: Any) -> Any:
-        is_kernel = function.__code__.co_varnames[:2] == ("start", "stop")
-        options: Any = {"error_model": "numpy", "no_cpython_wrapper": not is_kernel, "no_cfunc_wrapper": True}
-        return njit(cache=is_kernel, nogil=True, fastmath=fastmath, **options)(function)
-
-    return decorate
+def _compiled(function: Any, fastmath: Any) -> Any:
+    """Compile a function when it is first called."""
+    is_kernel = function.__code__.co_varnames[:2] == ("start", "stop")
+    options: Any = {"error_model": "numpy", "no_cpython_wrapper": not is_kernel, "no_cfunc_wrapper": True}
+    return njit(cache=is_kernel, nogil=True, fastmath=fastmath, **options)(function)
 
 
-kernel = _decorator({"contract"})
+kernel = partial(_compiled, fastmath={"contract"})
 """Decorator of a kernel. Products and sums may be contracted; infinities and NaN keep their meaning."""
 
-exact = _decorator(False)
+exact = partial(_compiled, fastmath=False)
 """Decorator of a kernel whose products and sums are rounded one by one."""
 
-reduction = _decorator({"contract", "reassoc", "nsz"})
+reduction = partial(_compiled, fastmath={"contract", "reassoc", "nsz"})
 """Decorator of a kernel whose sums may be added in any order, as vector instructions need it."""
 
 
