@@ -332,7 +332,7 @@ def peer_errors(rank: int, size: int, timeout_seconds: float | None = None) -> I
     """Convert an error of torch.distributed that the block raises to a `PeerError`, whose message says what to do."""
     try:
         yield
-    except RuntimeError as error:
+    except RuntimeError as error:  # gloo raises plain ones, so the block must contain nothing else that does
         if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
             raise
         waited = "" if timeout_seconds is None else f" for more than {timeout_seconds:g} seconds"

@@ -52,7 +52,7 @@ def held_locks(locks: "Sequence[RLock]") -> Iterator[None]:
 def call_in_forked_processes(callback: Callable[[], None]) -> None:
     """Let every forked process call `callback()` before `os.fork` returns there."""
     number = next(_numbers)
-    if isinstance(callback, MethodType):
+    if isinstance(callback, MethodType):  # does not keep its object alive, and is not called without it
         _callbacks[number] = WeakMethod(callback, lambda _: _callbacks.pop(number, None))
     else:
         _callbacks[number] = lambda: callback

@@ -39,6 +39,7 @@ def is_held(parameters: Mapping[str, Tensor | None], name: str, uses: int) -> bo
 
 def former_parameter(module: nn.Module, name: str) -> Tensor | None:
     """Return the parameter of a module that is about to be replaced, or `None` if no optimizer can have it."""
+    # not one that FSDP replaces in each forward pass, or `PendingUpdates` watches: these are of other classes
     parameters = module.__dict__.get("_parameters", {})
     may_be_trained = type(parameters.get(name)) is nn.Parameter and not parameters[name].is_meta
     return parameters[name] if may_be_trained and is_held(parameters, name, 1) else None
@@ -46,6 +47,7 @@ def former_parameter(module: nn.Module, name: str) -> Tensor | None:
 
 def optimizers_of(parameters: Collection[Tensor]) -> list[Optimizer]:
     """Return the optimizers of this process that train any of these parameters; it takes about 0.1 s."""
+    # A parameter does not know its optimizers. The garbage collector finds them, as what refers to its class.
     ids, kinds = {id(parameter) for parameter in parameters}, Optimizer.__subclasses__()
     for kind in kinds:  # the list grows by the subclasses of its classes
         kinds += kind.__subclasses__()
@@ -60,6 +62,7 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
 
 def trained_by(optimizer: Optimizer, parameter_id: int) -> Tensor | None:
     """Return the parameter of an optimizer that has this `id`, or `None`."""
+    # a weak reference instead of the `id` would forbid FSDP to give the parameter another size
     return next((parameter for parameter in parameters_of(optimizer) if id(parameter) == parameter_id), None)
 
 

@@ -50,6 +50,7 @@ target_records: dict[torch.device, Tensor] = {}
 @constant_in_graphs
 def target_record(device: torch.device) -> Tensor:
     """Return the record of the first bad target of all losses on an accelerator, int64 `(4,)`."""
+    # flat place, value, length of the last dimension and size; -1s for none, zeros if weights have changed
     record = target_records.get(device)
     if record is None:
         record = torch.full((4,), -1, device=device)

@@ -71,8 +71,8 @@ def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
 
 def attempt_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
     """Return a part of `store` that only the ranks of this attempt use, whatever earlier attempts left in `store`."""
-    # Rank 0 publishes the name of a new part. The others may read that of an earlier attempt, so they repeat reading and
-    # requesting until rank 0 accepts.
+    # Rank 0 publishes the name of a new part. The others may read that of an earlier attempt, so they read it and
+    # request again until rank 0 accepts.
     own_id, deadline = uuid4().hex, time.monotonic() + timeout.total_seconds()
     if rank == 0:
         store.set("embedlayer/attempt", own_id)

@@ -94,7 +94,7 @@ def _release_share(key: str) -> None:
 
 
 def _close_copies() -> None:
-    """Forget all locks in a child process after `fork`, and close its copies of the lock files' descriptors."""
+    """Forget all locks in a child process after `fork`, which would keep them after its parent has ended."""
     global _guard
     _guard = threading.RLock()
     for descriptor, _ in _locks.values():

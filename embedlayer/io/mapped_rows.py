@@ -167,7 +167,7 @@ class MappedRows:
 
 def default_resident_bytes(nbytes: int) -> int | None:
     """Return the limit of resident memory for a file of `nbytes` bytes that is only read."""
-    memory = machine_bytes()
+    memory = machine_bytes()  # above a limit, pages that are in memory must be mapped again, which takes longest
     return None if memory is not None and UNLIMITED_PART * nbytes <= memory else RESIDENT_BYTES
 
 

@@ -221,7 +221,7 @@ def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype:
     with file_errors(f"create {path} of {info.stop:,} bytes", " Free some space or choose another folder."):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            allocate(descriptor, info.stop)
+            allocate(descriptor, info.stop)  # so that no write through a map finds the disk full
             os.pwrite(descriptor, header, 0)
         except BaseException:
             path.unlink()

@@ -283,7 +283,7 @@ def values_of_rows(grad: Tensor) -> Tensor:
 def mul_(grad: Tensor, factor: Number) -> Tensor:
     """Multiply a gradient in place, as `Tensor.mul_` does, and return it."""
     if grad.layout is torch.sparse_coo and (not isinstance(factor, Tensor) or factor.dim() == 0):
-        sparse_values(grad).mul_(factor)
+        sparse_values(grad).mul_(factor)  # torch would replace its row numbers too
         return grad
     return grad.mul_(factor)
 

@@ -84,6 +84,7 @@ class RowSteps:
             self._sent = 0
         if self._sent < size:
             lines = torch.from_numpy(self.history.lines_from(self._sent))
+            # torch does not use pinned memory again before the copy has ended
             lines = lines.pin_memory() if self.value_steps.is_cuda else lines
             self._record[self._sent : size].copy_(lines, non_blocking=True)
             self._sent = size
