@@ -332,7 +332,7 @@ def with_updates_applied(tensor: Tensor, handle: int, is_ids: bool) -> Tensor:
         pending.apply_to_ids(weight, tensor)
     else:
         pending.apply_all(weight)
-    # A copy, so that the compiler runs what reads it later. The weight is no argument: AOTAutograd would copy all of it.
+    # A copy, so that what reads it runs later. The weight is no argument: AOTAutograd would copy all of it.
     return tensor.clone()
 
 
