@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import EmbedLayerError, PositionError, ShapeError, StaleRowsError, TokenIdError
 from embedlayer.core.shapes import Encoded, IdsLike
-from embedlayer.core.torch_state import constant_in_graphs, plain_operators_only
+from embedlayer.core.torch_state import constant_in_graphs, plain_operators_only, values_are_read
 
 Kind: TypeAlias = str
 """What indices are: `"position"`, `"token id"`, or `"token id of stream 3"` of several streams with own rows."""
@@ -134,6 +134,12 @@ def check_integer_positions(positions: object) -> None:
     if isinstance(positions, Tensor):
         found = f"{str(positions.dtype).removeprefix('torch.')} values of shape {tuple(positions.shape)}"
     raise ShapeError(f"Positions are int64 or int32 tensors, such as torch.arange(T), not {found}.")
+
+
+def require_counted(positions: Tensor) -> None:
+    """Check that positions count from 0; on the CPU only, and not in compiled graphs, exports and transforms."""
+    if values_are_read(positions) and positions.numel() and bool(positions.amin() < 0):
+        raise_if_outside(positions.clamp(max=0), 1, "position")
 
 
 def _not_integers(found: str, remedy: str) -> ShapeError:

@@ -138,8 +138,8 @@ def set_dispatch(parameter: Any, kind: type[nn.Parameter], handler: Callable[...
 
     def refuse(_: Any) -> None:
         raise StaleRowsError(
-            f"The parameter {tuple(parameter.shape)} became row-sparse, or dense, after this forward pass. Compute it "
-            f"again before backward()."
+            f"The parameter {tuple(parameter.shape)} became row-sparse, or dense, after this forward pass. Compute "
+            f"the forward pass again before backward()."
         )
 
     with without_dispatch():

@@ -26,6 +26,7 @@ from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io.json_fields import check_fields, parse_json, printable
 from embedlayer.io.partials import (
     OLD,
+    exchange,
     name_new_file,
     name_new_folder,
     partial_folder,
@@ -34,7 +35,7 @@ from embedlayer.io.partials import (
     temporary_path,
     temporary_paths,
 )
-from embedlayer.io.system_calls import EXCHANGE, flush, rename
+from embedlayer.io.system_calls import flush
 
 JsonObject = dict[str, Any]
 
@@ -302,9 +303,9 @@ def _keep_permissions(old: Path, new: Path) -> None:
 
 def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int]]) -> None:
     """Rename the folder `new` to `path`, and what was at `path` to `new`, where it is deleted in the end."""
-    if rename(new, path, EXCHANGE):
+    if exchange(new, path):
         if _listing(new) != before:
-            rename(new, path, EXCHANGE)
+            exchange(new, path)
             raise _changed(path)
         return
     old = temporary_path(path, OLD)

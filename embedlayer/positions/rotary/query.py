@@ -15,9 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.index_checks import raise_if_outside
+from embedlayer.core.index_checks import require_counted
 from embedlayer.core.shapes import Positions
-from embedlayer.core.torch_state import values_are_read
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position, PreparedPositions
 from embedlayer.saving import Described
@@ -173,8 +172,7 @@ def query_factors(
     scaling: QueryScaling, positions: Positions, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "*rows 1 T 1"]:
     """Return the factors of a scaling in a shape that broadcasts with queries `(*batch, H, T, K)`."""
-    if values_are_read(positions) and positions.numel() and bool(positions.amin() < 0):
-        raise_if_outside(positions.clamp(max=0), 1, "position")
+    require_counted(positions)
     return scaling.factors(positions, dtype).unsqueeze(-2).unsqueeze(-1)
 
 
