@@ -36,15 +36,7 @@ class RowPartition:
     first into blocks, and then each block over some ranks, as tensor parallelism and FSDP2 do together. Ranks that
     differ in no level store the same rows.
 
-    Args:
-        num_rows: Rows of all ranks together, V.
-        rank: This process, from 0.
-        size: Number of ranks, N.
-        levels: The splits, if they are not one over all ranks: for each the number of blocks, and the difference of
-            rank from one block to the next.
-
-    Raises:
-        SizeError: There are several ranks, and one would store no row.
+    `num_rows` counts over all ranks, V; `levels` are the splits, if they are not one over all ranks.
 
     Example:
         >>> part = RowPartition(10, rank=2, size=3)

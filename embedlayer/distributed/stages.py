@@ -27,13 +27,8 @@ from embedlayer.tables.table import TokenTable
 class StageCopy:
     """The copy of one parameter on this pipeline stage; it is the attribute `stage_copy` of the parameter.
 
-    Args:
-        name: Name of the parameter in the whole model.
-        parameter: The parameter of this stage.
-        ranks: The ranks whose stages have a copy, in the order of the stages.
-
-    Attributes:
-        is_summed: Whether `sum_gradient` was called after the last backward pass, as far as hooks of torch say so.
+    `ranks` are those whose stages have a copy, in the order of the stages. `is_summed` says whether `sum_gradient` was
+    called after the last backward pass, as far as hooks of torch say so.
     """
 
     def __init__(self, name: str, parameter: nn.Parameter, ranks: Collectives) -> None:

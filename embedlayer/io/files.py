@@ -271,25 +271,20 @@ def _changed(path: Path, what: str = "has changed") -> FileError:
 def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
     """Return inode, size and time of each file in a folder, by relative path; `None` if there is no folder."""
     listing: dict[str, tuple[int, int, int]] = {}
+    places = [os.fspath(folder)]
     try:
-        for place, folders, files in os.walk(folder, onerror=_raise):
-            for name in (*folders, *files):
-                path = os.path.join(place, name)
+        for place in places:  # grows by the folders in it
+            with os.scandir(place) as entries:
+                paths = [entry.path for entry in entries]
+            for path in paths:
                 facts = os.lstat(path)
                 is_folder = stat.S_ISDIR(facts.st_mode)
+                places += [path] if is_folder else []
                 times = (0, 0) if is_folder else (facts.st_size, facts.st_mtime_ns)
                 listing[os.path.relpath(path, folder)] = facts.st_ino, *times
     except FileNotFoundError:
         return None
     return listing
-
-
-def _raise(error: OSError) -> None:
-    """Raise an error that `os.walk` would ignore."""
-    try:
-        raise error
-    finally:
-        del error  # with this frame it would keep what all callers refer to, such as the lock of a run
 
 
 def _keep_permissions(old: Path, new: Path) -> None:

@@ -21,12 +21,8 @@ from embedlayer.kernels.kernel import operator
 class StoredRows(NamedTuple):
     """Describe a look-up that reads rows of one tensor, `weight[ids]`: of a table, or of position vectors.
 
-    Attributes:
-        ids: Token IDs or positions, `(...)`.
-        weight: The weight itself, `(num_rows, D)`. Read rows of a row-sparse table in a block of `applied_rows`.
-        padding_idx: Row that gets no gradient, or `None`.
-        sparse: Whether the gradient of the weight is sparse.
-        check: Check that the look-up makes as it reads the rows; `None` if the IDs are row numbers that were checked.
+    Rows of a row-sparse table are read in a block of `applied_rows`. `check` is made as the rows are read; `None` if
+    the IDs are row numbers that were checked.
     """
 
     ids: Tensor

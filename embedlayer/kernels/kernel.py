@@ -133,11 +133,6 @@ class Kernel:
 
     numba compiles it once for each combination of dtypes, and stores the result on disk: in `__pycache__` beside the
     module, or in the user's cache folder if that cannot be written, or in `NUMBA_CACHE_DIR`.
-
-    Args:
-        module: Name of the module in `embedlayer.kernels.cpu`.
-        name: Name of the function `f(start, stop, *arguments)`.
-        has_triton: Whether Triton kernels compute the same on CUDA.
     """
 
     def __init__(self, module: str, name: str, *, has_triton: bool = False) -> None:
