@@ -78,8 +78,7 @@ class Described:
             CheckpointError: The subclass does not define `config`.
         """
         raise CheckpointError(
-            f"A {type(self).__name__} cannot be saved: define its property config, which returns the constructor's "
-            f"arguments as a JSON object."
+            f"A {type(self).__name__} cannot be saved: define its property config, the constructor's arguments as JSON."
         )
 
     @classmethod
@@ -249,8 +248,8 @@ def describe(layer: Described) -> JsonObject:
         if parameters[name].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             if not hasattr(layer, name):
                 raise CheckpointError(
-                    f"A {cls.__name__} cannot be saved: its constructor takes {name}, which is neither in config nor "
-                    f"in an attribute of that name. Store it as self.{name}, or return it from the property config."
+                    f"A {cls.__name__} cannot be saved: its constructor takes {name}. Store it as self.{name}, or "
+                    f"return it from the property config."
                 )
             value = getattr(layer, name)
             arguments[name] = describe(value) if isinstance(value, Described) else value
@@ -267,8 +266,8 @@ def require_loadable(layer: Described, description: JsonObject, state: Mapping[s
     faults = sorted(_differences(layer, other, state))
     if faults:
         raise CheckpointError(
-            f"A {type(layer).__name__} that cannot be loaded again is not saved: {_listed(faults)}. It would be built "
-            f"from its class and its config: return from config what the constructor needs to build the same layer."
+            f"A {type(layer).__name__} that cannot be loaded again is not saved: {'; '.join(faults[:8])}. Return from "
+            f"config what the constructor needs to build the same layer."
         )
 
 
@@ -304,11 +303,6 @@ def _without_layers(value: Any) -> Any:
     return [_without_layers(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _listed(faults: list[str]) -> str:
-    """Return the first eight faults as text, separated by semicolons; `...` stands for the others."""
-    return "; ".join(faults[:8]) + ("; ..." if len(faults) > 8 else "")
-
-
 def config_from_attributes(layer: Described) -> JsonObject:
     """Return the constructor's arguments of an object that stores each in an attribute of the same name, as JSON."""
     parameters = inspect.signature(type(layer)).parameters.values()
@@ -325,9 +319,7 @@ def is_description(value: object) -> bool:
 def build(description: JsonObject) -> Any:
     """Build an object from its description, as `describe` returns. Its weights are freshly initialised."""
     if not is_description(description):
-        raise CheckpointError(
-            f"The saved configuration holds {printable(description)} where the description of a layer is expected."
-        )
+        raise CheckpointError(f"The saved configuration holds {printable(description)} instead of a layer.")
     arguments = dict(description)
     kind = arguments.pop("kind")
     cls = class_of(kind)
@@ -366,8 +358,8 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
             bounds = RANGES.get(name, WHOLE if type(number) is int and value is number else FINITE)
             if not bounds.least <= number <= bounds.most:
                 raise CheckpointError(
-                    f"{source}: {name} {printable(number)} is outside of {bounds.least:g} to {bounds.most:g}, the "
-                    f"values of any model: the file is damaged."
+                    f"{source}: {name} {printable(number)} is outside of {bounds.least:g} to {bounds.most:g}: it is "
+                    f"damaged."
                 )
     rows, width = (arguments.get(name) for name in ("max_seq_len", "embed_dim"))
     if isinstance(rows, int) and isinstance(width, int) and rows * width > MOST_COMPUTED:
@@ -405,5 +397,5 @@ def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) 
         elif tensor.dtype != expected.dtype and not {expected.dtype, tensor.dtype} <= FLOATS:
             faults.append(f"{name} is stored as {tensor.dtype} where {expected.dtype} is expected")
     if faults:
-        raise CheckpointError(f"{source} does not fit its configuration: {_listed(sorted(faults))}.")
+        raise CheckpointError(f"{source} does not fit its configuration: {'; '.join(sorted(faults)[:8])}.")
     layer.load_state_dict(tensors, assign=True)

@@ -146,7 +146,7 @@ class Checkpoint(WeightFiles):
         if self.gguf is not None and isinstance(files, str):
             if not self.gguf.tensors:
                 raise CheckpointError(f"{self.gguf.path} is a GGUF file without tensors, such as that of a tokenizer.")
-            values = {key: entry.value for key, entry in self.gguf.metadata.items()}
+            values = dict(self.gguf.metadata)
             factors = (each for each in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS) if each in self.gguf.tensors)
             own_factors = {each: self.gguf.read(each).tolist() for each in factors}
             self.config = gguf_config(values, is_tied=GGUF_HEAD not in self.gguf.tensors, factors=own_factors)
@@ -179,7 +179,7 @@ class Checkpoint(WeightFiles):
     def tokenizer_file(self) -> Path | None:
         """Return the path of the tokenizer file that this library prefers among those of the checkpoint, or `None`."""
         if self.gguf is not None:
-            return self.gguf.path if self.gguf.get("tokenizer.ggml.model") is not None else None
+            return self.gguf.path if self.gguf.metadata.get("tokenizer.ggml.model") is not None else None
         for names in TOKENIZERS:
             paths = [self.file(name) for name in names]
             if all(paths):

@@ -33,7 +33,7 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
     """Return, without raising it, the error for a checkpoint whose configuration names no family that is read."""
     file = checkpoint.file(CONFIG)
     if checkpoint.gguf is not None:
-        name = checkpoint.gguf.get("general.architecture")
+        name = checkpoint.gguf.metadata.get("general.architecture")
         return CheckpointError(
             f"{checkpoint.name}: general.architecture {name!r} is not known here (known: "
             f"{', '.join(GGUF_ARCHITECTURES)}), so scale, positions and head are not known either."

@@ -101,8 +101,7 @@ def kind_of(cls: type) -> str:
     path = f"{cls.__module__}:{cls.__qualname__}"
     if "<locals>" in path:
         raise CheckpointError(
-            f"{cls.__qualname__} is defined inside a function, so a saved file cannot refer to it: define the class at "
-            f"the top level of a module."
+            f"{cls.__qualname__} is in a function, so no file can name it: define it at the top level of a module."
         )
     return _KIND_OF.get(path, path)
 
@@ -115,8 +114,7 @@ def class_of(kind: str) -> type:
     elif name and module not in sys.modules:
         raise CheckpointError(
             f"The saved configuration names the class {name} of the module {module}, which is not imported. Import "
-            f"{module} first if you trust it; loading a file never imports a module that the file names. A command "
-            f"runs with it as python -c 'import {module}; from embedlayer.cli.main import main; main()' inspect ..."
+            f"{module} first if you trust it; for a command see docs/errors.md, A class of your own."
         )
     value = sys.modules.get(module)
     for part in name.split("."):
@@ -124,11 +122,10 @@ def class_of(kind: str) -> type:
     if not isinstance(value, type) and module == "__main__":
         raise CheckpointError(
             f"The saved configuration names the class {name} of the script or notebook that saved it. Define it here "
-            f"too; or define it in a module, which every program can import, and save again."
+            f"too, or in a module, and save again."
         )
     if not isinstance(value, type):
         raise CheckpointError(
-            f"The kind {kind!r} is not known to this version of embedlayer. Known kinds: {', '.join(KINDS)}; a class "
-            f"of your own is named 'module:Class'."
+            f"The kind {kind!r} is not known here. Known kinds: {', '.join(KINDS)}, and 'module:Class' of your own."
         )
     return value

@@ -36,15 +36,7 @@ class RowPartition:
     first into blocks, and then each block over some ranks, as tensor parallelism and FSDP2 do together. Ranks that
     differ in no level store the same rows.
 
-    Args:
-        num_rows: Rows of all ranks together, V.
-        rank: This process, from 0.
-        size: Number of ranks, N.
-        levels: The splits, if they are not one over all ranks: for each the number of blocks, and the difference of
-            rank from one block to the next.
-
-    Raises:
-        SizeError: There are several ranks, and one would store no row.
+    `num_rows` counts over all ranks, V; `levels` are the splits, if they are not one over all ranks.
 
     Example:
         >>> part = RowPartition(10, rank=2, size=3)
@@ -62,9 +54,9 @@ class RowPartition:
     def __post_init__(self) -> None:
         last = range(self.size) if self.levels else [self.size - 1]  # of several splits any block may be the smallest
         if self.size > 1 and any(block.start == block.stop for block in map(self.slice_of, last)):
+            which = "one" if self.levels else "the last"
             raise SizeError(
-                f"{self.num_rows} rows in blocks of {self.rows_per_rank} leave no row for "
-                f"{'one' if self.levels else 'the last'} of {self.size} ranks: use fewer ranks."
+                f"{self.num_rows} rows in blocks of {self.rows_per_rank} leave no row for {which} of {self.size} ranks."
             )
 
     @property
@@ -86,7 +78,6 @@ class RowPartition:
         return stop
 
     def __len__(self) -> int:
-        """Return the number of rows of this rank."""
         return self.stop - self.start
 
     def slice_of(self, rank: int) -> slice:
@@ -147,6 +138,7 @@ class Collectives:
     Attributes:
         rank: Number of this process in the group, from 0.
         size: Number of ranks in the group.
+        is_first: Whether this is rank 0, which writes files and prints.
         global_ranks: Rank of each process of the group in the default process group; used in messages.
     """
 
@@ -165,6 +157,7 @@ class Collectives:
         if not is_single:
             self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
             self.global_ranks = dist.get_process_group_ranks(group)
+        self.is_first = self.rank == 0
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Reduce `tensor` elementwise over all ranks, in place on every rank, and return it. It has no gradient."""
@@ -185,11 +178,6 @@ class Collectives:
 
         Differentiable: the backward pass sends the gradient of a row to the rank that it came from. All ranks must call
         `backward` in the same order.
-
-        Args:
-            rows: The rows for rank 0, then those for rank 1, and so on.
-            send_counts: Number of rows for each rank.
-            receive_counts: Number of rows from each rank, as `exchange_counts(send_counts)` returns them.
         """
         if self.is_single:
             return rows
@@ -210,10 +198,6 @@ class Collectives:
         """Concatenate the rows of all ranks, in the order of the ranks.
 
         Differentiable: the gradient of a row is the sum of its gradients on all ranks.
-
-        Args:
-            rows: The rows of this rank.
-            counts: Number of rows of each rank; `None` to gather these numbers first.
         """
         if self.is_single:
             return rows
@@ -225,10 +209,6 @@ class Collectives:
         """Sum `rows` over all ranks, in the order of the ranks, and return this rank's consecutive part of the sum.
 
         Differentiable, as `all_to_all` is.
-
-        Args:
-            rows: One row for each row of the result on rank 0, then for rank 1, and so on.
-            counts: Number of rows that each rank gets.
         """
         if self.is_single:
             return rows
@@ -252,11 +232,6 @@ class Collectives:
     def peer_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that converts an error of torch.distributed in its block to a `PeerError`."""
         return nullcontext() if self.is_single else peer_errors(self.rank, self.size, self.timeout_seconds)
-
-    @property
-    def is_first(self) -> bool:
-        """Return whether this is rank 0, which writes files and prints."""
-        return self.rank == 0
 
     def broadcast_object(self, value: Any) -> Any:
         """Return the `value` of rank 0 on every rank. It is sent as JSON."""
@@ -299,12 +274,7 @@ class Collectives:
         return RowPartition(num_rows, self.rank, self.size, self.levels)
 
     def require_equal(self, facts: Mapping[str, Any]) -> None:
-        """Check that all ranks pass equal values, which are named for the message and sent as JSON.
-
-        Raises:
-            PeerError: The values of a rank differ. Every rank raises it, and it names each rank that differs from the
-                first, with both values, cut to 60 characters.
-        """
+        """Check that all ranks pass equal values, which are named for the message and sent as JSON."""
         message = differences(dict(zip(self.global_ranks, self.all_gather_object(dict(facts)), strict=True)))
         if message:
             raise PeerError(message)
@@ -315,10 +285,6 @@ class Collectives:
 
         The block must call no collective operation. It may write values to the dictionary that it gets, JSON by name;
         these must be equal on all ranks.
-
-        Raises:
-            PeerError: The block raised an error on another rank, or the values differ. On the rank whose block failed,
-                that error is raised instead.
         """
         facts: dict[str, Any] = {}
         try:
@@ -358,14 +324,13 @@ def peer_errors(rank: int, size: int, timeout_seconds: float | None = None) -> I
     """Convert an error of torch.distributed that the block raises to a `PeerError`, whose message says what to do."""
     try:
         yield
-    except RuntimeError as error:
+    except RuntimeError as error:  # gloo raises plain ones, so the block must contain nothing else that does
         if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
             raise
         waited = "" if timeout_seconds is None else f" for more than {timeout_seconds:g} seconds"
         raise PeerError(
             f"Rank {rank} of {size} gave up: another process has ended, or hangs{waited}. The first error of another "
-            f"rank says why. A run continues from its last checkpoint with --resume, or by itself where torchrun has "
-            f"--max-restarts left. (torch.distributed: {error})"
+            f"rank says why; --resume continues a run from its last checkpoint. (torch.distributed: {error})"
         ) from error
 
 

@@ -40,6 +40,7 @@ class HostCopy:
         if numbers.is_cuda:
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
+            # so the host waits only for kernels before the copy
             self._copied = torch.cuda.current_stream(numbers.device).record_event()
 
     def tolist(self) -> Any:

@@ -8,6 +8,7 @@
 | separators | 0 0 1 0 1 | token IDs in which each document ends with a token such as `<|endoftext|>` |
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -59,10 +60,10 @@ def check_mask(mask: object, shape: Sequence[int], name: str = "attention_mask",
         found = f"row {row} {mask.reshape(-1, mask.shape[-1])[row].long().tolist()}"
     else:
         return
+    inside = "" if gaps else ", without padding inside of one"
     raise ShapeError(
         f"{name} must be integers or booleans of shape {tuple(shape)}, one for each token: 0 for padding, 1 for text, "
-        f"or from left to right rising numbers 1, 2, 3, ... for packed documents"
-        f"{'' if gaps else ', without padding inside of one'}; found {found}."
+        f"or rising numbers 1, 2, 3, ... for packed documents{inside}; found {found}."
     )
 
 
@@ -172,8 +173,7 @@ def document_mask(
         return _mask_of_lengths(cu_seqlens, length)
     if position_ids is not None:
         return _mask_of_positions(position_ids, first)
-    is_boolean = isinstance(separators, Tensor) and separators.dtype == torch.bool
-    _check_form("separators", separators, "booleans of shape (..., T), ids == end_of_text", is_boolean)
+    _check_form("separators", separators, "booleans of shape (..., T), ids == end_of_text", is_boolean=True)
     assert separators is not None
     is_first = F.pad(separators, (1, 0))[..., :-1] & ~separators
     return is_first.cumsum(-1) + 1
@@ -201,10 +201,7 @@ def cu_seqlens_of(documents: AttentionMask) -> Int[Tensor, " N_plus_1"]:
     check_mask(documents, documents.shape, "documents")
     cu_seqlens, _, count = packed_lengths(documents)
     if not bool((documents != 0).flatten()[:count].all()):
-        raise ShapeError(
-            "cu_seqlens have no padding between documents: take it out of IDs and mask first, ids[mask != 0] and "
-            "mask[mask != 0] of each row."
-        )
+        raise ShapeError("cu_seqlens have no padding between documents: take it out of each row first, ids[mask != 0].")
     return cu_seqlens
 
 
@@ -231,9 +228,7 @@ def _is_first(mask: AttentionMask) -> Bool[Tensor, "*batch T"]:
 
 def _mask_of_lengths(cu_seqlens: Tensor, length: int | None) -> Tensor:
     """Return the mask of documents with these cumulative lengths."""
-    _check_form(
-        "cu_seqlens", cu_seqlens, "integers of shape (N + 1,)", _is_integer(cu_seqlens) and cu_seqlens.dim() == 1
-    )
+    _check_form("cu_seqlens", cu_seqlens, "integers of shape (N + 1,)", most_dimensions=1)
     if values_are_read(cu_seqlens):
         ends = cu_seqlens.tolist()
         if not ends or ends[0] != 0 or ends != sorted(ends) or (length is not None and ends[-1] > length):
@@ -247,28 +242,26 @@ def _mask_of_lengths(cu_seqlens: Tensor, length: int | None) -> Tensor:
 
 def _mask_of_positions(position_ids: Tensor, first: int) -> Tensor:
     """Return the mask of documents that begin where a position is `first`; smaller positions are padding."""
-    _check_form("position_ids", position_ids, "integers of shape (..., T)", _is_integer(position_ids))
+    _check_form("position_ids", position_ids, "integers of shape (..., T)")
     mask = torch.where(position_ids < first, 0, (position_ids == first).cumsum(-1))
     wrong = (position_ids >= first) & ((mask == 0) | (index_in_document(mask) + first != position_ids))
     if values_are_read(wrong) and bool(wrong.any()):
         *row, place = wrong.nonzero()[0].tolist()
+        at = f"token {place}{f' of row {row}' if row else ''}"
         raise ShapeError(
-            f"position_ids: {int(position_ids[*row, place])} at token {place}{f' of row {row}' if row else ''} is "
-            f"neither {first}, where a document begins, nor one more than that of the token before it. Pass first= if "
-            f"positions count from another number; those of padding must be smaller."
+            f"position_ids: {int(position_ids[*row, place])} at {at} is neither {first}, where a document begins, nor "
+            f"one more than the position before it. Pass first= if positions count from another number."
         )
     return mask
 
 
-def _is_integer(x: object) -> bool:
-    """Return whether `x` is a tensor of integers, which booleans are not."""
-    return isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
-
-
-def _check_form(name: str, x: object, expected: str, has_form: bool) -> None:
-    """Raise a `ShapeError` unless `x` has the expected form and one dimension or more."""
+def _check_form(
+    name: str, x: object, expected: str, *, is_boolean: bool = False, most_dimensions: float = math.inf
+) -> None:
+    """Raise a `ShapeError` unless `x` is a tensor of integers, or of booleans, with one dimension or more."""
     if not isinstance(x, Tensor):
         raise ShapeError(f"{name} must be a tensor of {expected}; found {type(x).__name__}.")
-    if not has_form or x.dim() == 0:
+    has_type = not x.is_floating_point() and not x.is_complex() and (x.dtype == torch.bool) == is_boolean
+    if not has_type or not 1 <= x.dim() <= most_dimensions:
         dtype = str(x.dtype).removeprefix("torch.")
         raise ShapeError(f"{name} must be {expected}; found {dtype} values of shape {tuple(x.shape)}.")

@@ -158,7 +158,7 @@ def transformers_errors(task: str, kind: type[EmbedLayerError] = CheckpointError
         yield
     except EmbedLayerError:
         raise
-    except Exception as error:
+    except Exception as error:  # its classes compute with unchecked values of a configuration
         first, *others = str(error).strip().splitlines() or [""]
         if others and first.endswith(":"):  # of a validation: the name of the field, and then what it expects
             first = f"{first} {others[0].strip()}"

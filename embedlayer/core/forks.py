@@ -6,12 +6,14 @@ end.
 """
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from threading import Lock, RLock
 from types import MethodType
-from typing import Generic, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakMethod
 
 Result = TypeVar("Result")
@@ -25,33 +27,32 @@ _held: "list[RLock]" = []
 
 def lock_held_at_forks() -> "RLock":
     """Return a new re-entrant lock. A fork waits until no other thread holds it, so in the forked process none does."""
+    # A thread that holds it must not wait for one that may fork, as in a collective operation. Several are acquired
+    # newest first, so a lock that is needed inside blocks of another one is created earlier.
     lock = RLock()
     with _creating:
         _locks[lock] = next(_numbers)
     return lock
 
 
-class HeldLocks:
+@contextmanager
+def held_locks(locks: "Sequence[RLock]") -> Iterator[None]:
     """Context manager: hold several locks of `lock_held_at_forks`. The order of `locks` does not matter."""
-
-    def __init__(self, locks: "Sequence[RLock]") -> None:
-        self._locks = sorted(locks, key=_locks.__getitem__, reverse=True) if len(locks) > 1 else locks
-        self._held: list[RLock] = []
-
-    def __enter__(self) -> None:
-        for lock in self._locks:
+    held: list[RLock] = []
+    try:
+        for lock in sorted(locks, key=_locks.__getitem__, reverse=True) if len(locks) > 1 else locks:
             lock.acquire()
-            self._held.append(lock)
-
-    def __exit__(self, *_: object) -> None:
-        while self._held:
-            self._held.pop().release()
+            held.append(lock)
+        yield
+    finally:
+        while held:
+            held.pop().release()
 
 
 def call_in_forked_processes(callback: Callable[[], None]) -> None:
     """Let every forked process call `callback()` before `os.fork` returns there."""
     number = next(_numbers)
-    if isinstance(callback, MethodType):
+    if isinstance(callback, MethodType):  # does not keep its object alive, and is not called without it
         _callbacks[number] = WeakMethod(callback, lambda _: _callbacks.pop(number, None))
     else:
         _callbacks[number] = lambda: callback
@@ -67,15 +68,21 @@ class BackgroundThread:
         call_in_forked_processes(self._forget)
 
     def _forget(self) -> None:
-        """Begin without a thread, as in a forked process."""
         self._executor, self._starting = None, Lock()
 
-    def submit(self, function: Callable[[], Result]) -> "Job[Result]":
-        """Let the thread call `function()` after all earlier jobs, and return the job."""
+    def submit(self, function: Callable[[], Result]) -> Callable[[], Result]:
+        """Let the thread call `function()` after all earlier jobs, and return what waits for its result or error."""
+        process = os.getpid()
         with self._starting:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, self.name)
-            return Job(function, self._executor.submit(function))
+            future = self._executor.submit(function)
+
+        def result() -> Result:
+            # in a forked process the future's own lock may be locked
+            return future.result() if os.getpid() == process else function()
+
+        return result
 
     def close(self) -> None:
         """Wait for all jobs and end the thread. A later job starts another one."""
@@ -83,26 +90,6 @@ class BackgroundThread:
             executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown()
-
-    def __enter__(self) -> "BackgroundThread":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Wait for all jobs and end the thread."""
-        self.close()
-
-
-class Job(Generic[Result]):
-    """A call of a function in a `BackgroundThread`."""
-
-    def __init__(self, function: Callable[[], Result], future: Future[Result]) -> None:
-        self._function, self._future, self._process = function, future, os.getpid()
-
-    def result(self) -> Result:
-        """Return the result of the function, when it has ended, or raise its error."""
-        if os.getpid() != self._process:  # the future's own lock may be locked there
-            return self._function()
-        return self._future.result()
 
 
 def _before_fork() -> None:
@@ -115,19 +102,16 @@ def _before_fork() -> None:
         _held.append(lock)
 
 
-def _after_fork() -> None:
-    """Release all locks. The forking thread has acquired them, in the forked process too."""
+def _after_fork(*, in_child: bool = False) -> None:
+    """Release all locks. The forking thread has acquired them, in the forked process too, which calls all callbacks."""
     while _held:
         _held.pop().release()
-
-
-def _after_fork_in_child() -> None:
-    """Release all locks, and call all callbacks."""
-    _after_fork()
-    for each in list(_callbacks.values()):
+    for each in list(_callbacks.values()) if in_child else ():
         if (callback := each()) is not None:
             callback()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=partial(_after_fork, in_child=True)
+    )

@@ -55,7 +55,6 @@ def short_repr(record: Any) -> str:
 
 
 def _described(value: Any) -> str:
-    """Return a short text for the value of a field."""
     from tokenizers import Tokenizer
     from torch import Tensor, nn
 

@@ -7,7 +7,8 @@ import gc
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,15 +34,12 @@ def held_parameters(
 def is_held(parameters: Mapping[str, Tensor | None], name: str, uses: int) -> bool:
     """Return whether something else than modules refers to a parameter, so that it may have an optimizer."""
     other = {name: nn.Parameter(requires_grad=False)}  # which only this dictionary refers to
-    return _references(parameters, name) - _references(other, name) > uses - 1
-
-
-def _references(parameters: Mapping[str, Tensor | None], name: str) -> int:
-    return sys.getrefcount(parameters[name])
+    return sys.getrefcount(parameters[name]) - sys.getrefcount(other[name]) > uses - 1
 
 
 def former_parameter(module: nn.Module, name: str) -> Tensor | None:
     """Return the parameter of a module that is about to be replaced, or `None` if no optimizer can have it."""
+    # not one that FSDP replaces in each forward pass, or `PendingUpdates` watches: these are of other classes
     parameters = module.__dict__.get("_parameters", {})
     may_be_trained = type(parameters.get(name)) is nn.Parameter and not parameters[name].is_meta
     return parameters[name] if may_be_trained and is_held(parameters, name, 1) else None
@@ -49,16 +47,12 @@ def former_parameter(module: nn.Module, name: str) -> Tensor | None:
 
 def optimizers_of(parameters: Collection[Tensor]) -> list[Optimizer]:
     """Return the optimizers of this process that train any of these parameters; it takes about 0.1 s."""
-    ids, kinds = {id(parameter) for parameter in parameters}, set(_subclasses(Optimizer))
+    # A parameter does not know its optimizers. The garbage collector finds them, as what refers to its class.
+    ids, kinds = {id(parameter) for parameter in parameters}, Optimizer.__subclasses__()
+    for kind in kinds:  # the list grows by the subclasses of its classes
+        kinds += kind.__subclasses__()
     optimizers = [each for each in gc.get_referrers(*kinds) if type(each) in kinds] if ids else []
     return [each for each in optimizers if ids & {id(parameter) for parameter in parameters_of(each)}]
-
-
-def _subclasses(kind: type) -> Iterator[type]:
-    each: type
-    for each in kind.__subclasses__():
-        yield each
-        yield from _subclasses(each)
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
@@ -67,6 +61,8 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
 
 
 def trained_by(optimizer: Optimizer, parameter_id: int) -> Tensor | None:
+    """Return the parameter of an optimizer that has this `id`, or `None`."""
+    # a weak reference instead of the `id` would forbid FSDP to give the parameter another size
     return next((parameter for parameter in parameters_of(optimizer) if id(parameter) == parameter_id), None)
 
 
@@ -76,24 +72,17 @@ def watch_replacement(module: nn.Module, name: str, former: Tensor | None) -> No
     if former is None or former is parameter or type(parameter) is not nn.Parameter or not parameter.requires_grad:
         return
     for optimizer in optimizers_of([former]):
-        optimizer.register_step_pre_hook(_Replacement(module, name, id(former)))
+        optimizer.register_step_pre_hook(partial(_check_is_trained, weakref.ref(module), name, id(former)))
 
 
-class _Replacement:
-    """Step pre-hook of an optimizer that trains a parameter which a module no longer has."""
-
-    def __init__(self, module: nn.Module, name: str, former: int) -> None:
-        self.module, self.name, self.former = weakref.ref(module), name, former
-
-    def __call__(self, optimizer: Optimizer, *_: Any) -> None:
-        module, former = self.module(), trained_by(optimizer, self.former)
-        parameter = None if module is None else module._parameters.get(self.name)
-        if parameter is None or parameter.grad is None or former is None or former.grad is not None:
-            return
-        if not optimizers_of([parameter]):
-            raise StaleRowsError(
-                f"The {self.name} of {a_or_an(module)} was replaced by another parameter, which no optimizer "
-                f"trains: this {type(optimizer).__name__} has the former one. Build the optimizer again; or write the "
-                f"numbers into the parameter, parameter.data.copy_(rows), and change its number of rows with "
-                f"embedlayer.vocab.edit_vocabulary(module, ..., optimizer=optimizer)."
-            )
+def _check_is_trained(owner: weakref.ref[nn.Module], name: str, former_id: int, optimizer: Optimizer, *_: Any) -> None:
+    """Raise an error at a step of an optimizer that trains only the former parameter of a module."""
+    module, former = owner(), trained_by(optimizer, former_id)
+    parameter = None if module is None else module._parameters.get(name)
+    if parameter is None or parameter.grad is None or former is None or former.grad is not None:
+        return
+    if not optimizers_of([parameter]):
+        raise StaleRowsError(
+            f"The {name} of {a_or_an(module)} was replaced and no optimizer trains it: this {type(optimizer).__name__} "
+            f"has the former one. Build the optimizer again, or see docs/errors.md, A replaced parameter."
+        )

@@ -43,42 +43,27 @@ def clamp_and_record(indices: Tensor, rows: int, record: Tensor) -> tuple[Tensor
     return clamped, outside
 
 
-_target_records: dict[torch.device, Tensor] = {}
+target_records: dict[torch.device, Tensor] = {}
+"""The results of `target_record` so far, by device."""
 
 
 @constant_in_graphs
 def target_record(device: torch.device) -> Tensor:
     """Return the record of the first bad target of all losses on an accelerator, int64 `(4,)`."""
-    record = _target_records.get(device)
+    # flat place, value, length of the last dimension and size; -1s for none, zeros if weights have changed
+    record = target_records.get(device)
     if record is None:
         record = torch.full((4,), -1, device=device)
         if type(record) is Tensor:  # a fake tensor must not outlive its mode
-            _target_records[device] = record
+            target_records[device] = record
     return record
-
-
-def recorded_targets() -> list[Tensor]:
-    """Return the records of all devices, the results of `target_record` so far."""
-    return list(_target_records.values())
-
-
-def clamp_and_record_targets(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Clamp the targets of a loss on an accelerator, and record the first bad one, without waiting for the device."""
-    return clamp_and_record(ids, size, target_record(ids.device))
-
-
-def record_changed_weights(is_changed: Tensor) -> None:
-    """Record on an accelerator that the weights of unread logits have changed, without waiting for the device."""
-    record = target_record(is_changed.device)
-    record.masked_fill_(is_changed & (record[0] < 0), 0)
 
 
 def changed_weights() -> StaleRowsError:
     """Return the error for logits that are read after the weights of their LM head have changed."""
     return StaleRowsError(
-        "The logits of a patched model are computed when they are read, and the weights of its LM head have changed "
-        "since the forward pass. Use them before optimizer.step() or any other change of the weights, keep them with "
-        "outputs.logits.detach(), or call embedlayer.unpatch(model)."
+        "The weights of the LM head have changed since the forward pass of these logits. Use them before "
+        "optimizer.step(), keep outputs.logits.detach(), or call embedlayer.unpatch(model)."
     )
 
 
@@ -114,10 +99,7 @@ def as_ids(ids: IdsLike, *, beside: nn.Module | Tensor) -> Tensor:
     if isinstance(ids, Tensor):
         return ids
     if isinstance(ids, Mapping):
-        raise ShapeError(
-            f"This is a mapping with the keys {', '.join(map(str, ids))}, not token ids: pass its 'input_ids', and its "
-            f"'attention_mask' as attention_mask where texts are padded."
-        )
+        raise ShapeError(f"This is a mapping with the keys {', '.join(map(str, ids))}: pass its 'input_ids'.")
     if isinstance(ids, Encoded):
         ids = ids.ids
     elif isinstance(ids, list | tuple) and any(isinstance(part, Encoded) for part in ids):
@@ -126,8 +108,7 @@ def as_ids(ids: IdsLike, *, beside: nn.Module | Tensor) -> Tensor:
         array = np.asarray(ids)
     except ValueError as error:
         raise ShapeError(
-            "Sequences of token ids must have one length to form a batch, not different ones: "
-            "pad them, or pass them one at a time."
+            "Token id sequences must have one length to form a batch: pad them, or pass one at a time."
         ) from error
     if array.size == 0:
         array = array.astype(np.int64)  # NumPy makes floats of an empty list
@@ -152,11 +133,7 @@ def check_integer_positions(positions: object) -> None:
     found = type(positions).__name__
     if isinstance(positions, Tensor):
         found = f"{str(positions.dtype).removeprefix('torch.')} values of shape {tuple(positions.shape)}"
-    raise ShapeError(
-        f"Positions are int64 or int32 tensors, such as torch.arange(T), not {found}.\n"
-        f"To add positions to hidden states, call add(x, positions). Fractions of positions are a scaling of the "
-        f"frequencies: RotaryEmbedding(head_dim, scaling=LinearScaling(factor))."
-    )
+    raise ShapeError(f"Positions are int64 or int32 tensors, such as torch.arange(T), not {found}.")
 
 
 def require_counted(positions: Tensor) -> None:
@@ -168,8 +145,7 @@ def require_counted(positions: Tensor) -> None:
 def _not_integers(found: str, remedy: str) -> ShapeError:
     """Return the error for token IDs that are not int64 or int32; the caller raises it."""
     return ShapeError(
-        f"A token id must be int64 or int32, not {found}. "
-        f"Look-up is by whole numbers: pass the tokenizer's ids, for instance {remedy}."
+        f"A token id must be int64 or int32, not {found}: pass the tokenizer's ids, for instance {remedy}."
     )
 
 

@@ -10,7 +10,7 @@ NUMBERS_AT_ONCE = 1 << 19
 
 def init_normal_(weight: Tensor, *, std: float) -> None:
     """Fill a weight in place with numbers from N(0, std^2); without effect on the meta device."""
-    if not weight.is_meta:
+    if not weight.is_meta:  # there torch would import its compiler
         nn.init.normal_(weight, std=std)
 
 
@@ -19,7 +19,7 @@ def zero_rows_(weight: Tensor, rows: Sequence[int]) -> None:
     """Set rows of a weight `(V, D)` to zero in place; without effect on the meta device."""
     if not rows or weight.is_meta:
         return
-    if not hasattr(weight, "device_mesh"):
+    if not hasattr(weight, "device_mesh"):  # on a DTensor this would change a gathered copy only
         weight.index_fill_(0, torch.tensor(rows, device=weight.device), 0)
         return
     from torch.distributed.tensor import DTensor, Replicate

@@ -20,7 +20,8 @@ def unknown_option(options: Mapping[str, object], kind: type, call: str) -> str 
 
 def show_options(*kinds: type) -> Callable[[Function], Function]:
     """Decorator: insert the attributes of `TypedDict` classes behind the entry of a function's `**options`."""
-    entries = "\n".join(_attributes(kind) for kind in kinds)
+    sections = [inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2] for kind in kinds]
+    entries = "\n".join(inspect.cleandoc(section.partition("\n\n")[0]) for section in sections)
 
     def decorate(function: Function) -> Function:
         if function.__doc__ is not None and entries:  # python -OO has no docstrings
@@ -34,9 +35,3 @@ def show_options(*kinds: type) -> Callable[[Function], Function]:
 
 _ENTRY = re.compile(r"^(?P<indent> +)\*\*\w+: .*(?:\n(?P=indent) +\S.*)*", re.MULTILINE)
 """The entry of variable keyword arguments in a section of arguments, with its further lines."""
-
-
-def _attributes(kind: type) -> str:
-    """Return the entries of the section `Attributes` of a class's docstring, without indentation."""
-    _, _, section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
-    return inspect.cleandoc(section.partition("\n\n")[0])

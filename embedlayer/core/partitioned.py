@@ -22,16 +22,10 @@ def refuse_partitioned(parameters: Iterable[tuple[str, Tensor | None]], action: 
         each: Any = parameter
         if gathered and each.shape == each.ds_shape:
             continue
-        remedy = (
-            "Call this on all processes inside `with deepspeed.zero.GatheredParameters([parameter]):`, or shard the "
-            "model with FSDP2 (torch.distributed.fsdp.fully_shard) instead."
-            if gathered
-            else "Do it before deepspeed.initialize and outside of deepspeed.zero.Init, or shard the model with FSDP2 "
-            "(torch.distributed.fsdp.fully_shard) instead."
-        )
+        remedy = "in deepspeed.zero.GatheredParameters([parameter])" if gathered else "before deepspeed.initialize"
         raise SizeError(
-            f"DeepSpeed's ZeRO-3 has partitioned {name or 'this parameter'} {tuple(each.ds_shape)}: no process has all "
-            f"of its rows at present, and it {action} here only whole. {remedy}"
+            f"DeepSpeed's ZeRO-3 has partitioned {name or 'this parameter'} {tuple(each.ds_shape)}, which {action} "
+            f"here only whole: do it {remedy}, or shard the model with FSDP2 (fully_shard) instead."
         )
 
 

@@ -35,10 +35,8 @@ def leaf_of_trace(module: nn.Module, *arguments: object, **options: object) -> A
     return tracer.create_proxy("call_module", name, arguments, options)
 
 
-def transforms_active() -> bool:
-    """Return whether a `torch.func` transform (`grad`, `vmap`, `jvp`, ...) is running."""
-    active: bool = torch._C._are_functorch_transforms_active()
-    return active
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Return whether a `torch.func` transform (`grad`, `vmap`, `jvp`, ...) is running."""
 
 
 def is_exporting() -> bool:
@@ -71,14 +69,12 @@ def is_transformed(*tensors: Tensor | None) -> bool:
     return False
 
 
-def are_saved_tensors_hooked() -> bool:
-    """Return whether hooks receive what autograd saves, as in activation checkpointing and its recomputation."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+hooks_of_saved_tensors: Callable[[bool], object] = torch._C._autograd._top_saved_tensors_default_hooks
+"""Return hooks that receive what autograd saves, as in activation checkpointing, or `None`; pass `True`."""
 
 
-def is_in_backward() -> bool:
-    """Return whether this thread computes a backward pass, in which a forward pass may be computed again."""
-    return torch._C._current_graph_task_id() != -1
+number_of_backward: Callable[[], int] = torch._C._current_graph_task_id
+"""Return the number of the backward pass that this thread computes, or -1; it may compute a forward pass again."""
 
 
 def is_capturing(x: Tensor) -> bool:
@@ -101,10 +97,11 @@ def fusible(*tensors: Tensor | None) -> bool:
     return not is_recorded and not is_transformed(*tensors)
 
 
-def is_dispatch_mode_active() -> bool:
-    """Return whether a `TorchDispatchMode` is active, such as `FakeTensorMode` or a counter of operators."""
-    active: int = torch._C._len_torch_dispatch_stack()
-    return active > 0
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""Return the number of active `TorchDispatchMode`s, such as `FakeTensorMode` or a counter of operators."""
+
+count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""Return the number of active `TorchFunctionMode`s, such as a default device. They see every torch function."""
 
 
 def is_fake_mode_active() -> bool:
@@ -126,19 +123,6 @@ def is_ordinary_or_fake(x: Tensor) -> bool:
     return type(x) is FakeTensor
 
 
-def is_function_mode_active() -> bool:
-    """Return whether a `TorchFunctionMode` is active, such as a default device. It sees every torch function."""
-    active: int = torch._C._len_torch_function_stack()
-    return active > 0
-
-
-def has_more_than(x: Tensor, numel: int) -> bool:
-    """Return whether `x` has more than `numel` elements; `False` in a graph whose dynamic shapes leave it open."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # 0.3 s, which only graphs need
-
-    return statically_known_true(x.numel() > numel)
-
-
 without_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch
 """Context manager: operators run on tensors as on plain ones, without `__torch_dispatch__` and dispatch modes."""
 
@@ -154,8 +138,8 @@ def set_dispatch(parameter: Any, kind: type[nn.Parameter], handler: Callable[...
 
     def refuse(_: Any) -> None:
         raise StaleRowsError(
-            f"The parameter {tuple(parameter.shape)} became the weight of a row-sparse table, or of a dense one, after "
-            f"this forward pass. Compute the forward pass again before backward()."
+            f"The parameter {tuple(parameter.shape)} became row-sparse, or dense, after this forward pass. Compute "
+            f"the forward pass again before backward()."
         )
 
     with without_dispatch():
@@ -233,42 +217,31 @@ def bag_gradient_of_rows(grad: Tensor, ids: Tensor, bags: Tensor, num_rows: int,
     return rows
 
 
-def bag_gradient_of_weights(grad: Tensor, rows: Tensor, ids: Tensor, bounds: Tensor, bags: Tensor) -> Tensor:
-    """Return the gradient of the factors of the terms of `F.embedding_bag(mode="sum")`, `(M,)`."""
-    factors: Tensor = torch.ops.aten._embedding_bag_per_sample_weights_backward(grad, rows, ids, bounds, bags, 0, -1)
-    return factors
+bag_gradient_of_weights = torch.ops.aten._embedding_bag_per_sample_weights_backward
+"""Return the gradient of the factors of the terms of `F.embedding_bag`, `(M,)`."""
+
+
+_GLOBAL_HOOKS = (
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_forward_hooks,
+    torch_module._global_backward_pre_hooks,
+    torch_module._global_backward_hooks,
+)
+"""Hooks of the calls of all modules. Torch fills these dictionaries and never replaces them."""
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether calling `module` runs more than `forward`: its hooks, global hooks, or `module.compile()`."""
-    return bool(
-        module._forward_pre_hooks
-        or module._forward_hooks
-        or module._backward_pre_hooks
-        or module._backward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_forward_hooks
-        or torch_module._global_backward_pre_hooks
-        or torch_module._global_backward_hooks
-        or module._compiled_call_impl is not None
-    )
+    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    return bool(own) or any(_GLOBAL_HOOKS) or module._compiled_call_impl is not None
 
 
 def calls_forward(module: nn.Module, forward: Callable[..., Any]) -> bool:
     """Return whether a call of `module` is no more than the passed `forward`: not overridden, replaced or observed."""
     if type(module).forward is not forward or "forward" in vars(module):
         return False
-    is_hooked = (
-        module._forward_pre_hooks
-        or module._forward_hooks
-        or module._backward_pre_hooks
-        or module._backward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_forward_hooks
-        or torch_module._global_backward_pre_hooks
-        or torch_module._global_backward_hooks
-    )
-    return not is_hooked or not is_observed(module)
+    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    return not (own or any(_GLOBAL_HOOKS)) or not is_observed(module)
 
 
 UNOBTRUSIVE = ("torch.distributed.fsdp.", "torch.utils.module_tracker", "embedlayer.")
@@ -278,13 +251,7 @@ UNOBTRUSIVE = ("torch.distributed.fsdp.", "torch.utils.module_tracker", "embedla
 def is_observed(module: nn.Module) -> bool:
     """Return whether hooks may see or change what a call of `module` computes: its own hooks, or global ones."""
     own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    of_all = (
-        torch_module._global_forward_pre_hooks,
-        torch_module._global_forward_hooks,
-        torch_module._global_backward_pre_hooks,
-        torch_module._global_backward_hooks,
-    )
-    hooks = [hook for each in (*own, *of_all) for hook in each.values()]
+    hooks = [hook for each in (*own, *_GLOBAL_HOOKS) for hook in each.values()]
     origins = [getattr(hook, "__module__", None) or "" for hook in hooks]
     return not all(origin.startswith(UNOBTRUSIVE) for origin in origins)
 
@@ -308,9 +275,8 @@ def refuse_per_sample_gradients(module: nn.Module) -> None:
         return
     if any(hasattr(parameter, "grad_sample") for parameter in module.parameters()):
         raise SizeError(
-            f"Opacus computes the per-sample gradients of this {type(module).__name__} from its calls, and its rows "
-            f"are read without a call, as by a tied head: their gradient would lack that part. Use an untied head, "
-            f"OutputHead(embed_dim, vocab_size); pass a Bag a batch of bags (..., T)."
+            f"Opacus computes per-sample gradients of this {type(module).__name__} from its calls only, and a tied "
+            f"head or a flat Bag reads its rows without one. Use an OutputHead; pass a Bag bags of shape (..., T)."
         )
 
 

@@ -13,7 +13,8 @@ Where no cut is safe within a million characters (one endless word), the text is
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from embedlayer.core.errors import EmbedLayerWarning
-from embedlayer.core.forks import BackgroundThread, Job
+from embedlayer.core.forks import BackgroundThread
 from embedlayer.data.memmap import IdArray
 from embedlayer.data.process_pool import usable_cores
 from embedlayer.data.text_files import decoded, opened
@@ -110,8 +111,8 @@ def _behind_anchors(chunks: Iterable[str], before: str) -> Iterator[TextChunk]:
 def encode_ahead(chunks: Iterator[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[TextChunk, IdArray, Encoding]]:
     """Yield each chunk with its token IDs, `(N,)` int64, and the encoding of the chunk behind its anchor."""
     tokenizer = pure_tokenizer(tokenizer)
-    with BackgroundThread("embedlayer-encode") as thread:
-        begun: list[tuple[list[TextChunk], Job[list[Encoding]]]] = []
+    with closing(BackgroundThread("embedlayer-encode")) as thread:
+        begun: list[tuple[list[TextChunk], Callable[[], list[Encoding]]]] = []
         while batch := list(_batch(chunks)):
             texts = [chunk.anchor + chunk.text for chunk in batch]
             anchors = [chunk.anchor for chunk in batch if chunk.anchor]
@@ -135,10 +136,10 @@ def _batch(chunks: Iterator[TextChunk]) -> Iterator[TextChunk]:
 
 
 def _without_anchors(
-    batch: Sequence[TextChunk], job: Job[list[Encoding]]
+    batch: Sequence[TextChunk], job: Callable[[], list[Encoding]]
 ) -> Iterator[tuple[TextChunk, IdArray, Encoding]]:
     """Yield what `encode_ahead` does, from the encodings of a batch of chunks and of the anchors that are not empty."""
-    encodings = iter(job.result())
+    encodings = iter(job())
     wholes = list(islice(encodings, len(batch)))
     for chunk, whole in zip(batch, wholes, strict=True):
         skipped = len(next(encodings).ids) if chunk.anchor else 0

@@ -27,8 +27,9 @@ def data_parallel_mesh(device: str, ranks: int, vocab_parallel_size: int | None)
     size = ranks if vocab_parallel_size is None else vocab_parallel_size
     if size < 1 or ranks % size:
         raise SizeError(
-            f"{ranks} processes cannot hold replicas of a table sharded over {size}: {ranks} must be a multiple of it."
+            f"{ranks} processes cannot hold replicas of a table sharded over {size}: pass a divisor of {ranks}."
         )
+    # rank r stores shard `r % size` of replica `r // size`
     return init_device_mesh(device, (ranks // size, size), mesh_dim_names=(DATA_PARALLEL, VOCAB_PARALLEL))
 
 

@@ -45,33 +45,17 @@ def placements_of(tensor: Tensor) -> tuple[object, ...] | None:
     return tuple(cast("DTensor", tensor).placements) if is_dtensor(tensor) else None
 
 
-def rank_of(tensor: Tensor) -> int | None:
-    """Return the rank whose shard a DTensor has, which after `torch.load` is the one that saved it."""
-    mesh = cast("DTensor", tensor).device_mesh
-    coordinate = mesh.get_coordinate()
-    return None if coordinate is None else int(mesh.mesh[tuple(coordinate)])
-
-
-def rows_of_this_rank(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return the rows that this rank stores of a DTensor, which is first sharded by rows over the mesh if it is not."""
-    from torch.distributed.tensor import Shard
-
-    return cast("DTensor", tensor).redistribute(mesh, [Shard(0)]).to_local()
-
-
 def row_collectives(tensor: Tensor) -> Collectives:
     """Return the ranks over which the rows of a DTensor are sharded; a single process if each rank has all rows."""
     if not is_dtensor(tensor):
         return SINGLE_PROCESS
     rows = cast("DTensor", tensor)
     ranks = _ranks_with_shards(rows, _sharded_dims(rows, 0))
-    [chunk] = rows.__create_chunk_list__()
-    own = ranks.partition(len(tensor))
-    if (chunk.offsets[0], chunk.sizes[0]) != (own.start, len(own)):
+    stored, own = local_slices(tensor)[0], ranks.partition(len(tensor))
+    if (stored.start, stored.stop) != (own.start, own.stop):
         raise SizeError(
-            f"This rank stores rows {chunk.offsets[0]} to {chunk.offsets[0] + chunk.sizes[0] - 1} of a DTensor with "
-            f"the placements {rows.placements} over {rows.device_mesh}, which are other rows than an edit expects: "
-            f"edit the model before it is sharded."
+            f"This rank stores rows {stored.start} to {stored.stop - 1} of a DTensor {rows.placements}, and an edit "
+            f"expects {own.start} to {own.stop - 1}: edit the model before it is sharded."
         )
     return ranks
 
@@ -84,18 +68,10 @@ def shard_collectives(tensor: Tensor) -> Collectives:
     return _ranks_with_shards(rows, sorted([*_sharded_dims(rows, 0), *_sharded_dims(rows, 1)]))
 
 
-def local_columns(tensor: Tensor) -> slice:
-    """Return which columns this rank stores: a slice of all, unless a DTensor is sharded by columns."""
-    if not is_dtensor(tensor) or tensor.dim() < 2:
-        return slice(None)
+def local_slices(tensor: Tensor) -> list[slice]:
+    """Return which part of a DTensor this rank stores, one slice for each dimension."""
     [chunk] = cast("DTensor", tensor).__create_chunk_list__()
-    return slice(chunk.offsets[1], chunk.offsets[1] + chunk.sizes[1])
-
-
-def first_local_row(tensor: "DTensor") -> int:
-    """Return the number of the first row that this rank stores, of a DTensor that is sharded by rows."""
-    [chunk] = tensor.__create_chunk_list__()
-    return int(chunk.offsets[0])
+    return [slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True)]
 
 
 def _sharded_dims(tensor: "DTensor", axis: int) -> list[int]:
@@ -146,6 +122,7 @@ def create_groups(module: nn.Module) -> None:
 
 def _group_over(mesh: DeviceMesh, dims: Sequence[int]) -> dist.ProcessGroup | None:
     """Return the group of the ranks that differ from this one only in some dimensions of a mesh, or `None`."""
+    # a group that torch does not have is created, once: all of its ranks must make the call
     if len(dims) == 1:
         return mesh.get_group(dims[0])
     coordinate = cast("list[int]", mesh.get_coordinate())
@@ -190,8 +167,7 @@ def check_replaceable(parameter: Tensor) -> None:
         torch.utils.swap_tensors(parameter, other)
     except RuntimeError as error:
         raise SizeError(
-            f"A sharded parameter is in use, by a loss that was not deleted or by a weak reference, and cannot get "
-            f"another number of rows: delete what refers to it ({error})."
+            f"A sharded parameter is in use, by a loss or weak reference: delete what refers to it ({error})."
         ) from error
     torch.utils.swap_tensors(parameter, other)
 

@@ -53,8 +53,8 @@ def register_fsdp_methods(model: nn.Module) -> nn.Module:
         state = cast(Any, fully_shard).state(module)
         if "_fsdp_param_group" in vars(state) and len(state._modules) > 1:
             raise VersionError(
-                f"With torch {torch.__version__} the backward pass of a group of modules, as fully_shard([norm, head]) "
-                f"makes it, crashes: shard each module by itself, or install torch 2.13."
+                f"With torch {torch.__version__} the backward pass of a group of modules, fully_shard([norm, head]), "
+                f"crashes: shard each module by itself, or install torch 2.13."
             )
         module.set_reshard_after_forward(False, recurse=False)
         for name in METHODS:
@@ -94,10 +94,7 @@ class FsdpParameter:
             getattr(self.group, "_partial_reduce_output", None),
         )
         if any(each is not None for each in pending):
-            raise SizeError(
-                "FSDP has gradients that are not reduced yet, as after set_requires_gradient_sync(False): edit after a "
-                "backward pass that reduces them."
-            )
+            raise SizeError("FSDP has gradients that are not reduced yet: edit after a backward pass that does so.")
         if getattr(self.group, "_all_gather_result", None) is not None:
             raise SizeError("FSDP is gathering this parameter (unshard(async_op=True)): wait for it before the edit.")
         if num_rows == len(self.parameter):
@@ -109,7 +106,7 @@ class FsdpParameter:
             raise SizeError(
                 f"The number of rows cannot change from {len(self.parameter)} to {num_rows} after fully_shard: "
                 f"{reason if missing else 'it was called with dp_mesh_dims'}. Edit the model before fully_shard, or "
-                f"reserve rows for new tokens before it with pad_to_multiple_of."
+                f"reserve rows with pad_to_multiple_of."
             )
         check_replaceable(self.parameter)
 
@@ -163,10 +160,7 @@ def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> dict[
         if "_fsdp_param_group" in vars(state):  # torch 2.9 to 2.11 have one or none
             groups = [group for group in [state._fsdp_param_group] if group is not None]
         if groups is None:
-            raise SizeError(
-                f"FSDP of torch {torch.__version__} stores its parameters elsewhere than expected: edit the model "
-                f"before fully_shard."
-            )
+            raise SizeError(f"An edit does not know FSDP of torch {torch.__version__}: edit before fully_shard.")
         for group in groups:
             for record in group.fsdp_params:
                 sharded[id(record.sharded_param)] = FsdpParameter(record.sharded_param, group)
@@ -174,7 +168,6 @@ def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> dict[
         own = [parameter for parameter in part.parameters(recurse=False) if not hasattr(parameter, "shard_group")]
         if getattr(part, "_is_fsdp_managed_module", False) and any(id(parameter) not in sharded for parameter in own):
             raise SizeError(
-                f"fully_shard was called on a module that contains this {type(module).__name__}, and FSDP gathers its "
-                f"rows there: pass that module."
+                f"fully_shard was called on a module around this {type(module).__name__}: pass that module."
             )
     return sharded

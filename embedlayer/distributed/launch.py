@@ -41,9 +41,16 @@ def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         yield Launch(device=torch.device(device))
         return
-    place, timeout = device_of_process(torch.device(device).type), timedelta(seconds=timeout_seconds)
+    place, timeout = torch.device(torch.device(device).type), timedelta(seconds=timeout_seconds)
     on_gpu = place.type == "cuda"
     if on_gpu:
+        number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if number >= count:
+            raise SizeError(
+                f"Process {number} of this machine, counted from 0, has no GPU of its own: there are {count}. Start "
+                f"at most {count} (torchrun --nproc-per-node {count}), or use --device cpu."
+            )
+        place = torch.device("cuda", number)
         torch.cuda.set_device(place)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
@@ -62,21 +69,10 @@ def launched_processes(device: str, timeout_seconds: float) -> Iterator[Launch]:
     dist.destroy_process_group()
 
 
-def device_of_process(kind: str) -> torch.device:
-    """Return the device of this process: for `kind` `"cuda"`, the GPU with the number `LOCAL_RANK`."""
-    if kind != "cuda":
-        return torch.device(kind)
-    number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if number >= count:
-        raise SizeError(
-            f"Process {number} of this machine, counted from 0, has no GPU of its own: there are {count}. "
-            f"Start at most {count} (torchrun --nproc-per-node {count}), or use --device cpu."
-        )
-    return torch.device(kind, number)
-
-
 def attempt_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
     """Return a part of `store` that only the ranks of this attempt use, whatever earlier attempts left in `store`."""
+    # Rank 0 publishes the name of a new part. The others may read that of an earlier attempt, so they read it and
+    # request again until rank 0 accepts.
     own_id, deadline = uuid4().hex, time.monotonic() + timeout.total_seconds()
     if rank == 0:
         store.set("embedlayer/attempt", own_id)
@@ -91,9 +87,8 @@ def attempt_store(store: Store, rank: int, size: int, timeout: timedelta) -> Sto
             return PrefixStore(attempt, store)
         time.sleep(0.05)
     raise PeerError(
-        f"Rank {rank} of {size} gave up: rank 0 did not come within {timeout.total_seconds():g} seconds. It has ended, "
-        f"is slow (--timeout-seconds), or, where a machine joins running ones, uses another address: set "
-        f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on all machines."
+        f"Rank {rank} of {size} gave up: rank 0 did not come within {timeout.total_seconds():g} seconds. "
+        f"See docs/errors.md, A rank that does not come."
     )
 
 

@@ -54,8 +54,8 @@ def token_ranges(length: int, rank: int, ranks: int, *, order: ShareOrder = "con
         spare = -length % total
         raise SizeError(
             f"{length} tokens do not divide into {total} equal chunks, which {ranks} ranks need in {order} order: pad "
-            f"the whole sequences by {spare}, F.pad(x, (0, {spare}), value=value), IDs with any token, the mask of "
-            f"documents with 0 and targets with -100; hidden states by F.pad(x, (0, 0, 0, {spare}))."
+            f"by F.pad(x, (0, {spare}), value=value), hidden states by F.pad(x, (0, 0, 0, {spare})); see "
+            f"docs/errors.md, Shares."
         )
     size = length // total
     return tuple(range(chunk * size, (chunk + 1) * size) for chunk in chunks)
@@ -103,7 +103,7 @@ def join_shares(shares: Sequence[Tensor], *, order: ShareOrder = "contiguous", d
     shapes = {tuple(share.shape) for share in shares}
     if len(shapes) != 1 or shares[0].shape[dim] % len(each[0]):
         raise ShapeError(
-            f"Shares of one sequence have the same shape, in zigzag order with an even number of tokens; found "
+            f"Shares of one sequence have one shape, in zigzag order with an even number of tokens; found "
             f"{sorted(shapes)}."
         )
     chunks = {
@@ -210,12 +210,13 @@ def exchange_halo(
     if halo == 0:
         return torch.cat(chunks)
     last = len(numbers) * ranks.size - 1
+    owners = [min(chunk, 2 * ranks.size - 1 - chunk) for chunk in range(last + 1)]  # in either order
     ends = {  # by the rank with the next chunk
-        _rank_of(number + 1, ranks.size): chunk[:, size - halo :].transpose(0, 1)
+        owners[number + 1]: chunk[:, size - halo :].transpose(0, 1)
         for number, chunk in zip(numbers, chunks, strict=True)
         if number < last
     }
-    senders = {_rank_of(number - 1, ranks.size) for number in numbers if number > 0}
+    senders = {owners[number - 1] for number in numbers if number > 0}
     send_counts, receive_counts = ([halo * (rank in peers) for rank in range(ranks.size)] for peers in (ends, senders))
     sent = torch.cat([ends[rank] for rank in sorted(ends)] or [share.transpose(0, 1)[:0]])
     halos = ranks.all_to_all(sent, send_counts, receive_counts)  # of chunk r from rank r - 1, of the second from r + 1
@@ -251,11 +252,6 @@ def _chunks_of(rank: int, ranks: int, order: ShareOrder) -> tuple[int, ...]:
     raise SizeError(f"order is one of {', '.join(get_args(ShareOrder))}, not {order!r}.")
 
 
-def _rank_of(chunk: int, ranks: int) -> int:
-    """Return the rank that has a chunk, in either order."""
-    return min(chunk, 2 * ranks - 1 - chunk)
-
-
 def _equal_parts(x: Tensor, parts: int, dim: int) -> tuple[Tensor, ...]:
     """Return equal parts of a tensor, one for each chunk of a share; raise a `ShapeError` if they cannot be equal."""
     if x.shape[dim] % parts:
@@ -266,7 +262,5 @@ def _equal_parts(x: Tensor, parts: int, dim: int) -> tuple[Tensor, ...]:
 def _check_halo(halo: int, size: int | None = None) -> None:
     """Raise a `SizeError` unless `halo` is at least 0, and at most `size`."""
     if halo < 0 or (size is not None and halo > size):
-        raise SizeError(
-            f"halo is a number of earlier tokens, at least 0"
-            f"{'' if size is None else f' and at most the {size} of a chunk'}, not {halo}."
-        )
+        most = "" if size is None else f" and at most the {size} of a chunk"
+        raise SizeError(f"halo is a number of earlier tokens, at least 0{most}, not {halo}.")

@@ -19,7 +19,7 @@ from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rank_of, rows_of_this_rank
+from embedlayer.distributed.dtensors import as_dtensor, is_dtensor
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
@@ -49,10 +49,6 @@ ROW_TENSORS: dict[type[LookupTable], tuple[str, ...]] = {
 }
 """The kinds of tables that can be sharded, and their tensors with one row per token."""
 
-DDP = (
-    "DistributedDataParallel would overwrite the rows of this rank by those of rank 0: wrap the model with "
-    "embedlayer.distributed.distributed_data_parallel(model)."
-)
 STATE = (
     "torch takes the moments of one rank's rows for those of all rows. Save and load model and optimizer with "
     "embedlayer.distributed.distributed_state(model, optimizer) and load_distributed_state. For the model alone "
@@ -71,6 +67,10 @@ CHECKPOINT = (
     "This saves the rows of one rank alone. Save and load model and optimizer with "
     "embedlayer.distributed.distributed_state(model, optimizer) and load_distributed_state, and turn off the "
     "checkpoints of the trainer (save_strategy='no' in transformers, enable_checkpointing=False in Lightning)."
+)
+DDP = (
+    "DistributedDataParallel would overwrite the rows of this rank by those of rank 0: wrap the model with "
+    "embedlayer.distributed.distributed_data_parallel(model)."
 )
 REFUSED = {
     ("torch.nn.parallel.distributed", "__init__"): DDP,
@@ -162,7 +162,13 @@ class ShardedTable(TokenTable, checks_ids=True):
         self.local = local
         self.index_check = IndexCheck(vocab_size, "token id")
         self.index_check.move_record(local.device)
-        self._mark_rows()
+        ranks = mesh.size()  # gradients are sums over the ranks, and become means
+        for _, parameter in self.sharded_parameters():
+            wanted = parameter.requires_grad
+            parameter.requires_grad_(True).register_hook(lambda grad: grad / ranks)
+            parameter.register_post_accumulate_grad_hook(_take_gradient)
+            parameter.requires_grad_(wanted)
+            parameter.shard_group = self.collectives.group  # type: ignore[attr-defined]
         self._register_state_dict_hook(_rows_as_dtensors)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
 
@@ -235,25 +241,13 @@ class ShardedTable(TokenTable, checks_ids=True):
     refuses_ddp = True
     """Whether `DistributedDataParallel` gets a `SizeError`; `distributed_data_parallel` hides the rows from it."""
 
-    def _mark_rows(self) -> None:
-        """Prepare the parameters with this rank's rows: divide their gradients, and mark them as sharded."""
-        ranks = self.mesh.size()
-        for _, parameter in self.sharded_parameters():
-            wanted = parameter.requires_grad
-            parameter.requires_grad_(True).register_hook(lambda grad: grad / ranks)
-            parameter.register_post_accumulate_grad_hook(_take_gradient)
-            parameter.requires_grad_(wanted)
-            parameter.shard_group = self.collectives.group  # type: ignore[attr-defined]
-
     def _check_rows(self) -> None:
-        """Raise a `ShapeError` unless the parameters with this rank's rows are those that `_mark_rows` prepared."""
+        """Raise a `ShapeError` unless the parameters with this rank's rows are those that `__init__` prepared."""
         for name, parameter in self.sharded_parameters():
             if not hasattr(parameter, "shard_group"):
                 raise ShapeError(
-                    f"The {name} of this sharded table was replaced after it was created: its gradients would be sums, "
-                    f"and after fully_shard its rows those of other ranks. Pass "
-                    f"ignored_params=sharded_parameters(model) to fully_shard, load without assign=True, or shard the "
-                    f"table again."
+                    f"The {name} of this sharded table was replaced: load without assign=True, and pass "
+                    f"ignored_params=sharded_parameters(model) to fully_shard."
                 )
 
     def sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -283,10 +277,12 @@ class ShardedTable(TokenTable, checks_ids=True):
         self._check_rows()
         group = self.collectives
         ids, outside = self.index_check(ids)
-        requests = DistinctIds(ids, self.partition)
-        counts = HostCopy(torch.cat([requests.counts, group.exchanged(requests.counts)]))
-        inverse, unique_ids = requests.inverse, requests.ids  # computed while the host waits
-        numbers: list[int] = counts.tolist()
+        ascending, order, places, counts = _distinct_ids(ids, self.partition)
+        copied = HostCopy(torch.cat([counts, group.exchanged(counts)]))
+        # Computed while the host waits: the distinct IDs, followed by undefined numbers, and the index of each ID.
+        unique_ids = ascending.new_empty(len(ascending)).scatter_(0, places, ascending)
+        inverse = order.new_empty(len(order)).scatter_(0, order, places).view(ids.shape)
+        numbers: list[int] = copied.tolist()
         send_counts, receive_counts = numbers[: group.size], numbers[group.size :]
         requested = group.all_to_all(unique_ids[: sum(send_counts)], send_counts, receive_counts) - self.partition.start
         unused = requested.new_zeros(0 if len(requested) else 1)  # every rank must take part in the backward pass
@@ -410,28 +406,15 @@ class ShardedTable(TokenTable, checks_ids=True):
         return local.logits(everyones, **settings.of_rows(self.partition.start, self.partition.stop)._asdict())
 
 
-class DistinctIds:
-    """The distinct IDs of a batch in ascending order, computed without waiting for the device."""
-
-    def __init__(self, ids: Int[Tensor, "*batch"], partition: RowPartition) -> None:
-        self._shape = ids.shape
-        self._sorted, self._order = ids.flatten().long().sort()
-        is_first = torch.ones_like(self._sorted, dtype=torch.bool)
-        torch.ne(self._sorted[1:], self._sorted[:-1], out=is_first[1:])
-        totals = F.pad(is_first.cumsum(0), (1, 0))  # [i]: how many distinct IDs the first i sorted ones are
-        self._places = totals[1:] - 1
-        stops = torch.arange(1, partition.size + 1, device=ids.device) * partition.rows_per_rank
-        self.counts = totals[torch.searchsorted(self._sorted, stops)].diff(prepend=totals[:1])
-
-    @property
-    def ids(self) -> Int[Tensor, " N"]:
-        """Return the distinct IDs, followed by undefined numbers: as many numbers as the batch has."""
-        return self._sorted.new_empty(len(self._sorted)).scatter_(0, self._places, self._sorted)
-
-    @property
-    def inverse(self) -> Int[Tensor, "*batch"]:
-        """Return the index of each ID of the batch among the distinct ones."""
-        return self._order.new_empty(len(self._order)).scatter_(0, self._order, self._places).view(self._shape)
+def _distinct_ids(ids: Int[Tensor, "*batch"], partition: RowPartition) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the sorted IDs, their order, the index of each among the distinct IDs, and how many each rank stores."""
+    ascending, order = ids.flatten().long().sort()
+    is_first = torch.ones_like(ascending, dtype=torch.bool)
+    torch.ne(ascending[1:], ascending[:-1], out=is_first[1:])
+    totals = F.pad(is_first.cumsum(0), (1, 0))  # [i]: how many distinct IDs the first i sorted ones are
+    stops = torch.arange(1, partition.size + 1, device=ids.device) * partition.rows_per_rank
+    counts = totals[torch.searchsorted(ascending, stops)].diff(prepend=totals[:1])
+    return ascending, order, totals[1:] - 1, counts
 
 
 def _take_gradient(parameter: Tensor) -> None:
@@ -515,9 +498,7 @@ def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
     """Return a new table of the same kind that contains only the rows of `partition`, with the dtype of `table`."""
     kind, rows, tensors = type(table), slice(partition.start, partition.stop), table.state_dict()
     if kind not in ROW_TENSORS:
-        raise TypeError(
-            f"A {kind.__name__} cannot be sharded: pass one of {', '.join(known.__name__ for known in ROW_TENSORS)}."
-        )
+        raise TypeError(f"A {kind.__name__} cannot be sharded, only {', '.join(one.__name__ for one in ROW_TENSORS)}.")
     like = tensors[ROW_TENSORS[kind][0]]
     if like.is_meta and kind is QuantizedEmbedding:
         raise TypeError("A quantised table cannot be drawn: pass the result of QuantizedEmbedding.from_table.")
@@ -557,25 +538,26 @@ def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str,
     for name in table.local.state_dict():
         value = state.pop(prefix + name, None)
         if is_dtensor(value):
-            if (rank := rank_of(value)) != dist.get_rank():
+            coordinate = value.device_mesh.get_coordinate()  # after `torch.load`, of the rank that saved it
+            rank = None if coordinate is None else int(value.device_mesh.mesh[tuple(coordinate)])
+            if rank != dist.get_rank():
                 raise CheckpointError(
-                    f"{prefix}{name} has the rows of rank {rank}, and this is rank {dist.get_rank()}: torch.save "
-                    f"writes those of the rank that calls it. Save and load with "
-                    f"embedlayer.distributed.distributed_state."
+                    f"{prefix}{name} has the rows of rank {rank}, which called torch.save, and this is rank "
+                    f"{dist.get_rank()}: save and load with embedlayer.distributed.distributed_state."
                 )
-            value = rows_of_this_rank(value, table.mesh)
+            from torch.distributed.tensor import Shard
+
+            value = value.redistribute(table.mesh, [Shard(0)]).to_local()
         elif value is not None and name in ROW_TENSORS[type(table.local)]:
             value = value[table.partition.start : table.partition.stop]
         if value is not None:
             state[f"{prefix}local.{name}"] = value
 
 
-def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
-    """Yield those of `unsharded_parameters` with `requires_grad`."""
-    return (each for each in unsharded_parameters(model) if each[1].requires_grad)
-
-
-def unsharded_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
+def trained_parameters(
+    model: nn.Module, *, with_frozen: bool = False
+) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:
+    """Yield (name in the unsharded model, parameter, table) for each trained parameter of `model`."""
     refuse_partitioned(model.named_parameters(), "is saved and shared between ranks", gathered=False)
     tables = list(sharded_tables(model))
     named = {
@@ -585,10 +567,12 @@ def unsharded_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, 
     }
     table_of = {parameter: table for _, table in tables for _, parameter in table.sharded_parameters()}
     for name, parameter in model.named_parameters():
-        yield named.get(parameter, name), parameter, table_of.get(parameter)
+        if parameter.requires_grad or with_frozen:
+            yield named.get(parameter, name), parameter, table_of.get(parameter)
 
 
 def sharded_tables(model: nn.Module) -> Iterator[tuple[str, ShardedTable]]:
+    """Yield (name, table) for each `ShardedTable` in `model`."""
     for name, module in model.named_modules():
         if isinstance(module, ShardedTable):
             yield name.removesuffix(".rows"), module

@@ -19,7 +19,7 @@ from embedlayer.core.errors import PeerError, SizeError, StaleRowsError
 from embedlayer.core.held_parameters import optimizers_of
 from embedlayer.distributed.data_parallel import sum_gradient
 from embedlayer.distributed.dtensors import is_dtensor, to_local
-from embedlayer.distributed.sharded import collectives_of, unsharded_parameters
+from embedlayer.distributed.sharded import collectives_of, trained_parameters
 from embedlayer.row_sparse.gradient import row_gradient
 from embedlayer.tables.table import TokenTable
 
@@ -27,13 +27,8 @@ from embedlayer.tables.table import TokenTable
 class StageCopy:
     """The copy of one parameter on this pipeline stage; it is the attribute `stage_copy` of the parameter.
 
-    Args:
-        name: Name of the parameter in the whole model.
-        parameter: The parameter of this stage.
-        ranks: The ranks whose stages have a copy, in the order of the stages.
-
-    Attributes:
-        is_summed: Whether `sum_gradient` was called after the last backward pass, as far as hooks of torch say so.
+    `ranks` are those whose stages have a copy, in the order of the stages. `is_summed` says whether `sum_gradient` was
+    called after the last backward pass, as far as hooks of torch say so.
     """
 
     def __init__(self, name: str, parameter: nn.Parameter, ranks: Collectives) -> None:
@@ -59,17 +54,15 @@ class StageCopy:
         if self.parameter.grad is not None and not self.is_summed:
             raise StaleRowsError(
                 f"The gradient of {self.name} is that of one pipeline stage, and the table is on {self.ranks.size}: "
-                f"call sum_gradients() of the result of tie_stages on each of them after the last backward pass, "
-                f"before the gradients are clipped and the optimizer makes its step."
+                f"call sum_gradients() of tie_stages' result on each of them before clipping and the optimizer's step."
             )
 
     def _before_accumulation(self, _: Tensor) -> None:
         """Hook of the parameter, before a gradient is added to its own."""
         if self.is_summed and self.parameter.grad is not None:
             raise StaleRowsError(
-                f"The gradient of {self.name} was summed over the pipeline stages already, and another one would be "
-                f"added: accumulate all gradients of a step first, call sum_gradients() once, and optimizer.zero_grad()"
-                f" after the step, without set_to_none=False."
+                f"The gradient of {self.name} was summed over the pipeline stages already: accumulate all gradients "
+                f"first, call sum_gradients() once, and optimizer.zero_grad() after the step."
             )
         self.is_summed = False
         if not self._has_optimizer:
@@ -104,8 +97,8 @@ class TiedStages:
         for copy in self.copies:
             if copy.parameter not in current and not is_dtensor(copy.parameter):  # FSDP may have gathered it
                 raise SizeError(
-                    f"{copy.name} was replaced by another parameter after tie_stages, as fully_shard does: call "
-                    f"tie_stages again, after it."
+                    f"{copy.name} was replaced by another parameter after tie_stages, as fully_shard does: call it "
+                    f"again."
                 )
             copy.sum_gradient()
 
@@ -118,13 +111,16 @@ def stage_copies(parameters: Iterable[Tensor]) -> Iterator[StageCopy]:
 def require_equal_copies(copy: StageCopy, state: Mapping[str, Tensor]) -> None:
     """Raise a `PeerError` on all stages of a tied parameter if its bits, or those of its state, differ between them."""
     tensors = {"rows": copy.parameter.detach(), **state}
-    sums = copy.ranks.all_gather_object({key: _sum_of_bits(to_local(each)) for key, each in tensors.items()})
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = {key: to_local(each).contiguous() for key, each in tensors.items()}
+    bits = {key: each.view(integers[each.element_size()]) for key, each in bits.items()}
+    sums = copy.ranks.all_gather_object({key: int(each.sum(dtype=torch.int64)) for key, each in bits.items()})
     different = [key for key in tensors if any(each.get(key) != sums[0].get(key) for each in sums)]
     if different:
         raise PeerError(
-            f"The copies of {copy.name} on the pipeline stages of ranks {_listed(copy.ranks.global_ranks)} differ "
-            f"({', '.join(different)}), and a checkpoint stores one of them. Before each step call sum_gradients() and "
-            f"clip with embedlayer.clip_grad_norm_(..., pp_mesh=mesh), and give all stages the same learning rate."
+            f"The copies of {copy.name} on the pipeline stages of ranks "
+            f"{' and '.join(map(str, copy.ranks.global_ranks))} differ ({', '.join(different)}). See docs/errors.md, "
+            f"Copies of a table on pipeline stages."
         )
 
 
@@ -174,12 +170,9 @@ def tie_stages(stages: nn.Module | Sequence[nn.Module], mesh: DeviceMesh) -> Tie
     }
     with pipeline.all_or_none():
         for part in parts:
-            for name, parameter, _ in unsharded_parameters(part):
+            for name, parameter, _ in trained_parameters(part, with_frozen=True):
                 if parameters.setdefault(name, parameter) is not parameter:
-                    raise SizeError(
-                        f"Two stage modules of this rank have a {name} of their own: give both the same module, which "
-                        f"is then one parameter."
-                    )
+                    raise SizeError(f"Two stage modules of this rank have a {name} each: give both the same module.")
                 if parameter.is_meta:
                     raise SizeError(f"{name} is on the meta device: call tie_stages after to_empty.")
     facts = {
@@ -199,19 +192,19 @@ def tie_stages(stages: nn.Module | Sequence[nn.Module], mesh: DeviceMesh) -> Tie
     }
     tied = {name: ranks for name, ranks in ranks_of.items() if len(ranks) > 1}
     for name, ranks in tied.items():
-        both = f"Ranks {_listed(pipeline.global_ranks[rank] for rank in ranks)} both have {name}"
+        both = f"Ranks {' and '.join(str(pipeline.global_ranks[rank]) for rank in ranks)} both have {name}"
         if any(everyones[rank][name]["kind"] != "of a table" for rank in ranks):
             raise SizeError(
-                f"{both}, which is no parameter of a table. Give the parameters of a stage their names in the whole "
-                f"model (blocks.0 on the first stage, blocks.1 on the next): a checkpoint stores one tensor a name."
+                f"{both}, which is no parameter of a table: give the parameters of a stage their names in the whole "
+                f"model (blocks.0 on the first stage, blocks.1 on the next)."
             )
         if any(everyones[rank][name] != everyones[ranks[0]][name] for rank in ranks):
             described = "; ".join(str(everyones[rank][name]) for rank in ranks)
             raise PeerError(f"{both}, and they are no copies of one parameter: {described}.")
     if not tied and pipeline.size > 1:
         raise SizeError(
-            "No table is on several pipeline stages: register it on the last stage under the name that it has on the "
-            "first, self.table = TokenEmbedding(...), and tie the head to it, self.head = OutputHead(self.table)."
+            "No table is on several pipeline stages: register it on the last stage under its name on the first, and "
+            "tie the head to it, self.head = OutputHead(self.table)."
         )
     groups: dict[tuple[int, ...], Collectives] = {tuple(range(pipeline.size)): pipeline}
     copies = []
@@ -226,13 +219,3 @@ def tie_stages(stages: nn.Module | Sequence[nn.Module], mesh: DeviceMesh) -> Tie
         for copy in copies:
             copy.ranks.broadcast(to_local(copy.parameter.data))
     return TiedStages(copies, parts)
-
-
-def _sum_of_bits(tensor: Tensor) -> int:
-    """Return the sum of the bits of a tensor, read as integers, modulo 2^64."""
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return int(tensor.contiguous().view(integers).sum(dtype=torch.int64))
-
-
-def _listed(ranks: Iterable[int]) -> str:
-    return " and ".join(str(rank) for rank in ranks)

@@ -122,7 +122,7 @@ def new_files(path: Path | str, *beside: Path | str) -> Iterator[Sequence[Path]]
                 for target in named:
                     target.unlink(missing_ok=True)
                 if isinstance(error, FileExistsError):
-                    raise _appeared(targets[len(named)]) from error
+                    raise _changed(targets[len(named)], "appeared") from error
                 raise
             flush_to_disk(targets[0].parent)
 
@@ -198,7 +198,8 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
             partial = folder / _name(path, target)
             partial.mkdir()
             yield partial
-            _flush_folder(partial)
+            for file in (*partial.rglob("*"), partial):
+                flush_to_disk(file)
             recover_folder(target)
             if _listing(target) != before:
                 raise _changed(target)
@@ -223,7 +224,8 @@ def new_folder(path: Path | str) -> Iterator[Path]:
             partial = folder / _name(path, target)
             partial.mkdir()
             yield partial
-            _flush_folder(partial)
+            for file in (*partial.rglob("*"), partial):
+                flush_to_disk(file)
             _name_folder(partial, target)
             flush_to_disk(target.parent)
 
@@ -256,47 +258,33 @@ def _name_folder(partial: Path, target: Path) -> None:
     try:
         name_new_folder(partial, target)
     except FileExistsError as error:
-        raise _appeared(target) from error
+        raise _changed(target, "appeared") from error
 
 
-def _appeared(path: Path) -> FileError:
-    """Return the error about a target that was free when the work began."""
+def _changed(path: Path, what: str = "has changed") -> FileError:
+    """Return the error about a target that is not what it was when the work began."""
     return FileError(
-        f"{path} appeared while this was computed, probably by another command, and was not changed. Choose another "
-        f"name, or remove it and start again."
-    )
-
-
-def _changed(path: Path) -> FileError:
-    """Return the error about a folder that was to be replaced and is not what it was when the work began."""
-    return FileError(
-        f"{path} has changed while this was computed, probably by another command, and was not replaced. Choose "
-        f"another folder, or start again."
+        f"{path} {what} while this was computed, and was not changed. Choose another name, or start again."
     )
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
     """Return inode, size and time of each file in a folder, by relative path; `None` if there is no folder."""
     listing: dict[str, tuple[int, int, int]] = {}
+    places = [os.fspath(folder)]
     try:
-        for place, folders, files in os.walk(folder, onerror=_raise):
-            for name in (*folders, *files):
-                path = os.path.join(place, name)
+        for place in places:  # grows by the folders in it
+            with os.scandir(place) as entries:
+                paths = [entry.path for entry in entries]
+            for path in paths:
                 facts = os.lstat(path)
                 is_folder = stat.S_ISDIR(facts.st_mode)
+                places += [path] if is_folder else []
                 times = (0, 0) if is_folder else (facts.st_size, facts.st_mtime_ns)
                 listing[os.path.relpath(path, folder)] = facts.st_ino, *times
     except FileNotFoundError:
         return None
     return listing
-
-
-def _raise(error: OSError) -> None:
-    """Raise an error that `os.walk` would ignore."""
-    try:
-        raise error
-    finally:
-        del error  # with this frame it would keep what all callers refer to, such as the lock of a run
 
 
 def _keep_permissions(old: Path, new: Path) -> None:
@@ -348,8 +336,8 @@ def recover_folder(path: Path | str) -> Path:
         except OSError as error:
             if not os.path.lexists(target) and os.path.lexists(old):  # no other process has done it meanwhile
                 raise FileError(
-                    f"{path} is missing because a process was killed while it replaced it, and {old}, which is the "
-                    f"folder as it was, cannot be renamed: {error.strerror or error}. Rename it to {target.name}."
+                    f"{path} is missing since a process was killed, and {old} cannot be renamed: "
+                    f"{error.strerror or error}. Rename it to {target.name}."
                 ) from error
         break
     return path
@@ -391,14 +379,10 @@ def require_file(path: Path | str, *, most: int | None = None) -> None:
         kind = next((noun for test, noun in _KINDS_OF_PATH.items() if test(facts.st_mode)), "of another kind")
         raise FileError(f"Cannot read {path}: it is {kind}, and a file is expected. Copy its content into a file.")
     if most is not None and facts.st_size > most:
-        raise FileError(
-            f"Cannot read {path}: it has {facts.st_size:,} bytes, and at most {most:,} are read at once: it is damaged "
-            f"or another kind of file."
-        )
+        raise FileError(f"Cannot read {path}: it has {facts.st_size:,} bytes, more than the {most:,} of such a file.")
 
 
 def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file."""
     require_file(path, most=most)
     with file_errors(f"read {path}"):
         return Path(path).read_bytes()
@@ -423,18 +407,10 @@ def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> 
     """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary."""
     value = read_json(path)
     if version not in (None, value.get("format_version")):
-        raise CheckpointError(
-            f"{path} has format version {printable(value.get('format_version'))}, and this embedlayer reads version "
-            f"{version}. Use the version that wrote it, or create it again."
-        )
+        found = printable(value.get("format_version"))
+        raise CheckpointError(f"{path} has format version {found}, and this embedlayer reads version {version}.")
     check_fields(value, kind, path)
     return value
-
-
-def _flush_folder(path: Path) -> None:
-    """Write a folder and all that is in it to the disk."""
-    for file in (*path.rglob("*"), path):
-        flush_to_disk(file)
 
 
 def flush_to_disk(path: Path) -> None:

@@ -35,13 +35,6 @@ _MOST_DIMENSIONS = 4
 _NUMBERS_AT_ONCE = 1 << 20
 
 
-class MetadataValue(NamedTuple):
-    """A value of the metadata of a GGUF file."""
-
-    value: Any
-    raw: bytes
-
-
 class NewTensor(NamedTuple):
     """A tensor to write into a GGUF file."""
 
@@ -56,14 +49,11 @@ class GGUFFile:
 
     path: Path
     version: int
-    metadata: dict[str, MetadataValue]
+    metadata: dict[str, Any]
+    stored_metadata: dict[str, bytes]
     tensors: dict[str, TensorInfo]
     alignment: int
     size: int
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value of the metadata, or `default` if there is no such key."""
-        return self.metadata[key].value if key in self.metadata else default
 
     def stored_rows(self, name: str) -> UInt8[Tensor, "N row_bytes"]:
         """Return the bytes of the rows of a tensor, mapped to the file: writing to them does not change the file."""
@@ -160,17 +150,20 @@ def read_gguf(path: Path | str) -> GGUFFile:
     if version not in _VERSIONS:
         raise CheckpointError(f"{path} is a GGUF file of version {version}; embedlayer reads versions 2 and 3.")
     num_tensors, num_values = header.count(24), header.count(13)
-    metadata: dict[str, MetadataValue] = {}
+    metadata: dict[str, Any] = {}
+    stored: dict[str, bytes] = {}
     for _ in range(num_values):
         key = header.string()
         if key in metadata:
             raise header.damaged(f"the key {key!r} is there twice")
+        start = header.at
         metadata[key] = header.value()
-    if (parts := metadata.get(_SPLITS)) is not None and parts.value != 1:
+        stored[key] = bytes(header.data[start : header.at])
+    if (parts := metadata.get(_SPLITS)) is not None and parts != 1:
         raise CheckpointError(
-            f"{path} is one of {parts.value} parts of a split model: join them with llama-gguf-split --merge."
+            f"{path} is one of {parts} parts of a split model: join them with llama-gguf-split --merge."
         )
-    alignment = metadata[_ALIGNMENT].value if _ALIGNMENT in metadata else gguf.GGUF_DEFAULT_ALIGNMENT
+    alignment = metadata.get(_ALIGNMENT, gguf.GGUF_DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise header.damaged(f"{_ALIGNMENT} is {alignment!r}, no power of two")
     entries = [header.tensor() for _ in range(num_tensors)]
@@ -190,7 +183,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
         tensors[name] = TensorInfo(name, dtype, shape, path, start + offset, start + offset + nbytes)
         if tensors[name].stop > len(data) or offset % alignment:
             raise header.damaged(f"{name} does not lie inside it")
-    return GGUFFile(path, version, metadata, tensors, alignment, header.at)
+    return GGUFFile(path, version, metadata, stored, tensors, alignment, header.at)
 
 
 class _Header:
@@ -200,11 +193,9 @@ class _Header:
         self.path, self.data, self.at = path, data.data, 0
 
     def damaged(self, what: str) -> CheckpointError:
-        """Return, without raising it, the error for a damaged file."""
         return CheckpointError(f"{self.path} is no whole GGUF file: {what}. It is damaged or cut short: copy it again.")
 
     def take(self, count: int) -> memoryview:
-        """Return the next `count` bytes."""
         if count > len(self.data) - self.at:
             raise self.damaged(f"it ends at byte {len(self.data):,}, inside its header")
         self.at += count
@@ -225,22 +216,17 @@ class _Header:
         """Return the next string; bytes that are not UTF-8 become lone surrogates."""
         return bytes(self.take(self.count(1))).decode(errors="surrogateescape")
 
-    def value(self) -> MetadataValue:
+    def value(self) -> Any:
         """Return the next value of the metadata, which starts with the number of its type."""
-        start = self.at
-        kind = self.number("I")
-        if kind != _ARRAY:
-            value = self._single(kind)
-        elif (kind := self.number("I")) in _SCALARS:
-            code = _SCALARS[kind]
-            count = self.count(struct.calcsize(code))
-            value = list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}"))))
-        else:
-            value = [self._single(kind) for _ in range(self.count(8))]
-        return MetadataValue(value, bytes(self.data[start : self.at]))
+        if (kind := self.number("I")) != _ARRAY:
+            return self._single(kind)
+        if (kind := self.number("I")) not in _SCALARS:
+            return [self._single(kind) for _ in range(self.count(8))]
+        code = _SCALARS[kind]
+        count = self.count(struct.calcsize(code))
+        return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}"))))
 
     def _single(self, kind: int) -> Any:
-        """Return the next value of the type `kind`."""
         if kind == _STRING:
             return self.string()
         if kind not in _SCALARS:
@@ -264,9 +250,8 @@ def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], ten
     if path.exists() and path.samefile(source.path):
         raise FileError(f"{path} is the file that is copied: name another one.")
     gguf = require("gguf", extra="gguf")
-    values = {
-        key: _encoded(old.raw, metadata[key]) if key in metadata else old.raw for key, old in source.metadata.items()
-    }
+    stored = source.stored_metadata.items()
+    values = {key: _encoded(old, metadata[key]) if key in metadata else old for key, old in stored}
     header = [GGUF, struct.pack("<IQQ", source.version, len(source.tensors), len(values))]
     for key, raw in values.items():
         header += [_string(key), raw]

@@ -53,9 +53,8 @@ def parse_json(text: str | bytes, source: object) -> Any:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise CheckpointError(
-                f"{source} holds a string with {error.object[error.start]!a}, half of a surrogate pair: it is damaged."
-            ) from error
+            half = f"{error.object[error.start]!a}"
+            raise CheckpointError(f"{source} is damaged: a string has {half}, half of a surrogate pair.") from error
     return value
 
 
@@ -112,7 +111,15 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
                 if isinstance(bound, Range) and not bound.least <= value <= bound.most:
                     yield f"{path} is {printable(value)}, outside {printable(bound.least)} to {printable(bound.most)}"
     elif typing.is_typeddict(kind):
-        yield from _faults_of_object(value, kind, path)
+        if not isinstance(value, dict):
+            yield f"{path or 'the whole'} is {printable(value)}, where an object is expected"
+            return
+        for name, expected in typing.get_type_hints(kind, include_extras=True).items():
+            place = f"{path}.{name}".lstrip(".")
+            if name in value:
+                yield from _faults(value[name], expected, place)
+            elif name in kind.__required_keys__:
+                yield f"{place} is missing"
     elif not _has_type(value, kind, origin, inner):
         if origin in (Union, types.UnionType):  # an object or a list of the right kind has a fault inside
             for one in inner:
@@ -123,28 +130,12 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
                     return
         yield f"{path or 'the whole'} is {printable(value)}, where {_name(kind)} is expected"
     elif origin in _LISTS and isinstance(value, list | tuple):
-        if origin is tuple and inner[-1] is not Ellipsis:
-            kinds: Sequence[Any] = inner
-        else:
-            kinds = [inner[0]] * len(value)
+        kinds: Sequence[Any] = inner if origin is tuple and inner[-1] is not Ellipsis else [inner[0]] * len(value)
         for number, (one, expected) in enumerate(zip(value, kinds, strict=True)):
             yield from _faults(one, expected, f"{path}[{number}]")
     elif origin in (dict, Mapping) and isinstance(value, dict):
         for key, one in value.items():
             yield from _faults(one, inner[1], f"{path}[{printable(key)}]")
-
-
-def _faults_of_object(value: object, kind: Any, path: str) -> Iterator[str]:
-    """Check that a parsed JSON value is an object with the fields of a `TypedDict`; yield a message for each fault."""
-    if not isinstance(value, dict):
-        yield f"{path or 'the whole'} is {printable(value)}, where an object is expected"
-        return
-    for name, expected in typing.get_type_hints(kind, include_extras=True).items():
-        place = f"{path}.{name}".lstrip(".")
-        if name in value:
-            yield from _faults(value[name], expected, place)
-        elif name in kind.__required_keys__:
-            yield f"{place} is missing"
 
 
 def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool:

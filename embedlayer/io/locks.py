@@ -94,7 +94,7 @@ def _release_share(key: str) -> None:
 
 
 def _close_copies() -> None:
-    """Forget all locks in a child process after `fork`, and close its copies of the lock files' descriptors."""
+    """Forget all locks in a child process after `fork`, which would keep them after its parent has ended."""
     global _guard
     _guard = threading.RLock()
     for descriptor, _ in _locks.values():
@@ -158,7 +158,4 @@ def is_still_at(descriptor: int, path: str | Path) -> bool:
 def _in_use(what: str, descriptor: int) -> FileError:
     """Return the error which says that another process has a lock, with the name of that process."""
     holder = os.pread(descriptor, 300, 0).decode(errors="replace").strip() or "another process"
-    return FileError(
-        f"{what} is in use by {holder}: two processes would mix their files in it. "
-        f"Wait until it ends, stop it, or choose another folder."
-    )
+    return FileError(f"{what} is in use by {holder}: wait until it ends, stop it, or choose another folder.")

@@ -9,6 +9,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,10 +103,7 @@ class MappedRows:
             try:
                 self.inode, length = os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size
                 if length < start + size:
-                    raise CheckpointError(
-                        f"{path} has {length:,} bytes where its rows need {start + size:,}: it is cut short. Copy it "
-                        f"again."
-                    )
+                    raise CheckpointError(f"{path} is cut short: it has {length:,} bytes, and needs {start + size:,}.")
                 if size:
                     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
                     self._map = mmap.mmap(descriptor, before + size, access=access, offset=start - before)
@@ -118,7 +116,10 @@ class MappedRows:
             if hasattr(mmap, "MADV_RANDOM"):
                 self._map.madvise(mmap.MADV_RANDOM)
             self.limit.maps.add(self._map)
-            memory = _Memory(self._map, before, shape, word)
+            mapped = np.frombuffer(self._map, np.uint8)  # of a type that is read-only, about which torch warns
+            place, kind = (mapped.ctypes.data + before, False), f"=i{word}" if word > 1 else "|i1"
+            interface = {"data": place, "shape": shape, "typestr": kind, "version": 3}
+            memory = SimpleNamespace(bytes=mapped, __array_interface__=interface)
         self.words = torch.from_numpy(np.asarray(memory))
         self._start = self.words.data_ptr()
 
@@ -164,22 +165,9 @@ class MappedRows:
                 flush_to_disk(self.path)
 
 
-class _Memory:
-    """Mapped memory as NumPy reads it. `np.frombuffer` would give a read-only array, about which torch warns."""
-
-    def __init__(self, mapped: mmap.mmap, start: int, shape: tuple[int, ...], word: int) -> None:
-        self.bytes = np.frombuffer(mapped, np.uint8)
-        self.__array_interface__ = {
-            "data": (self.bytes.ctypes.data + start, False),
-            "shape": shape,
-            "typestr": f"=i{word}" if word > 1 else "|i1",
-            "version": 3,
-        }
-
-
 def default_resident_bytes(nbytes: int) -> int | None:
     """Return the limit of resident memory for a file of `nbytes` bytes that is only read."""
-    memory = machine_bytes()
+    memory = machine_bytes()  # above a limit, pages that are in memory must be mapped again, which takes longest
     return None if memory is not None and UNLIMITED_PART * nbytes <= memory else RESIDENT_BYTES
 
 

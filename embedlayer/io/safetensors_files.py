@@ -71,12 +71,10 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the tensor in the file, in bytes."""
         return self.stop - self.start
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Return the data type of the tensor as a `torch.dtype`."""
         if self.dtype not in DTYPES:
             raise CheckpointError(
                 f"{self.name} in {self.file} is stored as {self.dtype}; embedlayer reads {', '.join(DTYPES)}."
@@ -130,8 +128,7 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
         if start.startswith(GGUF):
             raise CheckpointError(f"{path} is a GGUF file: pass this file itself.") from error
         raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}): it is damaged, cut short or another kind of file. "
-            f"Copy it again or use an earlier checkpoint."
+            f"{path} is not a whole safetensors file ({error}): it is damaged, cut short or another kind of file."
         ) from error
 
 
@@ -175,8 +172,7 @@ def require_whole(tensors: Mapping[str, Tensor]) -> None:
     if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
         raise CheckpointError(
             f"{', '.join(sharded)}: sharded over several ranks, each of which has some rows. Save them with "
-            f"torch.distributed.checkpoint (embedlayer.distributed.state.distributed_state), or call full_tensor() on "
-            f"all ranks first."
+            f"embedlayer.distributed.distributed_state, or call full_tensor() on all ranks first."
         )
 
 
@@ -202,7 +198,7 @@ def header_of_copy(
     length = int.from_bytes(file.read(8), "little")
     raw = file.read(length)
     entries: dict[str, Any] = json.loads(raw)
-    styles = ((",", ":"), (", ", ": "))
+    styles = ((",", ":"), (", ", ": "))  # with the old sizes the copy has the old bytes: MLX does not pad
     own = (
         style for style in styles if json.dumps(entries, separators=style, ensure_ascii=False).encode() == raw.rstrip()
     )
@@ -225,7 +221,7 @@ def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype:
     with file_errors(f"create {path} of {info.stop:,} bytes", " Free some space or choose another folder."):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            allocate(descriptor, info.stop)
+            allocate(descriptor, info.stop)  # so that no write through a map finds the disk full
             os.pwrite(descriptor, header, 0)
         except BaseException:
             path.unlink()

@@ -152,11 +152,8 @@ def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
                 raise _damaged(path, place)
             checked = file.read(8 * count if kind == ROWS else nbytes)
             file.seek(stop)
-            if checksum != _checksum(kind, count, nbytes, checked) or file.read(_END.size) != _END.pack(
-                b"DONE", checksum
-            ):
-                raise _damaged(path, place)
-            if (kind == HEAD) != (place == 0):
+            found, end = zlib.crc32(checked, zlib.crc32(_START.pack(kind, 0, count, nbytes))), file.read(_END.size)
+            if checksum != found or end != _END.pack(b"DONE", checksum) or (kind == HEAD) != (place == 0):
                 raise _damaged(path, place)
             if kind == ROWS:
                 checkpoints[-1].rows.append(Block(count, start, stop))
@@ -202,20 +199,14 @@ def _row_numbers(file: BinaryIO, block: Block) -> Tensor:
 def _damaged(path: Path, place: int) -> CheckpointError:
     """Create, but do not raise, the error for a log with a wrong block at an offset."""
     return CheckpointError(
-        f"{path} is damaged at byte {place:,}, so the rows cannot be rolled back to the last checkpoint. Restore a "
-        f"copy of the folder, or create the table again."
+        f"{path} is damaged at byte {place:,}: no rollback is possible. Restore a copy of the folder."
     )
-
-
-def _checksum(kind: bytes, count: int, nbytes: int, checked: bytes | memoryview) -> int:
-    """Return the CRC-32 of a block's fields and of its JSON or row numbers."""
-    return zlib.crc32(checked, zlib.crc32(_START.pack(kind, 0, count, nbytes)))
 
 
 def _block(kind: bytes, rows: int, checked: Any, arrays: Sequence[NDArray[Any]]) -> list[memoryview]:
     """Return the parts of a block: its fields, JSON or row numbers, the rows of each array, and its end mark."""
     views = [memoryview(each).cast("B") for each in (checked, *arrays) if len(each)]
     nbytes = sum(each.nbytes for each in views)
-    checksum = _checksum(kind, rows, nbytes, views[0])
+    checksum = zlib.crc32(views[0], zlib.crc32(_START.pack(kind, 0, rows, nbytes)))  # of fields, JSON or row numbers
     fields, end = _START.pack(kind, checksum, rows, nbytes), _END.pack(b"DONE", checksum)
     return [memoryview(fields), *views, memoryview(end)]

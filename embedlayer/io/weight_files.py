@@ -107,8 +107,7 @@ class WeightFiles:
             twice = [name for name in header.tensors if index.get(name, file) != file]
             if twice:
                 raise CheckpointError(
-                    f"{path} has a tensor {twice[0]!r}, and the index of {self.name} locates it in {index[twice[0]]}: "
-                    f"which one counts is not known. Copy the checkpoint again, or remove it from one of them."
+                    f"{path} has a tensor {twice[0]!r}, and the index of {self.name} locates it in {index[twice[0]]}."
                 )
             self._headers[file] = header
             self.bytes_read += self._headers[file].size
@@ -154,8 +153,7 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
         return _read_weight_map(index)
     if folder.path is None:
         raise FileError(
-            f"{folder.name!r} has no {WEIGHTS} on the hub or, offline, in its cache; "
-            f"there is no folder or file of that name here either."
+            f"{folder.name!r} has no {WEIGHTS} on the hub or, offline, in its cache, and is no folder or file here."
         )
     files = sorted(path for path in folder.path.iterdir() if path.is_file())
     safetensors = [path for path in files if path.suffix == ".safetensors"]
@@ -165,8 +163,7 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
         return safetensors[0].name
     if safetensors:
         raise CheckpointError(
-            f"{folder.name} holds {len(safetensors)} safetensors files and no {INDEX}: name the file with the table, "
-            f"or add the index."
+            f"{folder.name} holds {len(safetensors)} safetensors files and no {INDEX}: name the one with the table."
         )
     pickles = [path for path in files if path.suffix in PICKLE_SUFFIXES]
     if pickles:
@@ -188,9 +185,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     """Read an index of shards (`model.safetensors.index.json`) and return the file name of each tensor by its name."""
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
-        raise CheckpointError(
-            f"{index} has no weight_map from tensors to files: it is damaged or another kind of file."
-        )
+        raise CheckpointError(f"{index} has no weight_map: it is damaged or another kind of file.")
     for file in set(shards.values()):
         if not is_plain_name(file):
             raise CheckpointError(f"{index} names the shard {file!r}, which is not a file beside it: refused.")

@@ -21,8 +21,8 @@ from embedlayer.core.index_checks import (
     length_of,
     outside_error,
     raise_recorded_target,
-    recorded_targets,
     rows_without_record,
+    target_records,
 )
 from embedlayer.core.shapes import IdsLike
 from embedlayer.core.torch_state import fusible
@@ -76,21 +76,7 @@ class IndexCheck(nn.Module):
         return self
 
     def forward(self, indices: IdsLike) -> tuple[Tensor, Tensor | None]:
-        """Return row numbers that are safe to look up, and a mask of the bad indices.
-
-        Args:
-            indices: Token IDs, as a tensor or as anything that `as_ids` converts; or positions, as a tensor.
-
-        Returns:
-            The row numbers, `indices + offset`, and a boolean mask of the same shape that is `True` for bad indices.
-            Only accelerators need the mask: it is `None` on the CPU and meta device, in exports and under `torch.func`
-            transforms.
-
-        Raises:
-            ShapeError: `indices` are not int32 or int64, or `as_ids` cannot convert them.
-            TokenIdError: A token ID is outside, on the CPU; the message names row, column, value and size.
-            PositionError: A position is outside, on the CPU.
-        """
+        """Return row numbers that are safe to look up, and a mask of the bad indices."""
         if self.kind == "position":
             check_integer_positions(indices)
         indices = as_ids(indices, beside=self.first_bad_index)
@@ -105,12 +91,6 @@ class IndexCheck(nn.Module):
         """Clamp row numbers on an accelerator and record the first bad one, without waiting for the device.
 
         The record changes only if it is empty; `check` reads and clears it.
-
-        Args:
-            indices: Row numbers: token IDs or positions, with the offset added.
-
-        Returns:
-            The clamped row numbers, and a boolean mask of the same shape that is `True` for the bad ones.
         """
         record, rows = self.record_on(indices.device), self.size + self.offset
         if fusible(indices) and INDEX_CHECK.applies(indices, record):  # graphs fuse plain operators
@@ -120,11 +100,7 @@ class IndexCheck(nn.Module):
         return clamp_and_record(indices, rows, record)
 
     def require_integers(self, indices: Tensor) -> None:
-        """Check the dtype of indices that a look-up kernel checks.
-
-        Raises:
-            ShapeError: They are not int32 or int64.
-        """
+        """Check the dtype of indices that a look-up kernel checks."""
         (check_integer_positions if self.kind == "position" else check_integer_ids)(indices)
 
     def record_on(self, device: torch.device) -> Tensor:
@@ -141,24 +117,12 @@ class IndexCheck(nn.Module):
         """Wait for the device, and raise the error of the first bad index since the last check, if there was one.
 
         The record of the bad index is cleared.
-
-        Raises:
-            TokenIdError: A token ID was outside.
-            PositionError: A position was outside.
         """
         if device_kind(self.first_bad_index) != "meta":
             self.raise_recorded(self.first_bad_index.tolist())
 
     def raise_recorded(self, values: list[int]) -> None:
-        """Empty the record of the first bad index and raise its error, if it holds one.
-
-        Args:
-            values: The numbers of `first_bad_index`.
-
-        Raises:
-            TokenIdError: A token ID was outside.
-            PositionError: A position was outside.
-        """
+        """Empty the record of the first bad index and raise its error, if it holds one."""
         place, value, length = values
         if place >= 0:
             self.first_bad_index.fill_(-1)
@@ -167,7 +131,7 @@ class IndexCheck(nn.Module):
 
 
 class StreamCheck(IndexCheck):
-    """Record of the first bad ID of K streams, which one kernel on CUDA checks; see `kernels.sums.sum_streams`."""
+    """Record of the first bad ID of K streams, which one kernel on CUDA checks; see `kernels.rows.sum_streams`."""
 
     def __init__(self, sizes: Sequence[int], shared: int) -> None:
         super().__init__(sum(sizes), "token id of a stream")
@@ -198,7 +162,7 @@ def check_indices(module: nn.Module, *flags: Tensor) -> list[bool]:
     """Wait once for each device, and raise the error of a bad index that was recorded since the last check."""
     records: list[tuple[Tensor, Callable[[list[int]], None]]]
     records = [(each.first_bad_index, each.raise_recorded) for each in module.modules() if isinstance(each, IndexCheck)]
-    records += [(record, partial(raise_recorded_target, record)) for record in recorded_targets()]
+    records += [(record, partial(raise_recorded_target, record)) for record in target_records.values()]
     read: list[int] = []
     records = [(flag.view(1).long(), read.extend) for flag in flags] + records
     for device in {record.device for record, _ in records if device_kind(record) != "meta"}:

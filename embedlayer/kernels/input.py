@@ -21,12 +21,8 @@ from embedlayer.kernels.kernel import operator
 class StoredRows(NamedTuple):
     """Describe a look-up that reads rows of one tensor, `weight[ids]`: of a table, or of position vectors.
 
-    Attributes:
-        ids: Token IDs or positions, `(...)`.
-        weight: The weight itself, `(num_rows, D)`. Read rows of a row-sparse table in a block of `applied_rows`.
-        padding_idx: Row that gets no gradient, or `None`.
-        sparse: Whether the gradient of the weight is sparse.
-        check: Check that the look-up makes as it reads the rows; `None` if the IDs are row numbers that were checked.
+    Rows of a row-sparse table are read in a block of `applied_rows`. `check` is made as the rows are read; `None` if
+    the IDs are row numbers that were checked.
     """
 
     ids: Tensor
@@ -91,22 +87,10 @@ def scale_applies(scale: float | Tensor | None, *tensors: Tensor | None) -> bool
     mutates=("record", "places_record"),
 )
 def embed_tokens(
-    x: Tensor,
-    ids: Tensor | None,
-    record: Tensor | None,
-    rows: int,
-    offset: int,
-    ignored: int,
-    factor: Tensor | None,
-    scale: float,
-    addend: Tensor | None,
-    places: Tensor | None,
-    places_record: Tensor | None,
-    places_offset: int,
-    seed: int,
-    threshold: int,
-    growth: float,
-) -> tuple[Tensor, Tensor, Tensor] | None:
+    x: Tensor, ids: Tensor | None, record: Tensor | None, rows: int, offset: int, ignored: int, factor: Tensor | None,
+    scale: float, addend: Tensor | None, places: Tensor | None, places_record: Tensor | None, places_offset: int,
+    seed: int, threshold: int, growth: float,
+) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
     """Compute `dropout(factor * scale * x[ids + offset] + addend)`; elsewhere than on CUDA return `None`."""
     if device_kind(x) != "cuda":
         return None
@@ -117,34 +101,14 @@ def embed_tokens(
     )
     unit = 8 if width % 8 == 0 else 1
     launch(
-        "input",
-        "gather_scale_add_drop",
-        x=x,
-        ids=ids,
-        record=record,
-        kept_ids=None if ids is None else kept_ids,
-        factor=factor,
-        addend=addend,
-        places=places,
-        places_record=places_record,
-        kept_places=None if places is None else kept_places,
-        out=out,
-        tokens=out.numel() // width,
-        units=width // unit,
-        rows=rows,
-        offset=offset,
-        length=1 if ids is None else length_of(ids),
-        ignored=ignored,
-        addends=1 if addend is None else addend.numel() // width,
-        places_count=1 if places is None else places.numel(),
-        places_offset=places_offset,
-        places_length=1 if places is None else length_of(places),
-        scale=scale,
-        seed=seed if threshold else None,
-        threshold=threshold or None,
-        growth=growth,
-        UNIT=unit,
-    )
+        "input", "gather_scale_add_drop", x=x, ids=ids, record=record, kept_ids=None if ids is None else kept_ids,
+        factor=factor, addend=addend, places=places, places_record=places_record,
+        kept_places=None if places is None else kept_places, out=out, tokens=out.numel() // width, units=width // unit,
+        rows=rows, offset=offset, length=1 if ids is None else length_of(ids), ignored=ignored,
+        addends=1 if addend is None else addend.numel() // width, places_count=1 if places is None else places.numel(),
+        places_offset=places_offset, places_length=1 if places is None else length_of(places), scale=scale,
+        seed=seed if threshold else None, threshold=threshold or None, growth=growth, UNIT=unit,
+    )  # fmt: skip
     return out, kept_ids, kept_places
 
 
@@ -174,15 +138,9 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        addend: Tensor | None,
-        factor: Tensor | None,
-        scale: float,
-        stored: StoredRows | None,
-        added: StoredRows | None,
-        dropout: Dropout,
-    ) -> Tensor:
+        ctx: Any, x: Tensor, addend: Tensor | None, factor: Tensor | None, scale: float, stored: StoredRows | None,
+        added: StoredRows | None, dropout: Dropout,
+    ) -> Tensor:  # fmt: skip
         ids, record = _checked_by_kernel(stored)
         places, places_record = _checked_by_kernel(added)
         ctx.ignored = -1 if stored is None or stored.padding_idx is None else stored.padding_idx

@@ -26,6 +26,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
-from embedlayer.core.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
+from embedlayer.core.torch_state import count_dispatch_modes, fusible, plain_operators_only
 from embedlayer.kernels.gpu.availability import triton_refusal
 
 Array = Tensor | NDArray[Any]
@@ -132,11 +133,6 @@ class Kernel:
 
     numba compiles it once for each combination of dtypes, and stores the result on disk: in `__pycache__` beside the
     module, or in the user's cache folder if that cannot be written, or in `NUMBA_CACHE_DIR`.
-
-    Args:
-        module: Name of the module in `embedlayer.kernels.cpu`.
-        name: Name of the function `f(start, stop, *arguments)`.
-        has_triton: Whether Triton kernels compute the same on CUDA.
     """
 
     def __init__(self, module: str, name: str, *, has_triton: bool = False) -> None:
@@ -167,10 +163,13 @@ class Kernel:
         if self.has_triton and any(x is not None and device_kind(x) == "cuda" for x in tensors):
             return triton_refusal(*tensors)
         for x in tensors:
-            if x is not None and not _is_ordinary(x):
-                kind = device_kind(x)
+            if x is None:
+                continue
+            kind = device_kind(x)
+            is_plain = type(x) in (Tensor, nn.Parameter) and kind == "cpu" and x.layout is torch.strided
+            if not is_plain or (x.dtype not in FLOATS and (x.dtype.is_floating_point or x.dtype.is_complex)):
                 return f"no kernel takes {type(x).__name__} of {x.dtype}" if kind == "cpu" else f"no kernel for {kind}"
-        if is_dispatch_mode_active():
+        if count_dispatch_modes():
             return "a dispatch mode is active"
         return _failure.reason or ""
 
@@ -195,12 +194,6 @@ class Kernel:
 
         If it could not, nothing was computed, and the caller uses torch operators instead. Call it only with tensors
         for which `applies` returns `True`.
-
-        Args:
-            items: Number of items.
-            *arguments: Arguments of the function after `start` and `stop`. Tensors must be contiguous and are passed
-                as NumPy arrays over the same memory, bfloat16 as uint16; so are those of a tuple.
-            block: Number of items that a thread claims at once: enough for about 0.1 ms.
         """
         arrays = [_as_arrays(each) for each in arguments]
         function = self._compiled_for(arrays)
@@ -225,7 +218,9 @@ class Kernel:
                 self._function(0, 0, *arrays)  # an empty range: compiles and computes nothing
                 log.debug("kernel %s.%s ready in %.3f s", self.module, self.name, time.perf_counter() - start)
             except self._errors as error:
-                _failure.set(_reason(error))
+                advice = "; NUMBA_CACHE_DIR can name another cache folder" if isinstance(error, FAILURES) else ""
+                reason = f"{type(error).__name__}: {error}".splitlines()[0] + advice
+                _failure.set(str(error) if isinstance(error, ImportError) else reason)
                 return None
             self._compiled.add(types)
         return self._function
@@ -255,7 +250,7 @@ def operator(schema: str, *, mutates: tuple[str, ...] = ()) -> Callable[[Callabl
 
         @wraps(function)
         def call(*arguments: Any) -> Any:
-            if not is_dispatch_mode_active() and not torch.compiler.is_compiling():
+            if not count_dispatch_modes() and not torch.compiler.is_compiling():
                 return function(*arguments)
             result = custom(*arguments)
             return True if result is None else result
@@ -284,31 +279,13 @@ def kernels_disabled() -> Iterator[None]:
         _availability.enabled = before
 
 
-def _is_ordinary(x: Tensor) -> bool:
-    """Return whether CPU kernels take `x`: a plain strided tensor on the CPU, of `FLOATS`, integers or booleans."""
-    plain = type(x) in (Tensor, nn.Parameter) and device_kind(x) == "cpu" and x.layout is torch.strided
-    return plain and (x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex))
-
-
-class _Memory:
-    """The memory of a contiguous tensor, as NumPy reads it."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.tensor = x  # an array of this memory keeps the tensor
-        self.__array_interface__ = {
-            "data": (x.data_ptr(), False),
-            "shape": tuple(x.shape),
-            "typestr": TYPES[x.dtype],
-            "version": 3,
-        }
-
-
 def as_array(x: Tensor) -> np.ndarray[Any, Any]:
     """Return a NumPy array over the memory of a contiguous tensor; bfloat16 as uint16."""
     assert x.is_contiguous()
     if x.numel() == 0:  # before NumPy 2.4 no array has the null pointer of an empty tensor
         return np.empty(tuple(x.shape), TYPES[x.dtype])
-    return np.asarray(_Memory(x))
+    memory = {"data": (x.data_ptr(), False), "shape": tuple(x.shape), "typestr": TYPES[x.dtype], "version": 3}
+    return np.asarray(SimpleNamespace(tensor=x, __array_interface__=memory))  # the array keeps the tensor
 
 
 def _as_arrays(argument: Any) -> Any:
@@ -340,14 +317,6 @@ def _require_numba() -> type[Exception]:
         raise ImportError(f"numba {numba.__version__} is older than {oldest}: pip install -U 'embedlayer[fast]'")
     compilation_error: type[Exception] = NumbaError
     return compilation_error
-
-
-def _reason(error: Exception) -> str:
-    """Return in one line why kernels cannot be compiled, with what helps."""
-    if isinstance(error, ImportError):
-        return str(error)
-    advice = "; NUMBA_CACHE_DIR can name another cache folder" if isinstance(error, FAILURES) else ""
-    return f"{type(error).__name__}: {error}".splitlines()[0] + advice
 
 
 def _divide(work: Work, items: int, block: int) -> None:

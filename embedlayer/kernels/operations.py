@@ -68,7 +68,7 @@ OPERATIONS = [
               ("rows.sum_segments",), ("rows.sum_equal_rows",)),
     Operation("look-ups by segments", "row_sparse.gradient:segments_of_equal_ids",
               ("rows.gather_segments",), ()),
-    Operation("pending updates of rows", "row_sparse.arithmetic:apply_skipped_steps_",
+    Operation("pending updates of rows", "row_sparse.storage:apply_skipped_steps_",
               ("rows.apply_pending", "rows.apply_pending_rowwise"),
               ("rows.apply_pending", "rows.apply_pending_rowwise")),
     Operation("step of `RowAdamW` and `RowAdagrad`", "row_sparse.storage:RowTensors",

@@ -1,11 +1,13 @@
-"""Operators on rows of a table on CUDA: sums of gradients of equal rows, pending updates, and an optimizer's step.
+"""Operators on rows of a table on CUDA: sums of looked-up rows and of gradients, pending updates, optimizer steps.
 
 `embedlayer.row_sparse.gradient`, `pending_updates` and `storage` define them, in plain operators, and call the numba
-kernels of `embedlayer.kernels.cpu.rows`. Nothing here waits for the device.
+kernels of `embedlayer.kernels.cpu.rows`; `embedlayer.tables.sums` defines `sum_streams`. Nothing here waits for the
+device.
 """
 
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.kernels.gpu.launch import launch
 from embedlayer.kernels.kernel import operator
 
@@ -14,6 +16,29 @@ LOW_BITS = 31
 
 RATES = ("add1", "add2", "factor", "addend", "update")
 """Names of the numbers of `embedlayer.row_sparse.history.StepRates` in kernels."""
+
+
+@operator(
+    "(Tensor x, Tensor ids, Tensor? starts, Tensor(a!) record, SymInt rows, SymInt streams, SymInt shared, "
+    "SymInt ignored, SymInt length) -> (Tensor, Tensor, Tensor)",
+    mutates=("record",),
+)
+def sum_streams(
+    x: Tensor, ids: Tensor, starts: Tensor | None, record: Tensor, rows: int, streams: int, shared: int, ignored: int,
+    length: int,
+) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
+    """Compute the sums of `x[ids[..., k] + starts[k]]` over k, `(..., D)`; elsewhere than on CUDA return `None`."""
+    if device_kind(x) != "cuda":
+        return None
+    shape, width = ids.shape[:-1], x.shape[1]
+    out, factors = (x.new_empty((*shape, last)) for last in (width, streams))
+    kept_ids = ids.new_empty((*shape, streams))
+    tensors = {"x": x, "ids": ids, "starts": starts, "record": record}
+    tensors |= {"kept_ids": kept_ids, "factors": factors, "out": out}
+    numbers = {"sums": shape.numel(), "columns": ids.shape[-1], "streams": streams, "rows": rows}
+    numbers |= {"shared": shared, "ignored": ignored, "length": length}
+    launch("sums", "sum_streams", **tensors, **numbers, **_columns(x))
+    return out, kept_ids, factors
 
 
 @operator("(Tensor rows, Tensor order, Tensor values, SymInt? drop) -> Tensor")
@@ -32,23 +57,10 @@ def sum_equal_rows(rows: Tensor, order: Tensor, values: Tensor, drop: int | None
     mutates=("value_steps", "moment_steps", "weight", "exp_avg", "exp_avg_sq"),
 )
 def update_rows(
-    rows: Tensor | None,
-    gradients: Tensor | None,
-    record: Tensor,
-    value_steps: Tensor,
-    moment_steps: Tensor,
-    weight: Tensor,
-    exp_avg: Tensor | None,
-    exp_avg_sq: Tensor,
-    first_row: int,
-    stop_row: int,
-    start: int,
-    step: int,
-    most_terms: int,
-    seed: int | None,
-    decay_moments: bool,
-    rates: list[float],
-) -> bool:
+    rows: Tensor | None, gradients: Tensor | None, record: Tensor, value_steps: Tensor, moment_steps: Tensor,
+    weight: Tensor, exp_avg: Tensor | None, exp_avg_sq: Tensor, first_row: int, stop_row: int, start: int, step: int,
+    most_terms: int, seed: int | None, decay_moments: bool, rates: list[float],
+) -> bool:  # fmt: skip
     """Apply pending updates of rows in place, and then make an optimizer's step on them if they have gradients."""
     rowwise = exp_avg_sq.shape[1] == 1
     name = ("apply_pending", "apply_pending_rowwise", "adamw_step", "rowwise_step")[rowwise + 2 * bool(rates)]

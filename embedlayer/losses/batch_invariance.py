@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
-from embedlayer.core.torch_state import is_dispatch_mode_active
+from embedlayer.core.torch_state import count_dispatch_modes
 from embedlayer.kernels.softmax import STATISTICS
 from embedlayer.losses.chunk_size import INVARIANT_MULTIPLES, LEAST_ROWS, ROWS_OF_A_BLOCK
 from embedlayer.losses.divergence_kinds import JensenShannon
@@ -85,7 +85,7 @@ _tested: dict[tuple[object, ...], int | tuple[str, ...]] = {}
 
 def tested_multiple(logits: UncomputedLogits) -> int:
     """Return the first of `INVARIANT_MULTIPLES` for which nothing differs, after a test at the first use."""
-    if is_dispatch_mode_active():  # whose tensors may have no numbers
+    if count_dispatch_modes():  # whose tensors may have no numbers
         return INVARIANT_MULTIPLES[-1]
     width, dtype = logits.hidden.shape[-1], logits.hidden.dtype
     key = _kind(logits)

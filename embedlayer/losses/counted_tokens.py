@@ -17,12 +17,12 @@ from embedlayer.core.collectives import Collectives
 from embedlayer.core.devices import HostCopy, device_kind
 from embedlayer.core.index_checks import (
     checked_copy,
-    clamp_and_record_targets,
+    clamp_and_record,
     raise_if_outside,
     raise_recorded_target,
     target_record,
 )
-from embedlayer.core.torch_state import are_saved_tensors_hooked, is_capturing, plain_operators_only
+from embedlayer.core.torch_state import hooks_of_saved_tensors, is_capturing, plain_operators_only
 from embedlayer.kernels.softmax import STATISTICS, check_targets
 from embedlayer.losses.token_weights import checked_weights, raise_if_not_finite
 
@@ -219,7 +219,7 @@ def checked_ids(
     if read:
         found = _read(ids, _flat(mask), _flat(others), vocab_size, tokens, request, weights, previous)
         return CheckedIds(ids, found, None)
-    ids, is_bad = clamp_and_record_targets(ids, vocab_size)
+    ids, is_bad = clamp_and_record(ids, vocab_size, target_record(ids.device))
     if previous is not None:
         previous.begin_copy(torch.cat([target_record(ids.device), _number_of(others, ids)]), tokens)
     is_bad = is_bad.any(-1) if several else is_bad
@@ -297,7 +297,7 @@ def _reads(x: Tensor, drop: bool | None, request: RankRequest | None) -> tuple[b
     if drop is False or device_kind(x) == "meta" or is_in_graph:
         return False, None
     is_default = drop is None and request is None and device_kind(x) == "cuda"
-    if not is_default or type(x) is not Tensor or are_saved_tensors_hooked():
+    if not is_default or type(x) is not Tensor or hooks_of_saved_tensors(True) is not None:
         return True, None
     previous = previous_losses.setdefault(x.device, PreviousLoss())
     return previous.ignored_many(target_record(x.device)), previous

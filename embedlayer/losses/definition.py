@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.torch_state import fusible, is_dispatch_mode_active
+from embedlayer.core.torch_state import count_dispatch_modes, fusible
 from embedlayer.losses.options import LossSettings
 from embedlayer.losses.token_weights import counted_weights
 
@@ -22,7 +22,7 @@ def counted_states(hidden: Float[Tensor, "*batch D"], kept: Bool[Tensor, "*batch
     """Return hidden states with zeros in place of those of tokens that do not count."""
     if kept is None:
         return hidden
-    is_read_at_once = device_kind(kept) == "cpu" and fusible(hidden, kept) and not is_dispatch_mode_active()
+    is_read_at_once = device_kind(kept) == "cpu" and fusible(hidden, kept) and not count_dispatch_modes()
     if is_read_at_once and bool(kept.all()):
         return hidden
     return torch.where(kept.unsqueeze(-1), hidden, 0.0)

@@ -131,7 +131,7 @@ def _check_gguf(checkpoint: Checkpoint) -> None:
     """Check that `DecoderLM` implements the model of a GGUF file."""
     if checkpoint.config.get("model_type") != META_LLAMA:
         assert checkpoint.gguf is not None
-        name = checkpoint.gguf.get("general.architecture")
+        name = checkpoint.gguf.metadata.get("general.architecture")
         raise CheckpointError(
             f"{checkpoint.name}: blocks of the architecture {name!r} are not read, only those of llama."
         )

@@ -76,7 +76,11 @@ def clip_grad_norm_(
     if len(parts) < 2 and pp_mesh is None:
         total = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         return total
-    norms = [_norm_of(part, norm_type, foreach) for part in parts.values()]
+    norms: list[Tensor] = []
+    for part in parts.values():
+        grads = [parameter.grad for parameter in part if parameter.grad is not None]
+        norm: Any = torch.nn.utils.get_total_norm(grads, norm_type, foreach=foreach)
+        norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # of all ranks
     if pp_mesh is not None and not norms:
         norms = [torch.zeros((), device=pp_mesh.device_type)]
     total = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]), norm_type)
@@ -97,20 +101,12 @@ def _counts(parameter: Any, pp_mesh: DeviceMesh | None) -> bool:
     copy = parameter.stage_copy
     if pp_mesh is None:
         raise SizeError(
-            f"{copy.name} is on several pipeline stages, and the norm of this one alone would scale each copy by "
-            f"another factor: pass clip_grad_norm_(..., pp_mesh=mesh), the mesh of tie_stages."
+            f"{copy.name} is on several pipeline stages, which must scale it alike: pass clip_grad_norm_(..., "
+            f"pp_mesh=mesh), the mesh of tie_stages."
         )
     copy.require_summed()
     first: bool = copy.ranks.is_first
     return first
-
-
-def _norm_of(parameters: list[Tensor], norm_type: float, foreach: bool | None) -> Tensor:
-    """Return the norm of the gradients of some parameters, of all ranks, a scalar that is no DTensor."""
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm: Any = torch.nn.utils.get_total_norm(grads, norm_type, foreach=foreach)
-    total: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    return total
 
 
 def _local(parameter: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
-from embedlayer.core.forks import HeldLocks
+from embedlayer.core.forks import held_locks
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.optim.row_state import RowState, check_state, check_step
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
@@ -116,8 +116,15 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         tables, dense = self._checked_parameters()
-        with HeldLocks([parameter.pending_updates.lock for parameter, _ in tables]):
-            then_all = [self._prepare_rows(parameter, group) for parameter, group in tables]
+        with held_locks([parameter.pending_updates.lock for parameter, _ in tables]):
+            then_all = []
+            for parameter, group in tables:  # all that may fail, before any row is written
+                pending: PendingUpdates = parameter.pending_updates
+                parameter.grad = row_gradient(parameter, parameter.grad, drop=pending.padding_idx)
+                self._attach(parameter, group)
+                is_due = self.apply_pending_every is not None and (pending.step + 1) % self.apply_pending_every == 0
+                then_all.append(pending.eager_blocks > 0 or is_in_shared_memory(parameter) or is_due)
+                pending.prepare_step(rows_and_values(parameter.grad)[0], then_all=then_all[-1])
             for parameters, group in dense:
                 self.step_dense(parameters, group)
             for parameter, group in tables:
@@ -183,15 +190,14 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         if state_dict.get("rank", rank := self._rank()) != rank:
             raise CheckpointError(
                 f"This optimizer state has the moments of the rows of rank {state_dict['rank']} alone, and here are "
-                f"{'all rows' if rank is None else f'those of rank {rank}'}. Save and load with "
-                f"embedlayer.distributed.distributed_state(model, optimizer) and load_distributed_state."
+                f"{'all rows' if rank is None else f'those of rank {rank}'}: use "
+                f"embedlayer.distributed.distributed_state."
             )
         both = state_dict["param_groups"], self.param_groups
         theirs, ours = ([str(group["name"]) for group in groups if "name" in group] for groups in both)
         if theirs and ours and theirs != ours:
             raise CheckpointError(
-                f"This optimizer state has the groups {', '.join(theirs)}, and the optimizer {', '.join(ours)}: its "
-                f"moments belong to other parameters. Build the optimizer with the groups of the state."
+                f"This optimizer state has the groups {', '.join(theirs)}, and the optimizer {', '.join(ours)}."
             )
         self.apply_pending_updates()
         for group in state_dict["param_groups"]:
@@ -346,9 +352,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                 is_table = is_row_sparse(parameter)
                 if is_table and parameter.pending_updates.replaced:
                     raise ShapeError(
-                        f"A table's weight {tuple(parameter.shape)} was replaced after the optimizer was built, "
-                        f"so its steps would update the old weight. Build the optimizer again after resizing or "
-                        f"assigning a weight."
+                        f"A table's weight {tuple(parameter.shape)} was replaced after the optimizer was built: build "
+                        f"it again."
                     )
                 if parameter.grad is None:
                     continue
@@ -358,8 +363,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                     tables.append((parameter, group))
                 elif parameter.grad.is_sparse:
                     raise ShapeError(
-                        f"A sparse gradient {tuple(parameter.shape)} came from a table that is not row-sparse. "
-                        f"Use TokenEmbedding(..., row_sparse=True), or sparse=False."
+                        f"A sparse gradient {tuple(parameter.shape)} is not of a TokenEmbedding(..., row_sparse=True)."
                     )
                 else:
                     lists[hasattr(parameter, "to_local")].append(parameter)
@@ -391,17 +395,6 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         if seed is not None and "rounding_seed" in group:
             group["rounding_seed"] = seed
 
-    def _prepare_rows(self, parameter: Any, group: dict[str, Any]) -> bool:
-        """Do everything of a step on the rows of a table that may fail, and leave the rows at their present step."""
-        pending: PendingUpdates = parameter.pending_updates
-        grad = parameter.grad = row_gradient(parameter, parameter.grad, drop=pending.padding_idx)
-        self._attach(parameter, group)
-        every = self.apply_pending_every
-        then_all = pending.eager_blocks > 0 or is_in_shared_memory(parameter)
-        then_all = then_all or (every is not None and (pending.step + 1) % every == 0)
-        pending.prepare_step(rows_and_values(grad)[0], then_all=then_all)
-        return then_all
-
     def _checked_states(self, state_dict: dict[str, Any]) -> list[tuple[Tensor, State]]:
         """Return the parameters of this optimizer with their states in a state dict, which is empty before a step."""
         places = [place for group in state_dict["param_groups"] for place in group["params"]]
@@ -419,13 +412,12 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             for name in self.dense_state():
                 if name not in state:
                     raise CheckpointError(
-                        f"The state of parameter {place} has {', '.join(state)} and no {name}: it is that of another "
-                        f"optimizer than {type(self).__name__}."
+                        f"The state of parameter {place} has no {name}: it is not of {type(self).__name__}."
                     )
                 if state[name].shape != parameter.shape:
                     raise CheckpointError(
-                        f"The state of parameter {place} is {tuple(state[name].shape)}, the parameter "
-                        f"{tuple(parameter.shape)}: it belongs to another table. Resize state and table together."
+                        f"The state of parameter {place} is {tuple(state[name].shape)}, it {tuple(parameter.shape)}: "
+                        f"it belongs to another table."
                     )
         return states
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.io.json_fields import MAX_STEP, printable
-from embedlayer.row_sparse.arithmetic import compute_dtype
+from embedlayer.row_sparse.storage import compute_dtype
 
 
 class StateTensor(NamedTuple):
@@ -88,10 +88,7 @@ class RowwiseSecondMoment(RowState):
 
     def __post_init__(self) -> None:
         if self.first_moment not in (None, torch.float32, torch.bfloat16, torch.float64):
-            raise SizeError(
-                f"first_moment {self.first_moment} is not offered: use torch.float32, torch.bfloat16, torch.float64 or "
-                f"None."
-            )
+            raise SizeError(f"first_moment {self.first_moment} is not offered: use float32, bfloat16, float64 or None.")
 
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
         """Return `exp_avg`, `(V, D)`, unless there is none, and `exp_avg_sq`, `(V, 1)`."""
@@ -124,14 +121,14 @@ def check_state(rule: RowState, weight: Tensor, tensors: Mapping[str, Tensor], n
     if not _is_of(rule, weight, state):
         other = next((repr(each) for each in ROW_STATES if _is_of(each, weight, state)), "an unknown rule")
         raise CheckpointError(
-            f"The state of parameter {name} is that of {other} ({listed}), and this optimizer's rule is {rule!r}. "
-            f"Build the optimizer with the rule of the state, or train without the state."
+            f"The state of parameter {name} is that of {other} ({listed}), and this optimizer's rule is {rule!r}: "
+            f"build the optimizer with the rule of the state."
         )
     for key, each in rule.layout(weight).items():
         if state[key].shape != (weight.shape[0], each.width):
             raise CheckpointError(
                 f"The state of parameter {name} is {tuple(state[key].shape)}, the parameter {tuple(weight.shape)}: it "
-                f"belongs to another table. Resize state and table together."
+                f"belongs to another table."
             )
 
 
@@ -140,8 +137,8 @@ def check_step(step: object, name: object) -> None:
     value = step.item() if isinstance(step, Tensor) and step.numel() == 1 else step
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_STEP or value % 1:
         raise CheckpointError(
-            f"The state of parameter {name} has the step {printable(value)}, where a whole number from 0 to "
-            f"{MAX_STEP} is expected: it is damaged. Use an earlier checkpoint, or train without the state."
+            f"The state of parameter {name} has the step {printable(value)}, where a whole number from 0 to {MAX_STEP} "
+            f"is expected."
         )
 
 

@@ -43,7 +43,10 @@ call_plain: Callable[..., Any] = nn.Parameter.__torch_function__
 
 
 class TableGradient(Tensor):
-    """Abstract: the gradient of a table that the functions of `torch.nn.utils` and `GradScaler` take as they should."""
+    """The gradient of a table that the functions of `torch.nn.utils` and `GradScaler` take as they should.
+
+    A `RowSparseGradient`, or a dense gradient of the rows that one rank stores of a sharded table.
+    """
 
     shard_group: Any = None
     is_sharded = False
@@ -79,13 +82,11 @@ class RowSparseGradient(TableGradient):
 
     def is_summed(self, drop: int | None = None) -> bool:
         """Return whether `summed` is still true, for a gradient without the row `drop`; such as after scaling."""
-        if self.summed is None or not _same_memory(self.summed[0], rows_and_values(self)[0]):
+        if self.summed is None:
             return False
-        return drop is None or drop == self.summed[1]
-
-
-class ShardedGradient(TableGradient):
-    """A dense gradient of the rows that one rank stores of a sharded table; see `TableGradient`."""
+        (summed, dropped), rows = self.summed, rows_and_values(self)[0]
+        is_same = summed.untyped_storage()._cdata == rows.untyped_storage()._cdata and summed.shape == rows.shape
+        return is_same and (drop is None or drop == dropped)
 
 
 def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> RowSparseGradient:
@@ -93,11 +94,6 @@ def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) ->
     gradient = with_torch_functions(coalesced(grad, drop=drop), parameter)
     assert isinstance(gradient, RowSparseGradient)
     return gradient
-
-
-def _same_memory(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors, which both exist, are the same numbers in memory."""
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.shape == b.shape
 
 
 def rows_in_block(table: Tensor) -> int:
@@ -141,16 +137,10 @@ def sum_segments(values: Tensor, segments: Segments) -> Tensor:
     return F.embedding_bag(order, values, offsets[:-1], mode="sum")
 
 
-class SortedRows(NamedTuple):
-    """Row numbers of a batch, sorted."""
-
-    rows: Tensor
-    order: Tensor
-
-    @classmethod
-    def of(cls, ids: Tensor) -> "SortedRows":
-        """Sort the IDs of a batch, of any shape."""
-        return cls(*torch.sort(ids.flatten().long(), stable=True))
+def sort_rows(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the IDs of a batch of any shape as sorted row numbers, `(N,)`, and their order."""
+    rows, order = torch.sort(ids.flatten().long(), stable=True)
+    return rows, order
 
 
 def sums_on_device(values: Tensor) -> bool:
@@ -158,10 +148,12 @@ def sums_on_device(values: Tensor) -> bool:
     return device_kind(values) == "cuda" and SUM_SEGMENTS.applies(values)
 
 
-def summed_gradient(places: SortedRows, values: Tensor, shape: tuple[int, ...], drop: int | None) -> RowSparseGradient:
+def summed_gradient(
+    places: tuple[Tensor, Tensor], values: Tensor, shape: tuple[int, ...], drop: int | None
+) -> RowSparseGradient:
     """Return a sparse COO gradient of vectors `values`, `(N, D)`, with sums of equal rows, without a wait."""
     sums = sum_equal_rows(*places, values.reshape(-1, shape[1]), drop)
-    grad = torch.sparse_coo_tensor(places.rows.unsqueeze(0), sums, shape, is_coalesced=False, check_invariants=False)
+    grad = torch.sparse_coo_tensor(places[0].unsqueeze(0), sums, shape, is_coalesced=False, check_invariants=False)
     gradient = with_torch_functions(grad)
     assert isinstance(gradient, RowSparseGradient)
     gradient.summed = rows_and_values(gradient)[0], drop
@@ -197,7 +189,7 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     else:
         rows, values = rows_and_values(grad)
         if sums_on_device(values):
-            return summed_gradient(SortedRows.of(rows), values, tuple(grad.shape), drop)
+            return summed_gradient(sort_rows(rows), values, tuple(grad.shape), drop)
         # not `is_coalesced()`: autograd forgets that flag when it stores a gradient
         if not (rows[1:] > rows[:-1]).all():
             segments = segments_of_equal_ids(rows, drop=drop)
@@ -223,7 +215,7 @@ def differentiable_rows(grad: Tensor, *, drop: int | None = None) -> Tensor:
 def with_torch_functions(grad: Tensor, parameter: Tensor | None = None) -> TableGradient:
     """Turn a gradient into one that torch's clipping and loss scaling take, in place, and return it."""
     # as torch.nn.UninitializedParameter becomes a Parameter; sparse has no views
-    grad.__class__ = RowSparseGradient if grad.layout is torch.sparse_coo else ShardedGradient
+    grad.__class__ = RowSparseGradient if grad.layout is torch.sparse_coo else TableGradient
     assert isinstance(grad, TableGradient)
     if parameter is not None and hasattr(parameter, "shard_group"):
         grad.shard_group, grad.is_sharded = parameter.shard_group, True
@@ -241,8 +233,8 @@ def require_row_sparse(grad: Tensor) -> Tensor:
     if grad.layout is not torch.sparse_coo:
         raise ShapeError(
             f"A dense gradient {tuple(grad.shape)} arrived at a row-sparse table: something read all rows with "
-            f"gradients on (a tied head, logits(), loss(), or weight itself). Read it under torch.no_grad(), give the "
-            f"model a head of its own, or build the table with row_sparse=False."
+            f"gradients on. Read them under torch.no_grad(), use row_sparse=False, or see docs/errors.md, Dense "
+            f"gradients of a row-sparse table."
         )
     return grad
 
@@ -259,9 +251,8 @@ def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Ten
         return norm
     if grad.shard_group is None:
         raise ShapeError(
-            f"The norm of a gradient {tuple(grad.shape)} with the rows of one rank alone was requested. Take that of "
-            f"parameter.grad itself, or call embedlayer.clip_grad_norm_: both are the norm of all ranks. For the norm "
-            f"of this rank, take that of grad.to_dense()."
+            f"A gradient {tuple(grad.shape)} with the rows of one rank alone has no norm of all ranks: take that of "
+            f"parameter.grad itself, call embedlayer.clip_grad_norm_, or take that of grad.to_dense() for this rank."
         )
     return norm_over(Collectives(grad.shard_group), norm, ord)
 
@@ -292,7 +283,7 @@ def values_of_rows(grad: Tensor) -> Tensor:
 def mul_(grad: Tensor, factor: Number) -> Tensor:
     """Multiply a gradient in place, as `Tensor.mul_` does, and return it."""
     if grad.layout is torch.sparse_coo and (not isinstance(factor, Tensor) or factor.dim() == 0):
-        sparse_values(grad).mul_(factor)
+        sparse_values(grad).mul_(factor)  # torch would replace its row numbers too
         return grad
     return grad.mul_(factor)
 
@@ -310,8 +301,8 @@ def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> 
         return grad.clamp_(min, max)
     if (min is not None and min > 0) or (max is not None and max < 0):
         raise ShapeError(
-            f"Clamping a row-sparse gradient {tuple(grad.shape)} to {min}..{max} would give every row a gradient. "
-            f"The range must contain 0, or the table must be built with row_sparse=False."
+            f"Clamping a row-sparse gradient {tuple(grad.shape)} to {min}..{max} would give every row a gradient: the "
+            f"range must contain 0."
         )
     if (summed := coalesced(grad)) is not grad:  # equal rows are summed first
         grad.copy_(summed)

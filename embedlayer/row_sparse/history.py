@@ -88,7 +88,6 @@ class StepRates(NamedTuple):
 
 def step_rates(betas: Betas, step: int, lr: float, weight_decay: float) -> StepRates:
     """Return the numbers of step `step` of AdamW, or of Adagrad for the betas `NO_FADING`."""
-    check_rates(lr, weight_decay)
     beta1, beta2, eps = betas
     factor = 1 - lr * weight_decay
     if betas[:2] == NO_FADING:
@@ -189,8 +188,14 @@ class StepHistory:
         if self._sums.shape[1] < self._lines.shape[1]:
             self._sums = np.pad(self._sums, ((0, 0), (0, self._lines.shape[1] - self._sums.shape[1])))
         if self.size - self._summed <= 1024:
-            for last in range(self._summed + 1, self.size + 1):
-                self._add_term(last)
+            for last in range(self._summed + 1, self.size + 1):  # add its term to the sums that it still concerns
+                low = max(0, last - self._reach)
+                recent = slice(last - low - 1, None, -1)  # steps whose terms are not negligible, the earliest one first
+                rate, node, log_decay = self._lines[:, last]
+                nodes, weights = node * self._spreading[recent], rate * self._fading[recent]
+                weights *= np.exp(self._lines[2, low:last] - log_decay)
+                first = self._lines[1, low + 1 : last + 1] * self._spreading[0]
+                self._sums[:, low:last] += sums_of(first, nodes, weights)
         else:
             low = max(0, self._summed - self._reach)
             for at in np.split(np.arange(low, self.size), range(1024, self.size - low, 1024)):
@@ -198,16 +203,6 @@ class StepHistory:
                 weights *= np.exp(self._lines[2][at][:, None] - self._lines[2][places])
                 self._sums[:, at] = sums_of(nodes[:, :1], nodes, weights).sum(2)
         self._summed = self.size
-
-    def _add_term(self, last: int) -> None:
-        """Add the effect of a step to the stored sums of every earlier step that it still concerns."""
-        low = max(0, last - self._reach)
-        recent = slice(last - low - 1, None, -1)  # steps whose terms are not negligible, the earliest one first
-        rate, node, log_decay = self._lines[:, last]
-        nodes, weights = node * self._spreading[recent], rate * self._fading[recent]
-        weights *= np.exp(self._lines[2, low:last] - log_decay)
-        first = self._lines[1, low + 1 : last + 1] * self._spreading[0]
-        self._sums[:, low:last] += sums_of(first, nodes, weights)
 
     def kernel_arguments(self, tolerance: float) -> tuple[KernelArgument, ...]:
         """Return the arguments, from `lines` to `rates`, of the kernel `embedlayer.kernels.cpu.rows.apply_pending`."""
@@ -323,18 +318,9 @@ def two_nodes(
 def compress(
     nodes: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
 ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """Replace sums of J terms by Gauss rules of `count` terms that have nearly the same value for every `s >= 0`."""
+    """Replace sums of J terms by Gauss rules of `count` terms with nearly the same values for `s >= 0`, by Lanczos."""
     first = nodes[:, :1]
     u = first / (nodes + first)
-    places, their = lanczos(u, weights, count)
-    places = np.clip(places, u.min(1, keepdims=True), u.max(1, keepdims=True))
-    return first / places - first, their
-
-
-def lanczos(
-    u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
-) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """Return nodes and weights of G Gauss rules with `count` nodes for measures of J points, by Lanczos."""
     total = weights.sum(1, keepdims=True)
     basis = np.zeros((len(u), count, u.shape[1]))
     basis[:, 0] = np.sqrt(weights / np.maximum(total, TINY))
@@ -351,7 +337,8 @@ def lanczos(
         basis[:, n + 1] = z / np.maximum(length, TINY)[:, None]
         matrix[:, n + 1, n] = matrix[:, n, n + 1] = length
     places, vectors = np.linalg.eigh(matrix)
-    return places, total * vectors[:, 0] ** 2
+    places = np.clip(places, u.min(1, keepdims=True), u.max(1, keepdims=True))
+    return first / places - first, total * vectors[:, 0] ** 2
 
 
 def error_at_samples(
@@ -380,8 +367,7 @@ def check_betas(betas: Betas) -> None:
         raise SizeError(f"betas must be between 0 and 1, not {(beta1, beta2)}.")
     if beta1 >= math.sqrt(beta2):
         raise SizeError(
-            f"beta1 {beta1:g} is not below sqrt(beta2) = {math.sqrt(beta2):.6g}: steps of a row without gradient would "
-            f"grow instead of vanishing. Lower beta1 or raise beta2."
+            f"beta1 {beta1:g} is not below sqrt(beta2) = {math.sqrt(beta2):.6g}: steps without gradient would grow."
         )
     if not eps > 0:
         raise SizeError(f"eps must be positive, not {eps:g}: a row that never had a gradient would move by 0 / 0.")

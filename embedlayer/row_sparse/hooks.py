@@ -5,9 +5,9 @@ they would miss, and gradients arrive with each row once.
 """
 
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Self
 from weakref import ref
 
@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
-from embedlayer.core.forks import HeldLocks
+from embedlayer.core.forks import held_locks
 from embedlayer.core.torch_state import (
+    count_function_modes,
     is_fake_mode_active,
-    is_function_mode_active,
     outside_of_graphs,
     set_dispatch,
     tree_map,
@@ -29,31 +29,26 @@ from embedlayer.row_sparse.gradient import (
     SUM_SEGMENTS,
     RowSparseGradient,
     Segments,
-    SortedRows,
     coalesced,
     differentiable_rows,
     finished_gradient,
     require_row_sparse,
     rows_and_values,
     segments_of_equal_ids,
+    sort_rows,
     sum_segments,
     summed_gradient,
     sums_on_device,
     with_torch_functions,
 )
-from embedlayer.row_sparse.pending_updates import GATHER, PendingUpdates, pending_updates_of, pending_updates_with
+from embedlayer.row_sparse.pending_updates import GATHER, PendingUpdates, by_handle, pending_updates_of
 from embedlayer.row_sparse.storage import raw_weight
 
 SMALL_NUMEL = 1 << 17  # numbers of a look-up below which torch's operator is faster than a kernel
 
 
-class _RawReads(threading.local):
-    """Handles of the tables whose weights this thread reads without their pending updates."""
-
-    handles: frozenset[int] = frozenset()
-
-
-_raw_reads = _RawReads()
+_raw_reads: ContextVar[frozenset[int]] = ContextVar("raw_reads", default=frozenset())
+"""Handles of the tables whose weights this thread reads without their pending updates."""
 
 
 def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
@@ -128,14 +123,12 @@ class RowSparseParameter(nn.Parameter):
         return plain
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Return the memory as an array, as in torch."""
         return self.detach().requires_grad_(self.requires_grad).numpy(force=force)
 
     def tolist(self) -> Any:
         return self.detach().tolist()
 
     def data_ptr(self) -> int:
-        """Return the address of the memory, as in torch."""
         self.untyped_storage()
         return super().data_ptr()
 
@@ -145,16 +138,11 @@ class RowSparseParameter(nn.Parameter):
         return super().untyped_storage()
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Return the memory for another library, as in torch."""
         return self.detach().requires_grad_(self.requires_grad).__dlpack__(**options)
 
     def share_memory_(self) -> Self:
-        """Move the memory to shared memory, as in torch."""
         if self.grad is not None and self.grad.is_sparse:
-            raise SizeError(
-                "Torch cannot share the sparse gradient of a row-sparse table: call optimizer.zero_grad() before "
-                "share_memory()."
-            )
+            raise SizeError("Torch cannot share a sparse gradient: call optimizer.zero_grad() before share_memory().")
         with self.pending_updates.lock if hasattr(self, "pending_updates") else nullcontext():
             super().share_memory_()  # type: ignore[no-untyped-call]
         return self
@@ -184,11 +172,11 @@ def run_operator(
                     weights.append(each)
                     if is_ours:  # other operators run code of users or collectives, during which no lock is held
                         locks.append(each.pending_updates.lock)
-    with HeldLocks(locks):
+    with held_locks(locks):
         for weight in weights:
             if func is EMBEDDING and weight is args[0]:
                 weight.pending_updates.apply_to_ids(weight, args[1])
-            elif weight.pending_updates.handle not in _raw_reads.handles:
+            elif weight.pending_updates.handle not in _raw_reads.get():
                 weight.pending_updates.apply_all(weight)
         if is_ours and not is_fake and len(types) == 1:
             with without_dispatch():
@@ -207,7 +195,7 @@ def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
     numbers = ids.numel() * weight.shape[1]
     if type(weight) is RowSparseParameter and pending is not None and numbers >= SMALL_NUMEL:
         plain = raw_weight(weight)
-        if plain.is_contiguous() and GATHER.applies(plain, ids) and not is_function_mode_active():
+        if plain.is_contiguous() and GATHER.applies(plain, ids) and not count_function_modes():
             vectors: Tensor = _LookUpRows.apply(weight, ids)  # type: ignore[no-untyped-call]
             return vectors
     return F.embedding(ids, weight, sparse=True)
@@ -257,7 +245,7 @@ class _LookUpSortedRows(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
         pending = pending_updates_of(weight)
         assert pending is not None
-        places = SortedRows.of(ids)
+        places = sort_rows(ids)
         ctx.save_for_backward(ids, *places)
         ctx.shape, ctx.padding_idx = weight.shape, pending.padding_idx
         with pending.lock:
@@ -266,10 +254,10 @@ class _LookUpSortedRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ids, *places = ctx.saved_tensors
+        ids, rows, order = ctx.saved_tensors
         if torch.is_grad_enabled() or not sums_on_device(grad):
             return torch.ops.aten.embedding_sparse_backward(grad, ids, ctx.shape[0], -1, False), None
-        gradient = summed_gradient(SortedRows(*places), grad, tuple(ctx.shape), ctx.padding_idx)
+        gradient = summed_gradient((rows, order), grad, tuple(ctx.shape), ctx.padding_idx)
         gradient.finished = True
         return gradient, None
 
@@ -327,22 +315,24 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
 def without_applying_updates(model: nn.Module) -> Iterator[None]:
     """Let code inside a `with` block read the weights of `model` as stored, without applying their pending updates."""
     handles = [pending.handle for each in model.parameters() if (pending := pending_updates_of(each)) is not None]
-    before = _raw_reads.handles
-    _raw_reads.handles = before.union(handles)
+    before = _raw_reads.set(_raw_reads.get().union(handles))
     try:
         yield
     finally:
-        _raw_reads.handles = before
+        _raw_reads.reset(before)
 
 
 @torch.library.custom_op("embedlayer::with_updates_applied", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def with_updates_applied(tensor: Tensor, handle: int, is_ids: bool) -> Tensor:
     """Apply the pending updates of a table as one node of a compiled graph, and return a copy of `tensor`."""
-    pending, weight = pending_updates_with(handle)
+    pending = by_handle[handle]
+    weight = pending.weight_ref() if pending.weight_ref is not None else None
+    assert weight is not None
     if is_ids:
         pending.apply_to_ids(weight, tensor)
     else:
         pending.apply_all(weight)
+    # A copy, so that what reads it runs later. The weight is no argument: AOTAutograd would copy all of it.
     return tensor.clone()
 
 

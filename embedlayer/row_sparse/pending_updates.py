@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable
 from functools import wraps
 from itertools import count
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 from weakref import ReferenceType, WeakValueDictionary
 
 import numpy as np
@@ -30,8 +30,7 @@ from embedlayer.core.torch_state import is_capturing
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.kernels.rows import update_rows
-from embedlayer.row_sparse.arithmetic import chunk_slices, tolerance_of
-from embedlayer.row_sparse.gradient import Segments, SortedRows, rows_in_block, segments_of_equal_ids
+from embedlayer.row_sparse.gradient import Segments, rows_in_block, segments_of_equal_ids, sort_rows
 from embedlayer.row_sparse.history import Betas, StepHistory, StepRates, step_rates
 from embedlayer.row_sparse.row_steps import RowSteps
 from embedlayer.row_sparse.storage import (
@@ -39,8 +38,10 @@ from embedlayer.row_sparse.storage import (
     RowStorage,
     RowTensors,
     check_state_size,
+    chunk_slices,
     is_in_shared_memory,
     raw_weight,
+    tolerance_of,
 )
 
 APPLY_PENDING = {
@@ -59,7 +60,8 @@ ROWS_IN_PASS = 1 << 18  # rows of a table that a kernel updates at once when all
 LEFT_OUT = 2  # outcome of a row that `APPLY_PENDING` cannot update
 
 _handles = count()
-_by_handle: WeakValueDictionary[int, "PendingUpdates"] = WeakValueDictionary()  # operators take numbers and tensors
+by_handle: WeakValueDictionary[int, "PendingUpdates"] = WeakValueDictionary()
+"""The pending updates of all tables by `handle`, because custom operators take only numbers and tensors."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -76,14 +78,6 @@ def exclusive(
             return method(self, *arguments, **options)
 
     return run
-
-
-class CachedRows(NamedTuple):
-    """Values and moments of U rows that a look-up updated, so that the next optimizer step need not read them."""
-
-    rows: Tensor
-    values: list[Tensor]
-    versions: list[int]
 
 
 class PendingUpdates:
@@ -113,7 +107,8 @@ class PendingUpdates:
         forgotten: Whether an optimizer was attached and forgotten, and none was attached since. Its state may exist,
             but only it knows at which step.
         rounding_seed: Seed of stochastic rounding for a bfloat16 table, or `None` to round to nearest.
-        cached: Rows that the last look-up updated, or `None`.
+        cached: Rows that the last look-up updated, their values and moments, and the versions of the tensors that have
+            them, so that the next optimizer step need not read them; or `None`.
         handle: Number by which custom operators find this object.
         lock: Lock of the rows, their state and this record, which is neither saved nor copied. It is held while updates
             are applied and during a step, but not during collective operations or code of the user.
@@ -136,7 +131,7 @@ class PendingUpdates:
         self.forgotten = False
         self.lock = lock_held_at_forks()
         self.handle = next(_handles)
-        _by_handle[self.handle] = self
+        by_handle[self.handle] = self
         self.detach()
 
     def __reduce__(self) -> tuple[type["PendingUpdates"], tuple[int | None]]:
@@ -166,7 +161,7 @@ class PendingUpdates:
         self.forgotten = self.forgotten or self.steps is not None
         self.steps = None
         self.version = 0
-        self.cached: CachedRows | None = None
+        self.cached: tuple[Tensor, list[Tensor], list[int]] | None = None
         self.moments: tuple[Tensor, ...] = ()
         self.restored: dict[str, Tensor] = {}
         self.rounding_seed: int | None = None
@@ -181,9 +176,6 @@ class PendingUpdates:
         updates of the one attached before, which may be the same with other betas, are applied first. `step` is the
         number of steps that the optimizer has made so far. Its state tensors, `moments`, are kept and written in place:
         first moments, unless it has none, and second moments.
-
-        Raises:
-            SizeError: `check_betas` refuses the betas.
         """
         check_state_size(weight, moments)
         self.check_for_writes(weight)
@@ -209,11 +201,11 @@ class PendingUpdates:
         return self.steps
 
     @exclusive
-    def apply_to_ids(self, weight: Tensor, ids: Tensor, places: SortedRows | None = None) -> None:
+    def apply_to_ids(self, weight: Tensor, ids: Tensor, places: tuple[Tensor, Tensor] | None = None) -> None:
         """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
 
         If no kernel applies them and the weight is trained, values and moments of these rows, without the padding row,
-        are kept for the next optimizer step (`CachedRows`). `places` are the sorted IDs, if the caller has them.
+        are kept for the next optimizer step (`cached`). `places` are the sorted IDs, if the caller has them.
         """
         self.check_process()
         steps = self.steps
@@ -225,7 +217,7 @@ class PendingUpdates:
         if not steps.has_pending:
             return
         if self._has_gpu_kernels(weight):
-            self._update_on_gpu(weight, (SortedRows.of(ids) if places is None else places).rows)
+            self._update_on_gpu(weight, (sort_rows(ids) if places is None else places)[0])
             return
         ids = ids.flatten()
         if self._tensors(weight).kernel_applies(APPLY_PENDING, steps.value_steps, ids):
@@ -245,7 +237,7 @@ class PendingUpdates:
         self.cached = None
         values = self._update_rows(weight, rows, cache=learns)
         if learns:
-            self.cached = CachedRows(rows, values, self._versions(weight))
+            self.cached = rows, values, self._versions(weight)
 
     def _has_gpu_kernels(self, weight: Tensor) -> bool:
         """Return whether Triton kernels compute with the rows and the attached optimizer's state."""
@@ -360,9 +352,6 @@ class PendingUpdates:
 
         Pending updates of the rows are applied first. Call `prepare_step` before. The rows are distinct and in
         ascending order, `(U,)`, the gradients `(U, D)`. On CUDA rows may repeat, as those of a `summed_gradient`.
-
-        Raises:
-            SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
         """
         steps = self.steps
         assert steps is not None
@@ -381,8 +370,8 @@ class PendingUpdates:
         if self._step_in_one_pass(weight, rows, gradients, (*betas[:2], *rates)):
             steps.history.record(lr, weight_decay)
             return
-        if cached is not None and cached.versions == self._versions(weight) and torch.equal(cached.rows, rows):
-            values = cached.values
+        if cached is not None and cached[2] == self._versions(weight) and torch.equal(cached[0], rows):
+            values = cached[1]
         else:
             values = self._update_rows(weight, rows, cache=True)
         decays = steps.decays(steps.record(rows, lr, weight_decay), self.moments)
@@ -417,9 +406,6 @@ class PendingUpdates:
 
         The written values would belong to an earlier step. After the error they stay and the pending updates are
         dropped, so the table can be used.
-
-        Raises:
-            StaleRowsError: Updates were pending when `weight` was written.
         """
         steps = self.steps
         if steps is None:
@@ -434,40 +420,26 @@ class PendingUpdates:
         if not len(missed):
             return
         raise StaleRowsError(
-            f"The weight {tuple(weight.shape)} of a row-sparse table was written in place through an older tensor of "
-            f"it while {len(missed)} rows had pending updates, so what was written belongs to an earlier step. The "
-            f"written values are kept and these updates dropped. Take `table.weight` anew after each step and write to "
-            f"that, write inside `with embedlayer.row_sparse.pending_updates_applied(model):`, or use "
-            f"RowAdamW(apply_pending_every=1)."
+            f"The weight {tuple(weight.shape)} of a row-sparse table was written in place through an older tensor "
+            f"while {len(missed)} rows had pending updates, which are dropped. See docs/errors.md, Writes to a "
+            f"row-sparse table."
         )
 
     def check_capture(self, weight: Tensor) -> None:
-        """Check that no CUDA graph is captured: a replay would not have the numbers of later steps.
-
-        Raises:
-            StaleRowsError: A graph is captured on the current stream.
-        """
+        """Check that no CUDA graph is captured: a replay would not have the numbers of later steps."""
         if is_capturing(raw_weight(weight)):
             raise StaleRowsError(
-                f"A CUDA graph is captured, and it would apply the optimizer steps of this moment to the row-sparse "
-                f"table {tuple(weight.shape)} at every replay. Leave the look-ups and the step of this table out of "
-                f"the graph, build it with row_sparse=False, or look up in a copy.deepcopy of it, which has no "
-                f"optimizer."
+                f"A CUDA graph is captured, and would repeat these steps of the row-sparse table {tuple(weight.shape)} "
+                f"at every replay: leave it out of the graph, or look up in a copy.deepcopy of it."
             )
 
     def check_process(self) -> None:
-        """Check that this is no forked process that cannot know which updates the rows lack.
-
-        Raises:
-            StaleRowsError: At the fork, updates were pending in shared memory.
-            FileError: The rows are in files that the forking process trains.
-        """
+        """Check that this is no forked process that cannot know which updates the rows lack."""
         self.storage.check_process()
         if self.incomplete:
             raise StaleRowsError(
-                "This process was forked while rows of a row-sparse table in shared memory had pending updates, which "
-                "only the forking process can apply. Call table.share_memory() after optimizer.zero_grad() and before "
-                "the fork: then each step updates all rows."
+                "Only the process that forked this one can apply the pending updates of a row-sparse table in shared "
+                "memory: call table.share_memory() before the fork, so that each step updates all rows."
             )
 
     @exclusive
@@ -515,10 +487,6 @@ class PendingUpdates:
 
         No pending update is applied. The weight and the optimizer's moments are not included. Before the first
         optimizer step both results are empty.
-
-        Returns:
-            The tensors `value_steps`, `moment_steps` and `history`, which may share memory with this object; and the
-            JSON entries `start`, `betas`, `applied_step`, and with stochastic rounding `rounding_seed`.
         """
         if self.steps is None:
             return {}, {}
@@ -533,10 +501,6 @@ class PendingUpdates:
 
         The weight and the moments must have been saved at the same time. `tensors` and `rest` are its two results;
         without the steps of the rows in `tensors`, those that their storage has are used.
-
-        Raises:
-            KeyError: An entry is missing.
-            CheckpointError: A row's step is below 0, or after the last step.
         """
         check_state_size(weight, moments)
         self.detach()
@@ -577,17 +541,9 @@ def pending_updates_of(weight: Tensor | None) -> PendingUpdates | None:
     return pending
 
 
-def pending_updates_with(handle: int) -> tuple[PendingUpdates, nn.Parameter]:
-    """Return the `PendingUpdates` with a handle, and the weight to which it is attached."""
-    pending = _by_handle[handle]
-    weight = pending.weight_ref() if pending.weight_ref is not None else None
-    assert weight is not None
-    return pending, weight
-
-
 def _after_fork() -> None:
     """Mark the tables in shared memory with pending updates, in a forked process."""
-    for each in _by_handle.valuerefs():
+    for each in by_handle.valuerefs():
         if (pending := each()) is None or not pending.has_pending or pending.weight_ref is None:
             continue
         if (weight := pending.weight_ref()) is not None:

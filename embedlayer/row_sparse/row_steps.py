@@ -9,8 +9,8 @@ from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.io.files import JsonObject
-from embedlayer.row_sparse.arithmetic import compute_dtype, tolerance_of
 from embedlayer.row_sparse.history import StepHistory
+from embedlayer.row_sparse.storage import compute_dtype, tolerance_of
 
 
 class RowSteps:
@@ -24,7 +24,6 @@ class RowSteps:
 
     @property
     def step(self) -> int:
-        """Return the number of the last optimizer step."""
         return self.history.step
 
     @property
@@ -84,6 +83,7 @@ class RowSteps:
             self._sent = 0
         if self._sent < size:
             lines = torch.from_numpy(self.history.lines_from(self._sent))
+            # torch does not use pinned memory again before the copy has ended
             lines = lines.pin_memory() if self.value_steps.is_cuda else lines
             self._record[self._sent : size].copy_(lines, non_blocking=True)
             self._sent = size
@@ -106,7 +106,7 @@ class RowSteps:
                 if not is_whole or (saved.numel() and not 0 <= int(saved.min()) <= int(saved.max()) <= last):
                     raise CheckpointError(
                         f"The {name} of a row-sparse table's pending updates are {saved.dtype} and not all from 0 to "
-                        f"{last}, its last step: they are damaged. Use an earlier checkpoint."
+                        f"{last}."
                     )
                 steps.copy_(saved)
         self.applied_step = rest["applied_step"] if "applied_step" in rest else rest["start"]

@@ -52,16 +52,11 @@ class StochasticRounding:
 
 def round_rows(values: Float[Tensor, "U D"], rows: Int[Tensor, " U"], *, seed: int, step: int) -> Float[Tensor, "U D"]:
     """Return rows rounded to bfloat16 by `StochasticRounding`. NaN stays NaN."""
-    key = row_keys(rows, seed=seed, step=step).unsqueeze(1)
+    keys = mix_(rows.long() * ROW_FACTOR + signed(seed + step * GOLDEN)) & LOW_32 | 1  # odd numbers below 2^32
     columns = torch.arange(values.shape[1], device=values.device)
-    h = key + columns * COLUMN_FACTOR & LOW_32
+    h = keys.unsqueeze(1) + columns * COLUMN_FACTOR & LOW_32
     h = (h ^ h >> 16) * FIRST_32 & LOW_32
     h = (h ^ h >> 13) * SECOND_32 & LOW_32
     bits = values.contiguous().view(torch.int32) + (h >> 16).int()
     rounded = (bits & -0x10000).view(torch.float32)
     return torch.where(values.isfinite(), rounded, values).to(torch.bfloat16)
-
-
-def row_keys(rows: Int[Tensor, " U"], *, seed: int, step: int) -> Int[Tensor, " U"]:
-    """Return a hash of seed, step and row for each row: odd numbers below 2^32, as int64."""
-    return mix_(rows.long() * ROW_FACTOR + signed(seed + step * GOLDEN)) & LOW_32 | 1

@@ -7,18 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from embedlayer.core.block_sizes import NUMBERS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.torch_state import without_dispatch
 from embedlayer.kernels.kernel import Kernel
-from embedlayer.row_sparse.arithmetic import (
-    apply_skipped_steps_,
-    chunk_slices,
-    empty_rows,
-    gather_rows,
-    rows_at_once,
-    square_root,
-)
 from embedlayer.row_sparse.history import StepRates
 from embedlayer.row_sparse.stochastic_rounding import round_rows
 
@@ -62,6 +55,46 @@ class RowsInMemory(RowStorage):
         """Do nothing."""
 
 
+def rows_at_once(table: Tensor) -> int:
+    """Return how many rows of `table` to process at once so that a chunk fits the CPU cache; at least 1."""
+    return max(1, block_size(NUMBERS, device_kind(table)) // table.shape[1])
+
+
+def chunk_slices(rows: Tensor, size: int) -> list[slice]:
+    """Return the slices that split the row numbers `rows` into chunks of `size`; the last chunk may be smaller."""
+    return [slice(low, low + size) for low in range(0, len(rows), max(size, 1))]
+
+
+def compute_dtype(table: Tensor) -> torch.dtype:
+    """Return the dtype in which updates of `table` are computed: float64 for a float64 table, else float32."""
+    return torch.float64 if table.dtype == torch.float64 else torch.float32
+
+
+def tolerance_of(table: Tensor) -> float:
+    """Return the relative error that `StepHistory.skipped_steps` may have, for a table of this dtype."""
+    return 1e-12 if table.dtype == torch.float64 else 1e-7
+
+
+def gather_rows(table: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
+    """Copy the rows `rows` of `table` into the start of `buffer`, converted to its dtype, and return that part."""
+    values = buffer[: len(rows)]
+    if values.dtype == table.dtype:
+        return torch.index_select(table, 0, rows, out=values)
+    return values.copy_(table.index_select(0, rows))
+
+
+def apply_skipped_steps_(
+    p: Tensor, m: Tensor, root: Tensor, decay: Tensor, terms: list[Tensor], buffer: Tensor
+) -> None:
+    """Apply the AdamW steps that rows skipped: `p = p * decay - m * sum_q weight_q / (root + node_q)`, in place."""
+    weights, nodes = terms[: len(terms) // 2], terms[len(terms) // 2 :]
+    total = torch.add(root, nodes[0], out=buffer)
+    torch.div(weights[0], total, out=total)
+    for weight, node in zip(weights[1:], nodes[1:], strict=True):
+        total.addcdiv_(weight, root + node)
+    p.mul_(decay).addcmul_(m, total, value=-1)
+
+
 class RowTensors(NamedTuple):
     """The rows of a table and of its optimizer's state as plain tensors, which are written in place."""
 
@@ -71,7 +104,6 @@ class RowTensors(NamedTuple):
 
     @property
     def rowwise(self) -> bool:
-        """Return whether there is one second moment a row."""
         return self.moments[-1].shape[1] == 1
 
     def kernel_applies(self, kernels: dict[bool, Kernel], *others: Tensor) -> bool:
@@ -92,16 +124,17 @@ class RowTensors(NamedTuple):
     def skip_steps(self, rows: Tensor, terms: list[Tensor], *, step: int, cache: bool) -> list[Tensor]:
         """Apply steps without a gradient to the values of distinct rows. The moments are not changed."""
         decay, *quadrature = terms
-        tables = (self.table, *self.moments)
+        tables, dtype = (self.table, *self.moments), compute_dtype(self.table)
         size = min(rows_at_once(self.table), len(rows))
-        buffers = [empty_rows(self.table, len(rows) if cache else size, width=each.shape[1]) for each in tables]
-        roots, buffer = (empty_rows(self.table, size, width=tables[-1].shape[1]) for _ in range(2))
+        count = len(rows) if cache else size
+        buffers = [self.table.new_empty((count, each.shape[1]), dtype=dtype) for each in tables]
+        roots, buffer = (self.table.new_empty((size, tables[-1].shape[1]), dtype=dtype) for _ in range(2))
         for chunk in chunk_slices(rows, size):
             some = rows[chunk]
             low = chunk.start if cache else 0
             p, *moments = (gather_rows(table, some, each[low:]) for table, each in zip(tables, buffers, strict=True))
             if quadrature:
-                root = square_root(moments[1], out=roots[: len(some)])
+                root = torch.rsqrt(moments[1], out=roots[: len(some)]).reciprocal_()
                 some_terms = [each[chunk] for each in quadrature]
                 apply_skipped_steps_(p, moments[0], root, decay[chunk], some_terms, buffer[: len(some)])
             else:
@@ -124,7 +157,7 @@ class RowTensors(NamedTuple):
     ) -> None:
         """Make an optimizer's step on distinct rows with a gradient, by torch operators."""
         size = min(rows_at_once(self.table), len(rows))
-        buffer = empty_rows(self.table, size, width=values[-1].shape[1])
+        buffer = self.table.new_empty((size, values[-1].shape[1]), dtype=compute_dtype(self.table))
         for chunk in chunk_slices(rows, size):
             p, *moments = (each[chunk] for each in values)
             g = gradients[chunk].to(p.dtype)
@@ -135,7 +168,7 @@ class RowTensors(NamedTuple):
                 moments[-1].addcmul_(g, g, value=rates.add2)
             else:
                 moments[-1].add_(g.square().mean(1, keepdim=True), alpha=rates.add2)
-            denominator = square_root(moments[-1], out=buffer[: len(p)]).add_(rates.addend)
+            denominator = torch.rsqrt(moments[-1], out=buffer[: len(p)]).reciprocal_().add_(rates.addend)
             p.mul_(rates.factor).addcdiv_(m, denominator, value=-rates.rate)
         self.write(rows, values[0], step=step)
         for moment, new in zip(self.moments, values[1:], strict=True):
@@ -160,9 +193,8 @@ def check_state_size(weight: Tensor, moments: Sequence[Tensor]) -> None:
     for each in moments:
         if each.shape != weight.shape and not (each is moments[-1] and each.shape == (weight.shape[0], 1)):
             raise ShapeError(
-                f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(each.shape)}: the "
-                f"table was resized after the optimizer was built, or the state belongs to another table. Build "
-                f"the optimizer again after resizing."
+                f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(each.shape)}. Build "
+                f"the optimizer again after resizing, or load the state of this table."
             )
 
 

@@ -28,7 +28,7 @@ from embedlayer.core.torch_state import (
 from embedlayer.kernels.index_check import IndexCheck, StreamCheck
 from embedlayer.kernels.input import StoredRows
 from embedlayer.kernels.kernel import Kernel
-from embedlayer.kernels.sums import sum_streams
+from embedlayer.kernels.rows import sum_streams
 from embedlayer.row_sparse.gradient import (
     NUMBERS_IN_BLOCK,
     finished_gradient,
@@ -185,7 +185,8 @@ class _SumRows(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             by_weight = _gradient_of_rows(ctx, grad, terms, ends, factors)
         if ctx.needs_input_grad[1]:
-            by_factor = bag_gradient_of_weights(grad, weight, terms, ends, bags_of(ends, len(terms))).view(ids.shape)
+            by_factor = bag_gradient_of_weights(grad, weight, terms, ends, bags_of(ends, len(terms)), 0, -1)
+            by_factor = by_factor.view(ids.shape)
         return by_weight, by_factor, None, None, None, None
 
 

@@ -27,7 +27,7 @@ from embedlayer.core.formatting import a_or_an
 from embedlayer.core.held_parameters import parameters_of
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids
-from embedlayer.distributed.dtensors import first_local_row, is_dtensor, placements_of, to_local
+from embedlayer.distributed.dtensors import is_dtensor, local_slices, placements_of, to_local
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.recording import TokenRecord, record_losses
@@ -495,7 +495,7 @@ def _shard_of(table: LookupTable) -> tuple[int, Tensor]:
         raise SizeError(
             f"Rows of {a_or_an(type(table).__name__)} with placements {placements} cannot be read by one rank each."
         )
-    return first_local_row(weight), to_local(weight.detach())
+    return local_slices(weight)[0].start, to_local(weight.detach())
 
 
 def _plain_optimizer(optimizer: Any) -> torch.optim.Optimizer:

@@ -29,7 +29,7 @@ from embedlayer.distributed.data_parallel import (
 )
 from embedlayer.distributed.launch import Launch, launched_processes
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable, shard_table, sharded_tables, trained_parameters
-from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
+from embedlayer.distributed.state import load_sharded, save_sharded
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import build_head
 from embedlayer.io.files import JsonObject
@@ -69,7 +69,7 @@ class ParallelContext:
         self.rank, self.size = self.collectives.rank, self.collectives.size
         self.is_first = self.collectives.is_first
         self._config: JsonObject = {}
-        self._sharded: dict[str, ShardedRows] = {}
+        self._sharded: dict[str, tuple[ShardedTable, int]] = {}
         self._ddp: DistributedDataParallel | None = None
         self._mesh: DeviceMesh | None = None
         if self.collectives is not SINGLE_PROCESS:
@@ -175,7 +175,7 @@ class ParallelContext:
         for prefix, table in sharded_tables(model):
             spare = -table.vocab_size % multiple if table is model.table else 0
             for name in ROW_TENSORS[type(table.local)]:
-                self._sharded[f"{prefix}.{name}"] = ShardedRows(table, table.vocab_size + spare)
+                self._sharded[f"{prefix}.{name}"] = table, table.vocab_size + spare
         model.to(self.device)
 
     def _draw_table(self, config: JsonObject) -> ShardedTable:
@@ -274,9 +274,9 @@ class ParallelContext:
         """
         return load_sharded(path, self._sharded_among)
 
-    def _sharded_among(self, names: Iterable[str]) -> dict[str, ShardedRows]:
+    def _sharded_among(self, names: Iterable[str]) -> dict[str, tuple[ShardedTable, int]]:
         """Select the names of tensors with sharded rows."""
-        sharded: dict[str, ShardedRows] = {}
+        sharded: dict[str, tuple[ShardedTable, int]] = {}
         for name in names:
             parent, _, key = name.rpartition(".")
             weight = name.removeprefix("model.")

@@ -26,7 +26,7 @@ from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError, TokenIdError
-from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, local_columns, shard_collectives, to_local
+from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, local_slices, shard_collectives, to_local
 from embedlayer.families.field_types import End
 from embedlayer.formats.stored import StoredRows
 from embedlayer.io.safetensors_files import byte_chunks
@@ -238,7 +238,9 @@ class RowTensor:
     @property
     def columns(self) -> slice:
         """Return which columns this rank stores: all, unless the tensor is a DTensor that is sharded by columns."""
-        return slice(None) if self.axis else local_columns(self.tensor)
+        if self.axis or not is_dtensor(self.tensor) or self.tensor.dim() < 2:
+            return slice(None)
+        return local_slices(self.tensor)[1]
 
     @property
     def row_shape(self) -> list[int]:

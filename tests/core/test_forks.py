@@ -1,6 +1,7 @@
 """What has a lock or a thread works in a forked process, also if the lock was locked or the thread busy at the fork."""
 
 import ast
+import contextlib
 import fcntl
 import gc
 import os
@@ -22,7 +23,7 @@ from thread_order import wait_for_any, watch_locks
 import embedlayer as el
 from embedlayer.cli import interrupts
 from embedlayer.core.errors import FileError
-from embedlayer.core.forks import BackgroundThread, HeldLocks, lock_held_at_forks
+from embedlayer.core.forks import BackgroundThread, held_locks, lock_held_at_forks
 from embedlayer.data import encode_chunks
 from embedlayer.explorer import table_map
 from embedlayer.kernels import kernel
@@ -259,7 +260,7 @@ def test_threads_that_acquire_several_locks_do_not_block_each_other() -> None:
     def work(order: int) -> None:
         for _ in range(50):
             meeting.wait()
-            with HeldLocks(several[::order]):
+            with held_locks(several[::order]):
                 total.append(1)
 
     threads = [threading.Thread(target=work, args=(order,)) for order in (1, -1)]
@@ -281,10 +282,10 @@ def test_what_waits_for_forks_ends_with_its_owner(tmp_path) -> None:
 
 
 def test_an_error_of_a_job_is_that_of_its_result_and_later_jobs_are_done() -> None:
-    with BackgroundThread("test") as thread:
+    with contextlib.closing(BackgroundThread("test")) as thread:
         failed, done = thread.submit(lambda: 1 // 0), thread.submit(lambda: threading.current_thread().name)
         with pytest.raises(ZeroDivisionError):
-            failed.result()
-        assert done.result().startswith("test")
-    assert thread.submit(lambda: 1).result() == 1  # after it was closed
+            failed()
+        assert done().startswith("test")
+    assert thread.submit(lambda: 1)() == 1  # after it was closed
     thread.close()

@@ -18,7 +18,7 @@ from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, TokenIdError,
 from embedlayer.core.collectives import Collectives
 from embedlayer.distributed import shard_table
 from embedlayer.distributed.launch import Launch
-from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
+from embedlayer.distributed.state import load_sharded, save_sharded
 from embedlayer.training.parallel import ParallelContext
 
 DEVICE = "cuda"
@@ -85,7 +85,7 @@ def agreed_and_saved(folder) -> list[torch.Tensor]:
     ranks.collectives.require_equal({"of": "all"})
     table = shard_table(whole(), init_device_mesh(DEVICE, (ranks.size,))).to(DEVICE)
     sums = [ranks.sum(torch.ones(2, device=DEVICE)).cpu(), torch.tensor(ranks.collectives.any(ranks.is_first))]
-    tensors, places = {"rows": table.as_dtensor(table.weight)}, {"rows": ShardedRows(table, V)}
+    tensors, places = {"rows": table.as_dtensor(table.weight)}, {"rows": (table, V)}
     save_sharded(folder / "file", tensors, places, ranks.collectives)
     ranks.collectives.any(False)
     loaded = load_sharded(folder / "file", lambda names: places)[0]["rows"]

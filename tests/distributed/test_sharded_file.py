@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from embedlayer import CheckpointError, FileError, TokenEmbedding
 from embedlayer.core.collectives import Collectives
 from embedlayer.distributed import shard_table
-from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
+from embedlayer.distributed.state import load_sharded, save_sharded
 from embedlayer.io import safetensors_files
 
 V, STORED = 23, 32
@@ -37,7 +37,7 @@ def save_and_load(folder: Path) -> list[bool]:
     safetensors_files.CHUNK_BYTES = 30  # two rows, with one left over
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     table = shard_table(TokenEmbedding(V, 3), mesh)
-    rows = {name: ShardedRows(table, STORED) for name in DIVIDED}
+    rows = dict.fromkeys(DIVIDED, (table, STORED))
     tensors = {
         name: table.as_dtensor(tensor[table.partition.start : table.partition.stop]) if name in DIVIDED else tensor
         for name, tensor in whole().items()

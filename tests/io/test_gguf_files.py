@@ -33,7 +33,7 @@ def test_a_header_is_read_as_by_the_package_gguf_and_a_copy_has_the_same_bytes(t
     path = write_file(tmp_path / "a.gguf", dtype="Q5_0", head="F16", alignment=alignment)
     file, reader = read_gguf(path), gguf.GGUFReader(path)
     assert file.alignment == reader.alignment
-    assert {key: value.value for key, value in file.metadata.items()} == {
+    assert file.metadata == {
         key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")
     }
     for tensor in reader.tensors:

@@ -34,7 +34,7 @@ from embedlayer.kernels.gpu.launch import launch_table, launches_observed
 from embedlayer.kernels.kernel import kernels_disabled
 from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.row_sparse import pending_updates
-from embedlayer.row_sparse.gradient import RowSparseGradient, SortedRows, summed_gradient
+from embedlayer.row_sparse.gradient import RowSparseGradient, sort_rows, summed_gradient
 from embedlayer.row_sparse.history import Betas
 from embedlayer.row_sparse.stochastic_rounding import StochasticRounding, round_rows
 
@@ -149,7 +149,7 @@ def test_moments_that_no_kernel_takes_are_stepped_by_torch_operators(backend) ->
 def test_sums_of_equal_rows_are_at_their_first_places(backend, dtype, width) -> None:
     with running_on(backend):
         ids, values = here(torch.tensor([5, 2, 5, 0, 5, 2, 5, 5, 5, 5])), drawn(10, width, seed=0).to(dtype)
-        gradient = summed_gradient(SortedRows.of(ids), values, (6, width), drop=0)
+        gradient = summed_gradient(sort_rows(ids), values, (6, width), drop=0)
         assert gradient._indices().tolist() == [[0, 2, 2, *[5] * 7]]
         exact = torch.zeros(6, width).double().index_add_(0, ids, values.double())
         exact[0] = 0

@@ -28,7 +28,7 @@ def test_the_metadata_describe_the_same_tokenizer_after_reading_and_writing(tmp_
         assert ids == original.encode(text, add_special_tokens=False).ids
         if kind in ("gpt2", "llama"):
             assert found.decode(ids) == original.decode(ids)
-    values = {key: value.value for key, value in read_gguf(path).metadata.items()}
+    values = read_gguf(path).metadata
     written = tokenizer_metadata(found, values, len(values["tokenizer.ggml.tokens"]), path)
     assert written == {key: values[key] for key in written}
     assert "tokenizer.ggml.tokens" in written
@@ -44,7 +44,7 @@ def test_a_pre_tokenizer_that_is_not_known_is_refused_by_name(tmp_path) -> None:
 
 def test_a_tokenizer_that_the_metadata_cannot_describe_is_refused(tmp_path) -> None:
     path = write_file(tmp_path / "model.gguf", tokenizer=("gpt2", TOKENIZERS["gpt2"]()), dtype="F16")
-    values = {key: value.value for key, value in read_gguf(path).metadata.items()}
+    values = read_gguf(path).metadata
     with pytest.raises(TokenizerError, match="cannot describe a WordLevel model"):
         tokenizer_metadata(Tokenizer(models.WordLevel({"a": 0}, "a")), values, 1, path)
     other = load_tokenizer(path)
@@ -58,7 +58,7 @@ def test_a_tokenizer_that_the_metadata_cannot_describe_is_refused(tmp_path) -> N
 @pytest.mark.parametrize("lowest", [None, -1e9], ids=["as trained", "as in LLaMA-2"])
 def test_scores_of_the_file_stay_and_those_of_new_merges_come_after_them_in_float32(tmp_path, lowest) -> None:
     path = write_file(tmp_path / "model.gguf", tokenizer=("llama", TOKENIZERS["llama"]()), dtype="F16")
-    values = {key: value.value for key, value in read_gguf(path).metadata.items()}
+    values = read_gguf(path).metadata
     old = values["tokenizer.ggml.scores"]
     values["tokenizer.ggml.scores"] = old = [lowest if lowest and score == min(old) else score for score in old]
     edited = edit_tokenizer(tokenizer_of(values, path), add=[AddedMerge("2", "2"), AddedMerge("22", "2")]).tokenizer

@@ -23,6 +23,9 @@ NUMBERS_AT_ONCE = 1 << 14
 @exact
 def read_rows(start: int, stop: int, ids: Any, x: Any, stored: Any, sizes: Any, out: Any, out_type: int) -> None:
     """Write the numbers of the rows of the IDs at places `start` to `stop - 1`; without IDs, of the rows themselves."""
+    # Packed codes `(V, bytes)`; the number of each code, or of both codes of a byte; bytes of scales, of what is
+    # subtracted from levels and of what is added, of all rows or of one that all share. `(code ^ flip) - middle` is a
+    # level, unless `flip` is -1. `x`: few tokens, float32, whose products with the rows are written; none for numbers.
     codes, levels, scale, scale_levels, zero, bias, factor = stored
     bits, group_size, groups, flip, middle, scale_type, zero_type, rounding = sizes
     buffers, width = _buffers(x.shape[1], codes.shape[1]), x.shape[1]
@@ -115,7 +118,6 @@ def _store(rows: Any, x: Any, out: Any, out_type: int) -> None:
 
 @exact
 def _narrow_rows(rows: Any, out: Any) -> None:
-    """Write float32 numbers in the type of `out`."""
     for n in range(len(out)):
         row, to = rows[n], out[n]
         for i in range(len(to)):
@@ -156,7 +158,6 @@ def _round(rows: Any, number_type: int) -> None:
 
 @exact
 def _round_rows(rows: Any, like: Any) -> None:
-    """Round float32 numbers to the type of `like`."""
     for r in range(len(rows)):
         row = rows[r]
         for i in range(len(row)):
@@ -262,6 +263,8 @@ def _decode_blocks(places: Any, packed: Any, bits: int, numbers: Any) -> None:
 @exact
 def _decode_5_bits(block: Any, bits: int, numbers: Any) -> None:
     """Write the numbers of a block of `Q4_K`, or with a fifth bit of `Q5_K`."""
+    # 6 bits each: four bytes have the low bits of four scales, four those of four minima, both with the high bits of
+    # the other four; and four bytes have the low bits of these.
     step = half(np.uint16(block[0]) | np.uint16(block[1]) << np.uint16(8))
     less = half(np.uint16(block[2]) | np.uint16(block[3]) << np.uint16(8))
     lows, high = block[len(block) - 128 :], block[16:48]

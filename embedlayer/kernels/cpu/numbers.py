@@ -7,6 +7,7 @@ numba notices a change of a kernel's own file and compiles it again, but no chan
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,34 +17,40 @@ from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 
 
-def _decorator(fastmath: Any) -> Any:
-    """Return a decorator that compiles a function when it is first called."""
-
-    def decorate(function: Any) -> Any:
-        is_kernel = function.__code__.co_varnames[:2] == ("start", "stop")
-        options: Any = {"error_model": "numpy", "no_cpython_wrapper": not is_kernel, "no_cfunc_wrapper": True}
-        return njit(cache=is_kernel, nogil=True, fastmath=fastmath, **options)(function)
-
-    return decorate
+def _compiled(function: Any, fastmath: Any) -> Any:
+    """Compile a function when it is first called."""
+    is_kernel = function.__code__.co_varnames[:2] == ("start", "stop")
+    options: Any = {"error_model": "numpy", "no_cpython_wrapper": not is_kernel, "no_cfunc_wrapper": True}
+    return njit(cache=is_kernel, nogil=True, fastmath=fastmath, **options)(function)
 
 
-kernel = _decorator({"contract"})
+kernel = partial(_compiled, fastmath={"contract"})
 """Decorator of a kernel. Products and sums may be contracted; infinities and NaN keep their meaning."""
 
-exact = _decorator(False)
+exact = partial(_compiled, fastmath=False)
 """Decorator of a kernel whose products and sums are rounded one by one."""
 
-reduction = _decorator({"contract", "reassoc", "nsz"})
+reduction = partial(_compiled, fastmath={"contract", "reassoc", "nsz"})
 """Decorator of a kernel whose sums may be added in any order, as vector instructions need it."""
 
 
-def widen(x: Any) -> Any:
+emitted: Any = intrinsic
+"""Decorator of a function that gets types of arguments, and returns a signature and what emits the instructions."""
+
+
+def by_type(choose: Any) -> Any:
+    """Decorator of a function that gets the types of a kernel function's arguments, and returns its implementation."""
+
+    def called(*_: Any) -> Any:
+        raise NotImplementedError("It is a function of compiled kernels only.")
+
+    overload(called)(choose)
+    return called
+
+
+@by_type
+def widen(x) -> Any:
     """Return a stored number as the number to compute with: float32 for the bits of a bfloat16, else `x` itself."""
-    raise NotImplementedError
-
-
-@overload(widen)
-def _widen(x):
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
     return lambda x: x
@@ -60,13 +67,9 @@ def half(bits: Any) -> Any:
     return -size if bits >> np.uint32(15) else size
 
 
-def narrow(number: Any, like: Any) -> Any:
+@by_type
+def narrow(number, like) -> Any:
     """Return a computed number as it is stored in an array with an element `like`: the inverse of `widen`."""
-    raise NotImplementedError
-
-
-@overload(narrow)
-def _narrow(number, like):
     if like == types.uint16:
 
         def round_to_bfloat16(number, like):
@@ -81,13 +84,9 @@ def _narrow(number, like):
     return lambda number, like: np.float64(number)
 
 
-def rounded(number: Any, like: Any) -> Any:
+@by_type
+def rounded(number, like) -> Any:
     """Return a float32 number rounded to the type of `like`, as float32."""
-    raise NotImplementedError
-
-
-@overload(rounded)
-def _rounded(number, like):
     if like == types.uint16:
         return lambda number, like: widen(narrow(number, like))
     if like == types.int16:
@@ -98,6 +97,8 @@ def _rounded(number, like):
 @exact
 def _to_float16(number: Any) -> Any:
     """Return the float16 number nearest to a float32 one, ties to even, as float32."""
+    # Adding and subtracting a number whose last bit is that of the result rounds to it: below 2^-14 all float16 numbers
+    # have the same last bit, above it is 2^-10 of the power of two.
     bits = np.float32(number).view(np.uint32)
     power = max(np.uint32(bits & np.uint32(0x7F800000)).view(np.float32), np.float32(2.0**-14))
     bound, size = power * np.float32(1.5 * 2.0**13), np.uint32(bits & np.uint32(0x7FFFFFFF)).view(np.float32)
@@ -106,13 +107,9 @@ def _to_float16(number: Any) -> Any:
     return np.uint32(np.float32(nearest).view(np.uint32) | np.uint32(bits & np.uint32(0x80000000))).view(np.float32)
 
 
-def narrow_at_random(number: Any, like: Any, key: Any, column: Any) -> Any:
+@by_type
+def narrow_at_random(number, like, key, column) -> Any:
     """Return `narrow(number, like)`, but round to bfloat16 at random where `key` is not 0."""
-    raise NotImplementedError
-
-
-@overload(narrow_at_random)
-def _narrow_at_random(number, like, key, column):
     if like != types.uint16:
         return lambda number, like, key, column: narrow(number, like)
 
@@ -142,43 +139,23 @@ def row_key(seed: int, step: int, row: int) -> Any:
     return np.uint32(np.uint32(z ^ (z >> np.uint64(31))) | np.uint32(1))
 
 
-def as_computed(number: Any, like: Any) -> Any:
+@by_type
+def as_computed(number, like) -> Any:
     """Return a scalar argument in the type that is computed with for arrays with an element `like`."""
-    raise NotImplementedError
-
-
-@overload(as_computed)
-def _as_computed(number, like):
     if like == types.float64:
         return lambda number, like: np.float64(number)
     return lambda number, like: np.float32(number)
 
 
-def multiply_add(a: Any, b: Any, c: Any) -> Any:
+@emitted
+def multiply_add(context, a, b, c) -> Any:
     """Return `a * b + c` with one rounding, as torch's `addcmul` computes it, for numbers of one type."""
-    raise NotImplementedError
-
-
-def _fma(context, a, b, c):
-    """Emit LLVM's instruction for `a * b + c`."""
     return a(a, b, c), lambda context, builder, signature, arguments: builder.fma(*arguments)
 
 
-_emit_fma: Any = intrinsic(_fma)
-
-
-@overload(multiply_add)
-def _multiply_add(a, b, c):
-    return lambda a, b, c: _emit_fma(a, b, c)
-
-
-def exp(x: Any) -> Any:
+@by_type
+def exp(x) -> Any:
     """Return e to the power of `x`, for `x` up to 0; float32 is computed without a call, within 1 ulp."""
-    raise NotImplementedError
-
-
-@overload(exp)
-def _exp(x):
     if x != types.float32:
         return lambda x: math.exp(x)
 
@@ -200,25 +177,17 @@ def _exp(x):
     return exp_float32
 
 
-def empty_computed(count: int, like: Any) -> Any:
+@by_type
+def empty_computed(count, like) -> Any:
     """Allocate `count` numbers of the type that is computed with for arrays with an element `like`."""
-    raise NotImplementedError
-
-
-@overload(empty_computed)
-def _empty_computed(count, like):
     if like == types.float64:
         return lambda count, like: np.empty(count, np.float64)
     return lambda count, like: np.empty(count, np.float32)
 
 
-def log(x: Any) -> Any:
+@by_type
+def log(x) -> Any:
     """Return the natural logarithm of `x`; a float32 above 1.2e-38 is computed without a call, within 1 ulp or 6e-8."""
-    raise NotImplementedError
-
-
-@overload(log)
-def _log(x):
     if x != types.float32:
         return lambda x: math.log(x)
 
@@ -252,7 +221,8 @@ def prefetch(row: Any) -> None:
         _emit_prefetch(row, i)
 
 
-def _prefetch(context, array, index):
+@emitted
+def _emit_prefetch(context, array, index) -> Any:
     """Emit LLVM's prefetch instruction for the address of `array[index]`."""
 
     def emit(context, builder, signature, arguments):
@@ -268,16 +238,9 @@ def _prefetch(context, array, index):
     return types.none(array, index), emit
 
 
-_emit_prefetch: Any = intrinsic(_prefetch)
-
-
-def word_at(row: Any, place: int) -> Any:
-    """Return the eight bytes of a uint8 array from `place` on as one uint64, the first byte lowest."""
-    raise NotImplementedError
-
-
-def _load_word(context, array, index):
-    """Emit LLVM's load of eight bytes at the address of `array[index]`, which need not be aligned."""
+@emitted
+def word_at(context, array, index) -> Any:
+    """Return the eight bytes of a uint8 array from `index` on as one uint64, the first byte lowest."""
 
     def emit(context, builder, signature, arguments):
         data = make_array(array)(context, builder, arguments[0]).data
@@ -285,11 +248,3 @@ def _load_word(context, array, index):
         return builder.load(address, align=1)
 
     return types.uint64(array, index), emit
-
-
-_emit_word: Any = intrinsic(_load_word)
-
-
-@overload(word_at)
-def _word_at(row, place):
-    return lambda row, place: _emit_word(row, place)

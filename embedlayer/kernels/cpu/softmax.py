@@ -249,17 +249,9 @@ def divergence(
 
 @kernel
 def jensen_shannon(
-    start: int,
-    stop: int,
-    part_rows: int,
-    s: Any,
-    t: Any,
-    s_bias: Any,
-    t_bias: Any,
-    levels: Any,
-    found: Any,
+    start: int, stop: int, part_rows: int, s: Any, t: Any, s_bias: Any, t_bias: Any, levels: Any, found: Any,
     beta: float,
-) -> None:
+) -> None:  # fmt: skip
     """Compute the two divergences from the mixture over a few rows each, for the parts `start` to `stop - 1`."""
     tokens = s.shape[1]
     zero, weight = found.dtype.type(0), as_computed(beta, found[0, 0, 0])

@@ -31,15 +31,10 @@ def triton_refusal(*tensors: Tensor | None) -> str:
     if len(devices) > 1 or device_kind(present[0]) != "cuda":
         return "the tensors are not on one CUDA device"
     for x in present:
-        if not _is_accepted(x):
+        is_number = x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex)
+        if not (is_number and x.layout is torch.strided and is_ordinary_or_fake(x)):
             return f"no Triton kernel takes {type(x).__name__} of {x.dtype}"
     return _installation_failure() or (_compilation_failure(devices.pop()) if all(map(has_memory, present)) else "")
-
-
-def _is_accepted(x: Tensor) -> bool:
-    """Return whether a kernel can read `x`: ordinary or fake, strided, and of `FLOATS`, integers or booleans."""
-    is_number = x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex)
-    return is_number and x.layout is torch.strided and is_ordinary_or_fake(x)
 
 
 @cache
@@ -75,16 +70,11 @@ def _compilation_failure(device: torch.device) -> str:
             tokens=1,
         )
     except (TritonError, RuntimeError, OSError, SubprocessError) as error:
-        return _logged(f"{type(error).__name__}: {error}".splitlines()[0] + _missing_to_compile())
+        compiler = os.environ.get("CC") or which("gcc") or which("clang")
+        has_both = compiler and Path(sysconfig.get_path("include"), "Python.h").exists()
+        advice = "; Triton needs a C compiler and Python's headers, on Debian: apt-get install gcc python3-dev"
+        return _logged(f"{type(error).__name__}: {error}".splitlines()[0] + ("" if has_both else advice))
     return ""
-
-
-def _missing_to_compile() -> str:
-    """Return the advice to install a C compiler and Python's headers, which Triton needs, or `""` if both are there."""
-    compiler = os.environ.get("CC") or which("gcc") or which("clang")
-    if compiler and Path(sysconfig.get_path("include"), "Python.h").exists():
-        return ""
-    return "; Triton needs a C compiler and Python's headers, on Debian: apt-get install gcc python3-dev"
 
 
 def _logged(reason: str) -> str:

@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 
 from embedlayer.kernels.divergences import DivergenceKind
-from embedlayer.kernels.gpu.launch import Arguments, Grid, Launch, Variant
+from embedlayer.kernels.gpu.launch import Launch, Variant
+from embedlayer.kernels.gpu.softmax import _tiles_by_parts
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """The maximum of no logits: finite, so that it can be subtracted."""
@@ -211,11 +212,6 @@ def divergence_gradient(
             to = row_sums + tl.program_id(0) * tl.cast(rows, tl.int64) + i
             tl.store(to, tl.sum(tl.where(inside, g, 0.0), 1), mask=i < stop)
         tl.store(s + i[:, None] * stride + c[None, :], g.to(s.dtype.element_ty), mask=inside)
-
-
-def _tiles_by_parts(a: Arguments) -> Grid:
-    """Return the number of programs along the tokens and along the rows."""
-    return -(-a["units"] * a["UNIT"] // a["TOKENS"]), -(-a["rows"] // a["PART"])
 
 
 BLOCK = {"s": "*z", "t": "*z", "s_bias": "*fp32", "t_bias": "*fp32", "rows": "i32", "units": "i32"}

@@ -124,7 +124,7 @@ def _rule(record, place, count, log_ratio, log_beta2, log_decay, TERMS: tl.const
 
 @triton.jit
 def _row_key(row, step, seed_high, seed_low):
-    """Return the hash of `embedlayer.row_sparse.stochastic_rounding.row_keys`; the seed has 31 low bits."""
+    """Return the hash of `embedlayer.row_sparse.stochastic_rounding.round_rows`; the seed has 31 low bits."""
     seed = (tl.cast(seed_high, tl.uint64) << 31) + tl.cast(seed_low, tl.uint64)
     z = row.to(tl.uint64) * ROW_FACTOR + tl.cast(step, tl.uint64) * GOLDEN + seed
     z = (z ^ (z >> 30)) * FIRST_64

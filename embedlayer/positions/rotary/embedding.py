@@ -15,7 +15,7 @@ from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.shapes import Positions
 from embedlayer.core.torch_state import is_unchanged
 from embedlayer.io.files import JsonObject
-from embedlayer.kernels.rotary import RotaryLayout, rotary_tables, tables_apply
+from embedlayer.kernels.rotary import ROTATE, RotaryLayout, rotary_tables
 from embedlayer.positions.position import Position, PreparedPositions
 from embedlayer.positions.rotary.axes import RotaryAxes
 from embedlayer.positions.rotary.blocks import read_blocks
@@ -339,7 +339,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
     ) -> tuple[Float[Tensor, "*rows 1 T channels"], Float[Tensor, "*rows 1 T channels"]]:
         """Return cosines and sines of all rotated channels times `scale`, on CUDA in one launch."""
         axis = self.axis_index if self.axes is not None and positions.dim() == 3 else None
-        if dtype == torch.float32 and tables_apply(positions, phase_increments, axis):
+        on_cuda = device_kind(positions) == "cuda" and ROTATE.applies(positions, phase_increments, axis)
+        if dtype == torch.float32 and on_cuda:
             cos, sin = rotary_tables(positions, phase_increments, axis, *self._layout, scale)
         else:
             cos, sin = self._cos_sin(positions, phase_increments, dtype, scale)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import Any
@@ -12,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.core.errors import CheckpointError, FileError, SizeError
-from embedlayer.core.forks import BackgroundThread, Job
+from embedlayer.core.forks import BackgroundThread
 from embedlayer.io.files import JsonObject
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.safetensors_files import TensorInfo
@@ -70,7 +71,7 @@ class FileRows(RowsInFiles):
         self.max_resident_bytes = max_resident_bytes
         self._mapped: MappedRows | None = info.map_rows(limit=ResidentLimit(max_resident_bytes))
         self._thread = BackgroundThread("embedlayer-prefetch")
-        self._prefetched: deque[tuple[Tensor, Job[Tensor]]] = deque(maxlen=1)  # one thread of several takes it
+        self._prefetched: deque[tuple[Tensor, Callable[[], Tensor]]] = deque(maxlen=1)  # one thread of several takes it
         self.pinned = False
         self.handle = next(_handles)
         _by_handle[self.handle] = self
@@ -93,7 +94,7 @@ class FileRows(RowsInFiles):
             prefetched, job = self._prefetched.pop()
         except IndexError:
             return self._gather(ids)
-        return job.result() if torch.equal(prefetched, ids) else self._gather(ids)
+        return job() if torch.equal(prefetched, ids) else self._gather(ids)
 
     def _gather(self, ids: Tensor) -> Tensor:
         """Return copies of rows, in pinned memory if they go to a GPU."""
