@@ -10,24 +10,24 @@ from internals import reached, total
 from size import sizes
 
 CEILINGS = {
-    "defs": 4937,
-    "classes": 717,
-    "modules": 460,
-    "packages": 30,
-    "lambdas": 333,
-    "named tuples": 129,
-    "lines of code": 56599,
-    "lines of raise": 3592,
-    "lines of errors built elsewhere": 312,
-    "docstring lines": 30409,
-    "docstring characters": 1542084,
-    "comment lines": 1053,
-    "lines of tools": 6078,
+    "defs": 4869,
+    "classes": 705,
+    "modules": 453,
+    "packages": 27,
+    "lambdas": 331,
+    "named tuples": 125,
+    "lines of code": 55729,
+    "lines of raise": 3148,
+    "lines of errors built elsewhere": 301,
+    "docstring lines": 17104,
+    "docstring characters": 1016401,
+    "comment lines": 1116,
+    "lines of tools": 6084,
     "lines of docs": 2667,
-    "lines of tests": 85267,
+    "lines of tests": 78819,
 }
 
-INTERNALS = 283
+INTERNALS = 179
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 
