@@ -117,6 +117,19 @@ def test_whoever_changes_what_a_table_gives_is_honoured(name, change) -> None:
             assert torch.equal(layer(IDS), before)
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@looped("register", ["forward_pre_hook", "full_backward_pre_hook", "full_backward_hook"])
+def test_global_hooks_of_every_sort_see_the_table(register) -> None:
+    layer, seen = LAYERS["TransformerEmbedding, learned"](), []
+    handle = getattr(torch_module, f"register_module_{register}")(lambda module, *_: seen.append(module))
+    try:
+        layer(IDS).sum().backward()
+    finally:
+        handle.remove()
+    assert any(module is layer.table for module in seen)
+    assert any(module is layer.dropout for module in seen)
+
+
 def change_vectors(position: nn.Module) -> Callable[[], None]:
     """A subclass's `vectors`, on which `add` is built."""
     kind = type(position)

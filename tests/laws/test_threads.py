@@ -18,6 +18,7 @@ from thread_order import Middle, Watched, wait_for_any
 from torch import Tensor, nn
 
 import embedlayer as el
+from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables.stored.mapped import MappedEmbedding
 
@@ -195,6 +196,19 @@ def test_a_checkpoint_beside_a_step_is_of_the_rows_before_or_after_it(both_paths
     together.table.close()
     with MappedEmbedding.resume(folder) as resumed:
         assert_same(resumed.rows(0, VOCAB_SIZE).detach(), alone.table.rows(0, VOCAB_SIZE).detach())
+
+
+def test_a_thread_reads_raw_rows_for_itself_alone() -> None:
+    run = Run("row-sparse")
+    raw = raw_weight(run.table.weight).clone()
+    found: list[Tensor] = []
+    with without_applying_updates(run.table):
+        reader = threading.Thread(target=lambda: found.append(run.table.weight.detach().clone()))
+        assert torch.equal(run.table.weight.detach(), raw)
+        reader.start()
+        reader.join()
+    assert not torch.equal(found[0], raw)
+    assert torch.equal(found[0], run.table.weight.detach())
 
 
 def test_no_hook_of_a_user_runs_inside_of_the_lock(both_paths) -> None:

@@ -216,6 +216,12 @@ def test_a_corpus_in_the_folder_of_a_run_is_not_replaced_by_a_run_on_it(there, t
     assert "which a new run replaces" in capsys.readouterr().err
 
 
+def test_a_demo_replaces_no_run_on_another_text(there) -> None:
+    before = contents(there.root / "run")
+    assert run("demo", "-o", there.root / "run", "--steps", 1) == 1
+    assert contents(there.root / "run") == before
+
+
 def test_a_report_replaces_the_report_of_its_run_only(there, tmp_path) -> None:
     shutil.copytree(there.root / "run", tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("mine")
@@ -475,6 +481,19 @@ def test_other_tensors_of_tokens_are_named_and_other_tensors_copied(there, tmp_p
         assert (tmp_path / kind / "projector.safetensors").read_bytes() == (
             folder / "projector.safetensors"
         ).read_bytes()
+
+
+def test_a_run_and_receipts_are_named_when_its_table_is_compressed(there, tmp_path, capsys) -> None:
+    el.vocab.add_tokens(there.root / "run", ["otter"], out=tmp_path / "edited")
+    capsys.readouterr()
+    assert run("compress", tmp_path / "edited", "--to", "int8", "-o", tmp_path / "small", "--json") == 0
+    named = json.loads(capsys.readouterr().out)["left_out"]
+    assert {"run.json", "corpus/", "vocabulary-1.receipt"} <= {*named}
+    assert {path.name for path in (tmp_path / "small").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
 
 
 def test_a_model_of_sentence_transformers_is_compressed_with_all_its_modules(there, tmp_path) -> None:
