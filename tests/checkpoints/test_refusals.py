@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.families import nearest_model_types
 from embedlayer.tables import StoredEmbedding
 
 V, D = 24, 16
@@ -202,19 +201,6 @@ def test_integers_without_scales_are_read_only_on_request(tmp_path) -> None:
             el.load(folder)
         table = el.load(folder, dtype=torch.float32).table.weight
         assert (table.dtype, place != TABLE or table.max() > 50) == (torch.float32, True)
-
-
-def test_scales_of_one_module_are_not_those_of_another(tmp_path) -> None:
-    names = ("model.embed_tokens_per_layer.scales", "model.embed_tokens.norm.scale", "lm_head.bias", "norm.scale")
-    save_file(FULL | {name: torch.ones(V) for name in names}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert torch.equal(el.load(tmp_path).table.weight, FULL[TABLE])
-
-
-def test_the_nearest_model_types_are_spelt_alike() -> None:
-    assert nearest_model_types("lama")[0] == "llama"
-    assert nearest_model_types("xx9")
-    assert len(nearest_model_types("gpt", count=2)) <= 2
 
 
 BERT = {"model_type": "bert", "vocab_size": V, "hidden_size": D}
