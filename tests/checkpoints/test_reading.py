@@ -328,3 +328,19 @@ def test_t5_1_1_is_scaled_as_transformers_reads_it_back(tmp_path) -> None:
         assert layer.head.logit_scale == (64**-0.5 if model.config.scale_decoder_outputs else 1.0)
         assert layer.head.tied == (model.lm_head.weight is model.shared.weight)
         assert torch.equal(layer.head.weight, model.lm_head.weight)
+
+
+def test_positions_of_another_width_and_an_empty_table_are_refused(tmp_path, gpt2) -> None:
+    for shape, message in (
+        ((16, D + 1), r"has shape \[16, 9\] where \[any, 8\]"),
+        ((16,), r"where \[any, 8\] belongs"),
+    ):
+        with pytest.raises(el.CheckpointError, match=message):
+            el.load(write(tmp_path, GPT2, **(gpt2 | {"wpe__weight": torch.randn(shape)})))
+    with pytest.raises(el.CheckpointError, match="is empty"):
+        el.load(write(tmp_path, GPT2 | {"vocab_size": 0}, **(gpt2 | {"wte__weight": torch.empty(0, D)})))
+
+
+def test_a_type_that_rows_cannot_have_is_refused(tmp_path, gpt2) -> None:
+    with pytest.raises(el.SizeError, match=r"not torch\.int8"):
+        el.load(write(tmp_path, GPT2, **gpt2), dtype=torch.int8)

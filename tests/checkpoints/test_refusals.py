@@ -261,3 +261,10 @@ def test_the_advice_of_a_refused_family_works(tmp_path, name) -> None:
     if re.search(r"Copy the\s+model's (own )?config\.json there", str(caught.value)):
         (tmp_path / "config.json").write_text(json.dumps(CONFIG))
         assert el.load(tmp_path).head is not None
+
+
+def test_scales_of_one_module_are_not_those_of_another(tmp_path) -> None:
+    names = ("model.embed_tokens_per_layer.scales", "model.embed_tokens.norm.scale", "lm_head.bias", "norm.scale")
+    save_file(FULL | {name: torch.ones(V) for name in names}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert torch.equal(el.load(tmp_path).table.weight, FULL[TABLE])

@@ -1,6 +1,7 @@
 """Changed tensors back into a whole checkpoint."""
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,14 @@ def test_a_layer_without_a_tensor_of_tokens_is_not_written_with_another_vocabula
     el.vocab.add_tokens(tmp_path / "old", 2, out=tmp_path / "new")
     sizes = {name: tensor.shape for name, tensor in tensors_of(tmp_path / "new").items()}
     assert sizes["cls.predictions.bias"] == sizes["cls.predictions.decoder.bias"] == (VOCAB + 2,)
+
+
+def test_the_other_tensors_are_never_in_memory(tmp_path) -> None:
+    old = small(tmp_path / "old", h=torch.zeros(100 << 20, dtype=torch.uint8))
+    layer = el.load(old)
+    with torch.no_grad():
+        layer.table.weight.neg_()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    layer.write_into(old, tmp_path / "new")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
+    assert (tmp_path / "new" / "model.safetensors").stat().st_size == (old / "model.safetensors").stat().st_size
