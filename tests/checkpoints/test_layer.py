@@ -82,12 +82,6 @@ def test_left_padded_text_takes_positions_where_the_family_counts_every_place(lo
     assert torch.equal(there[:, 3:], layer.input(ids))
 
 
-def test_one_sequence_needs_no_batch(load_model) -> None:
-    _, layer = load_model("BERT")
-    ids = torch.randint(4, VOCAB, (LENGTH,))
-    assert torch.equal(layer(ids), layer.input(ids.unsqueeze(0))[0])
-
-
 def test_arguments_that_contradict_are_refused(load_model) -> None:
     _, layer = load_model("LLaMA 2")
     ids = torch.tensor([[1, 2]])
@@ -106,25 +100,6 @@ def test_positions_past_the_table_are_an_error(load_model) -> None:
     layer.input(torch.full((1, 2048), 5))
     with pytest.raises(el.PositionError, match="exceeds the 2048 positions"):
         layer.input(torch.full((1, 2049), 5))
-
-
-def test_gemma_3_has_a_scheme_for_each_kind_of_layer(load_model) -> None:
-    _, layer = load_model("Gemma 3")
-    assert layer.position_of("sliding_attention").base == 10_000
-    assert layer.position_of("full_attention").base == 1_000_000
-    assert layer.position_of().base == 10_000
-    assert set(layer.report().positions) == {"", "sliding_attention", "full_attention"}
-
-
-def test_a_tied_layer_has_one_table_and_a_gradient_from_both_ends(load_model) -> None:
-    _, layer = load_model("BERT")
-    assert layer.head.tied
-    assert layer.head.weight is layer.table.weight
-    assert sum("output.weight" in key for key in layer.state_dict()) == 0
-    hidden = layer.input(torch.tensor([[4, 5, 6]]))
-    layer.head.loss(hidden, torch.tensor([[5, 6, 7]])).backward()
-    assert layer.table.weight.grad[40].abs().sum() > 0
-    assert layer.head.dense.weight.grad.abs().sum() > 0
 
 
 def test_a_zero_padding_row_is_kept_zero_and_another_is_an_ordinary_row(tmp_path) -> None:
@@ -152,21 +127,6 @@ def test_a_zero_padding_row_keeps_the_bias_on_its_logit(tmp_path) -> None:
     assert layer.table.padding_idx == config.pad_token_id
     whole = ends(model, torch.randint(2, VOCAB, (2, LENGTH)))
     assert torch.equal(layer.head(whole[1]), whole[2])
-
-
-def test_the_report_says_what_was_read(load_model, tmp_path) -> None:
-    _, layer = load_model("Gemma 2")
-    report = layer.report()
-    assert json.loads(json.dumps(report.to_json())) == report.to_json()
-    assert (report.family, report.vocab_size, report.embed_dim, report.width) == ("gemma2", VOCAB, 64, 64)
-    assert (report.head, report.softcap, report.dtype, report.device) == ("tied", 3.0, "float32", "cpu")
-    assert [tensor.name for tensor in report.tensors] == ["model.embed_tokens.weight"]
-    assert report.parameters == VOCAB * 64
-    assert report.bytes_read < (tmp_path / "model.safetensors").stat().st_size / 2
-    text = str(report)
-    assert "131 x 64 float32 on cpu" in text
-    assert "scale      8, rounded to 8" in text
-    assert "softcap 3" in text
 
 
 def test_copies_casts_and_compiled_layers_give_the_same(load_model, unchecked: None) -> None:

