@@ -24,7 +24,7 @@ CEILINGS = {
     "comment lines": 1116,
     "lines of tools": 6084,
     "lines of docs": 2667,
-    "lines of tests": 78819,
+    "lines of tests": 78442,
 }
 
 INTERNALS = 179

@@ -429,7 +429,7 @@ def test_what_cannot_be_built_says_why(tmp_path, monkeypatch):
         (tmp_path / name).write_text("Hello")
     monkeypatch.chdir(tmp_path)
     for options, error, words in NOT_BUILT:
-        used = {"sources": ["t.txt"], "path": "parts", "shards": 2, "workers": 1, **options}
+        used: dict[str, Any] = {"sources": ["t.txt"], "path": "parts", "shards": 2, "workers": 1, **options}
         with pytest.raises(error, match=words):
             build_in_shards(used.pop("sources"), tokenizer_of("byte"), used.pop("path"), **used)
     for only in (-1, 2):
