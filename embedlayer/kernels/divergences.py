@@ -71,9 +71,16 @@ def mixture_divergences(
     mutates=("s", "bias_grad"),
 )
 def divergence_gradient(
-    s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None, factors: Tensor, bias_grad: Tensor | None,
-    add: bool, kind: int, beta: float,
-) -> bool:  # fmt: skip
+    s: Tensor,
+    t: Tensor,
+    s_bias: Tensor | None,
+    t_bias: Tensor | None,
+    factors: Tensor,
+    bias_grad: Tensor | None,
+    add: bool,
+    kind: int,
+    beta: float,
+) -> bool:
     """Replace the logits of the student by gradients, and return whether a kernel could be compiled."""
     rows, tokens = s.shape
     if device_kind(s) != "cuda":

@@ -87,10 +87,22 @@ def scale_applies(scale: float | Tensor | None, *tensors: Tensor | None) -> bool
     mutates=("record", "places_record"),
 )
 def embed_tokens(
-    x: Tensor, ids: Tensor | None, record: Tensor | None, rows: int, offset: int, ignored: int, factor: Tensor | None,
-    scale: float, addend: Tensor | None, places: Tensor | None, places_record: Tensor | None, places_offset: int,
-    seed: int, threshold: int, growth: float,
-) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
+    x: Tensor,
+    ids: Tensor | None,
+    record: Tensor | None,
+    rows: int,
+    offset: int,
+    ignored: int,
+    factor: Tensor | None,
+    scale: float,
+    addend: Tensor | None,
+    places: Tensor | None,
+    places_record: Tensor | None,
+    places_offset: int,
+    seed: int,
+    threshold: int,
+    growth: float,
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """Compute `dropout(factor * scale * x[ids + offset] + addend)`; elsewhere than on CUDA return `None`."""
     if device_kind(x) != "cuda":
         return None
@@ -101,14 +113,34 @@ def embed_tokens(
     )
     unit = 8 if width % 8 == 0 else 1
     launch(
-        "input", "gather_scale_add_drop", x=x, ids=ids, record=record, kept_ids=None if ids is None else kept_ids,
-        factor=factor, addend=addend, places=places, places_record=places_record,
-        kept_places=None if places is None else kept_places, out=out, tokens=out.numel() // width, units=width // unit,
-        rows=rows, offset=offset, length=1 if ids is None else length_of(ids), ignored=ignored,
-        addends=1 if addend is None else addend.numel() // width, places_count=1 if places is None else places.numel(),
-        places_offset=places_offset, places_length=1 if places is None else length_of(places), scale=scale,
-        seed=seed if threshold else None, threshold=threshold or None, growth=growth, UNIT=unit,
-    )  # fmt: skip
+        "input",
+        "gather_scale_add_drop",
+        x=x,
+        ids=ids,
+        record=record,
+        kept_ids=None if ids is None else kept_ids,
+        factor=factor,
+        addend=addend,
+        places=places,
+        places_record=places_record,
+        kept_places=None if places is None else kept_places,
+        out=out,
+        tokens=out.numel() // width,
+        units=width // unit,
+        rows=rows,
+        offset=offset,
+        length=1 if ids is None else length_of(ids),
+        ignored=ignored,
+        addends=1 if addend is None else addend.numel() // width,
+        places_count=1 if places is None else places.numel(),
+        places_offset=places_offset,
+        places_length=1 if places is None else length_of(places),
+        scale=scale,
+        seed=seed if threshold else None,
+        threshold=threshold or None,
+        growth=growth,
+        UNIT=unit,
+    )
     return out, kept_ids, kept_places
 
 
@@ -138,9 +170,15 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, addend: Tensor | None, factor: Tensor | None, scale: float, stored: StoredRows | None,
-        added: StoredRows | None, dropout: Dropout,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        addend: Tensor | None,
+        factor: Tensor | None,
+        scale: float,
+        stored: StoredRows | None,
+        added: StoredRows | None,
+        dropout: Dropout,
+    ) -> Tensor:
         ids, record = _checked_by_kernel(stored)
         places, places_record = _checked_by_kernel(added)
         ctx.ignored = -1 if stored is None or stored.padding_idx is None else stored.padding_idx

@@ -37,9 +37,17 @@ KEY_BYTES = 128 * 2**20
     mutates=("thresholds", "values", "ids"),
 )
 def update_largest(
-    z: Tensor, bias: Tensor | None, first_id: int, seen: int, lane_keys: Tensor, part_keys: Tensor, thresholds: Tensor,
-    values: Tensor, ids: Tensor, *finishing: float | None,
-) -> bool:  # fmt: skip
+    z: Tensor,
+    bias: Tensor | None,
+    first_id: int,
+    seen: int,
+    lane_keys: Tensor,
+    part_keys: Tensor,
+    thresholds: Tensor,
+    values: Tensor,
+    ids: Tensor,
+    *finishing: float | None,
+) -> bool:
     """Update the K largest logits of each token with the rows of a block; return whether a kernel could be compiled."""
     tokens, count = values.shape
     if device_kind(z) == "cuda":

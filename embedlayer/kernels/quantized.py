@@ -22,9 +22,14 @@ from embedlayer.kernels.kernel import operator
     mutates=("record",),
 )
 def read_quantized_rows(
-    ids: Tensor | None, packed: Tensor, row_scale: Tensor | None, record: Tensor | None, length: int,
-    row_format: Sequence[int], dtype: torch.dtype,
-) -> Tensor | None:  # fmt: skip
+    ids: Tensor | None,
+    packed: Tensor,
+    row_scale: Tensor | None,
+    record: Tensor | None,
+    length: int,
+    row_format: Sequence[int],
+    dtype: torch.dtype,
+) -> Tensor | None:
     """Dequantise the stored rows of some IDs, `(N, D)`, in one launch; elsewhere than on CUDA return `None`."""
     if device_kind(packed) != "cuda":
         return None

@@ -56,9 +56,16 @@ def rotates_together(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, factor: 
     f"(Tensor[] heads, Tensor cos, Tensor sin, Tensor? factor, {LAYOUT}, bool inverse) -> Tensor[]",
 )
 def rotate_together(
-    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, factor: Tensor | None, pairs: int, distance: int, first: int,
-    own_angles: bool, inverse: bool,
-) -> list[Tensor]:  # fmt: skip
+    heads: Sequence[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    factor: Tensor | None,
+    pairs: int,
+    distance: int,
+    first: int,
+    own_angles: bool,
+    inverse: bool,
+) -> list[Tensor]:
     """Rotate the pairs of queries and keys in one launch."""
     heads = [x if x.stride(-1) == 1 else x.contiguous() for x in heads]
     results = [torch.empty_like(x) for x in heads]
@@ -74,13 +81,27 @@ def rotate_together(
     counts = {f"{name}_heads": tensors[name].shape[-3] if name in tensors else 0 for name in ("q", "k")}
     tiles = -(-tokens * block // launch_table("rotary")["rotate"].blocks["TILE"])
     launch(
-        "rotary", "rotate", **dict.fromkeys(("q", "k", "q_out", "k_out")) | tensors, cos=cos.contiguous(),
-        sin=sin.contiguous(), factor=None if factor is None else factor.contiguous(),
-        **{name: stride // unit for name, stride in strides.items()}, **counts,
-        span=min(MOST_HEADS, max(1, tiles * sum(counts.values()) // PROGRAMS)), tokens=tokens, length=length,
-        angle_length=length if cos.dim() == 4 and cos.shape[0] > 1 else 0, WIDTH=width, PAIRS=pairs, DISTANCE=distance,
-        FIRST=first, OWN=own_angles, INVERSE=inverse, UNIT=unit, BLOCK=block,
-    )  # fmt: skip
+        "rotary",
+        "rotate",
+        **dict.fromkeys(("q", "k", "q_out", "k_out")) | tensors,
+        cos=cos.contiguous(),
+        sin=sin.contiguous(),
+        factor=None if factor is None else factor.contiguous(),
+        **{name: stride // unit for name, stride in strides.items()},
+        **counts,
+        span=min(MOST_HEADS, max(1, tiles * sum(counts.values()) // PROGRAMS)),
+        tokens=tokens,
+        length=length,
+        angle_length=length if cos.dim() == 4 and cos.shape[0] > 1 else 0,
+        WIDTH=width,
+        PAIRS=pairs,
+        DISTANCE=distance,
+        FIRST=first,
+        OWN=own_angles,
+        INVERSE=inverse,
+        UNIT=unit,
+        BLOCK=block,
+    )
     return results
 
 
@@ -88,17 +109,33 @@ def rotate_together(
     f"(Tensor positions, Tensor increments, Tensor? axis, {LAYOUT}, float scale) -> (Tensor, Tensor)",
 )
 def rotary_tables(
-    positions: Tensor, increments: Tensor, axis: Tensor | None, pairs: int, distance: int, first: int, own_angles: bool,
+    positions: Tensor,
+    increments: Tensor,
+    axis: Tensor | None,
+    pairs: int,
+    distance: int,
+    first: int,
+    own_angles: bool,
     scale: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Compute cosines and sines for `rotate_together` in one launch, `(..., T, 2 * P)` each."""
     shape = positions.shape if axis is None else positions.shape[1:]
     cos, sin = (positions.new_empty(*shape, 2 * pairs, dtype=torch.float32) for _ in range(2))
     launch(
-        "rotary", "angle_tables", positions=positions.contiguous(), increments=increments, axis=axis, cos=cos, sin=sin,
-        tokens=math.prod(shape), scale=scale, PAIRS=pairs, DISTANCE=distance, OWN=own_angles and axis is not None,
+        "rotary",
+        "angle_tables",
+        positions=positions.contiguous(),
+        increments=increments,
+        axis=axis,
+        cos=cos,
+        sin=sin,
+        tokens=math.prod(shape),
+        scale=scale,
+        PAIRS=pairs,
+        DISTANCE=distance,
+        OWN=own_angles and axis is not None,
         BLOCK=_power_of_2(pairs),
-    )  # fmt: skip
+    )
     return cos, sin
 
 

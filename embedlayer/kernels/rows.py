@@ -24,9 +24,16 @@ RATES = ("add1", "add2", "factor", "addend", "update")
     mutates=("record",),
 )
 def sum_streams(
-    x: Tensor, ids: Tensor, starts: Tensor | None, record: Tensor, rows: int, streams: int, shared: int, ignored: int,
+    x: Tensor,
+    ids: Tensor,
+    starts: Tensor | None,
+    record: Tensor,
+    rows: int,
+    streams: int,
+    shared: int,
+    ignored: int,
     length: int,
-) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """Compute the sums of `x[ids[..., k] + starts[k]]` over k, `(..., D)`; elsewhere than on CUDA return `None`."""
     if device_kind(x) != "cuda":
         return None
@@ -57,10 +64,23 @@ def sum_equal_rows(rows: Tensor, order: Tensor, values: Tensor, drop: int | None
     mutates=("value_steps", "moment_steps", "weight", "exp_avg", "exp_avg_sq"),
 )
 def update_rows(
-    rows: Tensor | None, gradients: Tensor | None, record: Tensor, value_steps: Tensor, moment_steps: Tensor,
-    weight: Tensor, exp_avg: Tensor | None, exp_avg_sq: Tensor, first_row: int, stop_row: int, start: int, step: int,
-    most_terms: int, seed: int | None, decay_moments: bool, rates: list[float],
-) -> bool:  # fmt: skip
+    rows: Tensor | None,
+    gradients: Tensor | None,
+    record: Tensor,
+    value_steps: Tensor,
+    moment_steps: Tensor,
+    weight: Tensor,
+    exp_avg: Tensor | None,
+    exp_avg_sq: Tensor,
+    first_row: int,
+    stop_row: int,
+    start: int,
+    step: int,
+    most_terms: int,
+    seed: int | None,
+    decay_moments: bool,
+    rates: list[float],
+) -> bool:
     """Apply pending updates of rows in place, and then make an optimizer's step on them if they have gradients."""
     rowwise = exp_avg_sq.shape[1] == 1
     name = ("apply_pending", "apply_pending_rowwise", "adamw_step", "rowwise_step")[rowwise + 2 * bool(rates)]

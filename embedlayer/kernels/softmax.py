@@ -60,9 +60,18 @@ FINISHING = "float scale, float? softcap, float? bound, SymInt? masked"
     "(Tensor, Tensor, Tensor, Tensor)"
 )
 def softmax_statistics(
-    z: Tensor, bias: Tensor | None, ids: Tensor | None, rows: Tensor | None, places: Tensor | None, first_id: int,
-    with_sum: bool, with_mean: bool, with_squares: bool, with_keys: bool, *finishing: float | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:  # fmt: skip
+    z: Tensor,
+    bias: Tensor | None,
+    ids: Tensor | None,
+    rows: Tensor | None,
+    places: Tensor | None,
+    first_id: int,
+    with_sum: bool,
+    with_mean: bool,
+    with_squares: bool,
+    with_keys: bool,
+    *finishing: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Compute statistics of the logits of a block, and read requested logits."""
     size, tokens = z.shape
     dtype = sum_dtype(z)
@@ -102,9 +111,15 @@ def softmax_statistics(
     "Tensor? by_squares, Tensor? by_sum) -> Tensor"
 )
 def softmax_factors(
-    top: Tensor, sums: Tensor, mean: Tensor | None, log_squares: Tensor | None, by_log_sum: Tensor | None,
-    by_mean: Tensor | None, by_squares: Tensor | None, by_sum: Tensor | None,
-) -> Tensor:  # fmt: skip
+    top: Tensor,
+    sums: Tensor,
+    mean: Tensor | None,
+    log_squares: Tensor | None,
+    by_log_sum: Tensor | None,
+    by_mean: Tensor | None,
+    by_squares: Tensor | None,
+    by_sum: Tensor | None,
+) -> Tensor:
     """Compute the factors of `softmax_gradient`, `(6, C)`, from totals of all rows and their gradients, each `(C,)`."""
     if device_kind(top) == "cuda":
         names = ("top", "sums", "mean", "log_squares", "by_log_sum", "by_mean", "by_squares", "by_sum")
@@ -135,10 +150,21 @@ def softmax_factors(
     mutates=("z", "bias_grad"),
 )
 def softmax_gradient(
-    z: Tensor, bias: Tensor | None, ids: Tensor | None, rows: Tensor | None, places: Tensor | None, first_id: int,
-    by_request: Tensor | None, values: Tensor | None, factors: Tensor, bias_grad: Tensor | None, add: bool,
-    with_mean: bool, with_squares: bool, *finishing: float | None,
-) -> bool:  # fmt: skip
+    z: Tensor,
+    bias: Tensor | None,
+    ids: Tensor | None,
+    rows: Tensor | None,
+    places: Tensor | None,
+    first_id: int,
+    by_request: Tensor | None,
+    values: Tensor | None,
+    factors: Tensor,
+    bias_grad: Tensor | None,
+    add: bool,
+    with_mean: bool,
+    with_squares: bool,
+    *finishing: float | None,
+) -> bool:
     """Replace the logits of a block by gradients, and return whether a kernel could be compiled."""
     size, tokens = z.shape
     if device_kind(z) != "cuda":
@@ -171,9 +197,18 @@ def softmax_gradient(
     "SymInt results, SymInt vocab_size, float label_smoothing, float z_loss) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 def cross_entropy_of_totals(
-    ids: Tensor, top: Tensor, log_sum: Tensor, sums: Tensor, selected: Tensor, logit_sum: Tensor | None,
-    weights: Tensor, results: int, vocab_size: int, label_smoothing: float, z_loss: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:  # fmt: skip
+    ids: Tensor,
+    top: Tensor,
+    log_sum: Tensor,
+    sums: Tensor,
+    selected: Tensor,
+    logit_sum: Tensor | None,
+    weights: Tensor,
+    results: int,
+    vocab_size: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Compute each token's loss and what its gradient needs from its totals; `None` elsewhere than on CUDA."""
     if device_kind(top) != "cuda":
         return None
@@ -181,10 +216,17 @@ def cross_entropy_of_totals(
     outputs = {"losses": torch.empty_like(top), "by_selected": torch.empty_like(selected)}
     outputs |= {"factors": top.new_empty(6, len(top)), "total": top.new_empty(())}
     launch(
-        "softmax", "cross_entropy", **{name: x.contiguous() for name, x in inputs.items()}, **outputs,
-        logit_sum=None if logit_sum is None else logit_sum.contiguous(), tokens=len(top), results=results,
-        vocab_size=vocab_size, label_smoothing=label_smoothing, z_loss=z_loss,
-    )  # fmt: skip
+        "softmax",
+        "cross_entropy",
+        **{name: x.contiguous() for name, x in inputs.items()},
+        **outputs,
+        logit_sum=None if logit_sum is None else logit_sum.contiguous(),
+        tokens=len(top),
+        results=results,
+        vocab_size=vocab_size,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+    )
     return outputs["losses"], outputs["by_selected"], outputs["factors"], outputs["total"]
 
 
@@ -195,9 +237,15 @@ def cross_entropy_of_totals(
     mutates=("record",),
 )
 def check_targets(
-    targets: Tensor, weights: Tensor | None, record: Tensor, vocab_size: int, ignore_index: int, other: int | None,
-    mean: bool, read: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None:  # fmt: skip
+    targets: Tensor,
+    weights: Tensor | None,
+    record: Tensor,
+    vocab_size: int,
+    ignore_index: int,
+    other: int | None,
+    mean: bool,
+    read: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None:
     """Find the targets that are ignored, and those that are no tokens; elsewhere than on CUDA return `None`."""
     if device_kind(targets) != "cuda":
         return None

@@ -86,7 +86,13 @@ class RowAdagrad(RowOptimizer):
         for parameter in parameters:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
         adagrad(
-            parameters, [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["sum"] for state in states], [state["step"] for state in states], lr=group["lr"], weight_decay=0.0,
-            lr_decay=0.0, eps=group["eps"], maximize=False,
-        )  # fmt: skip
+            parameters,
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            [state["sum"] for state in states],
+            [state["step"] for state in states],
+            lr=group["lr"],
+            weight_decay=0.0,
+            lr_decay=0.0,
+            eps=group["eps"],
+            maximize=False,
+        )

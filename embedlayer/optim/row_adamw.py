@@ -131,9 +131,18 @@ class RowAdamW(RowOptimizer):
         """Make a step of torch's AdamW on dense parameters of a group."""
         states = [self.moments(parameter) for parameter in parameters]
         adamw(
-            parameters, [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [],
-            [state["step"] for state in states], fused=group["fused"], amsgrad=False, beta1=group["betas"][0],
-            beta2=group["betas"][1], lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
+            parameters,
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=group["fused"],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
             maximize=False,
-        )  # fmt: skip
+        )

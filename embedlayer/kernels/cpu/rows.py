@@ -151,10 +151,27 @@ def two_nodes(count: int, nodes: Any, weights: Any, centre: float, places: Any) 
 
 @kernel
 def apply_pending(
-    start: int, stop: int, rows: Any, value_steps: Any, moment_steps: Any, lines: Any, masses: Any, fading: Any,
-    spreading: Any, sizes: Any, rates: Any, weight: Any, exp_avg: Any, exp_avg_sq: Any, seed: int, decay_moments: bool,
-    outcome: Any, order: Any, offsets: Any, out: Any,
-) -> None:  # fmt: skip
+    start: int,
+    stop: int,
+    rows: Any,
+    value_steps: Any,
+    moment_steps: Any,
+    lines: Any,
+    masses: Any,
+    fading: Any,
+    spreading: Any,
+    sizes: Any,
+    rates: Any,
+    weight: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+    seed: int,
+    decay_moments: bool,
+    outcome: Any,
+    order: Any,
+    offsets: Any,
+    out: Any,
+) -> None:
     """Apply the pending updates of distinct rows in place, and copy the rows to their places in a look-up."""
     # `masses`: `lines[0]` divided by the weight decay up to each step. `fading`: `(beta1 / sqrt(beta2)) ** j`, and
     # `spreading`: `beta2 ** (-j / 2)`, for j from 1. `outcome`: 1 for an updated row, 2 for one that is left out.
@@ -260,10 +277,27 @@ def sum_of_terms(count: int, rates: Any, fading: Any, nodes: Any, spreading: Any
 
 @kernel
 def apply_pending_rowwise(
-    start: int, stop: int, rows: Any, value_steps: Any, moment_steps: Any, lines: Any, masses: Any, fading: Any,
-    spreading: Any, sizes: Any, rates: Any, weight: Any, exp_avg: Any, exp_avg_sq: Any, seed: int, decay_moments: bool,
-    outcome: Any, order: Any, offsets: Any, out: Any,
-) -> None:  # fmt: skip
+    start: int,
+    stop: int,
+    rows: Any,
+    value_steps: Any,
+    moment_steps: Any,
+    lines: Any,
+    masses: Any,
+    fading: Any,
+    spreading: Any,
+    sizes: Any,
+    rates: Any,
+    weight: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+    seed: int,
+    decay_moments: bool,
+    outcome: Any,
+    order: Any,
+    offsets: Any,
+    out: Any,
+) -> None:
     """Apply the pending updates of distinct rows with one second moment each in place; see `apply_pending`."""
     before, size, reach, weak = sizes
     beta1, beta2, _ = rates
@@ -309,9 +343,20 @@ def apply_pending_rowwise(
 
 @kernel
 def adamw_step(
-    start: int, stop: int, rows: Any, gradients: Any, value_steps: Any, moment_steps: Any, step: int, rates: Any,
-    weight: Any, exp_avg: Any, exp_avg_sq: Any, seed: int, missed: Any,
-) -> None:  # fmt: skip
+    start: int,
+    stop: int,
+    rows: Any,
+    gradients: Any,
+    value_steps: Any,
+    moment_steps: Any,
+    step: int,
+    rates: Any,
+    weight: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+    seed: int,
+    missed: Any,
+) -> None:
     """Make AdamW's step on rows with a gradient, in place."""
     beta1, beta2, addend1, addend2, factor, addend, update = rates
     like = exp_avg[0, 0]
@@ -347,9 +392,20 @@ def sum_of_squares(numbers: Any) -> Any:
 
 @kernel
 def rowwise_step(
-    start: int, stop: int, rows: Any, gradients: Any, value_steps: Any, moment_steps: Any, step: int, rates: Any,
-    weight: Any, exp_avg: Any, exp_avg_sq: Any, seed: int, missed: Any,
-) -> None:  # fmt: skip
+    start: int,
+    stop: int,
+    rows: Any,
+    gradients: Any,
+    value_steps: Any,
+    moment_steps: Any,
+    step: int,
+    rates: Any,
+    weight: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+    seed: int,
+    missed: Any,
+) -> None:
     """Make the step of a rule with one second moment a row on rows with a gradient, in place; see `adamw_step`."""
     beta1, beta2, addend1, addend2, factor, addend, update = rates
     like, width, moves = weight[0, 0], weight.shape[1], len(exp_avg) > 0
