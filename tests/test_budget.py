@@ -16,15 +16,15 @@ CEILINGS = {
     "packages": 27,
     "lambdas": 331,
     "named tuples": 125,
-    "lines of code": 55729,
+    "lines of code": 55963,
     "lines of raise": 3148,
     "lines of errors built elsewhere": 301,
     "docstring lines": 17104,
     "docstring characters": 1016401,
-    "comment lines": 1116,
+    "comment lines": 1092,
     "lines of tools": 6084,
     "lines of docs": 2667,
-    "lines of tests": 78442,
+    "lines of tests": 78443,
 }
 
 INTERNALS = 179
