@@ -110,7 +110,7 @@ class ModelLogitOptions:
         """Return the options of the model's logits; raise a `CheckpointError` if they are not known."""
         if self.unknown:
             raise CheckpointError(
-                f"{self.unknown}, so this head does not know the model's distribution. Pass model(ids).logits instead."
+                f"{self.unknown}. Use embedlayer.token_log_probs(model(ids).logits, tokens) and its like."
             )
         options: LogitOptions = {"logit_scale": self.logit_scale, "softcap": self.softcap}
         if self.bias is not None:

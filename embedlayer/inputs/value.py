@@ -89,7 +89,8 @@ class ValueEmbedding(EmbeddingInjection):
         """Check the sizes of a decoder against those of this table, as `EmbeddingInjection.require_sizes` describes."""
         check_blocks(self.blocks, num_layers)
         if (num_kv_heads, num_kv_heads * head_dim) != (self.num_kv_heads, self.table.embed_dim):
-            raise SizeError(f"Values need {num_kv_heads=} and a table of width {num_kv_heads * head_dim}.")
+            own = f"{self.num_kv_heads} of width {self.table.embed_dim // self.num_kv_heads}"
+            raise SizeError(f"The values have {num_kv_heads} heads of width {head_dim}, and the value embedding {own}.")
         if self.gate_channels > width:
             raise SizeError(f"gate_channels {self.gate_channels} exceeds the width {width} of the decoder.")
 

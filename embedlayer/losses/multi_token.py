@@ -56,7 +56,7 @@ def multi_token_inputs(
     for depth, states in enumerate(hidden_states):
         if states.shape[:-1] != labels.shape:
             raise ShapeError(
-                f"labels {tuple(labels.shape)} must be (B, T), and hidden states of depth {depth} (B, T, D)."
+                f"labels {tuple(labels.shape)} and hidden states of depth {depth} {tuple(states.shape)} do not fit."
             )
         shifted = shifted_targets(labels, documents, depth=depth, ignore_index=ignore_index)
         hidden.append(states[:, : shifted.shape[1]].flatten(0, 1))

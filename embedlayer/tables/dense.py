@@ -541,7 +541,8 @@ def _rows_of(source: object) -> Tensor:
     if rows.ndim != 2:
         raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
     if not rows.is_floating_point():
-        raise ShapeError(f"Rows must be floats, not {rows.dtype}. See docs/errors.md, Rows that are not floats.")
+        name = str(rows.dtype).removeprefix("torch.")
+        raise ShapeError(f"Rows must be floats, not {name}. See docs/errors.md, Rows that are not floats.")
     return rows.detach()
 
 

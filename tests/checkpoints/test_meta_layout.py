@@ -36,7 +36,7 @@ def test_the_layer_is_loaded_with_metas_rotary_layout(tmp_path, place) -> None:
 
 def test_without_sizes_only_the_table_is_read(tmp_path) -> None:
     folder = write(tmp_path)
-    with pytest.raises(el.CheckpointError, match=r"no n_heads, and no params\.json"):
+    with pytest.raises(el.CheckpointError, match=r"no n_heads in its metadata and no params\.json"):
         el.load(folder)
     assert el.load(folder, table_only=True).table.vocab_size == 9
 

@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused() -> None:
     model = patch(llama())
     with pytest.raises(SizeError, match=r"no loss with token_weights"):
         model(IDS, token_weights=WEIGHTS)
-    with pytest.raises(ShapeError, match=r"token_weights must be floats of shape \(3, 10\) .* of the labels"):
+    with pytest.raises(ShapeError, match=r"token_weights must be floats \(3, 10\)"):
         model(IDS, labels=IDS, token_weights=WEIGHTS[:, 1:])
     with pytest.raises(SizeError, match="token_weights: inf at row 0, column 4 is not finite"):
         model(IDS, labels=IDS, token_weights=WEIGHTS.index_fill(1, torch.tensor([5]), torch.inf))

@@ -3,7 +3,6 @@
 import contextlib
 import gzip
 import json
-import re
 import shlex
 import subprocess
 import tracemalloc
@@ -219,7 +218,7 @@ WRONG = [
     ("a.txt", b"", "holds no vectors"),
     ("a.txt", b"0 5\n", "holds no vectors"),
     ("a.txt", b"word\n", "line 1: b'word' is not a token and its numbers"),
-    ("a.vec", b"a 1 2\n", "line 1: b'a 1 2.*' is not the header"),
+    ("a.vec", b"a 1 2\n", "line 1: b'a 1 2.*' is no header"),
     ("a.txt", b"1 99999999\na 1\n", "line 1: the header states 99999999 columns"),
     ("a.bin", b"\x80\x02}q\x00.", "is a pickle, which can run any code"),
     ("a.bin", b"2 2\na " + bytes(8) + b"b " + bytes(7), "row 2: the file ends within it"),
@@ -337,17 +336,15 @@ def test_rows_and_tokens_are_replaced_together_or_not_at_all(tmp_path, name) -> 
     assert torch.equal(rows, torch.eye(2))
 
 
-def test_a_model_of_fasttext_is_named_and_the_call_of_its_error_converts_it(tmp_path) -> None:
+def test_a_model_of_fasttext_is_named_and_the_call_of_the_page_converts_it(tmp_path) -> None:
     fasttext = pytest.importorskip("gensim.models.fasttext")
     model = fasttext.FastText([["cat", "dog", "cat"]] * 3, vector_size=4, min_count=1, bucket=8, workers=1, epochs=1)
     path = tmp_path / "model.bin"
     fasttext.save_facebook_model(model, str(path))
-    with pytest.raises(CheckpointError, match="is a whole model of fastText") as caught:
+    with pytest.raises(CheckpointError, match="is a whole model of fastText"):
         read_vectors(path)
-    call = re.search(r"fasttext\.load_facebook_vectors\((.*?)\)\.save_word2vec_format\((.*?)\)$", str(caught.value))
-    assert call is not None
-    vectors = fasttext.load_facebook_vectors(call[1].strip("'"))
-    vectors.save_word2vec_format(call[2].strip("'"))
+    vectors = fasttext.load_facebook_vectors(str(path))
+    vectors.save_word2vec_format(str(path.with_suffix(".vec")))
     tokens, rows = read_vectors(tmp_path / "model.vec")
     assert sorted(tokens) == ["cat", "dog"]
     torch.testing.assert_close(rows, torch.tensor(np.stack([vectors[token] for token in tokens])))

@@ -243,8 +243,8 @@ REFUSALS = """
 2 --weights has 1 numbers for 2 FILES: train long.txt long.txt --weights 3 -o NEW
 2 a weight above 0 for each corpus: train long.txt long.txt --weights 3,inf -o NEW
 2 '3,x' is not a list of numbers: train long.txt long.txt --weights 3,x -o NEW
-2 use it with --untied and without --rank: train long.txt -o NEW --row-sparse
-2 add --ngram, --value-embedding or --per-layer, or leave --mapped out: train long.txt -o NEW --mapped
+2 needs --untied and no --rank: train long.txt -o NEW --row-sparse
+2 needs additional tables: train long.txt -o NEW --mapped
 1 A table is trained on it by embedlayer train PLACE/notes.md -o DIR: inspect notes.md
 2 a table is trained on it by embedlayer train PLACE/short.txt -o DIR: inspect short.txt
 1 holds no safetensors file: embed full hello

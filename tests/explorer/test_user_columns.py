@@ -84,7 +84,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(read) -> None:
         ("id,x\n8,1\n", "id is a row of the table, 0..7"),
         ("id,x\n1.5,1\n", "found 1.5"),
         ("id,x\n,1\n", "found None"),
-        ("id,token,x\n2,a,1\n", "is the token 'cat', not 'a'. The file belongs to another"),
+        ("id,token,x\n2,a,1\n", "is the token 'cat', not 'a'."),
         ("word,x\ncat,1\n", "needs a column named id or token; found 'word', 'x'"),
         ("", "needs a column named id or token; found none"),
         ("id\n1\n", "no column beside id"),

@@ -188,9 +188,7 @@ def test_a_target_outside_is_ignored_or_counted_or_an_error() -> None:
             each.sum() if reduction == "sum" else each,
         )
     assert draft.count_outside(OUTSIDE).item() == 2
-    with pytest.raises(
-        el.TokenIdError, match=r"token id 5 at row 0, column 1 is outside the draft vocabulary.* 2 of 6"
-    ):
+    with pytest.raises(el.TokenIdError, match=r"token id 5 at row 0, column 1 is outside the draft vocabulary"):
         draft.loss(hidden, OUTSIDE, outside="error")
     inside = OUTSIDE.masked_fill((OUTSIDE == 5) | (OUTSIDE == 1), -100)
     close(draft.loss(hidden, inside, outside="error"), each.sum() / 3)

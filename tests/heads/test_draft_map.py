@@ -50,9 +50,7 @@ def test_a_list_of_fr_spec_is_read_by_sglang_in_any_order_and_refused_here(tmp_p
     path = tmp_path / "freq_6.pt"
     save_draft_tokens(path, torch.tensor(UNSORTED), VOCAB_SIZE)
     assert read_token_map_as_sglang(path) == UNSORTED
-    with pytest.raises(
-        el.CheckpointError, match=r"freq_6.pt is a pickle.* torch.load\('freq_6.pt', weights_only=True\)"
-    ):
+    with pytest.raises(el.CheckpointError, match=r"freq_6.pt is a pickle"):
         load_draft_tokens(path)
     assert DraftHead(TABLES["dense"](), torch.load(path, weights_only=True)).token_ids == tuple(UNSORTED)
     with pytest.raises(el.SizeError, match="3 at place 1 follows 48"):

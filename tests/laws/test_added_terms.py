@@ -44,3 +44,13 @@ def test_text_around_new_terms_is_decoded_as_before_or_a_warning_names_them(kind
         warnings.simplefilter("ignore")
         added = [term for term in TERMS if term not in old.get_vocab()]
         assert el.vocab.edit_tokenizer(new, remove=added).tokenizer.to_str() == old.to_str()
+
+
+def test_the_command_passes_the_warning_on(tmp_path, capsys) -> None:
+    from commands import run
+
+    tokenizer = tokenizer_of("Unigram")
+    el.TokenEmbedding(tokenizer.get_vocab_size(), 4).save_pretrained(tmp_path / "old", tokenizer=tokenizer)
+    assert run("vocab", "add", tmp_path / "old", "dog love", "--as-is", "-o", tmp_path / "new") == 0
+    said = capsys.readouterr()
+    assert "decoded differently than before" in said.err.replace("\n", " ")

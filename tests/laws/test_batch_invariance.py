@@ -282,7 +282,7 @@ def test_the_self_test_chooses_a_multiple_with_which_nothing_differs_or_refuses_
     assert report.differing[report.multiple] == ()
     assert head.uncomputed_logits(torch.randn(3, D)).token_multiple == report.multiple
     assert check_batch_invariance(OfTheBatch(D, V)).multiple is None
-    with pytest.raises(SizeError, match="depend on the others"):
+    with pytest.raises(SizeError, match="batch_invariant=True is not possible here"):
         OfTheBatch(D, V, **ON).token_log_probs(torch.randn(3, D), torch.tensor([1, 2, 3]))
 
 

@@ -429,3 +429,17 @@ def test_compiled_graphs_convert_no_table(unchecked: None, hidden_dtype, name) -
     torch.testing.assert_close(results(compiled), results(function), rtol=1e-2, atol=1e-4)
     assert (torch.bfloat16, (VOCAB_SIZE, EMBED_DIM)) in shapes
     assert not [shape for shape in shapes if shape == (WIDE, (VOCAB_SIZE, EMBED_DIM))]
+
+
+@every_head
+def test_the_dtype_may_be_named(unchecked: None, name) -> None:
+    module = made(name, torch.bfloat16, None)
+    hidden, _, targets = batch(module, torch.float32)
+    head, named = module.head, {"head_dtype": "float32"}
+    assert head.loss(hidden, targets, **named).dtype == WIDE
+    assert head.token_log_probs(hidden, targets, **named).dtype == WIDE
+    assert head.token_statistics(hidden, targets, **named).log_probs.dtype == WIDE
+    logits = head.uncomputed_logits(hidden, **named)
+    assert logits.options.head_dtype is logits.dtype is WIDE
+    with pytest.raises(el.SizeError, match="head_dtype must be torch.float32 or None, not 'float16'"):
+        head.loss(hidden, targets, head_dtype="float16")

@@ -378,7 +378,7 @@ def test_a_write_through_an_older_tensor_while_rows_are_pending_is_refused_and_t
         ours, _ = pending()
         older = raw_weight(ours.table.weight)
         older.fill_(0.25)
-        with pytest.raises(el.StaleRowsError, match=r"38 rows had pending updates.*pending_updates_applied"):
+        with pytest.raises(el.StaleRowsError, match=r"38 rows had pending updates"):
             read(ours)
         assert ours.table.weight.eq(0.25).all()
 

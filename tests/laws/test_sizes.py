@@ -95,7 +95,7 @@ def test_an_untied_head_has_the_sizes_of_its_weight(name, way) -> None:
     head = UNTIED_HEADS[name]()
     WAYS[way](head, torch.randn(80, EMBED_DIM))
     if head.bias is not None:
-        with pytest.raises(el.SizeError, match="80 rows and a bias of 50 numbers"):
+        with pytest.raises(el.SizeError, match="80 rows and a bias of 50"):
             head(torch.randn(2, EMBED_DIM))
         head.bias = nn.Parameter(torch.randn(80))
     assert_ends_agree(head, 80)

@@ -25,9 +25,7 @@ def test_what_does_not_fit_is_refused(unchecked: None) -> None:
         head.multi_token_loss([], labels)
     with pytest.raises(ShapeError, match=r"hidden states of depth 1 \(2, 4, 4\)"):
         head.multi_token_loss([hidden, hidden[:, 1:]], labels)
-    with pytest.raises(
-        ShapeError, match=r"token_weights must be floats of shape \(2, 5\) .* one for each of the labels"
-    ):
+    with pytest.raises(ShapeError, match=r"token_weights must be floats \(2, 5\)"):
         head.multi_token_loss([hidden], labels, token_weights=torch.ones(2, 4))
     labels[1, 3] = 9
     with pytest.raises(TokenIdError, match="token id 9"):

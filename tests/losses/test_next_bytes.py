@@ -126,7 +126,7 @@ def test_bad_input_is_refused(unchecked) -> None:
         token_statistics(logits, statistics=(), next_bytes=NextBytes(torch.arange(257), 257))
     with pytest.raises(ShapeError, match="the head 300"):
         divergence(logits, logits, NextByte(*[NextBytes(torch.arange(257), 257)] * 2))
-    with pytest.raises(SizeError, match=r"only one has \[256\]"):
+    with pytest.raises(SizeError, match=r"has the events \[256\]"):
         NextByte(NextBytes(torch.arange(257), 257), NextBytes(torch.arange(256), 257))
     with pytest.raises(TokenizerError, match="change bytes of a text"):
         NextBytes.of(tokenizer_of("WordPiece"))

@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused(unchecked: None, sizes) -> None:
     for k in (-1, 24):
         with pytest.raises(SizeError, match=f"top_k must be from 1 to the 23 tokens of the vocabulary, not {k}"):
             token_statistics(hidden, weight, tokens, top_k=k)
-    with pytest.raises(ShapeError, match=r"tokens must be int64 or int32 of shape \(2, 4\)"):
+    with pytest.raises(ShapeError, match=r"tokens must be int64 or int32 \(2, 4\)"):
         token_statistics(hidden, weight, tokens[0])
     with pytest.raises(ShapeError, match="do not fit"):
         token_statistics(hidden[..., :4], weight, tokens)

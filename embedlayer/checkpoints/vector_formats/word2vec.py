@@ -193,9 +193,7 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
     """Yield the rows of a file in word2vec's binary format, as many at a time as one read completes."""
     header = file.readline(LONGEST_TOKEN)
     if header.startswith(FASTTEXT):
-        raise CheckpointError(
-            f"{path} is a whole model of fastText, with rows of parts of words. Read its .vec file instead."
-        )
+        raise CheckpointError(f"{path} is a whole model of fastText. See docs/errors.md, Models of fastText.")
     if header.startswith(PICKLE):
         raise pickle_error(path)
     count, width = _checked_header(path, header)

@@ -189,7 +189,7 @@ def test_commands_read_and_write_token_files(tmp_path, capsys) -> None:
         ("train", file, "-o", tmp_path / "d", "--dtype", "uint16"),
     ):
         assert run(*line) == 2
-        assert "TokenizerError: Files of token IDs do not say which tokenizer" in capsys.readouterr().err
+        assert "TokenizerError: Files of token IDs do not name their tokenizer" in capsys.readouterr().err
 
 
 # Refused
@@ -261,7 +261,7 @@ def array(*values: object, dtype: str | None = None) -> Callable[[Path], Path]:
 
 NOT_READ: list[tuple[Callable[[Path], Path], str | None, type[Exception], str]] = [
     (nanogpt, None, TextError, "Files of token IDs"),
-    (olmo, None, TextError, "--dtype"),
+    (olmo, None, TextError, "Files of token IDs"),
     (raw("odd.bin", b"abc".upper), "uint16", CheckpointError, "3 bytes"),
     (raw("empty.bin", bytes), "uint16", TextError, "empty.bin"),
     (raw("empty.bin", bytes), None, TextError, "empty.bin"),
