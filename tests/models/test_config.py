@@ -90,7 +90,7 @@ def test_weights_of_tokens_are_shifted_as_the_labels(dtype, unchecked) -> None:
     torch.testing.assert_close(found, [expected] * 3)
     with pytest.raises(SizeError, match="token_weights are those of labels: pass labels too"):
         model(IDS, token_weights=weights)
-    with pytest.raises(ShapeError, match="one for each of the labels"):
+    with pytest.raises(ShapeError, match="must be floats"):
         model(IDS, labels=labels, token_weights=weights.long())
 
 

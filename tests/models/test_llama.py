@@ -125,7 +125,7 @@ def test_sizes_may_stand_in_params_json(tmp_path) -> None:
     tensors = load_file(tmp_path / "a.safetensors")
     (tmp_path / "a.safetensors").unlink()  # older releases of safetensors map the file that they read
     save_file(tensors, tmp_path / "a.safetensors")  # without metadata
-    with pytest.raises(CheckpointError, match=r"no n_heads, and no params.json"):
+    with pytest.raises(CheckpointError, match=r"no n_heads in its metadata and no params.json"):
         load_llama(tmp_path)
     params = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": -1, "norm_eps": 1e-6}
     (tmp_path / "params.json").write_text(json.dumps({**params, "rope_theta": 700.0}))

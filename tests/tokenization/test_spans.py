@@ -201,7 +201,7 @@ def test_what_is_not_read_is_refused(unchecked) -> None:
         token_spans(tokens, [5, -1])
     with pytest.raises(ShapeError, match=r"mask must have the shape of the IDs, \(2,\); found \(3,\)"):
         token_spans(tokens, [5, 6], mask=torch.ones(3))
-    with pytest.raises(ShapeError, match="different ones"):
+    with pytest.raises(ShapeError, match="must have one length"):
         token_spans(tokens, [[5, 6], [5]])
     with pytest.raises(SizeError, match="mask belongs to token IDs"):
         token_spans(tokens, "a", mask=torch.ones(1))

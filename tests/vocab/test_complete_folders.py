@@ -88,9 +88,9 @@ def test_a_checkpoint_of_many_processes_is_called_by_its_name(kind, tmp_path, ca
         lambda: el.vocab.edit_vocabulary(folder, add=1),
         lambda: el.vocab.trim_vocabulary(folder, "text", out=tmp_path / "new"),
     ):
-        with pytest.raises(el.CheckpointError, match=r"in shards.*torchrun"):
+        with pytest.raises(el.CheckpointError, match=r"Sharded checkpoints"):
             refused()
     for command in ("add", "remove", "trim"):
         assert run("vocab", command, folder, "README.md", "-o", tmp_path / "new") == 2
-        assert "in shards" in capsys.readouterr().err
+        assert "Sharded checkpoints" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

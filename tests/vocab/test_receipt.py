@@ -43,7 +43,7 @@ def test_merged_ids_become_the_one_that_stands_for_them() -> None:
 
 def test_an_id_that_is_gone_is_an_error_that_says_what_to_do(unchecked) -> None:
     receipt = receipt_of([3, 1], dropped={2: "Ġotter"})
-    with pytest.raises(el.TokenIdError, match=r"token id 2 \('Ġotter'\).* 2 times.*\n.*replacement"):
+    with pytest.raises(el.TokenIdError, match=r"token id 2 \('Ġotter'\).* 2 times.*replacement"):
         receipt.remap(torch.tensor([[3, 2], [2, 1]]))
     assert receipt.remap(torch.tensor([3, 2]), replacement=1).tolist() == [0, 1]
     with pytest.raises(el.TokenIdError):

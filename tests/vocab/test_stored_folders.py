@@ -258,7 +258,7 @@ def test_of_an_unknown_family_equal_copies_of_the_table_are_edited_and_another_m
     assert len(rows.row_bytes) == len(table.rows) + 8
     assert torch.equal(rows.row_bytes, head.row_bytes)
     write_folder(tmp_path / "other", table.rows.clone(), table, config=UNKNOWN)
-    with pytest.raises(el.CheckpointError, match=r"unknown family .* lm_head.* 77 rows or columns"):
+    with pytest.raises(el.CheckpointError, match=r"is unknown .* lm_head.* 77 rows"):
         edited(tmp_path / "other", tmp_path / "none")
 
 
@@ -376,5 +376,5 @@ def test_a_bias_moves_with_its_tokens_and_is_not_made_up(tmp_path, unchecked) ->
     table = el.TokenEmbedding.from_pretrained(rows[0])
     assert write_into(table, turned, tmp_path / "biased", tmp_path / "out", head=rows[1]) == 131
     assert torch.equal(el.load(tmp_path / "out").head.bias, torch.arange(131.0).flip(0))
-    with pytest.raises(el.CheckpointError, match="more values for each token .* such as a bias"):
+    with pytest.raises(el.CheckpointError, match="more values for each token"):
         write_into(el.TokenEmbedding(131, 64), words(131, "u"), tmp_path / "biased", tmp_path / "new", head=rows[1])
