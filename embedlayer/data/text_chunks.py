@@ -174,21 +174,15 @@ def split_text(texts: Iterable[str], *tokenizers: Tokenizer, fewest: int = _FEWE
 def _find_cut(text: str, end: int, tokenizers: tuple[Tokenizer, ...]) -> int | None:
     """Return an index between `end / 2` and `end` at which a text can be cut safely; `None` if none is found."""
     for pattern in _CUTS:
-        for place in _last_places(pattern, text, end):
+        width, start, places = _FEWEST_CHARS, end, list[int]()
+        while len(places) < _TRIES and start > end // 2:  # search backwards in windows that grow
+            start = max(end // 2, end - width)
+            places = [match.start() for match in pattern.finditer(text, start, end + 1)]
+            width *= _TRIES
+        for place in places[: -_TRIES - 1 : -1]:
             if all(is_safe_cut(text, place, tokenizer) for tokenizer in tokenizers):
                 return place
     return None
-
-
-def _last_places(pattern: re.Pattern[str], text: str, end: int) -> list[int]:
-    """Return the last places where an empty pattern matches from `end / 2` to `end`, the last first: up to `_TRIES`."""
-    width = _FEWEST_CHARS
-    while True:
-        start = max(end // 2, end - width)
-        places = [match.start() for match in pattern.finditer(text, start, end + 1)]
-        if len(places) >= _TRIES or start == end // 2:
-            return places[: -_TRIES - 1 : -1]
-        width *= _TRIES
 
 
 def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:

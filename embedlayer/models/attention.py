@@ -176,7 +176,10 @@ class AddedScores:
         scores = scores.to(q.dtype)
         if self.slots is None or q.shape[-2] != 1:
             return scaled_dot_product(q, k, v, scores, scale=scale)
-        q, scores = (_by_group(each, k.shape[-3]) for each in (q, scores))  # kernels that take a mask know no groups
+        q, scores = (  # kernels that take a mask know no groups: the heads of a group are queries of one head
+            x.unflatten(-3, (k.shape[-3], -1)).squeeze(-2) if x.dim() > 2 and x.shape[-3] > 1 else x
+            for x in (q, scores)
+        )
         return scaled_dot_product(q, k, v, scores, scale=scale).flatten(-3, -2).unsqueeze(-2)
 
 
@@ -204,8 +207,3 @@ def scaled_dot_product(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
         )
-
-
-def _by_group(x: Tensor, groups: int) -> Tensor:
-    """Return queries or scores of one token, `(B, H, 1, ...)`, with the heads of a group as queries of one head."""
-    return x.unflatten(-3, (groups, -1)).squeeze(-2) if x.dim() > 2 and x.shape[-3] > 1 else x

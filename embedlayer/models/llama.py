@@ -7,7 +7,6 @@ permutes no weights; it sets `interleaved` of the rotary embedding.
 
 import re
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -74,9 +73,19 @@ def load_llama(
         for key in ("moe", "sliding_window"):
             require_value(checkpoint.name, checkpoint.config, key, False, None)
     elif checkpoint.gguf is not None:
-        _check_gguf(checkpoint)
+        if checkpoint.config.get("model_type") != META_LLAMA:
+            architecture = checkpoint.gguf.metadata.get("general.architecture")
+            raise CheckpointError(
+                f"{checkpoint.name}: blocks of the architecture {architecture!r} are not read, only those of llama."
+            )
+        require_value(checkpoint.name, checkpoint.config, "sliding_window", 0, None)
     elif checkpoint.find(HUGGING_FACE_TENSORS["table.weight"]):
-        _check_implemented(checkpoint)
+        config, file = checkpoint.config, f"{checkpoint.name}/config.json"
+        decoders = [family for family in FAMILIES if family.decoder is HUGGING_FACE_TENSORS]
+        require_value(file, config, "model_type", *(name for family in decoders for name in family.model_types))
+        require_value(file, config, "hidden_act", "silu", "swish", None)
+        for key in ("attention_bias", "mlp_bias", "sliding_window"):
+            require_value(file, config, key, False, None)
     else:
         raise CheckpointError(
             f"{checkpoint.name} is no LLaMA-type checkpoint: it has neither {HUGGING_FACE_TENSORS['table.weight']} "
@@ -102,7 +111,10 @@ def _build(model: CheckpointModel) -> DecoderLM:
     of_blocks = [name for name in checkpoint.names if name not in of_layer and not _DERIVED.fullmatch(name)]
     _refuse_quantised_blocks(checkpoint, of_blocks)
     for name in of_blocks:
-        weights[_decoder_name(name, ours)] = checkpoint.read(
+        block = re.fullmatch(r"(.*?\.?layers|blk)\.(0|[1-9]\d{0,5})\.(.*)", name)
+        pattern = ours.get(name if block is None else f"{block[1]}.{{}}.{block[3]}", name)  # an unknown name stays
+        own_name = pattern if block is None or pattern == name else pattern.format(block[2])
+        weights[own_name] = checkpoint.read(
             name, dtype=None if checkpoint.gguf is None else tensors.dtype, device=tensors.device
         )
     num_layers = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
@@ -127,17 +139,6 @@ def _build(model: CheckpointModel) -> DecoderLM:
     )
 
 
-def _check_gguf(checkpoint: Checkpoint) -> None:
-    """Check that `DecoderLM` implements the model of a GGUF file."""
-    if checkpoint.config.get("model_type") != META_LLAMA:
-        assert checkpoint.gguf is not None
-        name = checkpoint.gguf.metadata.get("general.architecture")
-        raise CheckpointError(
-            f"{checkpoint.name}: blocks of the architecture {name!r} are not read, only those of llama."
-        )
-    require_value(checkpoint.name, checkpoint.config, "sliding_window", 0, None)
-
-
 def _refuse_quantised_blocks(checkpoint: Checkpoint, names: list[str]) -> None:
     """Raise a `CheckpointError` if one of the tensors of the blocks is quantised: it would be dequantised whole."""
     types = sorted({checkpoint.info(name).dtype for name in names})
@@ -148,20 +149,3 @@ def _refuse_quantised_blocks(checkpoint: Checkpoint, names: list[str]) -> None:
             f"{checkpoint.name}: its blocks are quantised ({', '.join(quantised)}), and only the embedding layer of "
             f"such a model is read. To compute with the whole model, use {program}."
         )
-
-
-def _check_implemented(checkpoint: Checkpoint) -> None:
-    """Check that `DecoderLM` implements the model that the checkpoint's `config.json` of transformers describes."""
-    config, source = checkpoint.config, f"{checkpoint.name}/config.json"
-    decoders = [family for family in FAMILIES if family.decoder is HUGGING_FACE_TENSORS]
-    require_value(source, config, "model_type", *(name for family in decoders for name in family.model_types))
-    require_value(source, config, "hidden_act", "silu", "swish", None)
-    for key in ("attention_bias", "mlp_bias", "sliding_window"):
-        require_value(source, config, key, False, None)
-
-
-def _decoder_name(name: str, ours: Mapping[str, str]) -> str:
-    """Return the name that a tensor of the checkpoint has in `DecoderLM`; an unknown name is returned unchanged."""
-    block = re.fullmatch(r"(.*?\.?layers|blk)\.(0|[1-9]\d{0,5})\.(.*)", name)
-    pattern = ours.get(name if block is None else f"{block[1]}.{{}}.{block[3]}", name)
-    return pattern if block is None or pattern == name else pattern.format(block[2])

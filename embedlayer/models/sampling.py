@@ -104,16 +104,24 @@ class Sampler:
         """Return the float32 logits whose softmax is sampled from; they are -inf for tokens that are excluded."""
         logits = logits.float()
         if self.repetition_penalty is not None:
-            logits = _penalize_repetition(logits, ids, self.repetition_penalty)
+            ids, penalty = ids.long(), self.repetition_penalty
+            seen = logits.gather(-1, ids)
+            logits = logits.scatter(-1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))  # once per token
         if self.temperature == 0:
             return logits
         logits = logits / self.divisor
         if self.top_k is not None:
-            logits = _keep_top_k(logits, self.top_k)
+            kth = logits.topk(min(self.top_k, logits.shape[-1]), dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < kth, -math.inf)
         if self.top_p is not None and self.top_p < 1:
-            logits = _keep_top_p(logits, self.top_p)
+            ascending, order = logits.sort(dim=-1)
+            excluded = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - self.top_p
+            excluded[:, -1] = False
+            logits = logits.masked_fill(excluded.scatter(-1, order, excluded), -math.inf)
         if self.min_p is not None:
-            logits = _keep_min_p(logits, self.min_p)
+            probabilities = logits.softmax(dim=-1)
+            least = self.min_p * probabilities.amax(dim=-1, keepdim=True)
+            logits = logits.masked_fill(probabilities < least, -math.inf)
         return logits
 
 
@@ -148,30 +156,3 @@ def sample(
 def not_finite(numbers: Float[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
     """Return whether each number is NaN or infinite, by two operations."""
     return numbers - numbers != 0
-
-
-def _penalize_repetition(logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"], penalty: float) -> Float[Tensor, "B V"]:
-    """Divide positive logits of the tokens in `ids` by `penalty`, and multiply negative ones, once per token."""
-    ids = ids.long()
-    seen = logits.gather(-1, ids)
-    return logits.scatter(-1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
-
-
-def _keep_top_k(logits: Float[Tensor, "B V"], k: int) -> Float[Tensor, "B V"]:
-    """Set the logits below the K-th largest to -inf; all that equal it stay. K above V changes nothing."""
-    kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[:, -1:]
-    return logits.masked_fill(logits < kth, -math.inf)
-
-
-def _keep_top_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
-    """Set the logits of the least likely tokens to -inf while these have a total probability of at most `1 - p`."""
-    ascending, order = logits.sort(dim=-1)
-    excluded = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
-    excluded[:, -1] = False
-    return logits.masked_fill(excluded.scatter(-1, order, excluded), -math.inf)
-
-
-def _keep_min_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
-    """Set the logits of tokens to -inf that are less likely than `p` times the most likely one."""
-    probabilities = logits.softmax(dim=-1)
-    return logits.masked_fill(probabilities < p * probabilities.amax(dim=-1, keepdim=True), -math.inf)

@@ -84,7 +84,12 @@ def open_model(
     path = recover_folder(source)
     kind = path_kind(path)
     if kind is PathKind.VECTORS:
-        opened = _open_vectors(path)
+        from embedlayer.checkpoints.vector_files import read_vectors
+        from embedlayer.tables.dense import TokenEmbedding
+
+        tokens, rows = read_vectors(path, nonfinite="keep")
+        table = TokenEmbedding.from_pretrained(rows)
+        opened = OpenedModel(_title(path), table, source=path, kind="file of vectors", tokens=tokens)
     elif kind in OWN_FOLDERS:
         opened = _open_saved(path, parts, device)
     elif kind is PathKind.MISSING or parts != "model":
@@ -100,16 +105,6 @@ def open_model(
     elif parts == "model":
         _ = opened.tokenizer  # with its errors and warnings
     return opened
-
-
-def _open_vectors(path: Path) -> OpenedModel:
-    """Open a file of word vectors as a table on the CPU, with one token for each row."""
-    from embedlayer.checkpoints.vector_files import read_vectors
-    from embedlayer.tables.dense import TokenEmbedding
-
-    tokens, rows = read_vectors(path, nonfinite="keep")
-    table = TokenEmbedding.from_pretrained(rows)
-    return OpenedModel(_title(path), table, source=path, kind="file of vectors", tokens=tokens)
 
 
 def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:

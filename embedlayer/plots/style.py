@@ -159,15 +159,13 @@ def svg(figure: Figure, *, prefix: str) -> str:
         )
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", out.getvalue(), flags=re.DOTALL)
     root, rest = re.fullmatch(r".*?(<svg\b[^>]*>)(.*)", text.strip(), flags=re.DOTALL).groups()  # type: ignore[union-attr]
-    return re.sub(r' (?:width|height)="[^"]*"', "", root) + re.sub("<[^>]*>", lambda tag: _themed(tag[0], prefix), rest)
-
-
-def _themed(tag: str, prefix: str) -> str:
-    """Return an SVG tag with `prefix-` before each id and reference to an id, and with CSS variables for colours."""
-    tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", tag)
-    for colour, name in THEME.items():
-        tag = tag.replace(colour, f"var({name}, {colour})")
-    return tag
+    # only inside tags: a prefix before each id and reference to one, and CSS variables for colours
+    parts = re.split("(<[^>]*>)", rest)
+    for place in range(1, len(parts), 2):
+        parts[place] = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", parts[place])
+        for colour, name in THEME.items():
+            parts[place] = parts[place].replace(colour, f"var({name}, {colour})")
+    return re.sub(r' (?:width|height)="[^"]*"', "", root) + "".join(parts)
 
 
 FENCE = 10.0  # a value is an outlier if it is more than this many interquartile ranges outside the quartiles

@@ -83,7 +83,15 @@ class TokenFile:
 def find_token_files(sources: Sequence[str | Path], dtype: str | None = None) -> list[TokenFile]:
     """Return where the token IDs of sources are, or an empty list if the sources are texts."""
     paths = [Path(source) for source in sources]
-    are_files = [path.is_file() and _is_token_file(path, dtype) for path in paths]
+    are_files = [
+        path.is_file()
+        and (
+            path.suffix in TOKEN_SUFFIXES
+            or _start(path).startswith(_NUMPY_MAGIC)
+            or (dtype is not None and not is_text(path))
+        )
+        for path in paths
+    ]
     if not any(are_files):
         if dtype is not None:
             raise SizeError(f"The dtype {dtype} is that of files of token IDs, and {sources[0]} is none.")
@@ -196,7 +204,11 @@ def export_token_ids(path: str | Path, out: str | Path) -> list[Path]:
             if source is not None:
                 shutil.copyfile(source, partial)
             else:
-                _write_numpy(partial, corpus)
+                with partial.open("wb") as file:  # as `np.save` does, block by block
+                    descr = np.lib.format.dtype_to_descr(corpus.ids.dtype)
+                    header = {"descr": descr, "fortran_order": False, "shape": (len(corpus),)}
+                    np.lib.format.write_array_header_1_0(file, header)
+                    _write_ids(file, corpus, corpus.ids.dtype)
         return [out]
     source = _mapped_from(path, shards, "megatron")
     if source is not None and not np.array_equal(np.asarray(_read_pair(source).documents), corpus.documents):
@@ -212,13 +224,6 @@ def export_token_ids(path: str | Path, out: str | Path) -> list[Path]:
 
 
 # Reading
-
-
-def _is_token_file(path: Path, dtype: str | None) -> bool:
-    """Return whether a file has token IDs, by its name or first bytes; with a `dtype`, any file that is no text."""
-    if path.suffix in TOKEN_SUFFIXES:
-        return True
-    return _start(path).startswith(_NUMPY_MAGIC) or (dtype is not None and not is_text(path))
 
 
 def is_text(path: Path) -> bool:
@@ -238,14 +243,20 @@ def _read_token_file(path: Path, dtype: str | None) -> TokenFile:
     requested = None if dtype is None else _id_type(path, np.dtype(dtype))
     with file_errors(f"read {path}"), path.open("rb") as file:
         start = file.read(12)
-    if path.suffix in (".bin", ".idx") and _is_megatron_index(path.with_suffix(".idx")):
+    index = path.with_suffix(".idx")
+    is_pair = path.suffix in (".bin", ".idx") and index.is_file() and _start(index).startswith(_MEGATRON_MAGIC)
+    if is_pair:
         found = _read_pair(path.with_suffix(".bin"))
     elif path.suffix == ".idx":
         raise CheckpointError(f"{path} does not start with MMIDIDX: it is no index of Megatron, or is damaged.")
     elif start.startswith(_NUMPY_MAGIC):
         found = _read_numpy(path)
     elif len(start) == 12 and int.from_bytes(start[:4], "little") in _LLM_C:
-        found = _read_llm_c(path, *struct.unpack("<iii", start))
+        magic, version, length = struct.unpack("<iii", start)
+        known, id_type = _LLM_C[magic]
+        if version != known:
+            raise CheckpointError(f"{path} has version {version} of llm.c's number {magic}: version {known} is read.")
+        found = _whole(TokenFile(path, "llm.c", id_type, _LLM_C_HEADER, length))
     elif not start:
         raise TextError(f"There are no token IDs in {path}: the file is empty.")
     elif requested is None:
@@ -289,15 +300,6 @@ def _read_numpy(path: Path) -> TokenFile:
     return _whole(found)
 
 
-def _read_llm_c(path: Path, magic: int, version: int, length: int) -> TokenFile:
-    known, dtype = _LLM_C[magic]
-    if version != known:
-        raise CheckpointError(
-            f"{path} has version {version} of llm.c's files with the number {magic}: {known} is read."
-        )
-    return _whole(TokenFile(path, "llm.c", dtype, _LLM_C_HEADER, length))
-
-
 def _whole(file: TokenFile) -> TokenFile:
     """Return a token file; raise a `CheckpointError` unless it ends after its last token ID."""
     expected, size = file.offset + file.length * file.dtype.itemsize, file.path.stat().st_size
@@ -307,13 +309,6 @@ def _whole(file: TokenFile) -> TokenFile:
             f"{expected} bytes: it was cut short or changed."
         )
     return file
-
-
-def _is_megatron_index(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with file_errors(f"read {path}"), path.open("rb") as file:
-        return file.read(len(_MEGATRON_MAGIC)) == _MEGATRON_MAGIC
 
 
 def _read_pair(path: Path) -> TokenFile:
@@ -402,18 +397,6 @@ def _mapped_from(path: str | Path, shards: Sequence[CorpusShard], kind: Format) 
     if len(shards) != 1 or shards[0].metadata.get("mapped", {}).get("format") != kind:
         return None
     return (Path(path) / IDS_FILE).resolve()
-
-
-def _write_numpy(path: Path, corpus: TokenCorpus) -> None:
-    """Write the IDs of a corpus as `np.save` does, block by block."""
-    with path.open("wb") as file:
-        header = {
-            "descr": np.lib.format.dtype_to_descr(corpus.ids.dtype),
-            "fortran_order": False,
-            "shape": (len(corpus),),
-        }
-        np.lib.format.write_array_header_1_0(file, header)
-        _write_ids(file, corpus, corpus.ids.dtype)
 
 
 def _write_pair(path: Path, index: Path, corpus: TokenCorpus) -> None:
