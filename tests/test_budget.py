@@ -10,21 +10,21 @@ from internals import reached, total
 from size import sizes
 
 CEILINGS = {
-    "defs": 4869,
+    "defs": 4854,
     "classes": 705,
     "modules": 453,
     "packages": 27,
-    "lambdas": 331,
+    "lambdas": 330,
     "named tuples": 125,
-    "lines of code": 55963,
-    "lines of raise": 3148,
+    "lines of code": 55939,
+    "lines of raise": 3144,
     "lines of errors built elsewhere": 301,
-    "docstring lines": 17104,
-    "docstring characters": 1016401,
-    "comment lines": 1092,
+    "docstring lines": 17091,
+    "docstring characters": 1015167,
+    "comment lines": 1097,
     "lines of tools": 6084,
     "lines of docs": 2667,
-    "lines of tests": 78443,
+    "lines of tests": 78458,
 }
 
 INTERNALS = 179
