@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,6 +176,7 @@ def long_text(tmp_path):
 BUILD = """
 import os, sys
 from pathlib import Path
+from typing import Any
 from embedlayer.data.sharded_build import build_in_shards
 from embedlayer.tokenization.read import load_tokenizer
 
@@ -411,7 +413,7 @@ def test_a_source_that_changes_during_the_build_is_refused(tmp_path):
             )
 
 
-NOT_BUILT = [
+NOT_BUILT: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"shards": 0}, SizeError, "shards is 0"),
     ({"workers": 0}, SizeError, "workers is 0"),
     ({"sources": ["-"]}, FileError, "Standard input"),
