@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from processes import Program
 from safetensors.torch import load_file
 
 from embedlayer import RunDirectory, open_model
+from embedlayer.training import ParallelContext, parallel_context
 
 HERE = Path(__file__).parent
 SECONDS = 240
@@ -60,6 +62,23 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def meet() -> None:
+    """Destroy the process group of `on_ranks`, and set the environment variables of torchrun."""
+    ports = [free_port()]
+    dist.broadcast_object_list(ports)
+    dist.barrier()  # before one leaves, all must have come
+    dist.destroy_process_group()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports[0]))
+
+
+@contextlib.contextmanager
+def launched(vocab_parallel_size: int | None = None) -> Iterator[ParallelContext]:
+    """The processes of `on_ranks` as those that torchrun started. Their process group is gone afterwards."""
+    meet()
+    with parallel_context("cpu", 60.0, vocab_parallel_size) as ranks:
+        yield ranks
 
 
 def unlucky(arguments, folder: Path, accidents: list[list]) -> tuple[list, dict[str, str]]:

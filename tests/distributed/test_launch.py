@@ -2,46 +2,53 @@
 
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from launches import free_port
+from launches import free_port, meet
 from processes import on_ranks
 
 from embedlayer import PeerError, SizeError
-from embedlayer.distributed.launch import attempt_store, launched_processes
+from embedlayer.training import parallel_context
 
 
-def meet(port: int) -> None:
-    """Destroy the process group of the test, and set the environment variables of torchrun."""
-    dist.barrier()  # before one leaves, all must have come
-    dist.destroy_process_group()
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.01)
 
 
-def test_processes_that_are_started_again_use_a_store_of_their_own() -> None:
-    """Join through the store of an earlier attempt with an unanswered request; rank 0 comes last."""
-    store = dist.HashStore()
-
-    def attempt(number: int, late: int) -> list[str]:
-        def enter(rank: int) -> str:
-            time.sleep(0.12 if rank == late else 0.0)
-            own = attempt_store(store, rank, 3, timedelta(seconds=60))
-            if rank == 0:
-                own.set("address", f"of attempt {number}")
-            return own.get("address").decode()
-
-        with ThreadPoolExecutor(3) as ranks:
-            return list(ranks.map(enter, range(3)))
-
+def attempts(port: int, folder: Path) -> tuple[list[str], int]:
+    """Start three times with the store of the launcher; between them, rank 1 comes alone."""
+    rank = dist.get_rank()
+    meet()
+    os.environ.update(MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="ab"[rank % 2])
+    names = []
     for number in range(3):
-        assert attempt(number, late=number) == [f"of attempt {number}"] * 3
-        with pytest.raises(PeerError, match=r"Rank 1 of 3 gave up: rank 0 did not come within 0.1 seconds\."):
-            attempt_store(store, 1, 3, timedelta(seconds=0.1))
+        if rank == number:
+            time.sleep(0.12)
+        with parallel_context("cpu", 60.0) as ranks:
+            assert ranks.sum(torch.tensor(number)) == 3 * number
+            names.append(ranks.launch_id)
+        if rank == 1:
+            with pytest.raises(PeerError, match="Rank 1 of 3 gave up: rank 0"), parallel_context("cpu", 0.3):
+                pass
+            (folder / str(number)).touch()
+        wait_for(folder / str(number))
+    with pytest.raises(SizeError), parallel_context("cpu", 60.0, 2):  # three ranks hold no replicas of two shards
+        pass
+    return names, os.getppid()
+
+
+def test_processes_that_are_started_again_use_a_store_of_their_own_and_know_all_launchers(tmp_path) -> None:
+    store = dist.TCPStore("127.0.0.1", port := free_port(), is_master=True, wait_for_workers=False)
+    first, *others = on_ranks(3, attempts, port, tmp_path)
+    assert others == [first] * 2
+    names, parent = first
+    assert len(set(names)) == 1
+    assert [name.split(":")[1:3] for name in names[0].split()] == [[str(parent), "a"], [str(parent), "b"]]
+    del store
 
 
 def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch) -> None:
@@ -49,37 +56,28 @@ def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    words = "Process 2 of this machine, counted from 0, has no GPU of its own: there are 2"
-    with pytest.raises(SizeError, match=words), launched_processes("cuda", 1.0):
+    with pytest.raises(SizeError, match="Process 2"), parallel_context("cuda", 1.0):
         pass
 
 
-def all_launchers(port: int) -> tuple[str, int]:
-    meet(port)
-    os.environ["TORCHELASTIC_RUN_ID"] = "ab"[dist.is_initialized() or int(os.environ["RANK"]) % 2]
-    with launched_processes("cpu", 15.0) as launch:
-        return launch.launch_id, os.getppid()
-
-
-def test_each_rank_knows_the_launchers_of_all() -> None:
-    first, second, third = on_ranks(3, all_launchers, free_port())
-    assert first == second == third  # one process has started all
-    names, parent = first
-    assert [name.split(":")[1:3] for name in names.split()] == [[str(parent), "a"], [str(parent), "b"]]
-
-
-def one_sleeps(port: int, folder: Path) -> str:
-    meet(port)
-    with pytest.raises(PeerError) as error, launched_processes("cpu", 3.0) as launch:
-        launch.collectives.any(False)
-        while launch.collectives.rank == 1 and not (folder / "awake").exists():
-            time.sleep(0.02)
-        launch.collectives.any(False)
+def one_sleeps(folder: Path) -> str:
+    """Wait for rank 0 longer than the time-out; then rank 1 does not answer for as long."""
+    meet()
+    with pytest.raises(PeerError) as error, parallel_context("cpu", 2.0) as ranks:
+        if ranks.is_first:
+            time.sleep(2.2)
+            (folder / "prepared").touch()
+        ranks.wait_for_first()
+        assert (folder / "prepared").exists()
+        ranks.sum(torch.ones(1))
+        if ranks.rank == 1:
+            wait_for(folder / "awake")
+        ranks.sum(torch.ones(1))
     (folder / "awake").touch()
     return str(error.value)
 
 
-def test_a_process_that_hangs_ends_the_wait_of_the_others_with_a_clear_error(tmp_path) -> None:
-    first, second = on_ranks(2, one_sleeps, free_port(), tmp_path)
-    assert first.startswith("Rank 0 of 2 gave up: another process has ended, or hangs for more than 3 seconds.")
+def test_ranks_wait_for_the_first_longer_than_for_one_that_hangs(tmp_path) -> None:
+    first, second = on_ranks(2, one_sleeps, tmp_path)
+    assert first.startswith("Rank 0 of 2 gave up: another process has ended, or hangs for more than 2 seconds.")
     assert second.startswith("Rank 1 of 2 gave up")

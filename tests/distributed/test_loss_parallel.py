@@ -1,6 +1,5 @@
 """Sharded logits under torch's `loss_parallel`, beside a table's own loss and one process."""
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -57,8 +56,8 @@ def both(rows: int, options: dict) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.long)])
-def test_loss_and_gradients_are_those_of_the_table_and_of_one_process(ranks) -> None:
+def test_loss_and_gradients_are_those_of_the_table_and_of_one_process() -> None:
+    ranks = 3
     results = on_ranks(ranks, every_case)
     for number, (rows, name) in enumerate(CASES):
         table, (hidden, targets, bias) = whole(rows), batch(ranks, rows)

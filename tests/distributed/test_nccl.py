@@ -15,11 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, TokenIdError, clip_grad_norm_
-from embedlayer.core.collectives import Collectives
 from embedlayer.distributed import shard_table
-from embedlayer.distributed.launch import Launch
-from embedlayer.distributed.state import load_sharded, save_sharded
-from embedlayer.training.parallel import ParallelContext
 
 DEVICE = "cuda"
 BOTH = "cpu:gloo,cuda:nccl"
@@ -78,28 +74,6 @@ def test_a_table_sharded_among_gpus_is_the_whole_one(ranks, backend) -> None:
         for ours, theirs in zip(found[:-1], expected[:-1], strict=True):
             assert torch.allclose(ours, theirs)
     assert torch.allclose(torch.cat([found[-1] for found in results]), expected[-1])
-
-
-def agreed_and_saved(folder) -> list[torch.Tensor]:
-    ranks = ParallelContext(Launch(Collectives(), torch.device(DEVICE)))
-    ranks.collectives.require_equal({"of": "all"})
-    table = shard_table(whole(), init_device_mesh(DEVICE, (ranks.size,))).to(DEVICE)
-    sums = [ranks.sum(torch.ones(2, device=DEVICE)).cpu(), torch.tensor(ranks.collectives.any(ranks.is_first))]
-    tensors, places = {"rows": table.as_dtensor(table.weight)}, {"rows": (table, V)}
-    save_sharded(folder / "file", tensors, places, ranks.collectives)
-    ranks.collectives.any(False)
-    loaded = load_sharded(folder / "file", lambda names: places)[0]["rows"]
-    assert loaded.to_local().device.type == DEVICE
-    assert torch.equal(loaded.to_local(), table.weight.detach())
-    return [*sums, loaded.full_tensor().cpu()]
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_notes_and_files_go_by_the_cpu(ranks, tmp_path) -> None:
-    for summed, flag, rows in on_ranks(ranks_of(ranks), agreed_and_saved, tmp_path, backend=BOTH):
-        assert summed.tolist() == [ranks, ranks]
-        assert bool(flag)
-        assert torch.equal(rows, whole().weight.detach())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

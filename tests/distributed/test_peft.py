@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from launches import launched
 from processes import PRELOADED
 from sharded_tensors import full
 from together import together
@@ -17,10 +18,8 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding
-from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import SizeError
 from embedlayer.distributed import shard_table
-from embedlayer.distributed.launch import Launch
 from embedlayer.training.parallel import ParallelContext
 
 PRELOADED.append("peft")
@@ -218,12 +217,11 @@ def trained_decoder(model: DecoderLM, ranks: ParallelContext | None, learns: boo
 
 
 CASES = ((True, True), (False, False))
-OTHER_CASES = ((False, True), (True, False))
 
 
 def all_decoders(cases: tuple[tuple[bool, bool], ...]) -> list[dict[str, torch.Tensor]]:
-    ranks = ParallelContext(Launch(Collectives()))
-    return [trained_decoder(decoder(*case), ranks, case[0]) for case in cases]
+    with launched() as ranks:
+        return [trained_decoder(decoder(*case), ranks, case[0]) for case in cases]
 
 
 BY_TORCH = ("on the table", "beside the table", "a copy of the table")
@@ -232,11 +230,9 @@ CALLS = ((by_torch, BY_TORCH), (on_a_sharded_table, ON_SHARDED), (all_decoders, 
 """What runs by default on two ranks, which start once."""
 
 
-@pytest.mark.parametrize("cases", [CASES, pytest.param(OTHER_CASES, marks=pytest.mark.long)])
-def test_lora_on_the_layers_of_a_decoder_learns_equally_where_its_table_is_sharded(cases) -> None:
-    call = (all_decoders, cases)
-    results = together(2, CALLS, call)
-    for number, case in enumerate(cases):
+def test_lora_on_the_layers_of_a_decoder_learns_equally_where_its_table_is_sharded() -> None:
+    results = together(2, CALLS, (all_decoders, CASES))
+    for number, case in enumerate(CASES):
         expected = trained_decoder(decoder(*case), None, case[0])
         found = [result[number] for result in results]
         found[0]["rows"] = torch.cat([each["rows"] for each in found])

@@ -1,4 +1,4 @@
-"""Calls of torch, accelerate, Lightning and the Trainer of transformers on our tables: right on all ranks, or refused.
+"""Calls of torch, accelerate and Lightning on our tables: right on all ranks, or refused.
 
 Two processes train a table, sharded over them or whole on both, beside a linear layer that both have, once on their own
 halves of a batch and once in one process on all of it.
@@ -34,9 +34,8 @@ class Model(nn.Module):
         self.table = shard_table(table, init_device_mesh("cpu", (2,))) if sharded else table
         self.linear = nn.Linear(D, D)
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
-        loss = self.linear(self.table(input_ids)).square().sum((1, 2)).mean()
-        return loss if labels is None else {"loss": loss}
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.table(ids)).square().sum((1, 2)).mean()
 
 
 def accelerator() -> Any:
@@ -105,44 +104,6 @@ def test_clipping_is_by_the_norm_of_all_ranks(ways) -> None:
     pytest.importorskip("accelerate")
     expected = [trained(*way, single=True) for way in ways]
     for results in on_ranks(2, trained_in_all_ways, ways):
-        for result, tensors in zip(results, expected, strict=True):
-            torch.testing.assert_close(result, tensors, rtol=1e-5, atol=1e-6)
-
-
-def trained_by_the_trainer(folder: str, row_sparse: bool, sharded: bool, ranks: int) -> list[torch.Tensor]:
-    import transformers
-
-    options = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True, "logging_steps": 1}
-    options |= {"max_steps": STEPS, "max_grad_norm": 0.1, "per_device_train_batch_size": 2 // ranks}
-    arguments = transformers.TrainingArguments(folder, lr_scheduler_type="constant", **options)
-    model = Model(row_sparse=row_sparse, sharded=sharded and ranks > 1)
-    optimizer = el.RowAdamW(model.parameters(), lr=0.1)
-    data: Any = [{"input_ids": row, "labels": row} for row in IDS]
-    trainer = transformers.Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None))
-    if sharded and ranks > 1:
-        with pytest.raises(el.SizeError, match=r"distributed_data_parallel\(model\)"):
-            trainer.train()
-        trainer.model_wrapped = distributed_data_parallel(model)
-        if dist.get_rank() == 0:  # the others do not save
-            with pytest.raises(el.SizeError, match="distributed_state.*save_strategy='no'"):
-                trainer.save_model()
-    trainer.train()
-    norms = [torch.tensor(line["grad_norm"]) for line in trainer.state.log_history if "grad_norm" in line]
-    return [*norms, model.table.rows(0, V).detach().clone(), model.linear.weight.detach()]
-
-
-def trained_by_the_trainer_in_all_ways(folder: str, ranks: int) -> list[list[torch.Tensor]]:
-    ways = itertools.product((False, True), (False, True))
-    return [trained_by_the_trainer(folder, row_sparse, sharded, ranks) for row_sparse, sharded in ways]
-
-
-@pytest.mark.long  # it imports the Trainer in each process; its clipping is accelerate's
-@pytest.mark.filterwarnings("ignore")
-def test_the_trainer_of_transformers_clips_by_the_norm_of_all_ranks(tmp_path) -> None:
-    pytest.importorskip("accelerate")
-    expected = trained_by_the_trainer_in_all_ways(str(tmp_path), 1)
-    assert all(len(tensors) == STEPS + 2 for tensors in expected)
-    for results in on_ranks(2, trained_by_the_trainer_in_all_ways, str(tmp_path), 2):
         for result, tensors in zip(results, expected, strict=True):
             torch.testing.assert_close(result, tensors, rtol=1e-5, atol=1e-6)
 
@@ -249,9 +210,9 @@ def prepared(model: nn.Module) -> Any:
 
 def test_calls_that_would_overwrite_rows_or_save_those_of_one_rank_are_refused(tmp_path) -> None:
     pytest.importorskip("accelerate")
-    wrap = "embedlayer.distributed.distributed_data_parallel(model)"
-    advice = {"replicate": wrap, "accelerate": wrap, "accelerate, of ours": wrap, "DistributedDataParallel": wrap}
-    advice |= {"DistributedDataParallel after ours": wrap, "FullyShardedDataParallel": "Use fully_shard(model, "}
+    wrapped = ("replicate", "accelerate", "accelerate, of ours", "DistributedDataParallel")
+    advice = dict.fromkeys((*wrapped, "DistributedDataParallel after ours"), "distributed_data_parallel(model)")
+    advice |= {"FullyShardedDataParallel": "Use fully_shard(model, "}
     advice |= dict.fromkeys(("ZeroRedundancyOptimizer", "PeriodicModelAverager"), "an optimizer of their own")
     for results in on_ranks(2, refused_calls, str(tmp_path)):
         for name, said in results.items():

@@ -1,6 +1,5 @@
 """`torchrun -m embedlayer train`: real processes, killed, stopped and continued."""
 
-import json
 import signal
 import time
 from pydoc_data.topics import topics
@@ -23,7 +22,7 @@ from launches import (
     unlucky,
 )
 
-from embedlayer import RunDirectory, train_tokenizer
+from embedlayer import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -98,34 +97,6 @@ def test_a_machine_that_dies_leaves_the_run_to_the_other(arguments, alone, tmp_p
         assert "PeerError: Rank 0 of 2 gave up: another process has ended" in errors
         assert said.count("Continuing at step 4") == 1
     assert_same_run(tmp_path / "two", alone)
-
-
-@pytest.mark.long  # token weights over ranks: training/test_parallel.py
-def test_two_ranks_train_on_chats_as_one_process_does(tmp_path) -> None:
-    transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
-    chats = [
-        [{"role": "user", "content": f"Dog {number}?"}, {"role": "assistant", "content": "It naps. " * (number % 5)}]
-        for number in range(60)
-    ]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    template = (
-        "{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}{{ message.content }}"
-        "{% endgeneration %}{% else %}{{ message.content }}{% endif %}{% endfor %}"
-    )
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=train_tokenizer((), "byte"), chat_template=template
-    )
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    command = [tmp_path / "chats.jsonl", *SIZES, "--steps", 8, "--tokenizer-from", tmp_path / "tokenizer"]
-    command = [word for word in command if word not in ("--vocab-size", "301")]
-    torch.set_num_threads(1)
-    assert run("train", *command, "-o", tmp_path / "one") == 0
-    with started(*torchrun(2), *TRAIN, *command, "-o", tmp_path / "two") as process:
-        _, errors = process.communicate(timeout=SECONDS)
-        assert process.returncode == 0, errors
-    assert_same_run(tmp_path / "two", tmp_path / "one")
-    weights = RunDirectory(tmp_path / "two").open_corpus().token_weights
-    assert 0 < int(weights.sum()) < len(weights)
 
 
 def of_forks() -> list[object]:

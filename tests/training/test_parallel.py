@@ -6,8 +6,8 @@ import io
 import json
 import os
 import shutil
-import time
-from datetime import timedelta
+import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from commands import run
-from launches import free_port
+from launches import SIZES, free_port, launched, meet
 from memory import Memory
 from processes import PRELOADED, on_ranks
 from safetensors.torch import load_file
@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from embedlayer import (
     DecoderLM,
     FactorizedEmbedding,
+    FileError,
     LearnedPositionalEmbedding,
     OutputHead,
     PeerError,
@@ -38,11 +39,9 @@ from embedlayer import (
     open_model,
     train_tokenizer,
 )
-from embedlayer.cli.train import was_started_by
-from embedlayer.core.collectives import Collectives
 from embedlayer.data.mixture import TokenMixture
-from embedlayer.distributed.launch import Launch
 from embedlayer.inputs import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
+from embedlayer.io import safetensors_files
 from embedlayer.training.parallel import ParallelContext, parallel_context
 
 PRELOADED += ["benchmarks.operator_counter", "embedlayer.cli.main"]
@@ -156,18 +155,14 @@ def train(folder: Path, ranks=None, *, half: Path | None = None) -> list[dict]:
     return lines
 
 
-def context_of_group(folder: Path, vocab_parallel_size: int | None = None) -> ParallelContext:
-    store = dist.FileStore(str(folder / "store"), dist.get_world_size())
-    return ParallelContext(Launch(Collectives(), store=store), vocab_parallel_size=vocab_parallel_size)
-
-
 def whole_and_half(folder: Path, cases: list[str], vocab_parallel_size: int | None = None) -> list[str]:
     """Train from the start, and from the copies of other runs; return the lines of both as JSON."""
-    ranks = context_of_group(folder, vocab_parallel_size)
+    safetensors_files.CHUNK_BYTES = 127 * 32  # of the 128 rows of rank 1, one is left over
     found = []
-    for case in cases:
-        found += [json.dumps(train(folder / case, ranks, half=folder / f"{case}-half"))]
-        found += [json.dumps(train(folder / f"{case}-foreign", ranks))]
+    with launched(vocab_parallel_size) as ranks:
+        for case in cases:
+            found += [json.dumps(train(folder / case, ranks, half=folder / f"{case}-half"))]
+            found += [json.dumps(train(folder / f"{case}-foreign", ranks))]
     return found
 
 
@@ -191,12 +186,8 @@ def assert_same_monitor(ours: dict | None, theirs: dict | None) -> None:
     assert (ours is None) == (theirs is None)
     for name in (ours or {}).keys() - {"logit_std"}:
         values, expected = [x if isinstance(x, list) else [x] for x in (ours[name], theirs[name])]
-        pairs = zip(values, expected, strict=True)
-        assert all(x is None if y is None else x == pytest.approx(y, rel=1e-3, abs=1e-5) for x, y in pairs), (
-            name,
-            ours,
-            theirs,
-        )
+        for x, y in zip(values, expected, strict=True):
+            assert x == (None if y is None else pytest.approx(y, rel=1e-3, abs=1e-5)), name
 
 
 def everything(folder: Path) -> dict[str, torch.Tensor]:
@@ -249,9 +240,9 @@ def test_one_to_four_processes_end_where_one_ends_and_go_on_from_each_other(one,
 
 
 def dropout_twice(folder: Path) -> bool:
-    ranks = context_of_group(folder)
-    whole = train(folder / "dropout", ranks, half=folder / "half")
-    half = train(folder / "half", ranks)
+    with launched() as ranks:
+        whole = train(folder / "dropout", ranks, half=folder / "half")
+        half = train(folder / "half", ranks)
     return [line["loss"] for line in whole[-len(half) :]] == [line["loss"] for line in half]
 
 
@@ -262,52 +253,40 @@ def test_dropout_goes_on_bit_for_bit_with_as_many_processes(tmp_path) -> None:
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-def test_a_run_is_continued_by_who_began_it_on_any_machine_and_by_nobody_else(tmp_path) -> None:
-    directory = RunDirectory(tmp_path / "run")
-    assert not was_started_by("a:1 b:2", directory)
-    directory.path.mkdir()
-    description = {"format_version": 1, "options": {}, "model": {"kind": "decoder_lm"}, "validation_fraction": 0.1}
-    directory.run.write_text(json.dumps({**description, "notes": {"launch": "a:1 b:2"}}))
-    assert [was_started_by(launch, directory) for launch in ("a:1 b:2", "b:2", "b:2 c:3", "c:3", "")] == [True] * 3 + [
-        False
-    ] * 2
-    for other in ({**description, "notes": {}}, {"format_version": 0}):
-        directory.run.write_text(json.dumps(other))
-        assert not was_started_by("a:1 b:2", directory)
+def commands(port: int, folder: Path) -> list[tuple[int, str]]:
+    """Train with another width on rank 2; then as one launch, as a part of it with another machine, and as another."""
+    rank, found = dist.get_rank(), []
+    meet()
+    os.environ.update(MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    os._exit = sys.exit  # type: ignore[assignment]  # how a command of torchrun ends
+    for launch, width in ("a", 32 if rank == 2 else 24), ("a", 24), ("ab"[rank > 0], 24), ("b", 24):
+        os.environ["TORCHELASTIC_RUN_ID"] = launch
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            code = run("train", folder / "text.txt", "-o", folder / "run", *SIZES, "--steps", 1, "--dim", width)
+        found.append((code, said.getvalue()))
+    return found
 
 
-def meet(port: int) -> None:
-    """Destroy the process group of the test, and set the environment variables of torchrun."""
-    dist.barrier()  # before one leaves, all must have come
-    dist.destroy_process_group()
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-
-
-def command_of_another_width(port: int, folder: Path) -> tuple[int, str]:
-    rank = dist.get_rank()
-    meet(port)
-    said = io.StringIO()
-    arguments = ["train", str(folder / "text.txt"), "-o", str(folder / "run"), "--dim", "24" if rank < 2 else "32"]
-    with contextlib.redirect_stderr(said):
-        code = run(*arguments)
-    return code, said.getvalue()
-
-
-def test_a_process_with_another_command_is_refused_by_name_before_anything_is_written(tmp_path) -> None:
+def test_a_run_is_of_one_command_and_goes_on_for_who_began_it_and_for_nobody_else(tmp_path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
-    for code, said in on_ranks(3, command_of_another_width, free_port(), tmp_path):
-        assert code == 1
-        assert "PeerError: Rank 2 differs from rank 0 in --dim: 32 there, 24 on rank 0." in said
-    assert not (tmp_path / "run").exists()
+    store = dist.TCPStore("127.0.0.1", port := free_port(), is_master=True, wait_for_workers=False)
+    for rank, (other_width, first, again, others) in enumerate(on_ranks(3, commands, port, tmp_path)):
+        assert other_width[0] == others[0] == 1
+        assert "PeerError: Rank 2 differs from rank 0 in --dim: 32 there, 24 on rank 0." in other_width[1]
+        assert first[0] == again[0] == 0
+        assert ("The run is complete at step 1" in again[1]) == (rank == 0)
+        assert "FileError" in others[1]
+    del store
 
 
-def other_folders(folders: list[Path], store: Path) -> list[str]:
-    ranks = context_of_group(store)
+def other_folders(folders: list[Path]) -> list[str]:
     found = []
-    for number, folder in enumerate(folders):
-        with pytest.raises(PeerError) as error:
-            RunDirectory(folder if ranks.rank == 1 else folders[number - 1]).resume("cpu", ranks)
-        found += [str(error.value)]
+    with launched() as ranks:
+        for number, folder in enumerate(folders):
+            with pytest.raises(PeerError) as error:
+                RunDirectory(folder if ranks.rank == 1 else folders[number - 1]).resume("cpu", ranks)
+            found += [str(error.value)]
     return found
 
 
@@ -323,40 +302,16 @@ def test_a_process_with_another_tokenizer_text_or_configuration_is_refused_by_na
     description = json.loads(run.read_text())
     run.write_text(json.dumps({**description, "options": {**description["options"], "seed": 7}}))
     folders = [tmp_path / name for name in ("tied", "tokenizer", "text", "configuration")]
-    found = on_ranks(2, other_folders, folders, tmp_path)
+    found = on_ranks(2, other_folders, folders)
     assert found[0] == found[1]
-    last_and_first, tokenizer, text, configuration = found[0]
-    assert "Rank 1 differs from rank 0 in configuration of options" in last_and_first
-    assert "Rank 1 differs from rank 0 in tokenizer: " in tokenizer
-    assert " text: " in text
-    assert "configuration of options" in configuration
+    for said, what in zip(found[0], ("configuration of options", "tokenizer: ", "text: ", "options"), strict=True):
+        assert what in said
 
 
-def one_prepares(port: int, folder: Path) -> bool:
-    """Return whether rank 1 has waited for rank 0, which is busy for longer than the time-out of the store."""
-    store = dist.TCPStore("127.0.0.1", port, 2, is_master=dist.get_rank() == 0)
-    store.set_timeout(timedelta(seconds=0.1))
-    parallel, prepared = ParallelContext(Launch(Collectives(), store=store)), folder / "prepared"
-    dist.barrier()
-    if parallel.is_first:
-        time.sleep(0.4)
-        prepared.touch()
-    parallel.wait_for_first()
-    has_waited = prepared.exists()
-    dist.barrier()  # the store is that of rank 0
-    return has_waited
-
-
-def test_ranks_wait_for_the_first_longer_than_the_time_out(tmp_path) -> None:
-    assert on_ranks(2, one_prepares, free_port(), tmp_path) == [True, True]
-
-
-@pytest.mark.parametrize("count", [0, 1, 5, 8, 9])
-def test_shares_are_consecutive_and_differ_by_one_at_most(count) -> None:
-    for size in (1, 2, 3, 4):
-        shares = []
+def test_shares_are_consecutive_and_differ_by_one_at_most() -> None:
+    for count, size in product((0, 1, 5, 8, 9), (1, 2, 3, 4)):
+        shares, context = [], ParallelContext()
         for rank in range(size):
-            context = ParallelContext()
             context.rank, context.size = rank, size
             shares.append(context.share(count))
         assert [number for share in shares for number in share] == list(range(count))
@@ -370,10 +325,9 @@ def test_without_torchrun_there_is_one_process_and_no_group(monkeypatch) -> None
         assert (parallel.is_first, parallel.size, parallel.launch_id) == (True, 1, "")
         assert not torch.distributed.is_initialized()
         parallel.wait_for_first()
-    with pytest.raises(SizeError, match="must be a positive number of seconds, not 0"), parallel_context("cpu", 0.0):
-        pass
-    with pytest.raises(SizeError, match="One process cannot shard a table over 2"), parallel_context("cpu", 1.0, 2):
-        pass
+    for arguments in (("cpu", 0.0), ("cpu", 1.0, 2)):
+        with pytest.raises(SizeError), parallel_context(*arguments):
+            pass
 
 
 def of_rank(value: torch.Tensor) -> torch.Tensor:
@@ -381,15 +335,19 @@ def of_rank(value: torch.Tensor) -> torch.Tensor:
 
 
 def frozen_and_back(folder: Path) -> bool:
-    start_frozen = CASES["tied"]()
-    start_frozen.table.requires_grad_(False)
-    ranks = context_of_group(folder)
-    ranks.shard(start_frozen)
-    before = start_frozen.state_dict()
-    ranks.save(folder / "file", before)
-    ranks.wait_for_first()
-    after, _ = ranks.load(folder / "file")
-    return all(torch.equal(of_rank(value), of_rank(after[name])) for name, value in before.items())
+    model = CASES["tied"]()
+    model.table.requires_grad_(False)
+    with launched() as ranks:
+        ranks.shard(model)
+        before = model.state_dict()
+        ranks.save(folder / "file", before)
+        ranks.wait_for_first()
+        after, _ = ranks.load(folder / "file")
+        ranks.sum(torch.ones(1))  # rank 0, which has the store, leaves last
+        if ranks.is_first:
+            with pytest.raises(FileError, match="Cannot write"):
+                ranks.save(folder / "nowhere" / "file", before)
+        return all(torch.equal(of_rank(value), of_rank(after[name])) for name, value in before.items())
 
 
 def test_a_frozen_table_is_saved_and_loaded_like_any_other(tmp_path) -> None:
@@ -399,22 +357,23 @@ def test_a_frozen_table_is_saved_and_loaded_like_any_other(tmp_path) -> None:
 LARGE, WIDTH = 60_000, 48
 
 
-def test_no_process_ever_has_the_whole_table(tmp_path) -> None:
+def test_no_process_ever_has_the_whole_table() -> None:
     whole = LARGE * WIDTH * 4
-    for peaks in on_ranks(3, peaks_of_a_large_table, tmp_path):
+    for peaks in on_ranks(3, peaks_of_a_large_table):
         for peak in peaks:  # its third; a piece that is drawn; what the three send and get for some tokens
             assert peak < 0.75 * whole
 
 
-def peaks_of_a_large_table(folder: Path) -> list[int]:
+def peaks_of_a_large_table() -> list[int]:
     """Return the peak memory while a tied model, and then an untied model, is built, per table."""
-    peaks, ranks = [], context_of_group(folder)
-    for free in (False, True):
-        head = OutputHead(vocab_size=LARGE, embed_dim=WIDTH) if free else None
-        with torch.device("meta"):
-            model = DecoderLM(TokenEmbedding(LARGE, WIDTH), RotaryEmbedding(24), head, num_layers=1, num_heads=2)
-        with Memory() as memory:
-            model = ranks.build({"kind": "decoder_lm", **model.config}, "cpu")
-        peaks.append(memory.peak // (1 + free))
-        assert model.head.tied or len(model.head.rows.weight) == LARGE // 3
+    peaks = []
+    with launched() as ranks:
+        for free in (False, True):
+            head = OutputHead(vocab_size=LARGE, embed_dim=WIDTH) if free else None
+            with torch.device("meta"):
+                model = DecoderLM(TokenEmbedding(LARGE, WIDTH), RotaryEmbedding(24), head, num_layers=1, num_heads=2)
+            with Memory() as memory:
+                model = ranks.build({"kind": "decoder_lm", **model.config}, "cpu")
+            peaks.append(memory.peak // (1 + free))
+            assert model.head.tied or len(model.head.rows.weight) == LARGE // 3
     return peaks
