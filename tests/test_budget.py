@@ -24,10 +24,10 @@ CEILINGS = {
     "comment lines": 1097,
     "lines of tools": 6084,
     "lines of docs": 2667,
-    "lines of tests": 78458,
+    "lines of tests": 78294,
 }
 
-INTERNALS = 179
+INTERNALS = 172
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 
