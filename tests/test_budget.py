@@ -10,17 +10,17 @@ from internals import reached, total
 from size import sizes
 
 CEILINGS = {
-    "defs": 4854,
+    "defs": 4860,
     "classes": 705,
     "modules": 453,
     "packages": 27,
     "lambdas": 330,
     "named tuples": 125,
-    "lines of code": 55939,
+    "lines of code": 55946,
     "lines of raise": 3144,
     "lines of errors built elsewhere": 301,
-    "docstring lines": 17091,
-    "docstring characters": 1015167,
+    "docstring lines": 17096,
+    "docstring characters": 1015558,
     "comment lines": 1097,
     "lines of tools": 6084,
     "lines of docs": 2667,

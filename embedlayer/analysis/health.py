@@ -170,7 +170,7 @@ def _loss_of_run(validation_loss: float | None, counts: Int[Tensor, " V"] | None
 
 
 def _is_coarse(rows: RowReader, norms: Float[Tensor, " V"]) -> bool:
-    """Return whether numbers look like those of 4 bits: no block of 32 in a sample has more than 16 different ones."""
+    """Return whether numbers look like 4-bit codes: no sampled block of 32 has more than 16 distinct ones."""
     ids = torch.nonzero(norms > 0)[:, 0]
     blocks = rows.embed_dim // COARSE_BLOCK
     if not blocks or len(ids) < FEWEST_SAMPLED:

@@ -606,7 +606,7 @@ def load(
 def _read_layer(
     checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, table_only: bool | str, **parts: bool
 ) -> EmbeddingLayer:
-    """Read a checkpoint that this library did not write; arguments and errors are those of `load`."""
+    """Read a checkpoint of another library; see `load` for the arguments and errors."""
     try:
         if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
             checkpoint.config = meta_config(checkpoint)

@@ -146,10 +146,11 @@ class Checkpoint(WeightFiles):
         if self.gguf is not None and isinstance(files, str):
             if not self.gguf.tensors:
                 raise CheckpointError(f"{self.gguf.path} is a GGUF file without tensors, such as that of a tokenizer.")
-            values = dict(self.gguf.metadata)
             factors = (each for each in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS) if each in self.gguf.tensors)
             own_factors = {each: self.gguf.read(each).tolist() for each in factors}
-            self.config = gguf_config(values, is_tied=GGUF_HEAD not in self.gguf.tensors, factors=own_factors)
+            self.config = gguf_config(
+                self.gguf.metadata, is_tied=GGUF_HEAD not in self.gguf.tensors, factors=own_factors
+            )
             self.bytes_read += self.gguf.size
             self._headers[files] = Header(self.gguf.tensors, {}, self.gguf.size)
 
@@ -177,7 +178,7 @@ class Checkpoint(WeightFiles):
         return None if self.gguf is not None else self._folder.find(name)
 
     def tokenizer_file(self) -> Path | None:
-        """Return the path of the tokenizer file that this library prefers among those of the checkpoint, or `None`."""
+        """Return the path of the preferred tokenizer file of the checkpoint, or `None`."""
         if self.gguf is not None:
             return self.gguf.path if self.gguf.metadata.get("tokenizer.ggml.model") is not None else None
         for names in TOKENIZERS:

@@ -25,7 +25,7 @@ def own_files(checkpoint: Checkpoint) -> set[Path]:
 
 
 def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str], left_out: Collection[str]) -> Copies:
-    """Find the tensors with values for each token in the safetensors files beside those of a folder's checkpoint."""
+    """Find tensors with values for each token in the other safetensors files of a checkpoint folder."""
     copies: Copies = {}
     own = own_files(checkpoint)
     family = checkpoint_family(checkpoint)

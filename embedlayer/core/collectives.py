@@ -335,7 +335,7 @@ def peer_errors(rank: int, size: int, timeout_seconds: float | None = None) -> I
 
 
 def differences(facts_by_rank: Mapping[int, Mapping[str, Any]]) -> str:
-    """Describe in words how the values of the ranks differ from those of the first rank; return "" if all are equal."""
+    """Describe how the values of the ranks differ from the first rank; return "" if all are equal."""
     first, *others = facts_by_rank
     expected = facts_by_rank[first]
     sentences = []

@@ -59,6 +59,12 @@ def target_record(device: torch.device) -> Tensor:
     return record
 
 
+def record_changed_weights(is_changed: Tensor) -> None:
+    """Record on an accelerator that weights of logits have changed, a boolean scalar, if the record is empty."""
+    record = target_record(is_changed.device)
+    record.masked_fill_(is_changed & (record[0] < 0), 0)
+
+
 def changed_weights() -> StaleRowsError:
     """Return the error for logits that are read after the weights of their LM head have changed."""
     return StaleRowsError(

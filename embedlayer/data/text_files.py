@@ -87,7 +87,7 @@ def _texts_below(folder: Path) -> list[Path]:
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Return the files below a folder, sorted, without hidden files and without those of corpora."""
+    """Return the files below a folder, sorted, without hidden files and corpora."""
     if is_corpus(folder):
         raise TextError(
             f"The folder {folder} is a corpus of token IDs, and not text. Train on it, without other files: "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import autocast, autocast_dtype, device_kind
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, StaleRowsError
-from embedlayer.core.index_checks import changed_weights, target_record
+from embedlayer.core.index_checks import changed_weights, record_changed_weights
 from embedlayer.heads.peft import ChildReference
 from embedlayer.losses.converted_rows import in_head_dtype, linear
 from embedlayer.losses.options import LogitOptions, LogitSettings
@@ -239,8 +239,7 @@ class LogitSource:
                 raise changed_weights()
             on_cpu = device_kind(is_changed) == "cpu"
             if not on_cpu:
-                record = target_record(is_changed.device)
-                record.masked_fill_(is_changed & (record[0] < 0), 0)
+                record_changed_weights(is_changed)
             elif bool(is_changed):
                 raise changed_weights()
             with autocast(self.hidden, self.autocast_dtype), torch.set_grad_enabled(self.requires_grad):

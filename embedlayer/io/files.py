@@ -198,8 +198,7 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
             partial = folder / _name(path, target)
             partial.mkdir()
             yield partial
-            for file in (*partial.rglob("*"), partial):
-                flush_to_disk(file)
+            _flush_folder(partial)
             recover_folder(target)
             if _listing(target) != before:
                 raise _changed(target)
@@ -224,8 +223,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
             partial = folder / _name(path, target)
             partial.mkdir()
             yield partial
-            for file in (*partial.rglob("*"), partial):
-                flush_to_disk(file)
+            _flush_folder(partial)
             _name_folder(partial, target)
             flush_to_disk(target.parent)
 
@@ -411,6 +409,11 @@ def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> 
         raise CheckpointError(f"{path} has format version {found}, and this embedlayer reads version {version}.")
     check_fields(value, kind, path)
     return value
+
+
+def _flush_folder(path: Path) -> None:
+    for file in (*path.rglob("*"), path):
+        flush_to_disk(file)
 
 
 def flush_to_disk(path: Path) -> None:

@@ -22,7 +22,7 @@ from embedlayer.core.index_checks import (
     raise_recorded_target,
     target_record,
 )
-from embedlayer.core.torch_state import hooks_of_saved_tensors, is_capturing, plain_operators_only
+from embedlayer.core.torch_state import are_saved_tensors_hooked, is_capturing, plain_operators_only
 from embedlayer.kernels.softmax import STATISTICS, check_targets
 from embedlayer.losses.token_weights import checked_weights, raise_if_not_finite
 
@@ -297,7 +297,7 @@ def _reads(x: Tensor, drop: bool | None, request: RankRequest | None) -> tuple[b
     if drop is False or device_kind(x) == "meta" or is_in_graph:
         return False, None
     is_default = drop is None and request is None and device_kind(x) == "cuda"
-    if not is_default or type(x) is not Tensor or hooks_of_saved_tensors(True) is not None:
+    if not is_default or type(x) is not Tensor or are_saved_tensors_hooked():
         return True, None
     previous = previous_losses.setdefault(x.device, PreviousLoss())
     return previous.ignored_many(target_record(x.device)), previous

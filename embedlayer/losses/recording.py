@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
-from embedlayer.core.torch_state import number_of_backward
+from embedlayer.core.torch_state import is_in_backward
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.objective import Request, Totals, log_probs, logsumexp
 from embedlayer.losses.options import LogitOptions
@@ -53,7 +53,7 @@ def record_losses() -> Iterator[list[TokenRecord]]:
 
 def is_recording() -> bool:
     """Return whether a cross entropy of this thread is to be recorded now."""
-    return not torch.compiler.is_compiling() and _records.get() is not None and number_of_backward() == -1
+    return not torch.compiler.is_compiling() and _records.get() is not None and not is_in_backward()
 
 
 @torch.no_grad()

@@ -370,9 +370,8 @@ class PendingUpdates:
         if self._step_in_one_pass(weight, rows, gradients, (*betas[:2], *rates)):
             steps.history.record(lr, weight_decay)
             return
-        if cached is not None and cached[2] == self._versions(weight) and torch.equal(cached[0], rows):
-            values = cached[1]
-        else:
+        looked_up, values, versions = cached or (None, [], [])
+        if looked_up is None or versions != self._versions(weight) or not torch.equal(looked_up, rows):
             values = self._update_rows(weight, rows, cache=True)
         decays = steps.decays(steps.record(rows, lr, weight_decay), self.moments)
         self._tensors(weight).step_rows(rows, values, gradients, decays, rates, step=now)

@@ -185,7 +185,7 @@ class _SumRows(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             by_weight = _gradient_of_rows(ctx, grad, terms, ends, factors)
         if ctx.needs_input_grad[1]:
-            by_factor = bag_gradient_of_weights(grad, weight, terms, ends, bags_of(ends, len(terms)), 0, -1)
+            by_factor = bag_gradient_of_weights(grad, weight, terms, ends, bags_of(ends, len(terms)))
             by_factor = by_factor.view(ids.shape)
         return by_weight, by_factor, None, None, None, None
 

@@ -88,7 +88,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         from embedlayer.io.gguf_files import read_gguf  # imports torch
         from embedlayer.tokenization.gguf_tokenizers import tokenizer_of
 
-        return tokenizer_of(dict(read_gguf(path).metadata), path)
+        return tokenizer_of(read_gguf(path).metadata, path)
     if path.suffix == ".bin":
         return _build_checked(path, lambda: read_llama2c(path))
     pair = _bpe_pair(path)

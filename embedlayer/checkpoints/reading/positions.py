@@ -75,7 +75,7 @@ def read_positions(
 
 
 def chosen_positions(model: CheckpointModel, spec: PositionSpec | None) -> PositionSpec | None:
-    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record."""
+    """Return the position scheme of a family record that the configuration and tensors of a checkpoint select."""
     tensors = model.tensors
     if isinstance(spec, PositionChoice):
         value = model.config.get(spec.key, spec.choices[0][0] if spec.otherwise == "refused" else None)

@@ -87,7 +87,7 @@ def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTa
 
 
 def find_table(model: CheckpointModel) -> list[str]:
-    """Return the name of the token table and those of its equal copies, after checks of its shape and dtype."""
+    """Return the names of the token table and of its equal copies, after checks of shape and dtype."""
     tensors, checkpoint = model.tensors, model.tensors.checkpoint
     if model.table_name:
         is_there = model.table_name in checkpoint.names or checkpoint.stored(model.table_name) is not None

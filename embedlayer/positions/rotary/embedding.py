@@ -339,8 +339,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
     ) -> tuple[Float[Tensor, "*rows 1 T channels"], Float[Tensor, "*rows 1 T channels"]]:
         """Return cosines and sines of all rotated channels times `scale`, on CUDA in one launch."""
         axis = self.axis_index if self.axes is not None and positions.dim() == 3 else None
-        on_cuda = device_kind(positions) == "cuda" and ROTATE.applies(positions, phase_increments, axis)
-        if dtype == torch.float32 and on_cuda:
+        is_kernels = dtype == torch.float32 and device_kind(positions) == "cuda"
+        if is_kernels and ROTATE.applies(positions, phase_increments, axis):
             cos, sin = rotary_tables(positions, phase_increments, axis, *self._layout, scale)
         else:
             cos, sin = self._cos_sin(positions, phase_increments, dtype, scale)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.torch_state import fusible
+from embedlayer.core.torch_state import fusible, has_more_than
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.kernels.rotary import RotaryLayout, rotate_together, rotates_together
 from embedlayer.positions.rotary.query import scale_queries, wide_dtype
@@ -179,9 +179,7 @@ def rotate_pairs(
     """Compute `rotate_channels` for tables of `channel_tables`, faster for large `x` on a CPU."""
     kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
     if torch.compiler.is_compiling():
-        from torch.fx.experimental.symbolic_shapes import statically_known_true  # 0.3 s, which only graphs need
-
-        if kernel.applies_in_graph(x) and statically_known_true(x.numel() > LARGE_NUMEL):
+        if kernel.applies_in_graph(x) and has_more_than(x, LARGE_NUMEL):
             in_one_pass: Tensor = rotate_in_graph(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
             return in_one_pass
     elif x.numel() > (SMALL_INTERLEAVED_NUMEL if interleaved else LARGE_NUMEL):

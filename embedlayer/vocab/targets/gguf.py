@@ -53,7 +53,7 @@ ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER
 def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a GGUF file, atomically; `source` does not change."""
     file = read_gguf(source)
-    values = dict(file.metadata)
+    values = file.metadata
     num_rows = _number_of_rows(file)
     edit = resolve([tokenizer_of(values, source)], num_rows, True)
     row_map, tokens = edit.row_map, edit.tokens
@@ -85,7 +85,7 @@ def write_into_gguf(
 ) -> int:
     """Write a copy of a GGUF file with the rows of a table and the tokens of a tokenizer, atomically."""
     file = read_gguf(original)
-    values = dict(file.metadata)
+    values = file.metadata
     num_rows, width = _number_of_rows(file), file.tensors[GGUF_TABLE].shape[1]
     check_kind(tokenizer, values, original)
     if width != table.embed_dim:
@@ -243,7 +243,7 @@ def _write(
     file: GGUFFile, out: Path, tokenizer: Tokenizer, tensors: Mapping[str, NewTensor], ids: Mapping[str, int], rows: int
 ) -> tuple[int, ...]:
     """Write a copy of a file with new tensors, and the metadata of a new tokenizer."""
-    values = dict(file.metadata)
+    values = file.metadata
     sizes = {key: rows for key in values if key.endswith(".vocab_size")}
     metadata = {**tokenizer_metadata(tokenizer, {**values, **ids}, rows, file.path), **ids, **sizes}
     extra_space = _with_extra_space(tokenizer, tokenizer_of({**values, **metadata}, file.path))
