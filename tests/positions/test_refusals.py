@@ -57,9 +57,9 @@ REFUSALS = [
     lambda: AxialAxes(2, alternating=True, pairs_within_axis=True),
     lambda: LogQueryScaling(0.1, 0),
     lambda: PowerQueryScaling(0.1, 1, -1),
-    lambda: permute_qk(torch.zeros(32, 4), 4, to="neox"),  # type: ignore[arg-type]
+    lambda: permute_qk(torch.zeros(32, 4), 4, to="neox"),
     lambda: AlibiBias(4, max_bias=0.0),
-    lambda: LearnedPositionalEmbedding(6, 4).resize(8, "wrap"),  # type: ignore[arg-type]
+    lambda: LearnedPositionalEmbedding(6, 4).resize(8, "wrap"),
     lambda: LearnedPositionalEmbedding(6, 4, offset=-1),
     *(
         lambda options=options: SinusoidalPositionalEmbedding(10, 3, **options)

@@ -195,10 +195,7 @@ def family_facts(config: JsonObject, *, is_stated: bool) -> RotaryPositions:
     if facts is None and not is_stated:
         close = " or ".join(get_close_matches(str(name), ROTARY, n=2, cutoff=0.6))
         hint = f" Did you mean {close}?" if close else ""
-        raise CheckpointError(
-            f"The model_type {name!r} is unknown, and with it the pairs and the rotated layers.{hint} "
-            f"State interleaved= (and rotated=), and compare a rotated query with the original's."
-        )
+        raise CheckpointError(f"The pairs of the unknown model_type {name!r} must be stated: pass interleaved.{hint}")
     return facts or RotaryPositions(reads_share=True)
 
 

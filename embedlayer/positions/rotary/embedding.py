@@ -143,6 +143,10 @@ class RotaryEmbedding(Position, ComputedBuffers):
             if axes.divides_channels and (interleaved or (scaling and scaling.limit)):
                 raise SizeError(f"{axes} needs interleaved=False and a scaling that does not depend on the length.")
         self.num_axes = 1 if axes is None else axes.num_axes
+        pairs = self.rotary_dim // 2
+        within = 1 if axes is None or not axes.pairs_within_axis else axes.num_axes
+        first, own_angles = head_dim - self.rotary_dim if trailing else 0, axes is not None and axes.divides_channels
+        self._layout = RotaryLayout(pairs, 1 if interleaved else pairs // within, first, own_angles)
         self._angles_of = (
             f"base={float(base)}, rotary_dim={self.rotary_dim}, scaling={scaling}, axes={axes}, "
             f"query_scaling={query_scaling}, interleaved={interleaved}, reversed={reversed}"
@@ -287,11 +291,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     def pair_channels(self) -> Int[Tensor, "half 2"]:
         """Return the channels `(a, b)` of each pair: `a` becomes `a cos - b sin`, and `b` becomes `b cos + a sin`."""
-        first = self.head_dim - self.rotary_dim if self.trailing else 0
-        channels = torch.arange(first, first + self.rotary_dim)
-        if self.interleaved:
-            return channels.view(-1, 2)
-        return channels.view(self._shares, 2, -1).transpose(1, 2).reshape(-1, 2)
+        channels = self._layout.first + torch.arange(self.rotary_dim)
+        return channels.view(-1, 2, self._layout.distance).transpose(1, 2).reshape(-1, 2)
 
     def prepare(self, positions: Positions) -> PreparedPositions:
         """Return the angles of these positions, which `rotate` accepts in place of them.
@@ -335,22 +336,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
                 first, second = sin.chunk(2, dim=-1)
                 sin = torch.cat([-first, second], dim=-1)
             else:
-                cos, sin = channel_tables(cos, sin, interleaved=self.interleaved, shares=self._shares)
+                cos, sin = channel_tables(cos, sin, self._layout.distance)
         return cos.unsqueeze(-3), sin.unsqueeze(-3)
-
-    @property
-    def _shares(self) -> int:
-        """Return into how many equal ranges the channels are divided before each is split into halves; in general 1."""
-        within = self.axes is not None and self.axes.pairs_within_axis and not self.interleaved
-        return self.axes.num_axes if within and self.axes is not None else 1
-
-    @property
-    def _layout(self) -> RotaryLayout:
-        """Return which channels of a head are rotated, and which two are a pair."""
-        pairs = self.rotary_dim // 2
-        distance = 1 if self.interleaved else pairs // self._shares
-        own_angles = self.axes is not None and self.axes.divides_channels
-        return RotaryLayout(pairs, distance, self.head_dim - self.rotary_dim if self.trailing else 0, own_angles)
 
     def rotate(
         self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: PreparedPositions
@@ -377,9 +364,11 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     def _check_heads(self, q: Tensor, k: Tensor, positions: Positions) -> None:
         """Raise a `ShapeError` unless queries and keys are `head_dim` wide, with a position for each token."""
-        widths = {q.shape[-1], k.shape[-1]}
-        if widths != {self.head_dim}:  # wider ones would be rotated in part
-            raise ShapeError(f"Heads are {widths} wide: build RotaryEmbedding with that head_dim, not {self.head_dim}.")
+        for x in (q, k):
+            if x.shape[-1] != self.head_dim:  # a wider one would be rotated in part
+                raise ShapeError(
+                    f"RotaryEmbedding has head_dim {self.head_dim}, heads are {x.shape[-1]} wide: build it so."
+                )
         self.check_positions(positions, (*q.shape[:-3], q.shape[-2]))
 
     def rerotate(

@@ -25,7 +25,7 @@ from embedlayer.families.records import (
 from embedlayer.families.rotary_settings import GridAxes
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import as_whole_number
-from embedlayer.positions.rotary.blocks import NO_POSITIONS, RotaryBlocks, layer_types, read_blocks
+from embedlayer.positions.rotary.blocks import NO_POSITIONS, layer_types, read_blocks
 from embedlayer.positions.rotary.config import (
     FULL,
     ORIGINAL_LENGTH,
@@ -152,7 +152,8 @@ def extend_rotary(
     else:
         scaling = scaling_of_method(method, length / trained, trained, factors) if isinstance(method, str) else method
         new, requested = edit.with_scaling(scaling, length, trained)
-    before, after = ([blocks.arguments.get(key, {}) for key in blocks.keys] for blocks in (edit.before, edit.read(new)))
+    readings = (edit.before, read_blocks(new, default_base=edit.facts.base))
+    before, after = ([blocks.arguments.get(key, {}) for key in blocks.keys] for blocks in readings)
     changed = [(old, read) for old, read in zip(before, after, strict=True) if old != read]
     for old, read in changed:
         if read != {**old, **requested}:
@@ -206,7 +207,7 @@ class _ConfigurationEdit:
             kind = "no" if spec is None else type(spec).__name__.removesuffix("Positions").lower()
             raise CheckpointError(f"{name} has {kind} positions: there are no rotary frequencies to change.")
         self.facts: RotaryPositions = family_facts(config, is_stated=False)
-        self.before = self.read(config)
+        self.before = read_blocks(config, default_base=self.facts.base)
         types = layer_types(common_keys(config, self.facts))
         kinds = {kind for kind, key in zip(types, self.before.keys, strict=True) if key != NO_POSITIONS}
         if isinstance(self.facts.axes, GridAxes):
@@ -224,10 +225,6 @@ class _ConfigurationEdit:
         labels = self.facts.by_layer_type
         local = dict(labels).get(SLIDING, SLIDING) if isinstance(labels, tuple) else SLIDING
         self.places = [("rope_parameters", key) for key, each in parameters.items() if each and key != local]
-
-    def read(self, config: JsonObject) -> RotaryBlocks:
-        """Return the positions of the blocks that a configuration describes."""
-        return read_blocks(config, default_base=self.facts.base)
 
     def parameters(self, place: tuple[str, ...]) -> Mapping[str, Any]:
         """Return the rotary parameters at a place, or an empty dictionary."""
