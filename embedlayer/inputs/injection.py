@@ -29,7 +29,7 @@ from embedlayer.inputs.ngram import NgramEmbedding
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import Pretrained, config_from_attributes
 from embedlayer.tables.conversions import as_lookup_table
-from embedlayer.tables.lookup import LookupTable, check_positive
+from embedlayer.tables.lookup import LookupTable
 
 
 class InjectionContext(NamedTuple):
@@ -127,9 +127,7 @@ class EmbeddingInjection(Pretrained, ABC):
             head_dim: Width of a head, K.
         """
         if self.width is not None and self.width != width:
-            raise SizeError(
-                f"This {type(self).__name__} has width {self.width}, the decoder has {width}: build it with {width}."
-            )
+            raise SizeError(f"{type(self).__name__} has width {self.width}, the decoder {width}: build it with that.")
 
     @property
     def config(self) -> JsonObject:
@@ -177,8 +175,8 @@ class AddedEmbedding(EmbeddingInjection):
     def __init__(self, table: VectorSource | nn.Embedding, width: int | None = None) -> None:
         super().__init__()
         self.table = as_source(table)
-        self.width = check_positive("width", self.table.embed_dim if width is None else width)
         narrow = self.table.embed_dim
+        self.width = narrow if width is None else width
         self.projection = None if narrow == self.width else NormalLinear(narrow, self.width, init_std=narrow**-0.5)
 
     def look_up(self, x: Float[Tensor, "B T D"], context: InjectionContext) -> Tensor:
@@ -195,12 +193,8 @@ class AddedEmbedding(EmbeddingInjection):
         return x + vectors.to(x.dtype)
 
 
-class Injected(NamedTuple):
-    """Hold an injection, the tokens of a batch, and the vectors that it looked up for them."""
-
-    injection: EmbeddingInjection
-    context: InjectionContext
-    vectors: Tensor
+Injected = tuple[EmbeddingInjection, InjectionContext, Tensor]
+"""An injection, the tokens of a batch, and the vectors that it looked up for them."""
 
 
 def look_up_injections(
@@ -214,7 +208,7 @@ def look_up_injections(
     injected = []
     for number, injection in enumerate(injections):
         context = InjectionContext(ids, documents, None if states is None else states[number])
-        injected.append(Injected(injection, context, injection.look_up(x, context)))
+        injected.append((injection, context, injection.look_up(x, context)))
     return tuple(injected)
 
 

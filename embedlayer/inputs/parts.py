@@ -11,8 +11,17 @@ from embedlayer.core.documents import AttentionMask
 from embedlayer.core.errors import SizeError
 from embedlayer.core.shapes import Ids
 from embedlayer.io.files import JsonObject
-from embedlayer.saving import Pretrained, build, describe
+from embedlayer.saving import Pretrained, build, config_from_attributes, describe
 from embedlayer.tables.dense import TokenEmbedding
+
+
+class InputPart(Pretrained):
+    """Abstract: a part whose constructor stores each argument in an attribute of the same name."""
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return config_from_attributes(self)
 
 
 class TypeTables(Pretrained):
@@ -46,7 +55,7 @@ class TypeTables(Pretrained):
         return rows
 
 
-class ElementwiseAffine(Pretrained):
+class ElementwiseAffine(InputPart):
     """Multiply and add without normalising: `out = x * weight + bias`, MobileBERT's `NoNorm`."""
 
     def __init__(self, width: int) -> None:
@@ -55,17 +64,12 @@ class ElementwiseAffine(Pretrained):
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
 
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {"width": self.width}
-
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Return `x * weight + bias`."""
         return x * self.weight + self.bias
 
 
-class OffsetRMSNorm(Pretrained):
+class OffsetRMSNorm(InputPart):
     """RMSNorm whose weight counts from one: `out = x / sqrt(mean(x^2) + eps) * (1 + weight)`, in float32 or wider."""
 
     def __init__(self, width: int, *, eps: float) -> None:
@@ -74,11 +78,6 @@ class OffsetRMSNorm(Pretrained):
         self.eps = eps
         self.weight = nn.Parameter(torch.zeros(width))
 
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {"width": self.width, "eps": self.eps}
-
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Return the normalised vectors in the dtype of `x`."""
         wide = x.double() if x.dtype == torch.float64 else x.float()
@@ -86,22 +85,16 @@ class OffsetRMSNorm(Pretrained):
         return (normalised * (1 + self.weight.to(wide.dtype))).to(x.dtype)
 
 
-class ShiftScale(Pretrained):
+class ShiftScale(InputPart):
     """Add one vector and multiply with another: `out = (x + shift) * scale` (Zaya), or `x + shift` (HRM-Text)."""
 
     scale: nn.Parameter | None
 
     def __init__(self, width: int, *, scales: bool = True) -> None:
         super().__init__()
-        self.width = width
-        self.scale: nn.Parameter | None
+        self.width, self.scales = width, scales
         self.shift = nn.Parameter(torch.zeros(width))
         self.register_parameter("scale", nn.Parameter(torch.ones(width)) if scales else None)
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {"width": self.width, "scales": self.scale is not None}
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         shifted = x + self.shift
@@ -152,18 +145,13 @@ class FeatureProjection(nn.Linear, Pretrained):
         return F.linear(torch.cat([x, *rows], dim=-1), self.weight, self.bias)
 
 
-class TokenDropout(Pretrained):
+class TokenDropout(InputPart):
     """Set the vectors of the mask token to zero, and rescale the others by the share of mask tokens (ESM)."""
 
     def __init__(self, mask_token_id: int, expected: float = 0.15 * 0.8) -> None:
         super().__init__()
         self.mask_token_id = mask_token_id
         self.expected = expected
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {"mask_token_id": self.mask_token_id, "expected": self.expected}
 
     def forward(
         self, x: Float[Tensor, "*batch T D"], ids: Ids, attention_mask: AttentionMask | None
@@ -177,17 +165,13 @@ class TokenDropout(Pretrained):
         return (x * (1 - self.expected) / (1 - share)[..., None, None]).to(x.dtype)
 
 
-class PredictionStreams(Pretrained):
+class PredictionStreams(InputPart):
     """Append the first vectors of the streams that predict later tokens (ProphetNet)."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
+        self.count, self.width = count, width
         self.weight = nn.Parameter(torch.zeros(count, width))
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {"count": self.weight.shape[0], "width": self.weight.shape[1]}
 
     def forward(
         self, x: Float[Tensor, "*batch T D"], following: Float[Tensor, "*rows T D"]
