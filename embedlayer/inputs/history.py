@@ -15,7 +15,8 @@ def documents_of(documents: AttentionMask | None, shape: torch.Size) -> Int64[Te
     if documents is None:
         return None
     check_mask(documents, shape, "documents", gaps=False)
-    return torch.atleast_2d(documents.to(torch.int64))
+    rows: Tensor = torch.atleast_2d(documents.to(torch.int64))
+    return rows
 
 
 def prepend_history(
