@@ -195,7 +195,9 @@ def family_facts(config: JsonObject, *, is_stated: bool) -> RotaryPositions:
     if facts is None and not is_stated:
         close = " or ".join(get_close_matches(str(name), ROTARY, n=2, cutoff=0.6))
         hint = f" Did you mean {close}?" if close else ""
-        raise CheckpointError(f"The pairs of the unknown model_type {name!r} must be stated: pass interleaved.{hint}")
+        raise CheckpointError(
+            f"The unknown model_type {name!r} has unknown pairs.{hint} State interleaved= and rotated=."
+        )
     return facts or RotaryPositions(reads_share=True)
 
 

@@ -332,10 +332,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         except TypeError as error:
             raise CheckpointError(f"The saved configuration does not fit {cls.__name__}: {error}.") from error
         if sizes != {"vocab_size": table.vocab_size, "embed_dim": table.embed_dim}:
-            raise CheckpointError(
-                f"{config['source']} has a table of {table.vocab_size:,} x {table.embed_dim:,} where the saved "
-                f"configuration says {sizes['vocab_size']} x {sizes['embed_dim']}: another file is at this path."
-            )
+            found, saved = f"{table.vocab_size:,} x {table.embed_dim:,}", " x ".join(map(str, sizes.values()))
+            raise CheckpointError(f"{config['source']} has a table of {found}, and {saved} was saved: another file.")
         return table
 
     def buffer_values(self) -> dict[str, Tensor]:
@@ -397,10 +395,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
     def _require_own_weight(self) -> None:
         """Raise a `SizeError` if the weight is computed from other parameters, as by `prune`; the file has the rows."""
         if "weight" not in self._parameters:
-            raise SizeError(
-                f"The weight of this {type(self).__name__} is computed from other parameters (pruning, weight_norm, a "
-                f"parametrization), and its rows are read from the file as they are: use a TokenEmbedding for that."
-            )
+            raise SizeError("A weight that is computed (pruning, a parametrization) is not in the file of its rows.")
 
     def requires_grad_(self, requires_grad: bool = True) -> "MappedEmbedding":
         """Set whether the rows are trained, as in torch."""
@@ -435,9 +430,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             if strict and (self.weight is None) != (rows is None):
                 (missing if rows is None else unexpected).append(f"{prefix}weight")
         elif rows.shape != self.weight.shape:
-            errors.append(
-                f"size mismatch for {prefix}weight: {tuple(rows.shape)} in the file, {tuple(self.weight.shape)} here."
-            )
+            errors.append(f"size mismatch for {prefix}weight: {tuple(rows.shape)} is not {tuple(self.weight.shape)}.")
         else:
             self.apply_pending_updates()
             self.source.folder("load").fill(lambda chunk: rows[chunk])
