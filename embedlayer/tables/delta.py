@@ -302,7 +302,7 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
                     raise CheckpointError(f"The adapter in {directory} was trained on a table with {shown}.")
         tokens = adapter.choose(base.vocab_size, base.embed_dim, module).tokens_alone
         if tokens is None:
-            raise CheckpointError(f"The adapter in {directory} has LoRA or a whole weight: call vocab.merge_adapter.")
+            raise CheckpointError(f"{directory} changes more than the rows of some tokens: call vocab.merge_adapter.")
         return cls(base, tokens.token_ids, values=tokens.values, dtype=tokens.values.dtype)
 
     def extra_repr(self) -> str:

@@ -10,7 +10,6 @@ from embedlayer import (
     AlibiBias,
     FactorizedEmbedding,
     LearnedPositionalEmbedding,
-    PositionError,
     RelativePositionBias,
     RotaryEmbedding,
     SinusoidalPositionalEmbedding,
@@ -99,15 +98,6 @@ def test_hooks_of_a_table_see_what_goes_in_and_out_and_may_change_it(position) -
             for hook in hooks:
                 hook.remove()
             assert torch.equal(layer(ids), before)
-
-
-def test_it_compiles_to_one_graph(unchecked: None) -> None:
-    layer = TransformerEmbedding(100, 16, 12).eval()
-    ids = torch.randint(0, 100, (2, 10))
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(ids), layer(ids))
-    with pytest.raises(PositionError):
-        compiled(torch.zeros(1, 13, dtype=torch.long))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Bags over any table: equal to `nn.EmbeddingBag`, forward and gradients."""
 
 import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -151,15 +150,6 @@ def test_files_of_torch_fit_in_both_directions() -> None:
     broken = nn.ModuleDict({"embedding": Bag(TokenEmbedding(V + 1, D))})
     with pytest.raises(RuntimeError, match="size mismatch for embedding"):
         broken.load_state_dict(theirs.state_dict())
-
-
-@pytest.mark.parametrize("name", [name for name in BAGS if "user" not in name])
-def test_it_is_saved_copied_and_pickled(name, tmp_path) -> None:
-    bag, ids = BAGS[name](), torch.randint(0, VOCAB_SIZE, (3, 4))
-    bag.save_pretrained(tmp_path)
-    for other in (Bag.from_pretrained(tmp_path), copy.deepcopy(bag), pickle.loads(pickle.dumps(bag))):
-        assert torch.equal(other(ids), bag(ids))
-        assert other.mode == bag.mode
 
 
 def test_a_damaged_save_is_one_error(tmp_path) -> None:

@@ -274,20 +274,3 @@ def test_float32_rows_learn_over_a_bfloat16_base() -> None:
     assert table.delta.grad.dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         moved(TokenEmbedding(23, 6).double()).float().logits(torch.randn(2, 6))
-
-
-@pytest.mark.parametrize("table", ["dense"], indirect=True)
-def test_it_compiles_to_one_graph(unchecked: None, table: DeltaEmbedding) -> None:
-    ids, targets = torch.tensor([[2, 5, 22, 7], [7, 7, 0, 1]]), torch.tensor([[2, 5, 22, -100], [7, 0, 1, 19]])
-
-    def both(ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = table(ids)
-        return table.logits(hidden), table.loss(hidden, targets)
-
-    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
-    for made, expected in zip(compiled(ids, targets), both(ids, targets), strict=True):
-        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-13)
-    compiled(ids, targets)[1].backward()
-    gradient, table.delta.grad = table.delta.grad, None
-    both(ids, targets)[1].backward()
-    torch.testing.assert_close(gradient, table.delta.grad, rtol=1e-10, atol=1e-12)

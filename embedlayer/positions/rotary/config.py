@@ -195,9 +195,7 @@ def family_facts(config: JsonObject, *, is_stated: bool) -> RotaryPositions:
     if facts is None and not is_stated:
         close = " or ".join(get_close_matches(str(name), ROTARY, n=2, cutoff=0.6))
         hint = f" Did you mean {close}?" if close else ""
-        raise CheckpointError(
-            f"The unknown model_type {name!r} has unknown pairs.{hint} State interleaved= and rotated=."
-        )
+        raise CheckpointError(f"State interleaved= and rotated= for the unknown model_type {name!r}.{hint}")
     return facts or RotaryPositions(reads_share=True)
 
 
