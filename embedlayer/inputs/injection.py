@@ -13,7 +13,7 @@ calls all three for any injection.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -237,27 +237,17 @@ def add_to_values(
     return values
 
 
-def injections_at_input(injections: Iterable[EmbeddingInjection]) -> "InputInjections | None":
+def injections_at_input(injections: Iterable[EmbeddingInjection]) -> Callable[..., Tensor] | None:
     """Return the step of an input embedding that adds vectors of injections; `None` if none enters at the input."""
     at_input = [each for each in injections if not is_unchanged(each, add_to_input=EmbeddingInjection.add_to_input)]
-    return InputInjections(at_input) if at_input else None
 
-
-class InputInjections:
-    """Step of an input embedding: the token vectors plus those of injections that enter at the input."""
-
-    def __init__(self, injections: Iterable[EmbeddingInjection]) -> None:
-        self.injections = list(injections)
-        self.__name__ = ", ".join(type(each).__name__ for each in self.injections)
-
-    def __call__(
-        self, x: Float[Tensor, "*batch T D"], ids: Int[Tensor, "*batch T"], attention_mask: AttentionMask | None
-    ) -> Float[Tensor, "*batch T D"]:
-        """Return the vectors of tokens `(T,)` or `(B, T)` with those of all injections."""
+    def add(x: Tensor, ids: Tensor, attention_mask: AttentionMask | None) -> Tensor:
         documents = None if attention_mask is None else torch.atleast_2d(attention_mask)
         rows = x.reshape(-1, *x.shape[-2:])
-        injected = look_up_injections(self.injections, rows, torch.atleast_2d(ids), documents)
-        return add_to_input(rows, injected).view(x.shape)
+        return add_to_input(rows, look_up_injections(at_input, rows, torch.atleast_2d(ids), documents)).view(x.shape)
+
+    add.__name__ = ", ".join(type(each).__name__ for each in at_input)  # which a trace shows
+    return add if at_input else None
 
 
 def check_blocks(blocks: Iterable[int], num_layers: int | None = None) -> tuple[int, ...]:

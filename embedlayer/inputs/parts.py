@@ -1,6 +1,7 @@
 """Parts of input embeddings beside table, positions and LayerNorm: several type tables, trigrams, token dropout."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,24 +32,21 @@ class TypeTables(Pretrained):
         super().__init__()
         if len({table.embed_dim for table in tables}) != 1:
             raise SizeError(f"Type tables need one width, not {[table.embed_dim for table in tables]}.")
-        self.tables = nn.ModuleList(tables)
+        self.tables: Any = nn.ModuleList(tables)
 
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
-        return {"tables": [describe(table) for table in self._tables()]}
+        return {"tables": [describe(table) for table in self.tables]}
 
     @classmethod
     def from_config(cls: type["TypeTables"], config: JsonObject) -> "TypeTables":
         """Build the tables that `config` describes, with initial weights."""
         return cls([build(table) for table in config["tables"]])
 
-    def _tables(self) -> list[TokenEmbedding]:
-        return [table for table in self.tables if isinstance(table, TokenEmbedding)]
-
     def forward(self, ids: Ids) -> Float[Tensor, "*batch T D"]:
         """Return the sum of one row of each table for each token: that of `ids` of the first, row 0 of the others."""
-        first, *others = self._tables()
+        first, *others = self.tables
         rows: Tensor = first(ids)
         for table in others:
             rows = rows + table(torch.zeros_like(ids))
@@ -125,7 +123,7 @@ class FeatureProjection(nn.Linear, Pretrained):
         self, in_features: int, out_features: int, bias: bool = True, *, features: Sequence[Sequence[int]] = ()
     ) -> None:
         nn.Linear.__init__(self, in_features, out_features, bias=bias)
-        self.features = nn.ModuleList(nn.Embedding(rows, width) for rows, width in features)
+        self.features: Any = nn.ModuleList(nn.Embedding(rows, width) for rows, width in features)
 
     @property
     def config(self) -> JsonObject:
@@ -134,14 +132,11 @@ class FeatureProjection(nn.Linear, Pretrained):
             "in_features": self.in_features,
             "out_features": self.out_features,
             "bias": self.bias is not None,
-            "features": [list(each.weight.shape) for each in self._tables()],
+            "features": [list(each.weight.shape) for each in self.features],
         }
 
-    def _tables(self) -> list[nn.Embedding]:
-        return [each for each in self.features if isinstance(each, nn.Embedding)]
-
     def forward(self, x: Float[Tensor, "*batch T D"]) -> Float[Tensor, "*batch T E"]:
-        rows = [each.weight[0].expand(*x.shape[:-1], -1) for each in self._tables()]
+        rows = [each.weight[0].expand(*x.shape[:-1], -1) for each in self.features]
         return F.linear(torch.cat([x, *rows], dim=-1), self.weight, self.bias)
 
 

@@ -179,7 +179,9 @@ class Bag(Pretrained):
             taken = self._taken(ids, offsets, mask, lengths)
             bounds = torch.arange(prod(ids.shape[:-1]) + 1, device=ids.device) * ids.shape[-1]
         else:
-            bounds, taken = self._bounds(ids, offsets, mask, lengths), None
+            if offsets is None or ids.dim() == 0 or mask is not None or lengths is not None:
+                raise ShapeError(f"Ids {tuple(ids.shape)} need offsets, and nothing else; a batch of bags is (..., T).")
+            bounds, taken = offsets if self.include_last_offset else _with_end(offsets, len(ids)), None
         if table.padding_idx is not None:
             is_text = ids != table.padding_idx
             taken = is_text if taken is None else taken & is_text
@@ -218,12 +220,6 @@ class Bag(Pretrained):
             check_mask(mask, ids.shape, "mask")
             return mask != 0
         return None
-
-    def _bounds(self, ids: Tensor, offsets: Tensor | None, mask: Tensor | None, lengths: Any) -> Tensor:
-        """Return the bounds of bags whose IDs are one after the other, `(N + 1,)`."""
-        if offsets is None or ids.dim() == 0 or mask is not None or lengths is not None:
-            raise ShapeError(f"Ids {tuple(ids.shape)} need offsets, and nothing else; a batch of bags is (..., T).")
-        return offsets if self.include_last_offset else _with_end(offsets, len(ids))
 
     def _batch_sums(
         self, ids: Tensor, weights: Tensor | None, taken: Tensor | None, look_up: Callable[[Tensor], Tensor]

@@ -443,7 +443,14 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             table = super().from_pretrained(source)
             table.weight.requires_grad_(not freeze)
             return table
-        weight = _rows_of(source)
+        if not isinstance(source, Tensor | np.ndarray):
+            raise ShapeError(f"A table is built from rows (V, D) or a folder; found {type(source).__name__}.")
+        weight = tensor_of(source).detach()
+        if weight.ndim != 2:
+            raise ShapeError(f"A table must have shape (V, D), not {tuple(weight.shape)}.")
+        if not weight.is_floating_point():
+            name = str(weight.dtype).removeprefix("torch.")
+            raise ShapeError(f"Rows must be floats, not {name}. See docs/errors.md, Rows that are not floats.")
         vocab_size, embed_dim = weight.shape
         table = cls(vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, device="meta", dtype=weight.dtype)
         table.weight = nn.Parameter(weight, requires_grad=freeze is False)
@@ -515,19 +522,6 @@ def tensor_of(rows: Tensor | npt.NDArray[Any]) -> Tensor:
     steps_fit = all(stride >= 0 and stride % rows.itemsize == 0 for stride in rows.strides)
     fits = rows.flags.behaved and steps_fit and rows.dtype == native
     return torch.from_numpy(rows if fits else rows.astype(native, order="C"))
-
-
-def _rows_of(source: object) -> Tensor:
-    """Return the `(V, D)` tensor or array `source` as a tensor of floats, detached from autograd; see `tensor_of`."""
-    if not isinstance(source, Tensor | np.ndarray):
-        raise ShapeError(f"A table is built from a (V, D) tensor or array, or a folder; found {type(source).__name__}.")
-    rows = tensor_of(source)
-    if rows.ndim != 2:
-        raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
-    if not rows.is_floating_point():
-        name = str(rows.dtype).removeprefix("torch.")
-        raise ShapeError(f"Rows must be floats, not {name}. See docs/errors.md, Rows that are not floats.")
-    return rows.detach()
 
 
 def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:

@@ -162,17 +162,6 @@ def read_content(path: Path) -> tuple[LogContent, int]:
     return content, max(numbers)
 
 
-def place_in_log(path: Path, content: LogContent, generation: int | None) -> int:
-    """Return the place in a log of a checkpoint that it can restore."""
-    generations = [state["generation"] for state, _, _ in content.checkpoints]
-    if generation is None:
-        return 0
-    if generation in generations:
-        return generations.index(generation)
-    kept = " or ".join(map(str, generations))
-    raise CheckpointError(f"{path} keeps checkpoint {kept}, not {generation}: load the model that was saved with it.")
-
-
 def encode_tensor(tensor: Tensor) -> JsonObject:
     """Return a small tensor as JSON, bit for bit."""
     flat = tensor.detach().cpu().contiguous()

@@ -18,7 +18,7 @@ from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.core.torch_state import plain_operators_only
 from embedlayer.io.files import JsonObject
 from embedlayer.io.mapped_rows import default_resident_bytes
-from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
+from embedlayer.io.safetensors_files import DTYPE_NAMES
 from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows
@@ -146,7 +146,16 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             check_at_rest(path)
             path, padding_idx = path / WEIGHT, fields["padding_idx"] if padding_idx is None else padding_idx
             scale = fields["scale"] if scale is None else scale
-        info = _find_tensor(path, tensor)
+        if (place := find_folder(path)) is None:
+            raise no_such_path(path)
+        files = WeightFiles(place[0], choose_weight_files(*place))
+        names = list(files.names) if tensor is None else files.find(tensor)
+        names = [tensor] if tensor in names else names
+        if len(names) != 1:
+            many = f"{len(names)} tensors" + ("" if tensor is None else f" that end in {tensor!r}")
+            listed = ", ".join(sorted(names or files.names)[:8])
+            raise CheckpointError(f"{path} has {many}: pass the name of the table. It has, among others: {listed}.")
+        info = files.info(names[0])
         if max_resident_bytes == "auto":
             max_resident_bytes = default_resident_bytes(info.nbytes)
         rows = FileRows(info, max_resident_bytes)
@@ -439,22 +448,6 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         if isinstance(self.source, FolderRows):
             self.source.folder("copy").refuse_copy()
         return self.__dict__
-
-
-def _find_tensor(path: Path, tensor: str | None) -> TensorInfo:
-    """Return where a tensor is in a safetensors file, or in those of a checkpoint folder."""
-    place = find_folder(path)
-    if place is None:
-        raise no_such_path(path)
-    files = WeightFiles(place[0], choose_weight_files(*place))
-    names = list(files.names) if tensor is None else files.find(tensor)
-    if tensor in names:
-        names = [tensor]
-    if len(names) != 1:
-        many = f"{len(names)} tensors" + ("" if tensor is None else f" that end in {tensor!r}")
-        listed = ", ".join(sorted(names or files.names)[:8])
-        raise CheckpointError(f"{path} has {many}: pass the name of the table. It has, among others: {listed}.")
-    return files.info(names[0])
 
 
 def _initialize(weight: Tensor, fields: TableFields) -> None:

@@ -55,7 +55,6 @@ from embedlayer.tables.stored.folder_files import (
     decode_tensor,
     encode_tensor,
     lock_folder,
-    place_in_log,
     read_content,
     read_table_fields,
     unlock_folder,
@@ -128,7 +127,11 @@ class RowFolder(RowStorage):
         lock = lock_folder(path)
         try:
             content, last_number = read_content(path)
-            place = place_in_log(path, content, generation)
+            generations = [each.state["generation"] for each in content.checkpoints]
+            if generation not in (None, *generations):
+                kept = " or ".join(map(str, generations))
+                raise CheckpointError(f"{path} keeps checkpoint {kept}, not {generation}: load the model of it.")
+            place = 0 if generation is None else generations.index(generation)
             state = content.checkpoints[place].state
             folder = cls(path, fields, lock, max_resident_bytes=max_resident_bytes)
             for name, array in state["arrays"].items():  # the next `new_state` of each name returns it
