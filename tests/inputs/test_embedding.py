@@ -1,7 +1,5 @@
 """The input embedding."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -60,44 +58,10 @@ def test_a_position_comes_by_name_or_as_an_object(position, kind) -> None:
 
 
 @pytest.mark.usefixtures("both_paths")
-def test_left_padding_and_packing_change_no_vector() -> None:
-    layer = TransformerEmbedding(100, 16, 12).eval()
-    first, second = torch.tensor([5, 6, 7]), torch.tensor([8, 9])
-    padded = layer(torch.tensor([[0, 0, 5, 6, 7]]), attention_mask=torch.tensor([[0, 0, 1, 1, 1]]))
-    assert torch.equal(padded[0, 2:], layer(first))
-    packed = layer(torch.tensor([[5, 6, 7, 8, 9]]), attention_mask=torch.tensor([[1, 1, 1, 2, 2]]))
-    assert torch.equal(packed[0], torch.cat([layer(first), layer(second)]))
-    offset = layer(torch.tensor([[7]]), positions=torch.tensor([2]))
-    assert torch.equal(offset[0, 0], layer(first)[2])
-
-
-@pytest.mark.usefixtures("both_paths")
 def test_any_table_can_stand_in_it() -> None:
     table = FactorizedEmbedding(100, 16, 4)
     layer = TransformerEmbedding(100, 16, 12, 0.0, table=table)
     assert torch.equal(layer(torch.tensor([3])), table(torch.tensor([3])) + layer.position.weight[:1])
-
-
-@pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("position", ["learned", "rotary"])
-def test_hooks_of_a_table_see_what_goes_in_and_out_and_may_change_it(position) -> None:
-    layer = TransformerEmbedding(20, 8, 12, position=position, num_heads=2, scale="sqrt_dim").eval()
-    ids, other = torch.tensor([[3, 4, 5]]), torch.tensor([[6, 7, 8]])
-    for trained in (torch.enable_grad, torch.no_grad):
-        with trained():
-            before, moved = layer(ids), layer(other)
-            seen: list[Any] = []
-            hooks = [
-                layer.table.register_forward_pre_hook(lambda _, given: (given[0] + 3,)),
-                layer.table.register_forward_hook(lambda _, given, found, seen=seen: seen.append((given[0], found))),
-            ]
-            torch.testing.assert_close(layer(ids), moved)
-            ((given, found),) = seen
-            assert torch.equal(given, other)
-            assert torch.equal(found, layer.table.scale * layer.table.rows(6, 9)[None])
-            for hook in hooks:
-                hook.remove()
-            assert torch.equal(layer(ids), before)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,6 @@ import torch
 
 from embedlayer import AlibiBias
 
-
-def test_eight_heads_fall_linearly_on_both_sides_with_the_slopes_of_the_paper() -> None:
-    at, slopes = torch.arange(5), torch.tensor([2.0**-i for i in range(1, 9)])
-    expected = -slopes[:, None, None] * (at[:, None] - at).abs()
-    torch.testing.assert_close(AlibiBias(8).bias(at, at)[0], expected)
-
-
 HEADS = [1, 2, 3, 6, 8, 12, 20, 71]
 
 
