@@ -346,7 +346,7 @@ class RowFolder(RowStorage):
     def check_process(self) -> None:
         """Raise an error in a process forked after the folder was opened: rows change without its record."""
         if self._log is not None and os.getpid() != self._process:
-            raise FileError(f"The mapped table {self.path} belongs to process {self._process}, which forked this one.")
+            raise FileError(f"{self.path} belongs to process {self._process}, from which this one was forked.")
 
     def prefetch(self, rows: Tensor) -> None:
         """Read rows in another thread and forget them, so that their pages are in memory afterwards."""
