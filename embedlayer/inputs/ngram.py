@@ -98,7 +98,9 @@ class NgramHash(Pretrained, ComputedBuffers):
         self.max_order = len(self.multipliers)
         self.heads = len(self.head_sizes[0])
         if len(self.head_sizes) != self.max_order - 1:
-            raise SizeError(f"{self.max_order} multipliers need head sizes of one order less, not {head_sizes}.")
+            raise SizeError(
+                f"{self.max_order} multipliers need head sizes of one order less, not of {len(self.head_sizes)}."
+            )
         if min(pad_id + 1, *self.multipliers, *map(min, self.head_sizes)) < 1:
             raise SizeError(f"multipliers and head sizes must be at least 1, and pad_id ({pad_id}) 0.")
         if token_map is not None and token_map.shape != (vocab_size,):  # a look-up on CUDA would end the process

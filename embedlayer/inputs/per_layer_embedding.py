@@ -47,7 +47,7 @@ class PerLayerEmbedding(EmbeddingInjection):
         if isinstance(table, PerLayerInputs):
             inputs = table
             if width not in (None, inputs.width) or num_layers not in (None, inputs.num_layers):
-                raise SizeError(f"PerLayerInputs have their sizes: {inputs.width} and {inputs.num_layers} blocks.")
+                raise SizeError(f"PerLayerInputs have width {inputs.width}, {inputs.num_layers} blocks: pass neither.")
         elif width is None or num_layers is None:
             raise SizeError("PerLayerEmbedding(table, width, num_layers=...) needs both sizes of the decoder.")
         else:

@@ -162,7 +162,7 @@ class Position(Pretrained):
             steps: What is added to the position of each key; shapes are those of positions.
         """
         if self.hook in ("add", "rotate"):
-            raise SizeError(f"Keys with {type(self).__name__} cannot be moved: read the text again without a cache.")
+            raise SizeError(f"Keys of {type(self).__name__} cannot be moved: read the text with an empty cache.")
         return cached_keys
 
     def forward(self, positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:

@@ -83,7 +83,9 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
         if not given or len({*given}) < len(given):
             raise SizeError(f"token_ids must name at least one token, and each once, not {given}.")
         if base.padding_idx in given:
-            raise SizeError(f"{base.padding_idx} is padding. See docs/errors.md, The padding token of a delta table.")
+            raise SizeError(
+                f"{base.padding_idx} is the padding token. See docs/errors.md, The padding token of a delta table."
+            )
         self.embed_dim = base.embed_dim
         self.padding_idx = base.padding_idx
         self.scale = base.scale
@@ -236,7 +238,7 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
             self.base.store_rows(self.token_tensor[changed], rows)
             return self.base
         if not isinstance(self.base, TokenEmbedding):
-            raise SizeError(f"{a_or_an(self.base)} stores no rows to write to: TokenEmbedding.from_pretrained(rows).")
+            raise SizeError(f"Rows cannot be written into {a_or_an(self.base)}: TokenEmbedding.from_pretrained(rows).")
         self.base.apply_pending_updates()
         self.base.weight.index_copy_(0, self.token_tensor, self.delta.to(self.base.weight.dtype))
         return self.base

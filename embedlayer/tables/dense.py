@@ -351,7 +351,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             return
         gathered = pending_updates_of(weight) is None and getattr(self, "_is_fsdp_managed_module", False)
         if gathered or hasattr(weight, "to_local"):
-            raise ShapeError(f"{self.num_rows} rows are divided. See docs/errors.md, Row-sparse tables.")
+            raise ShapeError(f"{self.num_rows} row-sparse rows are divided. See docs/errors.md, Row-sparse tables.")
 
     def _watch(self, weight: Tensor | None) -> None:
         """Attach `PendingUpdates` to a new weight of a row-sparse table. Without effect for other tables."""

@@ -147,7 +147,9 @@ class FactorizedEmbedding(ComputedRows, checks_ids=True):
             factors = cls(vocab_size, embed_dim, rank, padding_idx=padding_idx, scale=scale, dtype=kind.dtype)
         factors = factors.to_empty(device=kind.device)
         if counts is not None and (counts.shape != (vocab_size,) or counts.min() < 0):
-            raise SizeError(f"counts are numbers from 0 on, one for each of {vocab_size} tokens; found {counts}.")
+            raise SizeError(
+                f"counts are {vocab_size} numbers from 0 on; found {list(counts.shape)} from {counts.min()}."
+            )
         weights = None if counts is None else counts.double() / counts.double().sum()
         gram = torch.zeros(embed_dim, embed_dim, dtype=torch.float64, device=kind.device)
         for start in range(0, vocab_size, size):

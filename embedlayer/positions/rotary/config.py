@@ -224,7 +224,7 @@ def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
     for group in facts.stated:
         if all(config.get(key) in (None, {}) and (key != "sliding_window" or key not in config) for key in group):
             keys, name = " or ".join(group), config.get("model_type")
-            raise CheckpointError(f"{keys} is missing, for which the class of {name} has a default: write it down.")
+            raise CheckpointError(f"{keys} is missing: write it, because the class of {name} has a default of its own.")
     defaults = {key: value for key, value in facts.defaults if key not in config}
     own = {key: value for key, value in renamed.items() if value is not None}
     return {**defaults, **own, "model_type": config.get("model_type")}
@@ -415,7 +415,7 @@ def _scaling(
         values = {f"{ORIGINAL_LENGTH} of the parameters": parameters.get(ORIGINAL_LENGTH)}
         length = _only_value(values | {ORIGINAL_LENGTH: config.get(ORIGINAL_LENGTH)})
         if length is None:
-            raise CheckpointError(f"rope_type {kind!r} lacks {ORIGINAL_LENGTH}: is max_position_embeddings {longest}?")
+            raise CheckpointError(f"rope_type {kind!r} lacks {ORIGINAL_LENGTH}; max_position_embeddings is {longest}.")
         length = arguments["original_max_seq_len"] = as_whole_number(length, ORIGINAL_LENGTH)
         if "factor" not in arguments and (kind == "longrope" or (kind == "yarn" and "factor" in parameters)):
             # missing in Phi-3's longrope, null in DeepSeek's yarn

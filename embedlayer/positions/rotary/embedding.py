@@ -366,9 +366,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
         """Raise a `ShapeError` unless queries and keys are `head_dim` wide, with a position for each token."""
         for x in (q, k):
             if x.shape[-1] != self.head_dim:  # a wider one would be rotated in part
-                raise ShapeError(
-                    f"RotaryEmbedding has head_dim {self.head_dim}, heads are {x.shape[-1]} wide: build it so."
-                )
+                raise ShapeError(f"head_dim {self.head_dim} does not fit heads of width {x.shape[-1]}.")
         self.check_positions(positions, (*q.shape[:-3], q.shape[-2]))
 
     def rerotate(

@@ -229,7 +229,7 @@ class YarnScaling(RotaryScaling):
         The weight of the first is the share that the pair keeps, see the docstring of the class.
         """
         if base <= 1 or self.factor < 1 or self.beta_fast < self.beta_slow:
-            raise SizeError(f"{self}: base {base} must exceed 1, factor be at least 1, and beta_fast beta_slow.")
+            raise SizeError(f"{self}, base {base}: base > 1, factor >= 1 and beta_fast >= beta_slow are needed.")
         low, high = (
             rotary_dim * math.log(self.original_max_seq_len / (rotations * 2 * math.pi)) / (2 * math.log(base))
             for rotations in (self.beta_fast, self.beta_slow)

@@ -342,7 +342,9 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             raise CheckpointError(f"The saved configuration does not fit {cls.__name__}: {error}.") from error
         if sizes != {"vocab_size": table.vocab_size, "embed_dim": table.embed_dim}:
             found, saved = f"{table.vocab_size:,} x {table.embed_dim:,}", " x ".join(map(str, sizes.values()))
-            raise CheckpointError(f"{config['source']} has a table of {found}, and {saved} was saved: another file.")
+            raise CheckpointError(
+                f"{config['source']} has a table of {found}, not the saved {saved}: it is another one."
+            )
         return table
 
     def buffer_values(self) -> dict[str, Tensor]:

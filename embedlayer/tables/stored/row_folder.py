@@ -98,7 +98,7 @@ class RowFolder(RowStorage):
         """Create the files of a table in a folder, and open them."""
         path = create_folder(named_path(path).absolute())
         if names := visible_names(path):
-            raise FileError(f"{path} holds {names[0]} already: MappedEmbedding.resume it, or choose another folder.")
+            raise FileError(f"{path} holds {names[0]} already: call MappedEmbedding.resume, or choose another folder.")
         lock = lock_folder(path)
         try:
             shape = (fields["vocab_size"], fields["embed_dim"])
@@ -130,7 +130,7 @@ class RowFolder(RowStorage):
             generations = [each.state["generation"] for each in content.checkpoints]
             if generation not in (None, *generations):
                 kept = " or ".join(map(str, generations))
-                raise CheckpointError(f"{path} keeps checkpoint {kept}, not {generation}: load the model of it.")
+                raise CheckpointError(f"{path} keeps checkpoint {kept}, not {generation}: load that model.")
             place = 0 if generation is None else generations.index(generation)
             state = content.checkpoints[place].state
             folder = cls(path, fields, lock, max_resident_bytes=max_resident_bytes)
