@@ -41,9 +41,8 @@ from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import ChildReference
 from embedlayer.heads.prediction import PredictionHead, build_head, build_part, describe_head, part_config
 from embedlayer.inputs.codes import CodeStreams, StreamLookup
-from embedlayer.inputs.decoder_input import DecoderInput
 from embedlayer.inputs.embedding import UnscaledLookup, sequence_of
-from embedlayer.inputs.parts import PredictionStreams, TokenDropout, TypeTables
+from embedlayer.inputs.parts import DecoderInput, PredictionStreams, TokenDropout, TypeTables
 from embedlayer.inputs.per_layer import PerLayerInputs
 from embedlayer.inputs.steps import EmbeddingStep, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.io.files import JsonObject

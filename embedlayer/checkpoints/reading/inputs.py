@@ -23,8 +23,8 @@ from embedlayer.families.records import (
     StreamPositions,
     TrigramSpec,
 )
-from embedlayer.inputs.decoder_input import DecoderInput
 from embedlayer.inputs.parts import (
+    DecoderInput,
     ElementwiseAffine,
     FeatureProjection,
     OffsetRMSNorm,
