@@ -132,8 +132,6 @@ def test_every_block_of_umt5_has_its_own_bias_in_both_stacks(tmp_path) -> None:
         for index, block in enumerate(stack.block):
             table = block.layer[0].SelfAttention.relative_attention_bias.weight
             assert torch.equal(layer.position_of_block(index, encoder=encoder).weight, table)
-        with pytest.raises(el.SizeError, match="There is no block"):
-            layer.position_of_block(len(stack.block), encoder=encoder)
 
 
 def test_a_model_may_add_positions_and_have_a_bias(tmp_path) -> None:

@@ -67,26 +67,20 @@ def checkpoint_model(
         content = _stack_config(family, whole, "encoder" if "encoder" in stacks else "decoder", checkpoint.name)
     family = _with_stored_stacks(family, stacks)
     checked = Configuration(content, tensors.config_file)
-    if not table_only:
-        _check_values(family, checked, tensors.family_name)
+    for key in () if table_only else (*SIZE_KEYS, *(() if family.position is None else HEAD_WIDTH_KEYS)):
+        if checked.get(key) is not None:
+            checked.whole(key)
+    for key, values in () if table_only else family.not_computed:
+        if checked.get(key, values[0]) not in values:
+            raise CheckpointError(
+                f"{checked.file}: {key} {checked.get(key)!r} is not supported in {tensors.family_name}, only "
+                f"{' or '.join(map(repr, values))}."
+            )
     for key in () if table_name else ("vocab_size", "pad_token_id"):
         if type(content.get(key, 0)) not in (int, NoneType):
             raise CheckpointError(f"{checked.file}: {key} must be a whole number or null, not {content[key]!r}.")
     padding_id = None if table_name else content.get("pad_token_id")
     return CheckpointModel(family, checked, tensors, whole, padding_id, bool(table_only), table_name)
-
-
-def _check_values(family: Family, config: Configuration, family_name: str) -> None:
-    """Check the sizes of a configuration, and that the family computes nothing else for one of its values."""
-    for key in (*SIZE_KEYS, *(() if family.position is None else HEAD_WIDTH_KEYS)):
-        if config.get(key) is not None:
-            config.whole(key)
-    for key, values in family.not_computed:
-        if config.get(key, values[0]) not in values:
-            raise CheckpointError(
-                f"{config.file}: {key} {config.get(key)!r} changes what {family_name} computes at its input or head, "
-                f"and is not supported; supported: {' or '.join(map(repr, values))}."
-            )
 
 
 def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool) -> Family:
@@ -108,9 +102,7 @@ def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool)
         whole = checkpoint.config.get("tie_word_embeddings", outer.tied)
         text = checkpoint.config.get("text_config")
         if not table_only and isinstance(text, dict) and text.get("tie_word_embeddings", whole) != whole:
-            raise CheckpointError(
-                f"{tensors.config_file}: tie_word_embeddings is {whole!r}, and another in text_config. Correct one."
-            )
+            raise CheckpointError(f"{tensors.config_file}: tie_word_embeddings {whole!r} is another in text_config.")
     return with_whole_model(family, checkpoint.config.get("model_type"))
 
 

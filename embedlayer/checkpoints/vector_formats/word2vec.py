@@ -5,7 +5,6 @@ In all of them a row is a token and its numbers, and the first row of a duplicat
 
 import codecs
 import re
-import shlex
 from array import array
 from collections.abc import Iterator, Sequence
 from io import BufferedIOBase
@@ -84,10 +83,7 @@ def _check_text(path: Path, file: BufferedIOBase) -> int:
         raise pickle_error(path)
     rows = start.partition(b"\n")[2] if _header(start.partition(b"\n")[0]) else start
     if b"\r" in rows.strip(b"\r") and b"\n" not in rows:
-        raise CheckpointError(
-            f"{path} has lines that end in carriage returns alone, as old programs wrote them. Convert it:\n"
-            f"tr -s '\\r' '\\n' < {shlex.quote(str(path))} > NEW_FILE{''.join(path.suffixes[:1])}"
-        )
+        raise CheckpointError(f"{path} has lines that end in carriage returns alone: convert them with tr '\\r' '\\n'.")
     return len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
 
 
@@ -132,9 +128,7 @@ def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
     """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header."""
     sizes = _header(line)
     if sizes is None:
-        raise CheckpointError(
-            f'{path}, line 1: {line[:40]!r} is no header of word2vec. A text without one is format="glove".'
-        )
+        raise CheckpointError(f'{path}, line 1: {line[:40]!r} is no header. A text without one is format="glove".')
     if not 1 <= sizes[1] <= MOST_COLUMNS:
         raise CheckpointError(f"{path}, line 1: the header states {sizes[1]} columns: it is damaged.")
     return sizes
@@ -154,9 +148,7 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
         if len(fields) == width - 1 and line[:1].isspace():
             token, fields = b"", [token, *fields]
         if len(fields) < width or streams.is_number((token.split()[1:] or [b"-"])[-1]):
-            raise CheckpointError(
-                f"{path}, line {number}: found {len(line.split()) - 1} numbers where there should be {width}."
-            )
+            raise CheckpointError(f"{path}, line {number}: found {len(line.split()) - 1} numbers, not {width}.")
         if not token:
             raise CheckpointError(f"{path}, line {number}: it has no token, only numbers.")
         yield (number,), [token], streams.numbers(path, number, fields)[None]
@@ -171,10 +163,8 @@ def _width_of(path: Path, line: bytes) -> int:
     while width < len(fields) - 1 and streams.is_number(fields[-1 - width]):
         width += 1
     if not width:
-        raise CheckpointError(
-            f"{path}, line 1: {line[:40]!r} is not a token and its numbers. If the file is a text, a table is trained "
-            f"on it by {command_line('train', path, '-o', 'DIR')}"
-        )
+        train = command_line("train", path, "-o", "DIR")
+        raise CheckpointError(f"{path}, line 1: {line[:40]!r} is not a token and its numbers. To train on it: {train}")
     return width
 
 
@@ -210,8 +200,8 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
                 break
             if _has_bytes_of_numbers(token):
                 raise CheckpointError(
-                    f"{path}, row {number + len(tokens)}: the token {token[:40]!r} has bytes of numbers. A token ends "
-                    f"at its first space in this format, and the one before may have a space: write the file as text."
+                    f"{path}, row {number + len(tokens)}: the token {token[:40]!r} has bytes of numbers. The token "
+                    f"before it may have a space, where a token ends in this format."
                 )
             tokens.append(token)
             starts.append(end + 1)
@@ -242,12 +232,7 @@ def _check_tokens(tokens: Sequence[str]) -> None:
     seen: dict[str, int] = {}
     for row, token in enumerate(tokens):
         if not token or _SPACES.search(token):
-            what = "holds white space, where readers of this format end a token" if token else "is empty"
-            raise CheckpointError(
-                f"Row {row}: the token {token!r} {what}. Write a mark in its place, as SentencePiece does with '▁', or "
-                f"choose the format npy or projector."
-            )
+            what = "has white space, where a token ends in this format" if token else "is empty"
+            raise CheckpointError(f"Row {row}: the token {token!r} {what}. Choose the format npy or projector.")
         if seen.setdefault(streams.check_utf8(token, row), row) != row:
-            raise CheckpointError(
-                f"Row {row}: the token {token!r} is that of row {seen[token]} too; each token may occur once."
-            )
+            raise CheckpointError(f"Row {row}: the token {token!r} is that of row {seen[token]} too.")
