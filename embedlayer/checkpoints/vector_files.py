@@ -108,7 +108,7 @@ def read_vectors(
     if broken:  # none if finite numbers have an infinite sum
         shown = "; ".join(f"{place_of(row)} ({tokens[row]!r})" for row in broken[:ROWS_SHOWN])
         more = "; ..." if len(broken) > ROWS_SHOWN else ""
-        message = f"{path}: {len(broken):,} of {len(rows):,} rows have NaN, infinity or overflow: {shown}{more}."
+        message = f"{path}: {len(broken):,} of {len(rows):,} rows hold NaN, infinity or overflow: {shown}{more}."
         if nonfinite == "refuse":
             raise CheckpointError(f'{message} Remove them, or read them with nonfinite="keep".')
         warnings.warn(message, EmbedLayerWarning, stacklevel=2)

@@ -287,10 +287,10 @@ def test_a_row_sparse_model_trains_and_is_saved_as_the_plain_one(task, kind, opt
 def test_row_sparse_look_ups_of_a_tied_weight_are_refused(task, kind) -> None:
     model = built(task, kind)
     kinds = [type(module) for module in model.modules()]
-    with pytest.raises(CheckpointError, match="shares the table's weight.*tie_word_embeddings=False"):
+    with pytest.raises(CheckpointError, match="shares the table's weight"):
         patch(model, row_sparse=True)
     assert [type(module) for module in model.modules()] == kinds
-    with pytest.raises(CheckpointError, match="patched already: unpatch it first"):
+    with pytest.raises(CheckpointError, match="unpatch it first"):
         patch(patch(model), row_sparse=True)
 
 
@@ -347,7 +347,7 @@ def test_hooks_of_every_kind_go_along_and_can_be_removed(hook) -> None:
 def test_a_forward_of_its_own_and_a_look_up_that_does_more_are_refused() -> None:
     model = built("causal", "llama")
     model.model.embed_tokens.forward = model.model.embed_tokens.forward
-    with pytest.raises(CheckpointError, match="before hooks replace a forward"):
+    with pytest.raises(CheckpointError, match="replaced forward"):
         patch(model)
     assert type(model.lm_head) is nn.Linear
 

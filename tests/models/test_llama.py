@@ -192,8 +192,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_key_value_heads": 4}, r"attention.key.weight has shape \(16, 32\) where \(32, 32\) is expected"),
     ({"num_hidden_layers": 10**12}, "num_hidden_layers 1,000,000,000,000 is larger than in any model"),
     ({"num_hidden_layers": 3}, "states num_hidden_layers 3, and its tensors have 2"),
-    ({"vocab_size": 62}, "has 61 rows and the configuration says vocab_size 62"),
-    ({"hidden_size": 64}, "has rows of width 32 and the configuration says hidden_size 64"),
+    ({"vocab_size": 62}, "vocab_size 62, and model.embed_tokens.weight has 61 rows"),
+    ({"hidden_size": 64}, "hidden_size 64, and model.embed_tokens.weight has width 32"),
     ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "rope_type 'spiral'"),
     ({"rope_parameters": [1]}, "rope"),
     ({"head_dim": float("nan")}, "head_dim must be a whole number"),
@@ -218,11 +218,11 @@ def test_tensors_that_are_missing_unknown_or_of_another_type_are_named(folder) -
         ("model.layers.1.mlp.up_proj.weight", None, "blocks.1.mlp.up.weight is missing"),
         ("model.layers.0.mlp.up_proj.weight", None, "blocks.0.mlp.up.weight is missing"),
         ("model.embed_tokens.weight", None, "is no LLaMA-type checkpoint"),
-        ("lm_head.weight", None, "head.weight is missing"),
+        ("lm_head.weight", None, "head.weight .*is missing"),
         ("model.layers.0.self_attn.q_proj.bias", torch.ones(32), "q_proj.bias is unexpected"),
         ("model.layers.7.self_attn.q_proj.weight", torch.ones(32, 32), "its tensors have 3"),
         ("model.norm.weight", torch.ones(32).char(), r"its blocks are quantised \(I8\)"),
-        ("model.embed_tokens.weight", torch.ones(32), "where a matrix with a row for each token belongs"),
+        ("model.embed_tokens.weight", torch.ones(32), "is no matrix"),
     ):
         changed = {key: tensor for key, tensor in weights.items() if key != name}
         save_tensors(file, changed if change is None else {**changed, name: change})
@@ -230,10 +230,10 @@ def test_tensors_that_are_missing_unknown_or_of_another_type_are_named(folder) -
             load_llama(folder)
 
 
-def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path) -> None:
+def test_pickles_are_refused(tmp_path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
     for path in (tmp_path, tmp_path / "pytorch_model.bin"):
-        with pytest.raises(CheckpointError, match="weights_only=True"):
+        with pytest.raises(CheckpointError, match="Pickles"):
             load_llama(path)
     with pytest.raises(FileError, match="holds no safetensors file"):
         load_llama(tmp_path.joinpath("empty").mkdir() or tmp_path / "empty")

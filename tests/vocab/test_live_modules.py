@@ -167,6 +167,14 @@ def test_what_fails_in_the_middle_leaves_everything_as_it_was() -> None:
 def refused_edits(made: el.DecoderLM) -> list[tuple[type[Exception], Any]]:
     stranger = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(V, D))])
     two_sizes = torch.nn.ModuleList([el.TokenEmbedding(4, 2), el.TokenEmbedding(5, 2)])
+    engram, hashed = model(), WithNgrams("identity")
+    engram.engram = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(9, 2)})  # hashed n-grams of another library
+    hashed.ngrams.hash = NgramHash(V, [1, (2**63 - 1) // (V - 1)], [[17]], pad_id=0)  # without room for new tokens
+    of_another_size = torch.nn.ModuleList([el.TokenEmbedding(V - 1, D), WithNgrams("identity").ngrams])
+    optimizers = []
+    for unknown in (torch.zeros(V, D, dtype=torch.uint8), torch.zeros(V * D)):  # in 8 bits, and as LBFGS stores them
+        optimizers.append(torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9))
+        optimizers[-1].state[made.table.weight]["unknown"] = unknown
     return [
         (el.VocabularyError, lambda: remove_tokens(made, [V])),
         (el.VocabularyError, lambda: add_tokens(made, ["otter"])),  # and no tokenizer
@@ -181,6 +189,10 @@ def refused_edits(made: el.DecoderLM) -> list[tuple[type[Exception], Any]]:
         (el.SizeError, lambda: add_tokens(el.DeltaEmbedding(el.TokenEmbedding(V, D), [3]), 1)),
         (el.SizeError, lambda: add_tokens(two_sizes, 1)),
         (el.ShapeError, lambda: add_tokens(made, 2, init=VectorsInit(torch.zeros(3, D)))),
+        (el.VocabularyError, lambda: add_tokens(engram, 1)),
+        (el.VocabularyError, lambda: add_tokens(hashed, 1)),
+        (el.SizeError, lambda: add_tokens(of_another_size, 1)),
+        *((el.SizeError, lambda each=each: add_tokens(made, 1, optimizer=each)) for each in optimizers),
     ]
 
 
@@ -192,15 +204,6 @@ def test_bad_input_is_refused_before_anything_changes() -> None:
             refused()
         assert same(state_of(made), before)
         assert made.config == described
-
-
-def test_an_optimizer_without_rows_is_refused() -> None:
-    table = el.TokenEmbedding(V, D)
-    optimizer = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
-    for unknown in (torch.zeros(V, D, dtype=torch.uint8), torch.zeros(V * D)):  # in 8 bits, and as LBFGS keeps them
-        optimizer.state[table.weight]["unknown"] = unknown
-        with pytest.raises(el.SizeError):
-            add_tokens(table, 1, optimizer=optimizer)
 
 
 def test_a_compiled_table_takes_the_new_vocabulary(unchecked) -> None:
@@ -302,19 +305,6 @@ def test_kept_tokens_keep_their_ngrams_and_undo_gives_back_every_bit(kind, edit,
     assert torch.equal(made.ngrams(ids), vectors)
 
 
-def test_a_hash_without_room_for_new_tokens_and_one_of_another_vocabulary_are_refused() -> None:
-    made = WithNgrams("identity")
-    made.ngrams.hash = NgramHash(V, [1, (2**63 - 1) // (V - 1)], [[17]], pad_id=0)
-    before = state_of(made)
-    with pytest.raises(el.VocabularyError):
-        edit_vocabulary(made, add=1)
-    assert same(state_of(made), before)
-    edit_vocabulary(made, remove=[3])
-    made.ngrams.hash = NgramHash.for_rows(V, V, heads=1)
-    with pytest.raises(el.SizeError):
-        edit_vocabulary(made, add=1)
-
-
 # Modules and what they state
 
 
@@ -345,13 +335,6 @@ def test_each_kind_of_module_is_edited(kind) -> None:
     assert all(torch.equal(parameter, before[name]) for name, parameter in made.named_parameters())
 
 
-def test_hashed_ngrams_of_other_libraries_are_refused() -> None:
-    made = model()
-    made.engram = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(9, 2)})
-    with pytest.raises(el.VocabularyError, match=r"engram.embedding.weight"):
-        edit_vocabulary(made, add=1)
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_patched_model_of_transformers_is_edited_with_its_configuration(tied) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -377,7 +360,7 @@ def test_a_patched_model_of_transformers_is_edited_with_its_configuration(tied) 
     receipt.undo(made)
     assert same(state_of(made), state)
     assert made.config.eos_token_id == [28, 29]
-    with pytest.raises(el.VocabularyError, match="names it as eos_token_id"):
+    with pytest.raises(el.VocabularyError, match="eos_token_id"):
         remove_tokens(made, [28])
 
 

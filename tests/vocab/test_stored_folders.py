@@ -163,7 +163,7 @@ def test_a_second_copy_of_stored_rows_follows_or_is_refused(tmp_path, kind) -> N
     layer = el.load(tmp_path / "old")
     el.vocab.add_tokens(layer, ["new"])
     if kind == "floating point":
-        with pytest.raises(el.CheckpointError, match="in floating point, of which .* has quantised rows"):
+        with pytest.raises(el.CheckpointError, match="in floating point"):
             layer.write_into(tmp_path / "old", tmp_path / "written")
     else:
         layer.write_into(tmp_path / "old", tmp_path / "written")
@@ -209,9 +209,7 @@ def test_rows_of_one_format_are_not_written_into_a_folder_with_another(tmp_path)
     write_folder(tmp_path / "other", built("MLX 8 bits, groups of 64, bfloat16"), None)
     write_folder(tmp_path / "dense", table.rows, None)
     for source, target in (("stored", "other"), ("stored", "dense"), ("dense", "stored")):
-        with pytest.raises(
-            el.CheckpointError, match=r"stores model\.embed_tokens\.weight as .* Change the layer loaded from it"
-        ):
+        with pytest.raises(el.CheckpointError, match=r"stores model\.embed_tokens\.weight as"):
             el.load(tmp_path / source).write_into(tmp_path / target, tmp_path / "written")
     assert not (tmp_path / "written").exists()
 
@@ -258,7 +256,7 @@ def test_of_an_unknown_family_equal_copies_of_the_table_are_edited_and_another_m
     assert len(rows.row_bytes) == len(table.rows) + 8
     assert torch.equal(rows.row_bytes, head.row_bytes)
     write_folder(tmp_path / "other", table.rows.clone(), table, config=UNKNOWN)
-    with pytest.raises(el.CheckpointError, match=r"is unknown .* lm_head.* 77 rows"):
+    with pytest.raises(el.CheckpointError, match="lm_head.* 77 rows"):
         edited(tmp_path / "other", tmp_path / "none")
 
 
