@@ -109,17 +109,20 @@ def open_model(
 
 def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
     """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`."""
+    from embedlayer.saving import part_from_pretrained
+    from embedlayer.tables.table import TokenTable
+
     if not (path / CONFIG).exists():
-        raise FileError(
-            f"{path} holds no trained layer yet, because its run is not finished: continue it with "
-            f"{command_line('train', '--resume', '-o', path)}"
-        )
+        raise FileError(f"{path} holds no trained layer yet. Continue: {command_line('train', '--resume', '-o', path)}")
     class_name = CLASSES_WITH_TABLE.get(str(read_json(path / CONFIG).get("kind"))) if parts == "table" else None
     if class_name is None:
         class_name, table, model = _saved_layer(path, device)
         table_only = ""
     else:
-        table, model, table_only = _saved_table(path, device), None, REQUESTED.format(parts)
+        part = part_from_pretrained(path, "table", device=device)
+        if not isinstance(part, TokenTable):
+            raise CheckpointError(f"The table in {path} is {a_or_an(part)}, which is no table of tokens.")
+        table, model, table_only = part.eval(), None, REQUESTED.format(parts)
     is_decoder = class_name == "DecoderLM"
     blocks = f"The blocks of {path} are those of a model of transformers: load it with embedlayer.compress.load_model."
     return OpenedModel(
@@ -155,17 +158,6 @@ def _saved_layer(
         raise CheckpointError(f"{path} holds {a_or_an(layer)}, which has no table of tokens.")
     model = layer if isinstance(layer, DecoderLM | EmbeddingLayer | TransformerEmbedding) else None
     return "DecoderLM" if isinstance(layer, DecoderLM) else type(layer).__name__, table, model
-
-
-def _saved_table(path: Path, device: str) -> "TokenTable":
-    """Read the table of a saved layer, and nothing else of the layer, in evaluation mode."""
-    from embedlayer.saving import part_from_pretrained
-    from embedlayer.tables.table import TokenTable
-
-    table = part_from_pretrained(path, "table", device=device)
-    if not isinstance(table, TokenTable):
-        raise CheckpointError(f"The table in {path} is {a_or_an(table)}, which is no table of tokens.")
-    return table.eval()
 
 
 def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
@@ -242,7 +234,7 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
 def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Tokenizer | None":
     """Read the tokenizer of a checkpoint; return `None` if there is none, or if it cannot be read."""
     from embedlayer.tokenization.ids import missing_rows_message
-    from embedlayer.tokenization.read import load_tokenizer
+    from embedlayer.tokenization.read import load_tokenizer, tokenizer_file
 
     path = Path(opened.source)
     kind = path_kind(path)
@@ -256,26 +248,19 @@ def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Token
         return tokenizer
     except (FileError, TokenizerError, CheckpointError) as error:
         opened.no_tokenizer = str(error)
-    if _has_tokenizer_file(path):
+    is_stored = kind is PathKind.MISSING  # a model on the hub, where the error is that of a file
+    if kind not in (PathKind.GGUF, PathKind.MISSING):
+        try:
+            is_stored = tokenizer_file(folder_of(path)) is not None  # it may be one that is not read
+        except TokenizerError:  # several
+            is_stored = True
+    if is_stored:
         warnings.warn(
             f"{opened.no_tokenizer} Rows are named by their numbers, and what needs text is refused.",
             EmbedLayerWarning,
             stacklevel=2,
         )
     return None
-
-
-def _has_tokenizer_file(path: Path) -> bool:
-    """Return whether the folder of a checkpoint has a file of a tokenizer, which may be one that is not read."""
-    from embedlayer.tokenization.read import tokenizer_file
-
-    kind = path_kind(path)
-    if kind in (PathKind.GGUF, PathKind.MISSING):
-        return kind is PathKind.MISSING  # the error of a model on the hub is that of a file
-    try:
-        return tokenizer_file(folder_of(path)) is not None
-    except TokenizerError:
-        return True  # several
 
 
 def _title(path: Path) -> str:

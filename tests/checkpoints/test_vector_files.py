@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import json
 import re
-import shlex
 import tracemalloc
 import warnings
 
@@ -312,28 +311,17 @@ def test_a_model_of_fasttext_is_named_and_the_call_of_the_page_converts_it(tmp_p
 
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("name", ["v.kv", "v.bin", "v.vec"])
-def test_what_gensim_saved_is_named_and_never_unpickled_and_the_line_of_its_error_converts_it(
-    tmp_path, monkeypatch, name, protocol
-) -> None:
+def test_what_gensim_saved_is_never_unpickled(tmp_path, monkeypatch, name, protocol) -> None:
     gensim = pytest.importorskip("gensim.models", reason="the dev extra is not installed")
     model = gensim.Word2Vec([["cat", "dog", "cat"]] * 3, vector_size=4, min_count=1, workers=1, epochs=1)
-    for saved, kind in ((model.wv, "KeyedVectors"), (model, "Word2Vec")):
-        path = tmp_path / kind / name
-        path.parent.mkdir()
-        saved.save(str(path), pickle_protocol=protocol)
+    for saved in (model.wv, model):
+        saved.save(str(tmp_path / name), pickle_protocol=protocol)
         with monkeypatch.context() as patched:
             for function in ("load", "loads", "Unpickler"):
                 patched.setattr(f"pickle.{function}", None)
             for read in (open_model, *([] if name == "v.kv" else [read_vectors])):
-                with pytest.raises(CheckpointError, match=f"is a {kind} that gensim saved: a pickle") as caught:
-                    read(path)
-        _, _, code, *arguments = shlex.split(str(caught.value).splitlines()[-1])
-        monkeypatch.chdir(path.parent)
-        monkeypatch.setattr("sys.argv", ["-c", arguments[0], "new.vec"])
-        exec(code, {})
-        tokens, rows = read_vectors("new.vec")
-        assert tokens == model.wv.index_to_key
-        torch.testing.assert_close(rows, torch.tensor(model.wv.vectors))
+                with pytest.raises(CheckpointError, match="is a pickle"):
+                    read(tmp_path / name)
 
 
 @pytest.mark.parametrize("opened", ["", "vectors.tsv", "other.tsv"])
