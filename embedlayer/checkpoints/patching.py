@@ -329,11 +329,10 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
         reason = f"The logits of model type {model_type!r} are not those of its head's rows"
         return ModelLogitOptions(unknown=reason, is_partial=bool(spec.columns))
     bias = None
-    for name, _ in (*owner.named_parameters(), *owner.named_buffers()) if old.bias is None else ():
-        if any(f".{name}".endswith(f".{end}") for end in spec.bias):
-            parent, _, leaf = name.rpartition(".")
-            bias = ChildReference(owner.get_submodule(parent), leaf)
-            break
+    if old.bias is None:
+        names = (name for name, _ in (*owner.named_parameters(), *owner.named_buffers()))
+        own = next((name for name in names if any(f".{name}".endswith(f".{end}") for end in spec.bias)), None)
+        bias = None if own is None else ChildReference(owner.get_submodule(own.rpartition(".")[0]), own.split(".")[-1])
     try:
         factors = logit_factors(spec, config, old.in_features)
         return ModelLogitOptions(**factors, bias=bias, scales_hidden=spec.scales_hidden)

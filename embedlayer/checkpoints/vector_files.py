@@ -94,10 +94,9 @@ def read_vectors(
         vectors = npy.read_npy(path)
     elif chosen == "projector":
         vectors = projector.read_projector(path, errors)
-    elif chosen == "word2vec-binary":
-        vectors = word2vec.read_binary(path, errors)
     else:
-        vectors = word2vec.read_text(path, errors, has_header=None if chosen is None else chosen != "glove")
+        has_header = None if chosen is None else chosen != "glove"
+        vectors = word2vec.read_words(path, errors, binary=chosen == "word2vec-binary", has_header=has_header)
     for message in vectors.warnings:
         warnings.warn(message, EmbedLayerWarning, stacklevel=2)
     tokens, rows, place_of, _ = vectors

@@ -144,11 +144,11 @@ def write_tensors(
     if copies is None and (is_edited or rows != old_rows):
         stale = files_left_out(source)
         keys_by_file = find_copies(source, checkpoint, {name: name for name in of_tokens}, stale)
-        for file, keys in keys_by_file.items():
-            infos = read_header(source / file).tensors
+        for other, keys in keys_by_file.items():
+            infos = read_header(source / other).tensors
             if dense := [name for name, key in keys.items() if is_dense(infos.get(name)) and checkpoint.stored(key)]:
                 raise CheckpointError(
-                    f"{file} has {dense[0]} in floating point, and {checkpoint.name} has quantised rows: edit the "
+                    f"{other} has {dense[0]} in floating point, and {checkpoint.name} has quantised rows: edit the "
                     f"vocabulary of the folder instead."
                 )
         copies = {file: {name: tensors[key] for name, key in keys.items()} for file, keys in keys_by_file.items()}

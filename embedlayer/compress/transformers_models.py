@@ -202,7 +202,7 @@ def _refuse_to_save(kind: str, has_blocks: bool, *arguments: Any, **options: Any
     """Raise the `CheckpointError` of saving a model whose table other libraries cannot store."""
     if not has_blocks:
         raise CheckpointError(f"sentence-transformers cannot store {a_or_an(kind)}: use table.save_pretrained(folder).")
-    raise CheckpointError(f"transformers cannot store {a_or_an(kind)}: use embedlayer.compress.save_model.")
+    raise CheckpointError(f"transformers cannot store {a_or_an(kind)}: embedlayer.compress.save_model(model, folder).")
 
 
 # Files

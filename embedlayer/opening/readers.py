@@ -113,7 +113,8 @@ def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
     from embedlayer.tables.table import TokenTable
 
     if not (path / CONFIG).exists():
-        raise FileError(f"{path} holds no trained layer yet. Continue: {command_line('train', '--resume', '-o', path)}")
+        go_on = command_line("train", "--resume", "-o", path)
+        raise FileError(f"{path}: its run is not finished: continue it with {go_on}")
     class_name = CLASSES_WITH_TABLE.get(str(read_json(path / CONFIG).get("kind"))) if parts == "table" else None
     if class_name is None:
         class_name, table, model = _saved_layer(path, device)

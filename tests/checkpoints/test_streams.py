@@ -225,7 +225,8 @@ def test_codes_are_refused_where_a_model_has_none(tmp_path) -> None:
         el.EmbeddingLayer(None)
 
 
-WRONG = [("musicgen", {"num_codebooks": value}) for value in (3, 5, "4")] + [("musicgen", {"vocab_size": 23})]
+WRONG: list[tuple[str, dict[str, object]]] = [("musicgen", {"num_codebooks": value}) for value in (3, 5, "4")]
+WRONG += [("musicgen", {"vocab_size": 23})]
 WRONG += [("dia", {"delay_pattern": value}) for value in ([0, 1], [0, 1, -1], "0, 1, 2", [0, 1, 2.0])]
 
 

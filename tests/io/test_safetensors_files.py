@@ -192,8 +192,9 @@ def test_a_folder_of_no_file_or_of_several_without_an_index_is_refused(tmp_path)
         Checkpoint.open(tmp_path)
 
 
+NO_HEADERS: list[object] = [b"{]", b"[" * 100_000, b"\xff\xfe", [], {"a": 1}, {"__metadata__": 1}]
 DAMAGED: list[tuple[object, bytes]] = [
-    *((header, b"") for header in (b"{]", b"[" * 100_000, b"\xff\xfe", [], {"a": 1}, {"__metadata__": 1})),
+    *((header, b"") for header in NO_HEADERS),
     ({"a": info([1], [0, 4])}, b""),
     *(({"a": info([1], offsets)}, b"1234") for offsets in ([-4, 0], [4, 0], [0])),
     *(({"a": info(shape, [0, 4])}, b"1234") for shape in ([True], [2**62, 2**62], [1] * 17)),
@@ -203,7 +204,8 @@ DAMAGED: list[tuple[object, bytes]] = [
 
 def test_a_header_that_cannot_be_is_refused(tmp_path) -> None:
     path = tmp_path / "model.safetensors"
-    for header, body, length in (*((*each, None) for each in DAMAGED), (b"", b"", 1), (b"{}", b"", 1 << 62)):
+    cases: list[tuple[object, bytes, int | None]] = [(header, body, None) for header, body in DAMAGED]
+    for header, body, length in (*cases, (b"", b"", 1), (b"{}", b"", 1 << 62)):
         write_raw(path, header, body, length)
         with pytest.raises(el.CheckpointError, match=str(path)):
             Checkpoint.open(path).names  # noqa: B018

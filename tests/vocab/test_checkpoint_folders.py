@@ -62,8 +62,8 @@ def test_every_file_that_names_tokens_follows(small_gpt2, tmp_path) -> None:
     def read(name: str) -> dict:
         return json.loads((out / name).read_text())
 
-    ids = {"suppress_tokens": [five, seven], "bad_words_ids": [[forty, eight]]}
-    assert read("generation_config.json") == {"eos_token_id": [end, 0], **ids, "top_k": 5}
+    named = {"suppress_tokens": [five, seven], "bad_words_ids": [[forty, eight]]}
+    assert read("generation_config.json") == {"eos_token_id": [end, 0], **named, "top_k": 5}
     config = read("config.json")
     assert (config["eos_token_id"], config["bos_token_id"]) == ([end, end + 1], end)
     assert config["vocab_size"] == receipt.row_map.size == end + 4

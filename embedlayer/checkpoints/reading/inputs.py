@@ -152,10 +152,9 @@ def read_projection(model: CheckpointModel) -> nn.Linear | None:
             f"projection {' or '.join(names)}. {tensors.remedy}"
         )
     if isinstance(spec, FeatureSpec):  # of each vector with constant features appended
-        names = [each for each in spec.tables if tensors.has(each)]
         features = [
             tensors.require(f"projection.features.{i}.weight", each, "table of features", (None, None))
-            for i, each in enumerate(names)
+            for i, each in enumerate(filter(tensors.has, spec.tables))
         ]
         linear = _projection(model, spec.linear, width + sum(rows.shape[1] for rows in features))
         sizes = linear.in_features, linear.out_features, linear.bias is not None

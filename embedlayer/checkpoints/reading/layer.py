@@ -94,12 +94,10 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
     rows = read_rows(model) if family.table or model.table_only else None
     if model.table_only:
         assert rows is not None
-        table = new_table(model, rows, is_scaled=False)
+        parts = {"table": new_table(model, rows, is_scaled=False), "family": tensors.family_name, "is_part": True}
         if not model.table_name:
             note_other_inputs(model)
-        names = tensors.state_names
-        parts = {"family": tensors.family_name, "padding_id": model.padding_id, "tensor_names": names}
-        return {"table": table, **parts, "is_part": True}
+        return {**parts, "padding_id": model.padding_id, "tensor_names": tensors.state_names}
     refuse_other_input(model)
     table = None if rows is None else new_table(model, rows)
     codes = None if family.codes is None else read_codes(model.of_decoder(), family.codes)

@@ -61,11 +61,10 @@ def checkpoint_model(
     if table_name:
         tensors.notes.append(f"Only {table_name} was read, as the table: everything else was left out.")
     tensors.family_name = family.name or tensors.family_name
-    stacks = _stored_stacks(checkpoint, family)
+    family, stack = _of_stored_stacks(checkpoint, family)
     whole = content = with_defaults(family, config)
     if family.sub_configs:
-        content = _stack_config(family, whole, "encoder" if "encoder" in stacks else "decoder", checkpoint.name)
-    family = _with_stored_stacks(family, stacks)
+        content = _stack_config(family, whole, stack, checkpoint.name)
     checked = Configuration(content, tensors.config_file)
     for key in () if table_only else (*SIZE_KEYS, *(() if family.position is None else HEAD_WIDTH_KEYS)):
         if checked.get(key) is not None:
@@ -106,24 +105,19 @@ def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool)
     return with_whole_model(family, checkpoint.config.get("model_type"))
 
 
-def _stored_stacks(checkpoint: Checkpoint, family: Family) -> set[str]:
-    """Return which stacks of an encoder-decoder model a checkpoint stores; empty for a model with one stack."""
+def _of_stored_stacks(checkpoint: Checkpoint, family: Family) -> tuple[Family, Literal["encoder", "decoder"]]:
+    """Return the record for the stacks that a checkpoint stores of an encoder-decoder model, and the first of them."""
     spec = family.decoder_input
     if spec is None:
-        return set()
+        return family, "decoder"
     prefix = spec.table[0].partition(".")[0].removesuffix("decoder")  # "text_" in families with other encoders
     stack = re.compile(rf"(?:^|[.{'' if prefix else '_'}]){prefix}((?:en|de)coder)\.")
-    return {each for name in checkpoint.names for each in stack.findall(name)}
-
-
-def _with_stored_stacks(family: Family, stacks: set[str]) -> Family:
-    """Return the record for the stacks that a checkpoint stores."""
-    spec = family.decoder_input
-    if spec is None or len(stacks) != 1:
-        return family
+    stacks = {each for name in checkpoint.names for each in stack.findall(name)}
     if stacks == {"encoder"}:
-        return replace(family, decoder_input=None, head=None)
-    return replace(
+        return replace(family, decoder_input=None, head=None), "encoder"
+    if stacks != {"decoder"}:
+        return family, "encoder" if stacks else "decoder"
+    alone = replace(
         family,
         table=tuple(dict.fromkeys((*spec.table, *family.table))),
         position=spec.position or family.position,
@@ -132,6 +126,7 @@ def _with_stored_stacks(family: Family, stacks: set[str]) -> Family:
         scale=family.scale if spec.is_scaled else None,
         decoder_input=None,
     )
+    return alone, "decoder"
 
 
 def _stack_config(family: Family, whole: JsonObject, stack: Literal["encoder", "decoder"], name: str) -> JsonObject:

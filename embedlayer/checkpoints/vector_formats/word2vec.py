@@ -34,21 +34,23 @@ _Block = tuple[Sequence[int], list[bytes], Row]
 """Line or row numbers, tokens and numbers `(N, D)` of some rows."""
 
 
-def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = None) -> VectorRows:
-    """Read a file with a token and its numbers in each line."""
+def read_words(path: Path, errors: DecodeErrors, *, binary: bool = False, has_header: bool | None = None) -> VectorRows:
+    """Read a file as text or in binary; without `has_header`, the first line of a text tells whether it has one."""
     with streams.reading(path) as file:
-        start = _check_text(path, file)
-        file.seek(start)
+        if binary:
+            return _collected(path, _binary_rows(path, file), errors, "row")
+        start = file.read(FIRST_BYTES)
+        if start.startswith(PICKLE):
+            raise pickle_error(path)
+        rows = start.partition(b"\n")[2] if _header(start.partition(b"\n")[0]) else start
+        if b"\r" in rows.strip(b"\r") and b"\n" not in rows:
+            raise CheckpointError(f"{path} has lines that end in carriage returns alone: use tr '\\r' '\\n'.")
+        first = len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
+        file.seek(first)
         if has_header is None:
             has_header = _header(file.readline(LONGEST_LINE)) is not None
-            file.seek(start)
+            file.seek(first)
         return _collected(path, _text_rows(path, file, has_header=has_header), errors, "line")
-
-
-def read_binary(path: Path, errors: DecodeErrors) -> VectorRows:
-    """Read a file in word2vec's binary format: a header, and a token and its float32 numbers for each row."""
-    with streams.reading(path) as file:
-        return _collected(path, _binary_rows(path, file), errors, "row")
 
 
 def write_words(
@@ -74,17 +76,6 @@ def is_text(path: Path) -> bool:
     first, _, rest = start.partition(b"\n")
     sizes, fields = _header(first), rest.partition(b"\n")[0].split()
     return sizes is not None and len(fields) > sizes[1] and all(map(streams.is_number, fields[-sizes[1] :]))
-
-
-def _check_text(path: Path, file: BufferedIOBase) -> int:
-    """Check the first bytes of a file of text, and return its start: behind a byte-order mark if there is one."""
-    start = file.read(FIRST_BYTES)
-    if start.startswith(PICKLE):
-        raise pickle_error(path)
-    rows = start.partition(b"\n")[2] if _header(start.partition(b"\n")[0]) else start
-    if b"\r" in rows.strip(b"\r") and b"\n" not in rows:
-        raise CheckpointError(f"{path} has lines that end in carriage returns alone: convert them with tr '\\r' '\\n'.")
-    return len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
 
 
 def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place: str) -> VectorRows:

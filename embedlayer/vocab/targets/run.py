@@ -109,7 +109,7 @@ def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
 def _refuse_mapped(run: RunDirectory) -> None:
     """Raise a `VocabularyError` if a run has mapped tables."""
     if run.tables.exists():
-        raise VocabularyError(f"The tables in {run.tables} are mapped: save the model into another folder.")
+        raise VocabularyError(f"The run has mapped tables in {run.tables}: save the model into another folder.")
 
 
 def _others(folder: Path) -> list[Path]:
