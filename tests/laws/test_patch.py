@@ -188,9 +188,12 @@ def test_a_patched_model_follows_the_setters_of_transformers(task, kind) -> None
     assert_same(patched, plain, ids)
 
 
-@pytest.mark.parametrize("kind", some(["t5"], ["t5", "bart"]))
-def test_a_sequence_to_sequence_model_is_saved_and_read_as_before(kind, tmp_path) -> None:
-    plain = built("seq2seq", kind).eval()
+SAVED = [("seq2seq", "t5"), ("causal", "gpt2"), ("causal", "gemma")]
+
+
+@pytest.mark.parametrize(("task", "kind"), some(SAVED, [*SAVED, ("seq2seq", "bart"), ("causal", "opt")]))
+def test_a_patched_model_generates_and_is_saved_as_before(task, kind, tmp_path) -> None:
+    plain = built(task, kind).eval()
     patched = patch(copy.deepcopy(plain))
     ids = IDS.clamp(min=3)
     options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids)}
