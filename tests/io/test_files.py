@@ -157,11 +157,11 @@ def contents(path):
     return {str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()}
 
 def replace(path):
-    if kind != "folder":
+    if "folder" not in kind:
         with (files.new_file if kind == "new file" else files.replace_file)(path) as partial:
             partial.write_text("new" * 10_000)
         return
-    with files.replace_folder(path) as partial:
+    with (files.new_folder if kind == "new folder" else files.replace_folder)(path) as partial:
         for name in ("new", "both"):
             (partial / name).write_text("new " + name)
         (partial / "inner").mkdir()
@@ -193,13 +193,15 @@ for kind in kinds:
             ended = code == 0
             missing = not path.exists()
             files.recover_folder(path)
-            if kind != "folder":
-                found = "old" if kind == "new file" and missing else path.read_text()
+            if missing and kind.startswith("new"):
+                found = "old"
+            elif "folder" not in kind:
+                found = path.read_text()
                 assert found in ("old", "new" * 10_000), found
                 found = found[:3]
             else:
                 found = contents(path)
-                assert found in (old, new), found
+                assert found == new or (found == old and kind == "folder"), found
                 found = "old" if found == old else "new"
             assert not ended or found == "new"
             files.remove_partials(path)
@@ -212,7 +214,7 @@ for kind in kinds:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each kill is of a process made by fork")
 @pytest.mark.parametrize("system", some(["Linux", "POSIX"], SYSTEMS), indirect=True)
 def test_a_process_killed_at_any_operation_leaves_the_old_or_the_new_whole(system: str) -> None:
-    kinds = ["file", "folder", "new file"]
+    kinds = ["file", "folder", "new file", "new folder"]
     code = [sys.executable, "-c", KILLS, system, *kinds]
     paths = os.pathsep.join((str(Path(__file__).parents[1]), *sys.path))
     result = subprocess.run(code, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": paths})
@@ -221,7 +223,7 @@ def test_a_process_killed_at_any_operation_leaves_the_old_or_the_new_whole(syste
         assert int(kills) > 8
         if kind == "folder" and system == "POSIX":
             assert "('old', True)" in seen  # it was missing, and is put back
-        elif kind != "new file":
+        elif not kind.startswith("new"):
             assert "True" not in seen
 
 

@@ -141,13 +141,6 @@ def test_of_a_sharded_checkpoint_only_the_shards_with_the_tensor_are_opened(tmp_
         stored.read("d")
 
 
-def test_a_tensor_that_its_shard_does_not_hold_is_named(tmp_path) -> None:
-    save_file({"a": torch.ones(3)}, tmp_path / "one.safetensors")
-    shards(tmp_path, b="one.safetensors")
-    with pytest.raises(el.CheckpointError, match=r"no tensor 'b' in one.safetensors"):
-        Checkpoint.open(tmp_path).info("b")
-
-
 def test_a_shard_outside_the_folder_and_a_pickle_are_refused(tmp_path) -> None:
     outside = ("../one.safetensors", "/etc/passwd", "sub/one.safetensors", "..", "a\\b.safetensors", "", "\0")
     for name in (*outside, "pytorch_model-1.bin"):

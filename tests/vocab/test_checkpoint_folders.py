@@ -15,8 +15,6 @@ from vocab_models import close
 
 import embedlayer as el
 
-SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
@@ -107,20 +105,6 @@ def test_a_token_that_a_configuration_names_cannot_be_removed(file, small_gpt2, 
         el.vocab.remove_tokens(small_gpt2, ["<|end|>"], out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
     assert not list(tmp_path.glob(".*"))
-
-
-def test_roberta_counts_positions_from_its_padding_token_which_must_stay_where_it_is(tmp_path) -> None:
-    from transformers import RobertaConfig, RobertaForMaskedLM
-
-    config = RobertaConfig(
-        vocab_size=300, max_position_embeddings=20, pad_token_id=1, bos_token_id=0, eos_token_id=2, **SMALL
-    )
-    with quiet():
-        RobertaForMaskedLM(config).save_pretrained(tmp_path / "old")
-    with pytest.raises(el.VocabularyError):
-        el.vocab.edit_vocabulary(tmp_path / "old", order=[1, 0, *range(2, 300)], out=tmp_path / "new")
-    el.vocab.remove_tokens(tmp_path / "old", [299], out=tmp_path / "new")
-    assert el.load(tmp_path / "new").table.vocab_size == 299
 
 
 def plain(folder: Path, tensors: dict[str, torch.Tensor], family: str = "gpt2") -> Path:
@@ -214,20 +198,6 @@ def test_an_edit_refuses_codes_as_load_does(place, stated, tmp_path) -> None:
                 el.vocab.edit_vocabulary(tmp_path, **edit, out=tmp_path / "new")
             assert str(caught.value).startswith(reason)
             assert not (tmp_path / "new").exists()
-
-
-def test_a_bias_that_is_stored_as_one_row_is_edited(tmp_path) -> None:
-    from transformers import BartConfig, BartForConditionalGeneration
-
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1, "decoder_attention_heads": 1}
-    config = BartConfig(**sizes, vocab_size=20, d_model=4, encoder_ffn_dim=4, decoder_ffn_dim=4, pad_token_id=1)
-    model = BartForConditionalGeneration(config)
-    model.final_logits_bias.normal_()
-    model.save_pretrained(tmp_path / "old")
-    el.vocab.remove_tokens(tmp_path / "old", [7], out=tmp_path / "new")
-    kept = [token for token in range(20) if token != 7]
-    assert torch.equal(tensors_of(tmp_path / "new")["final_logits_bias"], model.final_logits_bias[:, kept])
-    assert el.load(tmp_path / "new").head.bias.shape == (19,)
 
 
 @pytest.mark.filterwarnings("ignore")

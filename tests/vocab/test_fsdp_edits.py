@@ -202,25 +202,24 @@ def refusals() -> list[tuple[str, str]]:
         edit_vocabulary(model, remove=[1])
 
     before = state_of(model, optimizer, is_whole=False)
-    for error, words, refused in [
-        (KeyboardInterrupt, "", lambda: with_a_failing_step(add=9)),
-        # and as many rows as before, which are written in place
-        (KeyboardInterrupt, "", lambda: with_a_failing_step(remove=[5])),
-        (el.SizeError, "pass that module", lambda: edit_vocabulary(model.table, add=1)),
-        (el.SizeError, "before fully_shard", lambda: add_tokens(model, 1, optimizer=None, train_only_new=True)),
-        (el.CheckpointError, "patch before fully_shard", lambda: el.patch(unpatched)),
-        (el.SizeError, r"placements \(Partial", lambda: edit_vocabulary(summed, add=1)),
-        (el.SizeError, "delete what refers to it", lambda: edit_vocabulary(plain, add=1)),
-        (el.SizeError, "leave no row", lambda: edit_vocabulary(plain, keep=[1])),
-        (el.TokenIdError, "padding token", lambda: edit_vocabulary(model, remove=[3], optimizer=optimizer)),
-        (el.PeerError, "the requested edit", lambda: edit_vocabulary(model, remove=[5 + rank])),
-        (el.EmbedLayerError, "tokens", lambda: edit_vocabulary(model, remove=[V if rank else 5])),
-        (el.SizeError, "gradients that are not reduced", with_unreduced_gradients),
+    for error, refused in [
+        (KeyboardInterrupt, lambda: with_a_failing_step(add=9)),
+        (KeyboardInterrupt, lambda: with_a_failing_step(remove=[5])),  # as many rows as before, written in place
+        (el.SizeError, lambda: edit_vocabulary(model.table, add=1)),
+        (el.SizeError, lambda: add_tokens(model, 1, optimizer=None, train_only_new=True)),
+        (el.CheckpointError, lambda: el.patch(unpatched)),
+        (el.SizeError, lambda: edit_vocabulary(summed, add=1)),
+        (el.SizeError, lambda: edit_vocabulary(plain, add=1)),  # a graph refers to its weight
+        (el.SizeError, lambda: edit_vocabulary(plain, keep=[1])),
+        (el.TokenIdError, lambda: edit_vocabulary(model, remove=[3], optimizer=optimizer)),
+        (el.PeerError, lambda: edit_vocabulary(model, remove=[5 + rank])),
+        (el.EmbedLayerError, lambda: edit_vocabulary(model, remove=[V if rank else 5])),
+        (el.SizeError, with_unreduced_gradients),
     ]:
-        with pytest.raises(error, match=words) as caught:
+        with pytest.raises(error) as caught:
             refused()
         found.append((type(caught.value).__name__, str(caught.value)))
-        assert_same(state_of(model, optimizer, is_whole=False), before, words)
+        assert_same(state_of(model, optimizer, is_whole=False), before, found[-1][1])
     model.set_requires_gradient_sync(True)
     train(model, optimizer)
     del loss
