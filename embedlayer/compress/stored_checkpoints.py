@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from embedlayer.checkpoints.layer import EmbeddingLayer, load
+from embedlayer.checkpoints.layer import load
 from embedlayer.checkpoints.reader import CONFIG, SCHEMES, WEIGHT, Checkpoint
 from embedlayer.checkpoints.writer import weight_names
 from embedlayer.compress.transformers_models import copy_other_files, copy_tensors
@@ -69,7 +69,13 @@ def write_checkpoint(
     check_new_folder(out_dir)
     source = Path(checkpoint_dir)
     checkpoint, stored = Checkpoint.open(source), table.stored_rows
-    weights = _weights_of_table(load(source), checkpoint, source)
+    layer = load(source)
+    names = weight_names(layer, layer.tensor_names)
+    weights = names.get("table", names.get("table.weight", ()))  # the one that was read, then equal copies
+    if not weights or checkpoint.gguf is not None or not weights[0].endswith(WEIGHT):
+        raise CheckpointError(f"The table of {source} is not the weight of one module in a safetensors file.")
+    if (inner := checkpoint.matrix_info(weights[0]).file.parent) != source:
+        raise CheckpointError(f"The weights of {source} are in the folder {inner.name}: compress {inner}.")
     module, shape = weights[0].removesuffix(WEIGHT), checkpoint.matrix_info(weights[0]).shape
     if shape != stored.shape:
         raise SizeError(f"{weights[0]} of {source} is {list(shape)}, and the table {list(stored.shape)}.")
@@ -107,15 +113,3 @@ def write_checkpoint(
     if left_out:
         warnings.warn(not_copied_message(left_out), EmbedLayerWarning, stacklevel=2)
     return tuple(left_out)
-
-
-def _weights_of_table(layer: EmbeddingLayer, checkpoint: Checkpoint, source: Path) -> list[str]:
-    """Return the names of the table's weight in a checkpoint folder: the one that was read, then equal copies."""
-    names = weight_names(layer, layer.tensor_names)
-    weights = [*names.get("table", names.get("table.weight", ()))]
-    inner = None if checkpoint.gguf is not None or not weights else checkpoint.matrix_info(weights[0]).file.parent
-    if inner is None or not weights[0].endswith(WEIGHT):
-        raise CheckpointError(f"The table of {source} is not the weight of one module in a safetensors file.")
-    if inner != source:
-        raise CheckpointError(f"The weights of {source} are in the folder {inner.name}: compress {inner}.")
-    return weights

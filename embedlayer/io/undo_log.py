@@ -135,8 +135,8 @@ def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
     with file_errors(f"read {path}"), path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size
         if size is not None and length != size:
-            found = f"has {length:,} bytes and had {size:,} when the table was closed"
-            raise CheckpointError(f"{path} {found}: restore a copy of the folder.")
+            sizes = f"has {length:,} bytes and had {size:,} when the table was closed"
+            raise CheckpointError(f"{path} {sizes}: restore a copy of the folder.")
         checkpoints: list[LoggedCheckpoint] = []
         place = 0
         while place + _START.size <= length:

@@ -31,7 +31,6 @@ from embedlayer.checkpoints.reading.table import (
     note_other_inputs,
     other_tables,
     read_rows,
-    refuse_other_input,
     unread_copies,
 )
 from embedlayer.checkpoints.reading.tensors import LoadedTensor
@@ -98,7 +97,10 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         if not model.table_name:
             note_other_inputs(model)
         return {**parts, "padding_id": model.padding_id, "tensor_names": tensors.state_names}
-    refuse_other_input(model)
+    for other in family.other_tables:
+        for name in tensors.checkpoint.find(other.name) if other.is_input else ():
+            source, size = tensors.checkpoint.name, tensors.sizes(name)
+            raise CheckpointError(f"{source}: {name}, {size}, is not read, and {other.use}.")
     table = None if rows is None else new_table(model, rows)
     codes = None if family.codes is None else read_codes(model.of_decoder(), family.codes)
     recipe = [step for step in model.used_steps(family.recipe) if step != "codes" or codes is not None]

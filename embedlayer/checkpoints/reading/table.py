@@ -243,15 +243,6 @@ def unread_copies(model: CheckpointModel) -> Iterator[str]:
             yield name
 
 
-def refuse_other_input(model: CheckpointModel) -> None:
-    """Raise a `CheckpointError` if the checkpoint has a table whose rows are a part of the input of the first block."""
-    tensors = model.tensors
-    for table in model.family.other_tables:
-        for name in tensors.checkpoint.find(table.name) if table.is_input else ():
-            source = tensors.checkpoint.name
-            raise CheckpointError(f"{source}: {name}, {tensors.sizes(name)}, is not read, and {table.use}.")
-
-
 def note_other_inputs(model: CheckpointModel) -> None:
     """Add a sentence to the notes if the checkpoint has further tables of its input, or may have some."""
     tensors, checkpoint = model.tensors, model.tensors.checkpoint
