@@ -252,20 +252,12 @@ def require_loadable(layer: Described, description: JsonObject, state: Mapping[s
             other = build(json.loads(json.dumps(description)))
     except (CheckpointError, FileError, TypeError) as error:
         raise CheckpointError(f"A {type(layer).__name__} that cannot be loaded again is not saved. {error}") from error
-    faults = sorted(_differences(layer, other, state))
-    if faults:
-        what = "; ".join(faults[:8])
-        raise CheckpointError(f"A {type(layer).__name__} that cannot be loaded again is not saved: {what}.")
-
-
-def _differences(layer: Described, other: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Yield a sentence for each difference between a layer and the one that is built from its description."""
-    expected = other.state_dict()
-    yield from (f"{name} would be missing" for name in expected.keys() - state.keys())
-    yield from (f"{name} would be unexpected" for name in state.keys() - expected.keys())
+    expected: Mapping[str, torch.Tensor] = other.state_dict()
+    faults = [f"{name} would be missing" for name in expected.keys() - state.keys()]
+    faults += [f"{name} would be unexpected" for name in state.keys() - expected.keys()]
     for name in state.keys() & expected.keys():
-        if state[name].shape != expected[name].shape:
-            yield f"{name} has shape {tuple(state[name].shape)}, and would have {tuple(expected[name].shape)}"
+        shape, new_shape = tuple(state[name].shape), tuple(expected[name].shape)
+        faults += [f"{name} has shape {shape}, and would have {new_shape}"] * (shape != new_shape)
     modules = dict(layer.named_modules()) if isinstance(layer, nn.Module) else {}
     for name, new in other.named_modules():
         module = modules.get(name, new)
@@ -274,11 +266,14 @@ def _differences(layer: Described, other: nn.Module, state: Mapping[str, torch.T
             for key in own:
                 if json.dumps(own[key]) != json.dumps(others.get(key)):
                     place = f"{name}.{key}".strip(".")
-                    yield f"{place} is {printable(own[key])}, and would be {printable(others.get(key))}"
+                    faults.append(f"{place} is {printable(own[key])}, and would be {printable(others.get(key))}")
         elif type(module) is not type(new) and (
             not isinstance(module, Described) or kind_of(type(module)) not in KINDS
         ):
-            yield f"{name} is {a_or_an(module)}, and would be {a_or_an(new)}"
+            faults.append(f"{name} is {a_or_an(module)}, and would be {a_or_an(new)}")
+    if faults:
+        what = "; ".join(sorted(faults)[:8])
+        raise CheckpointError(f"A {type(layer).__name__} that cannot be loaded again is not saved: {what}.")
 
 
 def _without_layers(value: Any) -> Any:
