@@ -152,7 +152,7 @@ def test_the_output_looks_as_before(kind) -> None:
     assert type(unpatch(patched)(**batch()).logits) is Tensor
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
+@pytest.mark.parametrize("kind", ["tied", "soft cap"])
 def test_some_logits_are_kept(kind) -> None:
     plain = built(kind)
     patched = patch(copy.deepcopy(plain))
