@@ -195,7 +195,7 @@ class Checkpoint(WeightFiles):
         self.bytes_read += self.info(name).nbytes
         return self.gguf.read(name, dtype).to(device)
 
-    @property
+    @cached_property
     def quantisation(self) -> JsonObject | None:
         """Return what `config.json`, or else ModelOpt's file, states about the quantisation; `None` for nothing."""
         nested = self.config.get("text_config")
@@ -210,12 +210,7 @@ class Checkpoint(WeightFiles):
                         f"{self.file(CONFIG)}: {name} is {first[name]} in {SCHEMES[0]}, {last[name]} in {SCHEMES[1]}."
                     )
             return first
-        return self._modelopt_scheme
-
-    @cached_property
-    def _modelopt_scheme(self) -> JsonObject | None:
-        """Return what ModelOpt's own file states; `None` without the file, and where no tensor may be of ModelOpt."""
-        is_possible = any(name.endswith(f".{SCALE}") for name in self.names)
+        is_possible = any(name.endswith(f".{SCALE}") for name in self.names)  # a tensor may be of ModelOpt
         path = self.file(MODELOPT_CONFIG) if is_possible else None
         scheme = None if path is None else read_json(path).get(SCHEMES[1])
         return {"quant_method": METHOD, **scheme} if isinstance(scheme, dict) else None

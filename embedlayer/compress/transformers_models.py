@@ -117,10 +117,17 @@ def with_table(model: Model, table: TokenTable) -> Model:
             remove_own_attribute(head, REPLACED)
             head.set_table(new_table)
         head.follow_references(references, _reference(other, name))
-    tables = {id(each) for each in new.values()}
+    tables, has_blocks = {id(each) for each in new.values()}, hasattr(model, "get_input_embeddings")
     for part in other.modules():
-        if not isinstance(part, Pretrained) and not tables.isdisjoint(map(id, part.modules())):
-            _set_saving(part, table, has_blocks=hasattr(model, "get_input_embeddings"))
+        if isinstance(part, Pretrained) or tables.isdisjoint(map(id, part.modules())):
+            continue
+        # the methods by which other libraries save a module raise an error if they cannot store the table in it
+        for name in ("save_pretrained", "save"):  # of transformers and of sentence-transformers
+            own = vars(part).get(name)
+            if isinstance(own, partial) and own.func is _refuse_to_save:  # the table before was not dense
+                remove_own_attribute(part, name)
+            if not isinstance(table, TokenEmbedding) and hasattr(part, name):
+                set_own_attribute(part, name, partial(_refuse_to_save, type(table).__name__, has_blocks))
     return other
 
 
@@ -186,16 +193,6 @@ def _reference(model: nn.Module, name: str) -> ChildReference:
     """Return a reference to the submodule with a dotted name, by its parent."""
     parent, _, child = name.rpartition(".")
     return ChildReference(model.get_submodule(parent), child)
-
-
-def _set_saving(module: nn.Module, table: TokenTable, *, has_blocks: bool) -> None:
-    """Let the methods by which other libraries save a module raise an error if they cannot store the table in it."""
-    for name in ("save_pretrained", "save"):  # of transformers and of sentence-transformers
-        own = vars(module).get(name)
-        if isinstance(own, partial) and own.func is _refuse_to_save:  # the table before was not dense
-            remove_own_attribute(module, name)
-        if not isinstance(table, TokenEmbedding) and hasattr(module, name):
-            set_own_attribute(module, name, partial(_refuse_to_save, type(table).__name__, has_blocks))
 
 
 def _refuse_to_save(kind: str, has_blocks: bool, *arguments: Any, **options: Any) -> NoReturn:

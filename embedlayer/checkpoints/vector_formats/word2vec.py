@@ -57,7 +57,13 @@ def write_words(
     path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int, *, has_header: bool, binary: bool
 ) -> None:
     """Write a file as text or in binary, one block of rows after another."""
-    _check_tokens(tokens)
+    seen: dict[str, int] = {}
+    for row, token in enumerate(tokens):
+        if not token or _SPACES.search(token):
+            what = "has white space, where a token ends in this format" if token else "is empty"
+            raise CheckpointError(f"Row {row}: the token {token!r} {what}. Choose the format npy or projector.")
+        if seen.setdefault(streams.check_utf8(token, row), row) != row:
+            raise CheckpointError(f"Row {row}: the token {token!r} is that of row {seen[token]} too.")
     words = iter(tokens)
     with streams.writing(path) as file:
         if has_header:
@@ -131,7 +137,13 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
     number = row = 0
     for number, line in streams.lines(path, file, first=1 + has_header):
         if not width:
-            width = _width_of(path, line)
+            last = [streams.is_number(field) for field in reversed(line.split()[1:])]
+            width = [*last, False].index(False)
+        if not width:
+            train = command_line("train", path, "-o", "DIR")
+            raise CheckpointError(
+                f"{path}, line 1: {line[:40]!r} is not a token and its numbers. To train on it: {train}"
+            )
         row += 1
         if count is not None and row > count:
             raise CheckpointError(f"{path}, line {number}: the header states {count} rows, and here is one more.")
@@ -145,18 +157,6 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
         yield (number,), [token], streams.numbers(path, number, fields)[None]
     if count is not None and row < count:
         raise CheckpointError(f"{path}: the header states {count} rows, and the file ends after {row}.")
-
-
-def _width_of(path: Path, line: bytes) -> int:
-    """Return the number of columns of a file without a header, from its first line."""
-    fields = line.split()
-    width = 0
-    while width < len(fields) - 1 and streams.is_number(fields[-1 - width]):
-        width += 1
-    if not width:
-        train = command_line("train", path, "-o", "DIR")
-        raise CheckpointError(f"{path}, line 1: {line[:40]!r} is not a token and its numbers. To train on it: {train}")
-    return width
 
 
 def _has_bytes_of_numbers(token: bytes) -> bool:
@@ -216,14 +216,3 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
     rest = buffer + file.read(2)
     if rest.strip(b"\n"):
         raise CheckpointError(f"{path}: the header states {count} rows of {width} numbers, and the file goes on.")
-
-
-def _check_tokens(tokens: Sequence[str]) -> None:
-    """Check that the formats of word2vec, GloVe and fastText can represent all tokens."""
-    seen: dict[str, int] = {}
-    for row, token in enumerate(tokens):
-        if not token or _SPACES.search(token):
-            what = "has white space, where a token ends in this format" if token else "is empty"
-            raise CheckpointError(f"Row {row}: the token {token!r} {what}. Choose the format npy or projector.")
-        if seen.setdefault(streams.check_utf8(token, row), row) != row:
-            raise CheckpointError(f"Row {row}: the token {token!r} is that of row {seen[token]} too.")
