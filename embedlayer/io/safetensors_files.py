@@ -162,7 +162,9 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
 def require_whole(tensors: Mapping[str, Tensor]) -> None:
     """Raise a `CheckpointError` if a tensor is sharded, as a `DTensor` is."""
     if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
-        raise CheckpointError(f"{', '.join(sharded)}: sharded. Use embedlayer.distributed.distributed_state.")
+        raise CheckpointError(
+            f"{', '.join(sharded)}: sharded over several ranks. Use embedlayer.distributed.distributed_state."
+        )
 
 
 def encode_header(
