@@ -121,7 +121,8 @@ def test_new_rows_start_as_in_a_new_optimizer_and_kept_ones_keep_their_state(nam
     def check_new_rows(start: int) -> None:
         for key in before:
             found, new = optimizer.state[table.weight][key][start:], table.weight[start:].detach()
-            torch.testing.assert_close(found, STARTS.get((name.partition(",")[0], key), torch.zeros_like)(new)[:, : found.shape[1]])
+            start_of = STARTS.get((name.partition(",")[0], key), torch.zeros_like)
+            torch.testing.assert_close(found, start_of(new)[:, : found.shape[1]])
 
     check_new_rows(ROWS - 1)
     assert all(torch.equal(optimizer.state[table.weight][key][: ROWS - 1], each[kept]) for key, each in before.items())
