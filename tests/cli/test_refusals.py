@@ -246,7 +246,7 @@ REFUSALS = """
 2 needs --untied and no --rank: train long.txt -o NEW --row-sparse
 2 needs additional tables: train long.txt -o NEW --mapped
 1 A table is trained on it by embedlayer train PLACE/notes.md -o DIR: inspect notes.md
-2 a table is trained on it by embedlayer train PLACE/short.txt -o DIR: inspect short.txt
+2 To train on it: embedlayer train PLACE/short.txt -o DIR: inspect short.txt
 1 holds no safetensors file: embed full hello
 2 gpt2: plan gtp2
 2 --tokenizer is for a SOURCE: explore --tokenizer large.json
