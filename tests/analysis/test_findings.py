@@ -53,7 +53,7 @@ def test_rows_multiplied_by_a_factor_are_found(factor, count) -> None:
     norms[chosen] *= factor
     (found,) = table_health(of_norms(norms)).norm_outliers
     assert found.ids == tuple(chosen.tolist())
-    assert found.are_long == (factor > 1)
+    assert (found.low > found.nearest) == (factor > 1)
     assert found.low <= found.high
     assert found.median == pytest.approx(1.0, abs=0.05)
     assert found.log10_chance < -6
