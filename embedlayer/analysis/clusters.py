@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.core.errors import SizeError
 from embedlayer.tables.conversions import TableLike
 
 GRID = 256  # cells of the grid along each side
@@ -40,8 +39,6 @@ class PlaneClusters:
 @torch.no_grad()
 def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8) -> PlaneClusters:
     """Cluster points in the plane by density: the narrowest smoothing that gives at most `most` clusters."""
-    if most < 1 or smallest < 1:
-        raise SizeError(f"Clusters need `most` and `smallest` to be at least 1; found {most} and {smallest}.")
     known = torch.nonzero(places.isfinite().all(1))[:, 0]
     of = torch.full((len(places),), -1)
     if not len(known):

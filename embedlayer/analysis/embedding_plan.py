@@ -182,20 +182,11 @@ class EmbeddingPlan:
         if self.plain_loss and (self.lookup_only or self.vocab_parallel_size > 1):
             raise SizeError("plain_loss is for an unsharded table with a head: leave it out.")
         if self.row_sparse and (self._tied_head or self.rank is not None or self.delta_rows or self.quantised):
-            raise SizeError(
-                "row_sparse needs a trained dense table with an untied head, because a tied head sends a gradient to "
-                "every row. Leave out rank, delta_rows and int8 or int4, and plan it untied or only looked up."
-            )
+            raise SizeError("row_sparse needs an untied or looked-up table without rank, delta_rows and int8 or int4.")
         if self.row_state != "adamw" and (not self.row_sparse or self.optimizer != "adamw"):
-            raise SizeError(
-                f"row_state {self.row_state} is for a row-sparse table with adamw: plan it with row_sparse=True and "
-                f"optimizer='adamw'."
-            )
+            raise SizeError(f"row_state {self.row_state} needs row_sparse=True and optimizer='adamw'.")
         if self.delta_rows and self.processes > 1:
-            raise SizeError(
-                f"delta_rows {self.delta_rows} is for one process: a DeltaEmbedding can be neither sharded nor "
-                f"replicated. Plan it with vocab_parallel_size=1 and replicas=1, or without delta_rows."
-            )
+            raise SizeError(f"delta_rows {self.delta_rows} is for one process, not for {self.processes}.")
         if self.group_size is not None and self.dtype not in SCALE_BYTES.keys() - GGUF_BLOCK.keys():
             raise SizeError(f"group_size {self.group_size} is for int8 and int4, not for {self.dtype}.")
 

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.chance import chance_nearest_cosine
 from embedlayer.analysis.column_blocks import column_blocks
+from embedlayer.analysis.geometry import chance_nearest_cosine
 from embedlayer.analysis.health_report import (
     FEWEST_SAMPLED,
     LossOfRun,
@@ -86,9 +86,6 @@ def table_health(
     """
     tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
     rows = RowReader(table)
-    if head is not None and len(RowReader(head)) != len(rows):
-        found = len(RowReader(head))
-        raise ShapeError(f"The table has {len(rows)} rows and the head {found}: pass the head of this table.")
     norms = rows.norms()
     shared = shared_variance(rows, norms > 0)
     judged = RowReader(without_shared_part(table, shared))
@@ -200,11 +197,9 @@ def _at_mean(rows: RowReader, norms: Float[Tensor, " V"], group: tuple[int, ...]
 
 def _untouched(rows: RowReader, before: RowReader) -> Tensor:
     """Return a mask `(V,)` of the rows that differ from the earlier table by a positive factor only."""
-    if (rows.vocab_size, rows.embed_dim) != (before.vocab_size, before.embed_dim):
-        raise ShapeError(
-            f"The table is {rows.vocab_size} x {rows.embed_dim} and the one before training is "
-            f"{before.vocab_size} x {before.embed_dim}: pass the same table at two times."
-        )
+    now_size, old_size = ((each.vocab_size, each.embed_dim) for each in (rows, before))
+    if now_size != old_size:
+        raise ShapeError(f"The table is {now_size} and the one before training {old_size}: pass the same table.")
     masks: list[Tensor] = []
     for start, chunk in rows.chunks():
         now, old = chunk.double(), before.read(start, start + len(chunk)).to(chunk.device, torch.float64)

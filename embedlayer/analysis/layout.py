@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -65,11 +66,9 @@ def neighbor_layout(
         torch.Size([100, 2])
     """
     rows = RowReader(table).take(torch.arange(RowReader(table).vocab_size))
-    start = torch.zeros(len(rows), 2)
     finite = rows.isfinite().all(1)
-    if finite.any():
-        coordinates = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True).coordinates
-        start[:, : coordinates.shape[1]] = coordinates.float()
+    coordinates = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True).coordinates
+    start = F.pad(coordinates.float(), (0, 2 - coordinates.shape[1]))
     return compute_layout(rows, start, keep=finite if keep is None else keep & finite, rounds=rounds)
 
 

@@ -186,10 +186,8 @@ def row_movement(
     """
     tables, pairs = paired(before, after, pairs)
     if alignment is None and tables[0].embed_dim != tables[1].embed_dim:
-        raise ShapeError(
-            f"Rows of width {tables[0].embed_dim} and {tables[1].embed_dim} cannot be compared as they are: pass "
-            f"alignment=align_tables(before, after)."
-        )
+        widths = f"{tables[0].embed_dim} and {tables[1].embed_dim}"
+        raise ShapeError(f"Rows of width {widths} need a rotation: pass alignment=align_tables(before, after).")
     cosines, norms = [torch.empty(0, dtype=torch.float64)], [torch.empty(0, 2, dtype=torch.float64)]
     for left, right in _pair_chunks(tables, pairs):
         rotated = left if alignment is None else left @ alignment.rotation
@@ -231,10 +229,7 @@ def paired(
     sizes = torch.tensor([len(table) for table in tables])
     if pairs is None:
         if sizes[0] != sizes[1]:
-            raise ShapeError(
-                f"The tables have {sizes[0]} and {sizes[1]} rows: pass pairs, such as "
-                f"shared_tokens(tokenizer, other_tokenizer)."
-            )
+            raise ShapeError(f"The tables have {sizes[0]} and {sizes[1]} rows: pass pairs=shared_tokens(one, other).")
         pairs = torch.arange(len(tables[0]))[:, None].expand(-1, 2)
     if bool(((pairs < 0) | (pairs >= sizes)).any()):
         raise ShapeError(f"A pair of rows is outside the tables of {sizes[0]} and {sizes[1]} rows.")

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.chance import chance_nearest_cosine
+from embedlayer.analysis.geometry import chance_nearest_cosine
 from embedlayer.analysis.row_reader import RowReader, drawn_ids
 
 CHANCE = 0.002  # share of random rows that are called distinct

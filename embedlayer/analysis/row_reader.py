@@ -21,10 +21,7 @@ class RowReader:
         table = as_rows(table)
         if isinstance(table, Tensor):
             if table.ndim != 2 or not table.is_floating_point():
-                raise ShapeError(
-                    f"A plain table must be (V, D), one row of floats per token; found {tuple(table.shape)} of "
-                    f"{table.dtype}."
-                )
+                raise ShapeError(f"A plain table is (V, D) floats; found {tuple(table.shape)} of {table.dtype}.")
             self.vocab_size, self.embed_dim = table.shape
         else:
             self.vocab_size, self.embed_dim = table.vocab_size, table.embed_dim

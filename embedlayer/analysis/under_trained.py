@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.chance import chance_nearest_cosine
+from embedlayer.analysis.geometry import chance_nearest_cosine
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader, drawn_ids
 from embedlayer.core.errors import ShapeError

@@ -8,8 +8,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.nearest import cosines_with
-from embedlayer.analysis.token_names import Token
-from embedlayer.analysis.vectors import TokenVectors
+from embedlayer.analysis.vectors import Token, TokenVectors
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.formatting import visible_text
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole

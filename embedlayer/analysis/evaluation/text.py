@@ -1,4 +1,4 @@
-"""Evaluate causal language models on a text: bits per byte, entropy, divergence of two models, and losses by token.
+"""Evaluate causal language models on a text: bits per byte, divergence of two models, losses by token and position.
 
 Logits are computed and dropped in blocks, so tokens x V of them are never in memory. The text is read in overlapping
 windows. Each token is predicted once, so each byte counts once.
@@ -7,6 +7,7 @@ windows. Each token is predicted once, so each byte counts once.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,8 @@ from embedlayer.tokenization.train import raise_if_path
 
 WINDOW, UNKNOWN_WINDOW = 1024, 256
 """Longest default window, in tokens: of a model that states its longest sequence, and of one that does not."""
+
+WINDOWS = 16  # most windows that `evaluate_positions` reads
 
 TOKENS_AT_ONCE = 4096  # tokens in a batch of windows; a model that computes its logits reads one window at a time
 
@@ -77,7 +80,14 @@ class CausalModel:
         model = opened.require_causal() if model is None else model
         tokenizer = opened.require_tokenizer()
         starts = opened.text_limits[0] or opened.text_limits[1]
-        return cls(model, tokenizer, opened.title, starts[0] if starts else None, _trained_length(opened))
+        trained_length = None  # that of a `DecoderLM`, if a run or a configuration states it
+        is_checkpoint = path_kind(Path(opened.source)) in (PathKind.CHECKPOINT, PathKind.GGUF)
+        if opened.run is not None and opened.run.contains_run:
+            trained_length = opened.run.options().max_length
+        elif isinstance(opened.model, DecoderLM) and is_checkpoint:
+            config = Checkpoint.open(Path(opened.source)).config
+            trained_length = next((config[key] for key in POSITION_KEYS if isinstance(config.get(key), int)), None)
+        return cls(model, tokenizer, opened.title, starts[0] if starts else None, trained_length)
 
     @property
     def max_seq_len(self) -> int | None:
@@ -96,17 +106,6 @@ class CausalModel:
     def device(self) -> torch.device:
         """Return the device of the model."""
         return next(self.model.parameters()).device
-
-
-def _trained_length(opened: OpenedModel) -> int | None:
-    """Return the length of the sequences on which a `DecoderLM` was trained, if a run or a configuration states it."""
-    if opened.run is not None and opened.run.contains_run:
-        return opened.run.options().max_length
-    is_checkpoint = path_kind(Path(opened.source)) in (PathKind.CHECKPOINT, PathKind.GGUF)
-    if not isinstance(opened.model, DecoderLM) or not is_checkpoint:
-        return None
-    config = Checkpoint.open(Path(opened.source)).config
-    return next((config[key] for key in POSITION_KEYS if isinstance(config.get(key), int)), None)
 
 
 @dataclass(frozen=True)
@@ -269,19 +268,25 @@ def evaluate_text(
         (499, 499, True)
     """
     models = [one if isinstance(one, CausalModel) else CausalModel.of(one) for one in (model, other) if one is not None]
-    has_one_vocabulary = len(models) == 2 and _vocabulary(models[0]) == _vocabulary(models[1])
+    has_one_vocabulary = False
+    if other is not None:
+        first, second = (as_tokenizer(each.tokenizer).get_vocab(with_added_tokens=True) for each in models)
+        has_one_vocabulary = first == second
     if has_one_vocabulary:  # the same input for both, so that they are compared at each place
         models[1] = replace(models[1], start_id=models[0].start_id)
     texts = [encode_text(one, text) for one in models]
     if window is None:
         window = max(2, min(*(one.default_window for one in models), *(each.predicted for each in texts)))
-    stride = _checked_stride(models, window, stride)
+    stride = window // 2 if stride is None else stride
     for one, encoded in zip(models, texts, strict=True):
+        if window < 2 or window > (one.max_seq_len or window):
+            limit = f" to {one.max_seq_len:,}" if one.max_seq_len else " up"
+            raise SizeError(f"window must be from 2{limit} tokens for {one.title}; found {window}.")
+        if not 1 <= stride <= window:
+            raise SizeError(f"stride must be from 1 to the window of {window}, else tokens are left out; not {stride}.")
         if encoded.predicted < window:
-            raise TextError(
-                f"The text has {encoded.predicted:,} tokens that {one.title} can predict, fewer than one window of "
-                f"{window:,}: pass a longer text, or a window of at most {encoded.predicted:,}."
-            )
+            found = f"{encoded.predicted:,} tokens that {one.title} can predict"
+            raise TextError(f"The text has {found}, a window {window:,}: pass a longer text or a shorter window.")
         check_causal(one.model, encoded.ids)
     with evaluating(*(one.model for one in models)):
         probes = [
@@ -294,7 +299,11 @@ def evaluate_text(
             for one, each in zip(models, probes, strict=True)
         ]
         at_once = window if any(is_computed) else TOKENS_AT_ONCE
-        reason = "" if other is None else _no_difference(texts, sizes, has_one_vocabulary=has_one_vocabulary)
+        reason = ""
+        if other is not None and not (has_one_vocabulary and torch.equal(texts[0].ids, texts[1].ids)):
+            reason = "The models have different tokenizers, so only their bits per byte can be compared."
+        elif len({*sizes}) > 1:
+            reason = f"The models have {sizes[0]:,} and {sizes[1]:,} logits, so their distributions cannot be compared."
         groups = [[one] for one in models] if reason else [models]  # the models of a group read the same tokens
         sums = [
             _measure(group, encoded, size, window, stride, at_once)
@@ -307,20 +316,6 @@ def evaluate_text(
     ]
     difference = None if other is None or reason else _difference(scores, sums[0])
     return TextEvaluation(window, stride, scores[0], scores[1] if other is not None else None, difference, reason)
-
-
-def _checked_stride(models: Sequence[CausalModel], window: int, stride: int | None) -> int:
-    """Return the stride, by default half a window; raise a `SizeError` if it or the window is out of range."""
-    for one in models:
-        if window < 2 or (one.max_seq_len is not None and window > one.max_seq_len):
-            limit = (
-                " up" if one.max_seq_len is None else f" to {one.max_seq_len:,}, the longest sequence of {one.title}"
-            )
-            raise SizeError(f"window must be from 2{limit}; found {window}.")
-    stride = max(1, window // 2) if stride is None else stride
-    if not 1 <= stride <= window:
-        raise SizeError(f"stride must be from 1 to the window of {window}, so that no token is left out; not {stride}.")
-    return stride
 
 
 class EncodedText(NamedTuple):
@@ -353,20 +348,6 @@ def encode_text(model: CausalModel, text: str | Path) -> EncodedText:
     if num_bytes == 0 and len(parts) <= 1:
         raise TextError(f"{text if isinstance(text, Path) else 'The text'} is empty: there is nothing to predict.")
     return EncodedText(torch.cat(parts), num_bytes, unknown_id(tokenizer))
-
-
-def _vocabulary(model: CausalModel) -> dict[str, int]:
-    """Return token -> ID of a model's tokenizer, added tokens too."""
-    return as_tokenizer(model.tokenizer).get_vocab(with_added_tokens=True)
-
-
-def _no_difference(texts: Sequence[EncodedText], sizes: Sequence[int], *, has_one_vocabulary: bool) -> str:
-    """Return why two models cannot be compared at each place of a text, or `""` if they can."""
-    if not has_one_vocabulary or not torch.equal(texts[0].ids, texts[1].ids):
-        return "The models have different tokenizers, so only their bits per byte can be compared."
-    if sizes[0] != sizes[1]:
-        return f"The models have {sizes[0]:,} and {sizes[1]:,} logits, so their distributions cannot be compared."
-    return ""
 
 
 class _Sums(NamedTuple):
@@ -475,3 +456,75 @@ def _difference(scores: Sequence[ModelScores], sums: _Sums) -> ModelDifference:
     ]
     changes.sort(key=lambda each: -abs(each.count * (each.other_loss - each.loss)))
     return ModelDifference(float(sums.divergences.sum()) / count, int(sums.agreed) / count, tuple(changes))
+
+
+class PositionLoss(NamedTuple):
+    """Mean loss at a range of positions.
+
+    Attributes:
+        start: First number of tokens before the predicted one.
+        stop: End of the range, which is not in it.
+        loss: Mean loss, in nats per token.
+        tokens: Number of predicted tokens.
+    """
+
+    start: int
+    stop: int
+    loss: float
+    tokens: int
+
+
+@torch.no_grad()
+def evaluate_positions(
+    model: CausalModel, text: str | Path, window: int, trained: int, *, read: int | None = None
+) -> list[PositionLoss]:
+    """Measure the loss at ranges of positions: up to half of the trained length, up to it, up to twice it, and so on.
+
+    The model reads at most 16 windows, at equal distances in the text, each from position 0, so that every position
+    has the same number of predicted tokens.
+
+    Args:
+        model: The model, with its tokenizer.
+        text: The text, or the path of a UTF-8 file.
+        window: Tokens of a window; those of a text that is shorter.
+        trained: Trained length of the model, in tokens.
+        read: Tokens that the model reads of each window, where it has no more positions; `None` for the window.
+
+    Raises:
+        TextError: The text is not UTF-8, is empty, or has a single token.
+        FileError: The file cannot be read.
+        PositionError: The model has fewer positions.
+        CheckpointError: The model is no causal language model.
+        TokenizerError: There is no tokenizer, or it has IDs outside the table.
+
+    Example:
+        >>> losses = evaluate_positions(CausalModel(model, tokenizer), "the cat sat on the mat . " * 20, 64, trained=16)
+        >>> [(each.start, each.stop) for each in losses]
+        [(0, 8), (8, 16), (16, 32), (32, 64)]
+    """
+    if window < 2 or trained < 2:
+        raise SizeError(f"window and trained must be at least 2, not {window} and {trained}.")
+    encoded = encode_text(model, text)
+    window = min(window, encoded.predicted)
+    if window < 2:
+        raise TextError("The text has a single token: pass a longer one.")
+    read = window if read is None else min(read, window)
+    check_causal(model.model, encoded.ids)
+    last = encoded.predicted - window
+    starts = torch.linspace(0, last, min(WINDOWS, last // window + 1)).long().tolist()
+    sums = torch.zeros(read, dtype=torch.float64)
+    with evaluating(model.model):
+        for start in starts:
+            inputs, targets = (encoded.ids[start + shift : start + shift + read].clone() for shift in (0, 1))
+            if model.start_id is not None:
+                inputs[0] = model.start_id
+            logits = causal_logits(model.model, inputs[None].to(model.device))
+            log_probs = token_statistics_of(logits, targets[None].to(model.device)).log_probs
+            assert log_probs is not None
+            sums -= log_probs[0].cpu().double()
+    bounds, end = [0, trained // 2], trained
+    while end < read:
+        bounds, end = [*bounds, end], 2 * end
+    bounds = [*(each for each in bounds if each < read), read]
+    counts = [(first, end, (end - first) * len(starts)) for first, end in pairwise(bounds)]
+    return [PositionLoss(first, end, float(sums[first:end].sum()) / count, count) for first, end, count in counts]
