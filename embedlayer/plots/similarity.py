@@ -96,8 +96,6 @@ def token_similarity(
     """
     vectors = TokenVectors(table, tokenizer)
     ids = [vectors.id_of(token) for token in tokens]
-    if not ids:
-        raise SizeError("The picture needs at least one token; found none.")
     names = [token_text(tokenizer, index) for index in ids]
     return similarity_matrix(torch.stack([vectors[index] for index in ids]), names, title=title)
 
@@ -118,10 +116,7 @@ def position_similarity(
         >>> figure = position_similarity(SinusoidalPositionalEmbedding(64, 8))
     """
     if isinstance(positions, Position) and not isinstance(positions, AdditivePosition):
-        raise SizeError(
-            f"{type(positions).__name__} adds no vectors, so its positions have no cosine. "
-            f"See rotary_scores and attention_bias."
-        )
+        raise SizeError(f"{type(positions).__name__} adds no vectors: see rotary_scores and attention_bias.")
     values = cosines(picture_of(positions, length).values)
     means = torch.tensor([float(values.diagonal(distance).nanmean()) for distance in range(len(values))])
     ratios = {"width_ratios": [1.15, 1]}
