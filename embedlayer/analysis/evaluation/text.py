@@ -305,16 +305,13 @@ def evaluate_text(
         elif len({*sizes}) > 1:
             reason = f"The models have {sizes[0]:,} and {sizes[1]:,} logits, so their distributions cannot be compared."
         groups = [[one] for one in models] if reason else [models]  # the models of a group read the same tokens
-        sums = [
+        measured = [
             _measure(group, encoded, size, window, stride, at_once)
             for group, encoded, size in zip(groups, texts, sizes, strict=False)
         ]
-    places = [(group, place) for group, some in enumerate(groups) for place in range(len(some))]
-    scores = [
-        _scores(one, encoded, sums[group], place)
-        for one, encoded, (group, place) in zip(models, texts, places, strict=True)
-    ]
-    difference = None if other is None or reason else _difference(scores, sums[0])
+    sums = [own for of_models, _ in measured for own in of_models]
+    scores = [_scores(*each) for each in zip(models, texts, sums, strict=True)]
+    difference = None if other is None or reason else _difference(scores, measured[0][1])
     return TextEvaluation(window, stride, scores[0], scores[1] if other is not None else None, difference, reason)
 
 
@@ -350,52 +347,36 @@ def encode_text(model: CausalModel, text: str | Path) -> EncodedText:
     return EncodedText(torch.cat(parts), num_bytes, unknown_id(tokenizer))
 
 
-class _Sums(NamedTuple):
-    """Sums over a text by token ID, for M models."""
-
-    counts: Float[Tensor, " V"]
-    losses: Float[Tensor, "M V"]
-    entropies: Float[Tensor, "M V"]
-    divergences: Float[Tensor, " V"]
-    correct: Int[Tensor, " M"]
-    agreed: Int[Tensor, ""]
-
-
 def _measure(
     models: Sequence[CausalModel], text: EncodedText, size: int, window: int, stride: int, at_once: int
-) -> _Sums:
-    """Run models that have the same tokens over a text, and sum what they predict by token ID."""
-    starts = models[0].start_id
-    by_token, by_model = torch.zeros(size, dtype=torch.float64), torch.zeros(len(models), size, dtype=torch.float64)
-    sums = _Sums(
-        counts=by_token,
-        losses=by_model,
-        entropies=by_model.clone(),
-        divergences=by_token.clone(),
-        correct=torch.zeros(len(models), dtype=torch.int64),
-        agreed=torch.zeros((), dtype=torch.int64),
-    )
-    for inputs, targets in windows_of(text.ids, window, stride, starts, at_once):
+) -> tuple[Float[Tensor, "M 4 V"], Float[Tensor, "2 V"]]:
+    """Run M models that have the same tokens over a text, and sum what they predict by token ID.
+
+    Return, of each model, the number of places, losses, entropies and right predictions; of two models, the divergences
+    and the number of places with one most likely token.
+    """
+    sums = torch.zeros(len(models), 4, size, dtype=torch.float64)
+    differences = torch.zeros(2, size, dtype=torch.float64)
+    for inputs, targets in windows_of(text.ids, window, stride, models[0].start_id, at_once):
         counted = targets != IGNORED
         tokens = targets[counted]
-        sums.counts.index_add_(0, tokens, torch.ones(len(tokens), dtype=torch.float64))
         logits, best = [], []
-        for place, one in enumerate(models):
+        for one, own in zip(models, sums, strict=True):
             logits.append(causal_logits(one.model, inputs.to(one.device)))
             statistics = token_statistics_of(logits[-1], targets.to(one.device), top_k=1)
             assert statistics.log_probs is not None
             assert statistics.entropy is not None
             assert statistics.top_ids is not None
-            sums.losses[place].index_add_(0, tokens, -statistics.log_probs.cpu()[counted].double())
-            sums.entropies[place].index_add_(0, tokens, statistics.entropy.cpu()[counted].double())
+            losses, entropies = (each.cpu()[counted].double() for each in (-statistics.log_probs, statistics.entropy))
             best.append(statistics.top_ids.cpu()[..., 0][counted])
-            sums.correct[place] += (best[-1] == tokens).sum()
+            right = (best[-1] == tokens).double()
+            own.index_add_(1, tokens, torch.stack([torch.ones_like(losses), losses, entropies, right]))
         if len(models) == 2:
             labels = targets.to(models[1].device)
             kl = divergence(logits[1], logits[0], labels=labels, ignore_index=IGNORED, reduction="none")
-            sums.divergences.index_add_(0, tokens, kl.cpu()[counted].double())
-            sums.agreed.add_((best[0] == best[1]).sum())
-    return sums
+            is_same = (best[0] == best[1]).double()
+            differences.index_add_(1, tokens, torch.stack([kl.cpu()[counted].double(), is_same]))
+    return sums, differences
 
 
 def windows_of(
@@ -417,16 +398,16 @@ def windows_of(
             yield torch.stack([one for one, _ in ready]), torch.stack([two for _, two in ready])
 
 
-def _scores(model: CausalModel, text: EncodedText, sums: _Sums, place: int) -> ModelScores:
-    """Return the scores of the model at index `place` of the sums; a loss that is not finite is a `CheckpointError`."""
-    tokenizer, count = as_tokenizer(model.tokenizer), int(sums.counts.sum())
-    ids = sums.counts.nonzero()[:, 0]
-    counts, losses, entropies = sums.counts[ids], sums.losses[place, ids], sums.entropies[place, ids]
-    total = float(losses.sum())
+def _scores(model: CausalModel, text: EncodedText, sums: Float[Tensor, "4 V"]) -> ModelScores:
+    """Return the scores of a model; a loss that is not finite is a `CheckpointError`."""
+    ids = sums[0].nonzero()[:, 0]
+    counts, losses, entropies, right = sums[:, ids]
+    total, count = float(losses.sum()), int(counts.sum())
     if not math.isfinite(total):
         raise CheckpointError(f"{model.title} gives the text a loss of {total}: it has weights that are not finite.")
     order = (losses - counts * total / count).argsort(descending=True, stable=True)
     rows = zip(*(column[order].tolist() for column in (ids, counts, losses, entropies)), strict=True)
+    tokenizer = as_tokenizer(model.tokenizer)
     return ModelScores(
         title=model.title,
         tokens=count,
@@ -434,8 +415,8 @@ def _scores(model: CausalModel, text: EncodedText, sums: _Sums, place: int) -> M
         bits_per_byte=total / math.log(2) / text.num_bytes,
         loss=total / count,
         entropy=float(entropies.sum()) / count,
-        accuracy=int(sums.correct[place]) / count,
-        unknown=int(sums.counts[text.unknown]) if text.unknown is not None else 0,
+        accuracy=int(right.sum()) / count,
+        unknown=int(sums[0, text.unknown]) if text.unknown is not None else 0,
         by_token=tuple(
             TokenScore(token_text(tokenizer, token), token, int(number), loss / number, entropy / number)
             for token, number, loss, entropy in rows
@@ -443,19 +424,16 @@ def _scores(model: CausalModel, text: EncodedText, sums: _Sums, place: int) -> M
     )
 
 
-def _difference(scores: Sequence[ModelScores], sums: _Sums) -> ModelDifference:
+def _difference(scores: Sequence[ModelScores], sums: Float[Tensor, "2 V"]) -> ModelDifference:
     """Return how two models differ at each place, from the scores of both and the sums over the text."""
-    count = scores[0].tokens
     others = {each.id: each.loss for each in scores[1].by_token}
     changes = [
-        TokenChange(
-            *(each.token, each.id, each.count, each.loss, others[each.id]),
-            float(sums.divergences[each.id]) / each.count,
-        )
+        TokenChange(each.token, each.id, each.count, each.loss, others[each.id], float(sums[0, each.id]) / each.count)
         for each in scores[0].by_token
     ]
     changes.sort(key=lambda each: -abs(each.count * (each.other_loss - each.loss)))
-    return ModelDifference(float(sums.divergences.sum()) / count, int(sums.agreed) / count, tuple(changes))
+    kl, agreed = (sums.sum(1) / scores[0].tokens).tolist()
+    return ModelDifference(kl, agreed, tuple(changes))
 
 
 class PositionLoss(NamedTuple):
