@@ -14,7 +14,7 @@ Tables are called the same only if all rows of both were compared and are equal.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from embedlayer.analysis.movement import align_tables, paired, row_movement, shared_tokens
 from embedlayer.analysis.near_duplicates import row_hashes
-from embedlayer.analysis.row_reader import RowReader, listed_ids
+from embedlayer.analysis.row_reader import RowReader, drawn_ids, listed_ids
 from embedlayer.core.formatting import count_of
 from embedlayer.io.files import JsonObject
 from embedlayer.opening.opened_model import OpenedModel
@@ -258,50 +258,48 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
     is_named = ~is_equal & ~(norms == 0).all(0)
     no_direction = [tuple(ids[is_named & ~each].tolist()) for ids, each in zip(pairs.T, has_direction, strict=True)]
     left_out = rows_left_out(pairs, (len(readers[0]), len(readers[1])))
-    counted: dict[str, Any] = {
-        "shared": shared,
-        "equal": int(is_equal.sum()),
-        "exchanged": int(is_exchanged.sum()),
-        "shift": shift,
-        "no_direction_before": no_direction[0],
-        "no_direction_after": no_direction[1],
-        "only_before": len(left_out[0]),
-        "only_after": len(left_out[1]),
-    }
-    all_equal = 0 < shared == counted["equal"] and not any(left_out)
+    all_equal = 0 < shared == int(is_equal.sum()) and not any(left_out)
     is_same = int(((is_equal | is_exchanged) & usable).sum()) > int(usable.sum()) / 2
-    differing = row_movement(before, after, pairs=pairs[usable & ~is_equal]) if has_same_width else None
-    pairs = pairs[usable]
-    generator = torch.Generator().manual_seed(0)
-    pairs = pairs[torch.randperm(len(pairs), generator=generator)[:MOST_TOKENS]]
-    shuffled = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], dim=1)  # the order of the pairs is random already
-    if len(pairs) < FEWEST_TOKENS:
-        few: Verdict = "same" if all_equal else "unknown"
-        return TableRelation(few, len(pairs), None, None, None, None, min(widths), **counted)
-    as_stored = None
-    if has_same_width:
-        as_stored = [row_movement(before, after, pairs=each).cosines for each in (pairs, shuffled)]
-    held_out = [_held_out(before, after, each) for each in (pairs, shuffled)]
+    chosen = pairs[drawn_ids(usable, MOST_TOKENS)]
+    shuffled = torch.stack([chosen[:, 0], chosen[:, 1].roll(1)], dim=1)  # the order is random already
+    as_stored = held_out = differing = None
+    if len(chosen) >= FEWEST_TOKENS:
+        held_out = [_held_out(before, after, each) for each in (chosen, shuffled)]
+        if has_same_width:
+            as_stored = [row_movement(before, after, pairs=each).cosines for each in (chosen, shuffled)]
+            differing = row_movement(before, after, pairs=pairs[usable & ~is_equal])
     verdict: Verdict = "unrelated"
     if as_stored is not None and (is_same or _exceeds(*as_stored)):
         verdict = "same" if all_equal else "changed"
+    elif held_out is None:
+        verdict = "same" if all_equal else "unknown"
     elif _exceeds(*held_out):
         verdict = "related"
-    elif len(pairs) < 2 * min(widths):
+    elif len(chosen) < 2 * min(widths):
         verdict = "unknown"
+    means: list[list[float | None]] = [
+        [None, None] if each is None else [float(cosines.mean()) for cosines in each] for each in (as_stored, held_out)
+    ]
     has_differing = differing is not None and len(differing.pairs) > 0
     return TableRelation(
         verdict,
-        len(pairs),
-        None if as_stored is None else float(as_stored[0].mean()),
-        None if as_stored is None else float(as_stored[1].mean()),
-        float(held_out[0].mean()),
-        float(held_out[1].mean()),
-        min(widths),
-        **counted,
+        len(chosen),
+        as_stored=means[0][0],
+        as_stored_shuffled=means[0][1],
+        held_out=means[1][0],
+        shuffled=means[1][1],
+        width=min(widths),
+        shared=shared,
+        equal=int(is_equal.sum()),
+        exchanged=int(is_exchanged.sum()),
+        shift=shift,
         differing=0 if differing is None else len(differing.pairs),
         differing_cosine=float(differing.cosines.mean()) if differing is not None and has_differing else None,
         differing_scale=differing.scale if differing is not None and has_differing else None,
+        no_direction_before=no_direction[0],
+        no_direction_after=no_direction[1],
+        only_before=len(left_out[0]),
+        only_after=len(left_out[1]),
     )
 
 
