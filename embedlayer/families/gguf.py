@@ -166,9 +166,9 @@ GGUF_TOKENIZERS: Mapping[str, Literal["byte-level", "sentencepiece", "unigram", 
 class PreTokenizer:
     """How a byte-level BPE tokenizer of a GGUF file splits a text before it merges bytes."""
 
-    patterns: tuple[str, ...]
-    ignores_merges: bool = False
-    adds_bos: bool = False
+    patterns: tuple[str, ...]  # that split a text one after the other
+    ignores_merges: bool = False  # whether a part that is a token is not merged from bytes
+    adds_bos: bool = False  # whether a text starts with that token if the file does not say
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
