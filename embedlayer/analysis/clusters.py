@@ -31,9 +31,9 @@ FEWEST_TYPICAL = 12
 class PlaneClusters:
     """C clusters of N points in the plane."""
 
-    of: Int[Tensor, " N"]
-    sizes: list[int]
-    peaks: Float[Tensor, "C 2"]
+    of: Int[Tensor, " N"]  # number of each point's cluster; -1 for a point in none
+    sizes: list[int]  # largest first
+    peaks: Float[Tensor, "C 2"]  # coordinates of the densest place
 
 
 @torch.no_grad()

@@ -282,6 +282,7 @@ def chance_nearest_cosine(rows: int, embed_dim: int, place: int = 1) -> float:
         return math.nan
     if embed_dim == 1:
         return 1.0 if rows > 2 else 0.0
+    # the angle has the density sin(angle)^(D - 2), and the largest of N cosines is below c with P(cosine < c)^N
     angles = (torch.arange(STEPS, dtype=torch.float64) + 0.5) * (math.pi / STEPS)
     density = ((embed_dim - 2) * angles.sin().log()).exp()
     near = density.cumsum(0) / density.sum()  # probability of a smaller angle

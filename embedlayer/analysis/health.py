@@ -228,7 +228,7 @@ def _start(
     queries = torch.randn(len(sample), rows.embed_dim, generator=generator)
     by_chance = nearest_rows(before.table, queries, 1).cosines[:, 0].quantile(0.99)
     nearest = nearest_rows(before.table, without_axis(rows.take(sample)), 1)
-    is_clear = nearest.cosines[:, 0] > by_chance
+    is_clear = nearest.cosines[:, 0] > by_chance  # such a row comes from a start: its own, or that of another row
     if is_clear.double().mean() < RELATED:
         return None, None
     exchanged = float((nearest.ids[:, 0] != sample)[is_clear].double().mean())

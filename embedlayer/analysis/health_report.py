@@ -343,7 +343,7 @@ class TableHealth:
         """Return the IDs of equal rows that are a fault."""
         if not self.is_coarse:
             return ids
-        flagged = self.under_trained.flagged
+        flagged = self.under_trained.flagged  # rounding to 4 bits made these equal, as they were similar
         return tuple(row for row in ids if not flagged[row])
 
     def table_faults(self) -> Iterator[str]:
@@ -397,6 +397,7 @@ class TableHealth:
 
     def _shows_training(self, fit: TokenizerFit) -> bool:
         """Return whether the table was trained: spelling variants are similar, or else the loss of its run is known."""
+        # the loss tells more: rare tokens, most of the pairs, have neighbours at random in a short run
         return self.loss is not None or (fit.cosine > ERRORS * fit.error and fit.unlike <= MOST_UNLIKE)
 
     @property
@@ -572,6 +573,6 @@ def written_equal(
 
 def _written(ids: Collection[int], kinds: Sequence[str] | None) -> list[int]:
     """Return the IDs of rows that a text can look up."""
-    if kinds is None:
+    if kinds is None:  # a single row may be a padding row
         return list(ids) if len(ids) > 1 else []
     return [row for row in ids if kinds[row] not in NOT_WRITTEN]

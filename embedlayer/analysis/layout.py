@@ -111,7 +111,7 @@ def compute_layout(
 
 def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
     """Return the probability that an edge of the neighbour graph pulls its two rows together in a round, `(V, K)`."""
-    distances = 1 - cosines
+    distances = 1 - cosines  # as in UMAP: 1 for the nearest one, and log2 K in sum
     beyond = distances - distances[:, :1]
     wanted = math.log2(max(2, cosines.shape[1]))
     low, high = torch.zeros(len(cosines), 1), torch.full((len(cosines), 1), 4.0)

@@ -127,6 +127,7 @@ def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Ten
     leverage = noise * len(columns) / len(sample)
     noise = torch.where(in_sample, noise / (1 - leverage).clamp_min(1e-6), noise).where(usable, math.nan)
     left = torch.nonzero(noise >= _quantile(ordered_noise, CHANCE / 2))[:, 0]
+    # rows that do not come from their training: another row may have started from their numbers
     searchable = left if strangers is None else left[~strangers[left]]
     most = PRODUCTS // (max(1, len(left)) * len(columns))
     candidates = sample[: min(CANDIDATES[1], max(CANDIDATES[0], most))]

@@ -209,6 +209,7 @@ class TableRelation:
 
 def common_rows(before: OpenedModel, after: OpenedModel) -> Int[Tensor, "N 2"] | None:
     """Return the rows of two models to compare: ID in `before` and in `after`, `(N, 2)`; `None` pairs equal IDs."""
+    # those of the tokens that both have; with equal vocabularies also rows without a token
     one, other = before.tokenizer, after.tokenizer
     if one is None or other is None:
         return None

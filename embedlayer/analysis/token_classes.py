@@ -81,7 +81,8 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
             kinds[token] = "unreachable"
     words = {token for token, kind in enumerate(kinds) if kind == "word"}
     begin = {token for token in words if texts[token][0].isspace()}
-    if begin and not inner and not isinstance(tokenizer.model, WordLevel):  # whose entries are whole words
+    # if words begin with a space, others are parts; entries of WordLevel are whole words
+    if begin and not inner and not isinstance(tokenizer.model, WordLevel):
         for token in words - begin:
             kinds[token] = "part"
     return kinds

@@ -318,9 +318,9 @@ def evaluate_text(
 class EncodedText(NamedTuple):
     """A text as one model reads it."""
 
-    ids: Int[Tensor, " T"]
-    num_bytes: int
-    unknown: int | None
+    ids: Int[Tensor, " T"]  # with the start token in front, if there is one
+    num_bytes: int  # of all tokens but the first
+    unknown: int | None  # ID of the unknown token
 
     @property
     def predicted(self) -> int:
