@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import run
+from commands import answer, refused, run
 from covering import some
 from safetensors.torch import load_file, save_file
 
@@ -29,20 +29,18 @@ def text(tmp_path) -> Path:
     return file
 
 
-def losses_of_evaluate(capsys, source: Path, other: Path, text: Path) -> list[float]:
+def losses_of_evaluate(source: Path, other: Path, text: Path) -> list[float]:
     """The losses that `embedlayer evaluate` gives two models."""
-    assert run("evaluate", source, other, "--text", text, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    result = answer("evaluate", source, other, "--text", text)
     return [result[each]["loss"] for each in ("model", "other")]
 
 
 @pytest.mark.parametrize(("to", "kind"), [("int4-g8", el.QuantizedEmbedding), ("rank=8", el.FactorizedEmbedding)])
 def test_a_run_stays_a_run_without_a_dense_copy_of_its_table(folder, text, tmp_path, capsys, to, kind) -> None:
     out = tmp_path / "deeper" / "out"
-    assert run("compress", folder, "--to", to, "-o", out, "--text", text, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    result = answer("compress", folder, "--to", to, "-o", out, "--text", text)
     own, made = result["rows"]
-    assert losses_of_evaluate(capsys, folder, out, text) == pytest.approx([own["loss"], made["loss"]], rel=1e-6)
+    assert losses_of_evaluate(folder, out, text) == pytest.approx([own["loss"], made["loss"]], rel=1e-6)
     model = el.open_model(out).model
     assert isinstance(model.table, kind)
     assert model.head.own_table is model.table
@@ -87,7 +85,7 @@ def test_a_llama_type_checkpoint_becomes_a_run_that_says_the_same(shared_data, t
     assert said[0][0] == 1
 
 
-def test_of_another_checkpoint_the_embedding_layer_is_kept(tmp_path, text, capsys) -> None:
+def test_of_another_checkpoint_the_embedding_layer_is_kept(tmp_path, text) -> None:
     source = tmp_path / "gpt2"
     source.mkdir()
     (source / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 257, "n_embd": 16, "n_positions": 8}')
@@ -95,8 +93,7 @@ def test_of_another_checkpoint_the_embedding_layer_is_kept(tmp_path, text, capsy
     tokenizer = tmp_path / "tokenizer.json"
     el.train_tokenizer((), "byte").save(str(tokenizer))
     arguments = ["--to", "int8", "-o", tmp_path / "out", "--text", text]
-    assert run("compress", source, *arguments) == 2
-    assert "Name one with --tokenizer" in capsys.readouterr().err
+    assert "Name one with --tokenizer" in refused("compress", source, *arguments)
     assert run("compress", source, *arguments, "--tokenizer", tokenizer) == 0
     whole, small = el.load(source), el.load(tmp_path / "out")
     ids = torch.tensor([[1, 2, 3]])
@@ -125,7 +122,7 @@ def test_the_blocks_of_a_checkpoint_are_kept_and_its_loss_measured(
     shown = capsys.readouterr()
     rows = json.loads(shown.out)["rows"]
     if kind == "causal":
-        assert losses_of_evaluate(capsys, source, out, text) == pytest.approx([row["loss"] for row in rows], rel=1e-6)
+        assert losses_of_evaluate(source, out, text) == pytest.approx([row["loss"] for row in rows], rel=1e-6)
         assert rows[1]["loss_change"] == pytest.approx(rows[1]["loss"] - rows[0]["loss"])
     else:
         assert rows[0]["loss"] is None
@@ -138,8 +135,7 @@ def test_the_blocks_of_a_checkpoint_are_kept_and_its_loss_measured(
     assert run("compress", out, "--to", "int4", "-o", tmp_path / "again") == 0
     assert "The whole model: embedlayer.compress.load_model" in capsys.readouterr().out
     assert el.compress.load_model(tmp_path / "again").get_input_embeddings().row_format.bits == 4
-    assert run("generate", out, "a") == 2
-    assert "load it with embedlayer.compress.load_model" in capsys.readouterr().err
+    assert "load it with embedlayer.compress.load_model" in refused("generate", out, "a")
     assert run("vocab", "add", out, "otter", "-o", tmp_path / "edited") == 2
     assert "Edit the checkpoint that it was compressed from" in capsys.readouterr().err
     file = next(source.glob("*.safetensors"))
