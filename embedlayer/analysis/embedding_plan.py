@@ -243,6 +243,12 @@ class EmbeddingPlan:
         "Tokens in one chunk of the loss, counted over the ranks that share the table.",
         lambda p: p.vocab_parallel_size * min(-(-p._chunk_length // p.vocab_parallel_size), p.tokens),
     )
+    _has_wide_sums = _Planned(
+        "Whether the gradient of the head is first a sum in fp32: of 16-bit weights, on CUDA over chunks.",
+        lambda p: p.device == "cpu" or p._chunk_tokens < p.tokens * p.vocab_parallel_size,
+        when=lambda p: p._number_bytes < 4,
+    )
+
     # Weights on one rank
 
     table_parameters = _Planned(
@@ -544,12 +550,6 @@ class EmbeddingPlan:
         chunk = (self._rows * self._chunk_tokens + block) * 4
         size = self._number_bytes
         return chunk if size == 4 else chunk + block * size + self._head_gradient * 4
-
-    @property
-    def _has_wide_sums(self) -> bool:
-        """Return whether the gradient of the head is first a sum in fp32: of 16-bit weights, on CUDA over chunks."""
-        is_summed = self.device == "cpu" or self._chunk_tokens < self.tokens * self.vocab_parallel_size
-        return self._number_bytes < 4 and is_summed
 
     def _loss_phase_bytes(self) -> int:
         """Return the bytes of the loss, of gathered hidden states, and of a head's gradient that the loss computes."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.analysis.geometry import principal_components
@@ -105,7 +105,20 @@ def compute_layout(
     for done in range(rounds):
         on_progress(MOVING, done / rounds)
         chosen = torch.rand(weights.shape, generator=random) < weights
-        _move(places, sources[chosen], graph.ids[chosen], 1 - done / rounds, random)
+        heads, tails = sources[chosen], graph.ids[chosen]
+        # pull the two ends of each edge together
+        apart = places.index_select(0, heads) - places.index_select(0, tails)
+        squared = apart.square().sum(1, keepdim=True)
+        pull = -2 * _A * _B * squared.clamp_min(1e-8) ** (_B - 1) / (1 + _A * squared**_B)
+        step = (pull * apart).clamp_(-4, 4)
+        moved = torch.zeros_like(places).index_add_(0, heads, step).index_add_(0, tails, step, alpha=-1)
+        for _ in range(NEGATIVE_SAMPLES):  # push its head away from random rows
+            strangers = torch.randint(len(places), heads.shape, generator=random)
+            apart = places.index_select(0, heads) - places.index_select(0, strangers)
+            squared = apart.square().sum(1, keepdim=True)
+            push = 2 * _B / ((0.001 + squared) * (1 + _A * squared**_B))
+            moved.index_add_(0, heads, (push * apart).clamp_(-4, 4))
+        places += (1 - done / rounds) * moved.clamp_(-12, 12)
     return NeighborLayout(places, graph.recall)
 
 
@@ -120,25 +133,3 @@ def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
         too_wide = torch.exp(-beyond / middle.clamp_min(1e-6)).sum(1, keepdim=True) > wanted
         low, high = torch.where(too_wide, low, middle), torch.where(too_wide, middle, high)
     return torch.exp(-beyond / high.clamp_min(1e-6))
-
-
-def _move(
-    places: Float[Tensor, "V 2"],
-    heads: Int[Tensor, " E"],
-    tails: Int[Tensor, " E"],
-    rate: float,
-    random: torch.Generator,
-) -> None:
-    """Move all rows once, in place: one round of the layout."""
-    apart = places.index_select(0, heads) - places.index_select(0, tails)
-    squared = apart.square().sum(1, keepdim=True)
-    pull = -2 * _A * _B * squared.clamp_min(1e-8) ** (_B - 1) / (1 + _A * squared**_B)
-    step = (pull * apart).clamp_(-4, 4)
-    moved = torch.zeros_like(places).index_add_(0, heads, step).index_add_(0, tails, step, alpha=-1)
-    for _ in range(NEGATIVE_SAMPLES):
-        strangers = torch.randint(len(places), heads.shape, generator=random)
-        apart = places.index_select(0, heads) - places.index_select(0, strangers)
-        squared = apart.square().sum(1, keepdim=True)
-        push = 2 * _B / ((0.001 + squared) * (1 + _A * squared**_B))
-        moved.index_add_(0, heads, (push * apart).clamp_(-4, 4))
-    places += rate * moved.clamp_(-12, 12)

@@ -119,17 +119,14 @@ def plan(preset: Model = None, **options: Any) -> EmbeddingPlan:
     return EmbeddingPlan(**values)
 
 
-plan.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        inspect.Parameter(
-            "preset", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=str | JsonObject | None
-        ),
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option.type)
-            for name, option in OPTIONS.items()
-        ),
-    ],
-    return_annotation=EmbeddingPlan,
+_signature = inspect.signature(plan)
+_options = [
+    each.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=None)
+    for name, each in inspect.signature(EmbeddingPlan).parameters.items()
+    if name in OPTIONS
+]
+plan.__signature__ = _signature.replace(  # type: ignore[attr-defined]
+    parameters=[_signature.parameters["preset"], *_options]
 )
 
 
