@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import answer, refused, run
+from commands import answer, printed, refused, run
 
 from embedlayer import (
     DecoderLM,
@@ -112,10 +112,9 @@ def test_a_checkpoint_of_transformers_is_continued(tmp_path) -> None:
     assert result["ids"] == expected[0].tolist()
 
 
-def test_stories260k_says_its_story(shared_data, capsys) -> None:
+def test_stories260k_says_its_story(shared_data) -> None:
     models = shared_data / "models"
     result = answer("generate", models / "stories260K.safetensors", "--greedy", "--tokens", 64)
     assert result["text"] in (models / "stories260K.md").read_text()
     assert len(result["ids"]) == 65
-    assert run("generate", models, "Once upon", "--tokens", 5, "--greedy") == 0
-    assert capsys.readouterr().out == "Once upon a time, there was\n"
+    assert printed("generate", models, "Once upon", "--tokens", 5, "--greedy") == "Once upon a time, there was\n"

@@ -1,6 +1,5 @@
 """`embedlayer inspect`."""
 
-import json
 import re
 
 import pytest
@@ -70,7 +69,7 @@ def test_words_are_compared_with_people(tmp_path) -> None:
     assert "1 of 2 questions are four tokens" in shown
 
 
-def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
+def test_two_tables_are_compared_by_their_tokens(tmp_path) -> None:
     tokenizer = train_tokenizer("the cat sat on the mat with a dog and a log", "word")
     count = tokenizer.get_vocab_size()
     table = TokenEmbedding(count, 6)
@@ -80,8 +79,7 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
         table.weight.copy_(table.weight @ turn)
         table.weight[tokenizer.token_to_id("cat")] *= -1
     table.save_pretrained(tmp_path / "after", tokenizer=tokenizer)
-    assert run("inspect", tmp_path / "before.vec", tmp_path / "after", "--json", "-n", "2") == 0
-    content = json.loads(capsys.readouterr().out)
+    content = answer("inspect", tmp_path / "before.vec", tmp_path / "after", "-n", "2")
     assert content["most"][0]["token"] == "cat"
     assert content["aligned"]["median_cosine"] > 0.9 > content["median_cosine_unaligned"]
     assert answer("inspect", tmp_path / "before.vec", tmp_path / "after", "--no-align")["aligned"] is None
@@ -99,13 +97,12 @@ def test_tokens_that_moved_are_divided_by_whether_they_occur(trained, tmp_path) 
     assert [row["after"] for row in content["never"]] == [never]
 
 
-def test_tokens_that_never_occur_in_a_text_are_counted_for_any_table(tmp_path, capsys) -> None:
+def test_tokens_that_never_occur_in_a_text_are_counted_for_any_table(tmp_path) -> None:
     write_vectors(tmp_path / "words.vec", ["dog", "cat", "naps", "<unk>"], torch.randn(4, 8))
     (tmp_path / "text.txt").write_text("dog naps dog\n")
-    assert run("inspect", tmp_path / "words.vec", "--text", tmp_path / "text.txt", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["not_in_the_text"] == {"rows": 2, "ids": [1, 3]}
-    assert run("inspect", tmp_path / "words.vec", "--text", tmp_path / "text.txt") == 0
-    assert "not in --text 2" in " ".join(capsys.readouterr().out.split())
+    command = ("inspect", tmp_path / "words.vec", "--text", tmp_path / "text.txt")
+    assert answer(*command)["not_in_the_text"] == {"rows": 2, "ids": [1, 3]}
+    assert "not in --text 2" in " ".join(printed(*command).split())
 
 
 def test_a_table_with_new_rows_is_compared_with_its_base_and_its_new_rows_are_named(tmp_path) -> None:
