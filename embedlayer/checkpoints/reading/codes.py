@@ -9,7 +9,7 @@ from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
 from embedlayer.checkpoints.reading.head import refuse_missing_head
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.core.errors import CheckpointError
-from embedlayer.families.stream_records import CodeHeadSpec, CodeSpec, numbered
+from embedlayer.families.records import CodeHeadSpec, CodeSpec, numbered
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.streams import StackedRows, StreamHead
 from embedlayer.inputs.codes import CodeStreams
