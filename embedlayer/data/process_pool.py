@@ -62,8 +62,8 @@ def run_jobs(
         executor.shutdown()  # waits until all exit codes are known
         started = [str(numbers[place]) for place in running.values() if progress[place] != _NOT_STARTED]
         raise FileError(
-            f"A worker process was killed or failed to start ({context.cause_of_death()}) while shards "
-            f"{', '.join(started) or 'none'} were being built. Finished shards are kept: call again to continue."
+            f"A worker process was killed or failed to start ({context.cause_of_death()}) while it built shards "
+            f"{', '.join(started) or 'none'}. Finished shards are kept: call again to continue."
         ) from error
     finally:
         if running:

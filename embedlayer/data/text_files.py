@@ -8,7 +8,7 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,8 @@ def _texts_below(folder: Path) -> list[Path]:
 def visible_files(folder: Path) -> list[Path]:
     """Return the files below a folder, sorted, without hidden files and corpora."""
     if is_corpus(folder):
-        raise TextError(
-            f"The folder {folder} is a corpus of token IDs, and not text. Train on it, without other files: "
-            f"{command_line('train', folder, '-o', 'RUN')}; in Python, open it with TokenCorpus.open."
-        )
+        line = command_line("train", folder, "-o", "RUN")
+        raise TextError(f"The folder {folder} is a corpus of token IDs: {line}, or TokenCorpus.open.")
     files = sorted(_files_below(folder))
     corpora = {file.parent for file in files if file.name in (PLAN_FILE, INDEX_FILE) and is_corpus(file.parent)}
     return [file for file in files if corpora.isdisjoint(file.parents)]
@@ -124,15 +122,14 @@ def leave_out(folder: Path, others: Mapping[Path, TextFormat], texts: Sequence[P
     if not others:
         return
     first, other = next(iter(others.items()))
-    if _sizes(others) >= _sizes(texts):
+    if sum(file.stat().st_size for file in others) >= sum(file.stat().st_size for file in texts):
         raise TextError(
             f"The folder {folder} holds {len(others)} files that are not plain text, with more bytes than its "
-            f"{len(texts)} files of text. Convert them, or name the files of text alone. {is_other(first, other)}"
+            f"{len(texts)} texts: convert them, or name the texts. {is_other(first, other)}"
         )
     warnings.warn(
         f"{len(others)} files in {folder} are left out, which are not plain text: {first} is {other.name}"
-        f"{', ...' if len(others) > 1 else ''}. Passed by its name, a file is refused with a command that converts "
-        f"it.",
+        f"{', ...' if len(others) > 1 else ''}. Passed by its name, a file is refused with a command to convert it.",
         EmbedLayerWarning,
         stacklevel=4,
     )
@@ -145,11 +142,6 @@ def start_of(file: Path) -> bytes:
             return checked(file, read)
     except FileError:
         return b""
-
-
-def _sizes(files: Iterable[Path]) -> int:
-    """Return the number of bytes of files."""
-    return sum(file.stat().st_size for file in files)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from functools import partial
 from inspect import signature
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,26 +57,21 @@ class PackedDocuments:
         scale: float | None,
     ) -> Float[Tensor, "B H T K"]:
         """Compute the causal attention of each document by itself; a padded token attends to itself only."""
-        rows, length = q.shape[0], q.shape[2]
-        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-        if self.text is None:
-            y = self._attend(q, k, v, scale)
-        else:
-            y = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-            q, k, v = (x.index_select(0, self.text) for x in (q, k, v))
-            y = y.index_copy_(0, self.text, self._attend(q, k, v, scale))
-        result: Tensor = y.unflatten(0, (rows, length)).transpose(1, 2)
-        return result
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-        """Return the result of `attend` for the tokens of the documents, `(N, H, K)`."""
         varlen_attn = varlen_attention()
         assert varlen_attn is not None
         # torch 2.11 has no such option, and takes heads in groups
         options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+        shape, heads = (q.shape[0], q.shape[2]), q.shape[1]
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        values = v
+        if self.text is not None:
+            q, k, v = (x.index_select(0, self.text) for x in (q, k, v))
         ends, longest = self.cu_seqlens, self.longest
-        y = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scale, window_size=(-1, 0), **options)
-        return cast(Tensor, y)
+        y: Any = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scale, window_size=(-1, 0), **options)
+        if self.text is not None:
+            y = values.repeat_interleave(heads // values.shape[1], 1).index_copy_(0, self.text, y)
+        result: Tensor = y.unflatten(0, shape).transpose(1, 2)
+        return result
 
 
 class AddedScores:

@@ -196,16 +196,12 @@ def _text_of_both(a: TokenSpans, b: TokenSpans, row: int, truncated: bool) -> by
     if not longer.startswith(shorter):
         place = next(at for at, (one, other) in enumerate(zip(*texts, strict=False)) if one != other)
         parts = [text[max(place - 10, 0) : place + 10] for text in texts]
-        raise TextError(
-            f"The two texts of row {row} differ from byte {place} on: {parts[0]!r} and {parts[1]!r}. Align two token "
-            f"sequences of one text. If these are IDs of tokenizers that change a text, pass the text to token_spans."
-        )
+        raise TextError(f"The two texts of row {row} differ from byte {place} on: {parts[0]!r} and {parts[1]!r}.")
     for name, spans in (("a", a), ("b", b)):
         stop = int(spans.stops.reshape(-1)[row])
         if not truncated and stop < len(longer):
             raise TextError(
-                f"Sequence {name!r} of row {row} was truncated: it ends at byte {stop:,} of {len(longer):,}. Encode "
-                f"the whole text, or pass truncated=True to align the sequences as far as both go."
+                f"Sequence {name!r} of row {row} ends at byte {stop:,} of {len(longer):,}: pass truncated=True."
             )
     return longer
 

@@ -35,8 +35,7 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig
     if config.kind is not None and config.kind in BPE_CLASSES:
         if config.kind == "GPT2" and config.model_type in SPLITS_DIGITS:
             raise TokenizerError(
-                f"{file} names the class GPT2Tokenizer, and the original tokenizer of model type {config.model_type} "
-                f"splits text by other rules, which only its tokenizer.json has. Copy that file into the folder."
+                f"{file}: the rules of {config.model_type} are only in its tokenizer.json. Copy that too."
             )
         return BPE_CLASSES[config.kind]
     if config.kind is not None or config.model_type is not None:
@@ -97,9 +96,9 @@ def _around(
     """Return the processor that puts special tokens around a text; of a byte-level class, also `ByteLevel`'s step."""
     for name in ("language", "task"):
         if config.kind == "Whisper" and config.settings.get(name) is not None:
+            advice = ADVICE.format(folder=str(config.folder))
             raise TokenizerError(
-                f"{config.folder / 'tokenizer_config.json'} sets {name} to {config.settings[name]!r}, which embedlayer "
-                f"does not read. {ADVICE.format(folder=str(config.folder))}."
+                f"{config.folder} sets {name} to {config.settings[name]!r}, which is not read. {advice}."
             )
     starts, ends = rules.starts, rules.ends
     if not starts and not ends:

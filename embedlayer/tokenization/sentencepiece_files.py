@@ -144,10 +144,7 @@ def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules,
     if rules.reads_vocabulary:
         return _vocabulary_of_file(own, kinds, rules, path)
     if any(kind not in (CONTROL, UNKNOWN) for kind in kinds[: rules.skipped]):
-        raise TokenizerError(
-            f"{path} is not a model of the tokenizer class that its folder states: one of its first {rules.skipped} "
-            f"subwords, which have no ID there, is not special. Use the tokenizer.json of the model."
-        )
+        raise TokenizerError(f"{path} is not of its class: one of its first {rules.skipped} subwords is not special.")
     texts = [*rules.first, *(text for text, _ in own[rules.skipped :]), *rules.last]
     shift = len(rules.first) - rules.skipped
     unknown = texts.index(rules.unknown) if rules.unknown else processor.unk_id() + shift
@@ -173,9 +170,7 @@ def _vocabulary_of_file(
     missing = [text for (text, _), kind in zip(own, kinds, strict=True) if kind == NORMAL and text not in entries]
     if by_id.keys() != set(range(len(entries))) or rules.unknown not in entries or missing:
         lacks = f"it lacks {missing[0]!r}" if missing else f"its IDs have gaps, or it lacks {rules.unknown}"
-        raise TokenizerError(
-            f"{file} does not give each subword of {path.name} an ID: {lacks}. Use the two files of one model."
-        )
+        raise TokenizerError(f"{file} does not give each subword of {path.name} an ID: {lacks}.")
     scores, kind_of = dict(own), dict(zip((text for text, _ in own), kinds, strict=True))
     least = min(scores.values(), default=0.0) - _NEVER
     texts = [by_id[token_id] for token_id in range(len(by_id))]
@@ -219,8 +214,7 @@ def _add_roles(tokenizer: Tokenizer, rules: SentencePieceRules, config: Tokenize
     for text in (*fixed, *(token.content for token in config.specials)):
         if text is not None and text not in known:
             raise TokenizerError(
-                f"{config.folder} has the special token {text!r}, which {path.name} lacks, without an ID. Write its ID "
-                f"into an added_tokens.json there, or use the tokenizer.json of the model."
+                f"{config.folder} has a special token {text!r} without an ID: add an added_tokens.json."
             )
     roles = [config.role(role, rules.roles) for role in rules.roles]
     tokens = [text for text in roles if text is not None and text not in listed]
@@ -367,8 +361,8 @@ def _check_same_ids(
         theirs = [ids[token_id] for token_id in processor.encode(steps.normalize_str(text))]
         if ours != theirs:
             raise TokenizerError(
-                f"{path} uses rules of SentencePiece that the tokenizers library does not have: {text!r} becomes "
-                f"{ours} where SentencePiece gives {theirs}. Use the model's tokenizer.json if it has one."
+                f"{path} has rules that the tokenizers library lacks: {text!r} becomes {ours}, not {theirs}. Use "
+                f"the model's tokenizer.json."
             )
 
 
@@ -436,7 +430,6 @@ def _entries(path: Path, raw: bytes) -> list[tuple[str, float]]:
     tokens = tuple(token for token, _ in entries)
     if tokens[: len(SPECIAL + BYTES)] != SPECIAL + BYTES or len(set(tokens)) != len(tokens):
         raise TokenizerError(
-            f"{path} is not a tokenizer of llama2.c: its tokens should be <unk>, <s>, </s>, the 256 bytes, and then "
-            f"subwords, each once."
+            f"{path} is no tokenizer of llama2.c: <unk>, <s>, </s>, 256 bytes, then subwords, each once."
         )
     return entries

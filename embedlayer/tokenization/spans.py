@@ -217,8 +217,7 @@ def _row_of_ids(tokens: TokenBytes, ids: _Numbers, is_token: _Flags, row: int) -
         name = tokens.entries[int(ids[lost[0]])] if len(lost) else tokens.suffix
         kind = f"{type(tokens.tokenizer.model).__name__} ({tokens.convention})"
         raise TokenizerError(
-            f"The bytes of {name!r} are not known from token IDs alone: this {kind} tokenizer drops spaces, or "
-            f"replaces text. Pass the text: token_spans(tokenizer, text)."
+            f"Only the text has the bytes of {name!r}, a token of a {kind}: token_spans(tokenizer, text)."
         )
     follows_text = np.concatenate([[False], in_text[:-1]])
     put = in_text & ~follows_text & known.begins_with_space[indices] & tokens.puts_space

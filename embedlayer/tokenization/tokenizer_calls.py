@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from tokenizers import Encoding, Tokenizer, models, normalizers
+from tokenizers import Encoding, Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer
 
 from embedlayer.core.errors import EmbedLayerError, TokenizerError
@@ -48,8 +48,7 @@ def as_tokenizer(tokenizer: object) -> Tokenizer:
                 _checked.add(tokenizer)
             return candidate
     raise TokenizerError(
-        f"A {type(tokenizer).__name__} is not a tokenizer that embedlayer knows. Pass a tokenizers.Tokenizer (see "
-        f"load_tokenizer and train_tokenizer) or a fast tokenizer of transformers."
+        f"A {type(tokenizer).__name__} is not a tokenizer: pass a tokenizers.Tokenizer or a fast one of transformers."
     )
 
 
@@ -71,9 +70,8 @@ def _require_own_steps(owner: Any, tokenizer: Tokenizer) -> None:
                     ours, theirs = (encode(each, text).ids for each in (tokenizer, original))
                     if ours != theirs:
                         raise TokenizerError(
-                            f"This {type(owner).__name__} of transformers does not split text as {file} says: the IDs "
-                            f"of {shortened(text)!r} are {shortened(ours)} instead of {shortened(theirs)}, "
-                            f"because its class builds the normalizer and pre-tokenizer by its own rules. {advice}"
+                            f"This {type(owner).__name__} of transformers does not split text as {file} says: "
+                            f"{shortened(text)!r} gives {shortened(ours)} instead of {shortened(theirs)}. {advice}"
                         )
             return
     steps = json.dumps(_steps(tokenizer))
@@ -85,8 +83,7 @@ def _require_own_steps(owner: Any, tokenizer: Tokenizer) -> None:
     if is_wrong:
         raise TokenizerError(
             f"The pre-tokenizer of this {type(owner).__name__} of transformers does not fit its vocabulary, which is "
-            f"that of {'SentencePiece' if has_marks else 'byte-level BPE'}: its class builds the pre-tokenizer by its "
-            f"own rules. {advice}"
+            f"that of {'SentencePiece' if has_marks else 'byte-level BPE'}. {advice}"
         )
 
 
@@ -153,8 +150,7 @@ def tokenizer_errors(action: str) -> Iterator[None]:
         if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
             raise
         raise TokenizerError(
-            f"The tokenizer cannot {action}: {shortened(error)}. Its file is damaged or incomplete, or was written "
-            f"for another release of the tokenizers library."
+            f"The tokenizer cannot {action}: {shortened(error)}. It is damaged, or of another release of tokenizers."
         ) from error
 
 
@@ -245,8 +241,7 @@ def require_bounded(content: Mapping[str, Any]) -> None:
             for name in _STRINGS:
                 if isinstance(text := rule.get(name), str) and len(text) > _LONGEST_STRING:
                     raise TokenizerError(
-                        f"the {name} of {rule.get('type')} in its {part} has {len(text):,} characters, and at most "
-                        f"{_LONGEST_STRING:,} are read"
+                        f"the {name} of a rule in its {part} has {len(text):,} characters, over {_LONGEST_STRING:,}"
                     )
     normalizer = list(_rules(content.get("normalizer")))
     for place, rule in enumerate(normalizer):
@@ -288,19 +283,13 @@ def _check_growth(rule: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -
             if each.get("type") == "Prepend":
                 continue
             with tokenizer_errors(f"apply its rule {each.get('type')}"):
-                text = _built(each).normalize_str(text)
+                only_rule = json.dumps(json.loads(Tokenizer(models.BPE()).to_str()) | {"normalizer": each})
+                text = Tokenizer.from_str(only_rule).normalizer.normalize_str(text)
         if len(text) > MOST_GROWTH * copies * read:
+            becomes = f"{shortened(str(written or pattern))!r} becomes {shortened(text)!r}"
             raise TokenizerError(
-                f"its rule {rule.get('type')} and those after it make more than {MOST_GROWTH} characters of one "
-                f"({shortened(str(written or pattern))!r} becomes {shortened(text)!r})"
+                f"its rules from {rule.get('type')} on write over {MOST_GROWTH} characters for one: {becomes}"
             )
-
-
-def _built(rule: Mapping[str, Any]) -> normalizers.Normalizer:
-    """Build one normalizer from its description."""
-    empty = json.loads(Tokenizer(models.BPE()).to_str())
-    built: normalizers.Normalizer = Tokenizer.from_str(json.dumps(empty | {"normalizer": rule})).normalizer
-    return built
 
 
 def _check_templates(part: Any) -> None:
@@ -319,7 +308,4 @@ def _check_templates(part: Any) -> None:
             most = max(most, copies, sum(added.get(name, 1) for name in names))
         growth *= most
         if growth > MOST_GROWTH:
-            raise TokenizerError(
-                f"its template repeats a text, or adds special tokens, {growth:,} times, and at most {MOST_GROWTH} are "
-                f"read"
-            )
+            raise TokenizerError(f"its template multiplies a text or special tokens by {growth:,}, over {MOST_GROWTH}")

@@ -76,10 +76,7 @@ def transformers_monitor(
             """Build the monitor, with the counts of the checkpoint from which training resumes."""
             model, name = objects["model"], type(self).__name__
             if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-                raise SizeError(
-                    f"{type(model).__name__} looks up tokens of its decoder that it computes itself, and the monitor "
-                    f"counts those of its inputs alone: it is for models without an encoder."
-                )
+                raise SizeError(f"{type(model).__name__} computes IDs of its decoder itself, which are not counted.")
             names = tokenizer if tokenizer is not None else objects.get("processing_class")
             if not (hasattr(names, "backend_tokenizer") or hasattr(names, "id_to_token")):
                 names = None  # an image processor, or a slow tokenizer

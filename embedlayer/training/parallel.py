@@ -75,9 +75,7 @@ class ParallelContext:
         if self.collectives is not SINGLE_PROCESS:
             self._mesh = data_parallel_mesh(self.device.type, self.size, vocab_parallel_size)
         elif vocab_parallel_size not in (None, 1):
-            raise SizeError(
-                f"One process cannot shard a table over {vocab_parallel_size}: start several with torchrun."
-            )
+            raise SizeError(f"One process cannot shard over {vocab_parallel_size}: start several with torchrun.")
 
     def share(self, count: int) -> range:
         """Return which of the items `0..count - 1` this rank processes.

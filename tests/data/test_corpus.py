@@ -210,7 +210,7 @@ def test_a_damaged_corpus_is_refused(tmp_path) -> None:
     for number, (file, damage) in enumerate(DAMAGES):
         corpus = shutil.copytree(tmp_path / "whole", tmp_path / str(number))
         damage(corpus / file)
-        with pytest.raises(CheckpointError, match="corpus"):
+        with pytest.raises(CheckpointError):
             TokenCorpus.open(corpus)
     with pytest.raises(FileError, match="No such file"):
         TokenCorpus.open(tmp_path / "none")

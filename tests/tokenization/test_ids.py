@@ -33,6 +33,5 @@ def test_a_table_needs_a_row_up_to_the_highest_id(tmp_path) -> None:
     assert table_size(load_tokenizer(tmp_path)) == 1000
     tokenizer = train_tokenizer((), kind="byte")
     assert OpenedModel("run", TokenEmbedding(257, 2), tokenizer=tokenizer).encode("a") == [97]
-    words = "tokenizer of run gives IDs up to 256 and the table has 256 rows: 1 tokens have none"
-    with pytest.raises(TokenizerError, match=words):
+    with pytest.raises(TokenizerError, match="IDs up to 256, the table has 256 rows"):
         OpenedModel("run", TokenEmbedding(256, 2), tokenizer=tokenizer).encode("a")

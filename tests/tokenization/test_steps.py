@@ -94,12 +94,10 @@ def test_so_are_those_of_any_text(kind, text) -> None:
 tracer_for = cache(lambda kind: tracer_of(KINDS[kind]()))
 
 
-def test_what_is_no_tokenizer_or_no_text_is_refused() -> None:
-    with pytest.raises(TokenizerError, match="str is not a tokenizer"):
-        trace_tokens("gpt2", "a")
-    with pytest.raises(TokenizerError, match="cannot encode"):
+def test_what_is_no_text_is_refused() -> None:
+    with pytest.raises(TokenizerError):
         trace_tokens(tokenizer_of("Unigram"), "a\ud800")
-    with pytest.raises(TokenizerError, match="cannot encode"):
+    with pytest.raises(TokenizerError):
         trace_tokens(Tokenizer(models.WordLevel({"a": 0}, "<unk>")), "b")
 
 

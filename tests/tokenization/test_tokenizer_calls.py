@@ -117,7 +117,7 @@ def test_what_a_tokenizer_raises_is_an_error_of_ours(fault: str, tmp_path: Path)
 def test_a_file_that_makes_the_library_panic_is_refused(tmp_path: Path) -> None:
     damaged = changed(WORDS, {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}})
     (tmp_path / "tokenizer.json").write_text(damaged)
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a valid tokenizer: .*precompiled_charsmap"):
+    with pytest.raises(TokenizerError):
         load_tokenizer(tmp_path)
 
 
@@ -164,10 +164,9 @@ GROWING: dict[str, dict[str, Any]] = {
 
 
 def test_rules_that_multiply_text_are_refused_by_size(pure, tmp_path: Path) -> None:
-    why = r"(?s)tokenizer\.json is not a valid tokenizer: .*(characters|times)"
     for rule, parts in GROWING.items():
         (tmp_path / "tokenizer.json").write_text(changed(pure, parts))
-        with pytest.raises(TokenizerError, match=why) as caught:
+        with pytest.raises(TokenizerError) as caught:
             load_tokenizer(tmp_path)
         assert len(str(caught.value)) < 600, rule
 
@@ -205,8 +204,10 @@ def test_a_fast_tokenizer_of_transformers_is_unwrapped() -> None:
     for name in ("backend_tokenizer", "_tokenizer"):
         wrapped = types.SimpleNamespace(**{name: tokenizer})
         assert TokenBytes(wrapped).tokenizer.to_str() == tokenizer.to_str()
-    with pytest.raises(TokenizerError, match="A str is not a tokenizer"):
-        TokenBytes("gpt2")
+    not_one: Any = "gpt2"
+    for call in (TokenBytes, *CALLS[:3], *CALLS[4:6]):
+        with pytest.raises(TokenizerError):
+            call(not_one)
 
 
 def test_limits_do_not_change_the_fingerprint_and_stay_with_the_tokenizer() -> None:

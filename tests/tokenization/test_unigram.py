@@ -1,14 +1,11 @@
 """Unigram training by SentencePiece, beside the trainer of the tokenizers library."""
 
-import sys
 from pydoc_data.topics import topics
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, trainers
 
-from embedlayer.core.errors import MissingExtraError
 from embedlayer.tokenization.train import train_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
@@ -44,9 +41,3 @@ def test_any_text_and_size_train_and_equal_text_gives_equal_tokenizers(text, siz
 def test_where_letters_are_more_than_the_vocabulary_the_frequent_ones_stay():
     trained = train_tokenizer("aaa bbb c d e f g h", "unigram", vocab_size=5)
     assert set(trained.get_vocab()) == {END_OF_TEXT, "<unk>", "▁", "a", "b"}
-
-
-def test_without_sentencepiece_the_error_names_the_install_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'embedlayer\[spm\]'"):
-        train_tokenizer("I love dogs", "unigram", vocab_size=30)

@@ -58,10 +58,7 @@ def readers_of(paths: Sequence[str | Path], options: RowOptions) -> list[Reader]
 def require_rows(readers: Iterable[Reader], options: RowOptions) -> None:
     """Raise a `SizeError` if `options` name a field, and no source has rows."""
     if options.text_field is not None and not any(reader.has_rows for reader in readers):
-        raise SizeError(
-            f"The text field {options.text_field!r} names a part of a row, and none of the files has rows: leave it "
-            f"out, or pass JSON lines, Parquet or Arrow files."
-        )
+        raise SizeError(f"There are no rows with a field {options.text_field!r}: none of the files has rows.")
 
 
 def _require_words(readers: Sequence[Reader]) -> None:
@@ -78,10 +75,7 @@ def reader_of(path: Path, options: RowOptions) -> Reader:
     start = start_of(path)
     make = _rows_reader(path, start, options)
     if make is None and path.suffix in TOKEN_SUFFIXES and is_plain(start):
-        raise TextError(
-            f"{path} has the name of a file of token IDs: pass the type of its numbers, --dtype, or in Python call "
-            f"embedlayer.data.map_token_files. If it is text, give it a name that ends in .txt."
-        )
+        raise TextError(f"{path} is named as a file of token IDs: pass its --dtype (map_token_files), or name it .txt.")
     return TextFile(path) if make is None else make(path, options)
 
 
@@ -106,9 +100,7 @@ def _readers_below(folder: Path, options: RowOptions) -> list[Reader]:
     others: dict[Path, TextFormat] = {}
     for file in (visible := visible_files(folder)):
         if file.name in _DATASET_FILES and DATASET.matches(file.parent, b""):
-            raise TextError(
-                f"{file.parent} in {folder} is {DATASET.name}: pass this folder by itself, without the files beside it."
-            )
+            raise TextError(f"{file.parent} in {folder} is {DATASET.name}: pass this folder by itself.")
         start = start_of(file)
         if _rows_reader(file, start, options) is not None:
             rows.append(file)
