@@ -109,9 +109,9 @@ class CorpusShard(NamedTuple):
     """Content of one shard of a corpus, or of a corpus without shards."""
 
     ids: IdArray
-    documents: Offsets
+    documents: Offsets  # first tokens, not counting the separator with which the IDs of a shard start
     blocks: Offsets
-    sources: Offsets
+    sources: Offsets  # numbers of the sources in the plan that have documents here
     metadata: JsonObject
     weights: IdArray | None
 

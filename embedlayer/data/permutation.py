@@ -12,7 +12,10 @@ Indices = npt.NDArray[np.int64]
 
 
 class RandomPermutation:
-    """Random permutation of `0..count - 1` that is never stored: `permutation(indices)` computes its elements there."""
+    """Random permutation of `0..count - 1` that is never stored: `permutation(indices)` computes its elements there.
+
+    A Feistel network over `left * width + right` with cycle walking (Black and Rogaway, 2002), and a plain hash.
+    """
 
     def __init__(self, count: int, generator: torch.Generator) -> None:
         self.count = count

@@ -86,7 +86,7 @@ class TextChunk(NamedTuple):
     """A chunk of a document, and what its token IDs depend on."""
 
     text: str
-    anchor: str
+    anchor: str  # the last characters before it in its document
     starts_document: bool
     weighted: Sequence[tuple[int, int]] | None = None
 

@@ -75,7 +75,11 @@ class PackedDocuments:
 
 
 class AddedScores:
-    """What attention adds to its scores: a position scheme's bias, and -inf for each masked key."""
+    """What attention adds to its scores: a position scheme's bias, and -inf for each masked key.
+
+    Where all of it has too many numbers, it is computed for blocks of queries, and again in the backward pass. On CUDA,
+    documents alone need none of it where torch has FlashAttention.
+    """
 
     def __init__(
         self,

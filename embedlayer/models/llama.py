@@ -104,7 +104,10 @@ def _build(model: CheckpointModel) -> DecoderLM:
     ours = {theirs: ours for ours, theirs in names.items()}
     of_layer = tensors.own_names
     of_blocks = [name for name in checkpoint.names if name not in of_layer and not _DERIVED.fullmatch(name)]
-    _refuse_quantised_blocks(checkpoint, of_blocks)
+    types = sorted({checkpoint.info(name).dtype for name in of_blocks})
+    if quantised := [dtype for dtype in types if DTYPES.get(dtype) not in FLOATS]:  # they would be dequantised whole
+        program = "the library that quantised it" if checkpoint.gguf is None else "llama.cpp"
+        raise CheckpointError(f"{checkpoint.name}: its blocks are quantised ({', '.join(quantised)}): use {program}.")
     for name in of_blocks:
         block = re.fullmatch(r"(.*?\.?layers|blk)\.(0|[1-9]\d{0,5})\.(.*)", name)
         pattern = ours.get(name if block is None else f"{block[1]}.{{}}.{block[3]}", name)  # an unknown name stays
@@ -130,12 +133,3 @@ def _build(model: CheckpointModel) -> DecoderLM:
         mlp_dim=max(1, torch.atleast_1d(up).shape[0]),
         norm_eps=as_number(config.get("rms_norm_eps"), "rms_norm_eps", above=0.0),
     )
-
-
-def _refuse_quantised_blocks(checkpoint: Checkpoint, names: list[str]) -> None:
-    """Raise a `CheckpointError` if one of the tensors of the blocks is quantised: it would be dequantised whole."""
-    types = sorted({checkpoint.info(name).dtype for name in names})
-    quantised = [dtype for dtype in types if DTYPES.get(dtype) not in FLOATS]
-    if quantised:
-        program = "the library that quantised it" if checkpoint.gguf is None else "llama.cpp"
-        raise CheckpointError(f"{checkpoint.name}: its blocks are quantised ({', '.join(quantised)}): use {program}.")

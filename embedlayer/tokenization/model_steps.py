@@ -34,10 +34,10 @@ class BpeTrace(NamedTuple):
     """How byte-pair encoding splits a pre-token; symbols are as they are written in the vocabulary."""
 
     ids: tuple[int, ...]
-    symbols: tuple[str, ...]
+    symbols: tuple[str, ...]  # before the first merge
     merges: tuple[Merge, ...]
-    pairs: Mapping[tuple[str, str], int]
-    is_whole: bool
+    pairs: Mapping[tuple[str, str], int]  # rank of each pair that was adjacent at some moment
+    is_whole: bool  # the pre-token is an entry, so nothing is merged (`ignore_merges`)
 
 
 class LookUp(NamedTuple):

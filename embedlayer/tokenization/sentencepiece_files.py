@@ -312,25 +312,26 @@ def sentencepiece_tokenizer(
 
 def sentencepiece_normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -> normalizers.Normalizer:
     """Return the normaliser that changes a text as SentencePiece does before it splits the text."""
-    steps = _mapped(charsmap) if charsmap else []
+    steps: list[normalizers.Normalizer] = []
+    if charsmap:
+        mapped = normalizers.Precompiled(charsmap)
+        folded = ((mapped.normalize_str(text), unicodedata.normalize("NFKC", text)) for text in _NFKC_PROBE)
+        if any(found.lower() != nfkc.lower() for found, nfkc in folded):
+            steps = [mapped]
+        else:
+            # In long grapheme clusters `Precompiled` does not compose a letter with its marks. NFKC does, once the two
+            # characters that it treats in another way than such a map are hidden from it.
+            hidden = {"\u0344": "\ufdd0"}
+            if mapped.normalize_str("\uff5e") == "\uff5e":
+                hidden["\uff5e"] = "\ufdd1"
+            hide = [normalizers.Replace(text, code) for text, code in hidden.items()]
+            show = [normalizers.Replace(code, text) for text, code in hidden.items()]
+            steps = [*hide, normalizers.NFKC(), *show, mapped]
     if trims:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if adds_space:
         steps.append(normalizers.Prepend(space))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", space)])
-
-
-def _mapped(charsmap: bytes) -> list[normalizers.Normalizer]:
-    """Return normalisers that apply a compiled character map as SentencePiece does."""
-    mapped = normalizers.Precompiled(charsmap)
-    if any(mapped.normalize_str(text).lower() != unicodedata.normalize("NFKC", text).lower() for text in _NFKC_PROBE):
-        return [mapped]
-    hidden = {"\u0344": "\ufdd0"}
-    if mapped.normalize_str("\uff5e") == "\uff5e":
-        hidden["\uff5e"] = "\ufdd1"
-    hide = [normalizers.Replace(text, code) for text, code in hidden.items()]
-    show = [normalizers.Replace(code, text) for text, code in hidden.items()]
-    return [*hide, normalizers.NFKC(), *show, mapped]
 
 
 def bpe_of_scores(
@@ -400,22 +401,8 @@ BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 def read_llama2c(path: Path) -> Tokenizer:
     """Read llama2.c's `tokenizer.bin` and return a tokenizer that gives the same IDs."""
-    entries = _entries(path, read_bytes(path))
-    merged = range(len(SPECIAL) + len(BYTES), len(entries))
-    tokenizer = Tokenizer(bpe_of_scores(entries, merged, "<unk>", byte_fallback=True))
-    tokenizer.normalizer = normalizers.Prepend(" ")
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
-    )
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
-    return tokenizer
-
-
-def _entries(path: Path, raw: bytes) -> list[tuple[str, float]]:
-    """Parse the content of a `tokenizer.bin`, and return the token and the score of each ID, in order."""
-    entries: list[tuple[str, float]] = []
-    at = 4
+    raw, at = read_bytes(path), 4
+    entries: list[tuple[str, float]] = []  # token and score of each ID
     try:
         (longest,) = struct.unpack_from("<i", raw)
         while at < len(raw):
@@ -429,7 +416,13 @@ def _entries(path: Path, raw: bytes) -> list[tuple[str, float]]:
         raise TokenizerError(f"{path} is not a whole tokenizer of llama2.c ({error}).") from error
     tokens = tuple(token for token, _ in entries)
     if tokens[: len(SPECIAL + BYTES)] != SPECIAL + BYTES or len(set(tokens)) != len(tokens):
-        raise TokenizerError(
-            f"{path} is no tokenizer of llama2.c: <unk>, <s>, </s>, 256 bytes, then subwords, each once."
-        )
-    return entries
+        raise TokenizerError(f"{path} is not <unk>, <s>, </s>, 256 bytes, and subwords, each once, as in llama2.c.")
+    merged = range(len(SPECIAL) + len(BYTES), len(entries))
+    tokenizer = Tokenizer(bpe_of_scores(entries, merged, "<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
+    return tokenizer

@@ -236,15 +236,20 @@ def _row_of_text(tokens: TokenBytes, encoding: Encoding, text: bytes, has_templa
     ids = np.array(encoding.ids, dtype=np.int64)
     in_text = np.array(encoding.special_tokens_mask) == 0 if has_template else np.ones(len(ids), dtype=bool)
     own = ids[in_text]
-    spans = _joining_spans(tokens, own, text)
-    if spans is None:
+    known = tokens.by_id
+    joined = b"".join([known.encoded[token_id] for token_id in own.tolist()])
+    put = len(joined) - len(text)  # 1 for a space that the tokenizer puts in front of the text
+    if joined == text or (put == 1 and joined[:1] == b" " and joined.endswith(text)):
+        ends = np.cumsum(known.lengths[own]) - put
+        starts = np.maximum(ends - known.lengths[own], 0)
+        exact, is_cut = np.ones(len(own), dtype=bool), ends > starts
+    else:
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)[in_text]
         if not text.isascii():
             first_bytes = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) & 0xC0 != 0x80)
             offsets = np.append(first_bytes, len(text))[offsets]
-        spans = _spans_by_offsets(tokens, own, offsets, text)
-    starts, ends, exact, is_cut = spans
-    exact &= ~(tokens.by_id.special | tokens.by_id.unknown)[own]
+        starts, ends, exact, is_cut = _spans_by_offsets(tokens, own, offsets, text)
+    exact &= ~(known.special | known.unknown)[own]
     cut_ends = np.where(is_cut, np.append(starts[1:], len(text))[: len(own)], NO_CUT)
     if in_text.all():
         return _Row(ids, starts, ends, exact, in_text, cut_ends, len(text), text)
@@ -259,19 +264,6 @@ def _row_of_text(tokens: TokenBytes, encoding: Encoding, text: bytes, has_templa
 
     fields = spread(starts, before), spread(ends, before), spread(exact, 0), in_text, spread(cut_ends, NO_CUT)
     return _Row(ids, *fields, len(text), text)
-
-
-def _joining_spans(tokens: TokenBytes, ids: _Numbers, text: bytes) -> _Spans | None:
-    """Return the spans of tokens whose bytes join to the text, less a space in front; `None` if they do not."""
-    known = tokens.by_id
-    joined = b"".join([known.encoded[token_id] for token_id in ids.tolist()])
-    put = len(joined) - len(text)
-    if joined != text and not (put == 1 and joined[:1] == b" " and joined.endswith(text)):
-        return None
-    lengths = known.lengths[ids]
-    ends = np.cumsum(lengths) - put
-    starts = np.maximum(ends - lengths, 0)
-    return starts, ends, np.ones(len(ids), dtype=bool), ends > starts
 
 
 def _spans_by_offsets(tokens: TokenBytes, ids: _Numbers, offsets: _Numbers, text: bytes) -> _Spans:

@@ -202,9 +202,12 @@ def pre_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
 
 def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
     """Yield texts to train a tokenizer on, cut inside pre-tokens of more than `LONGEST_TRAINED` characters."""
+    half = LONGEST_TRAINED // 2
     for text in texts:
         done = 0
-        if _has_long_run(text):
+        blocks = (text[start : start + half] for start in range(0, len(text) - half + 1, half))
+        # more than `LONGEST_TRAINED` characters in a row may be without or only of white space
+        if len(text) > LONGEST_TRAINED and any(block.isspace() or not _SPACE.search(block) for block in blocks):
             with tokenizer_errors(f"split {shortened(text)!r}"):
                 spans = [span for _, span in steps.pre_tokenize_str(text)]
             for start, stop in spans:
@@ -212,13 +215,6 @@ def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
                     yield text[done:place]
                     done = place
         yield text[done:]
-
-
-def _has_long_run(text: str) -> bool:
-    """Return whether a text may have more than `LONGEST_TRAINED` characters in a row without or only of white space."""
-    half = LONGEST_TRAINED // 2
-    blocks = (text[start : start + half] for start in range(0, len(text) - half + 1, half))
-    return len(text) > LONGEST_TRAINED and any(block.isspace() or not _SPACE.search(block) for block in blocks)
 
 
 def tokens_of_word(tokenizer: Tokenizer, word: str) -> list[Any]:
@@ -251,7 +247,22 @@ def require_bounded(content: Mapping[str, Any]) -> None:
     for place, rule in enumerate(decoder):
         if rule.get("type") == "Replace":
             _check_growth(rule, [each for each in decoder[place + 1 :] if each.get("type") == "Replace"])
-    _check_templates(content.get("post_processor"))
+    # templates repeat a text, and add special tokens
+    growth = 1
+    for rule in _rules(content.get("post_processor")):
+        if rule.get("type") != "TemplateProcessing":
+            continue
+        tokens = rule.get("special_tokens")
+        added = {name: len(each.get("ids", ())) for name, each in tokens.items()} if isinstance(tokens, Mapping) else {}
+        most = 1
+        for template in (rule.get("single"), rule.get("pair")):
+            pieces = template if isinstance(template, list) else []
+            copies = sum("Sequence" in piece for piece in pieces if isinstance(piece, Mapping))
+            names = [piece["SpecialToken"].get("id") for piece in pieces if "SpecialToken" in piece]
+            most = max(most, copies, sum(added.get(name, 1) for name in names))
+        growth *= most
+        if growth > MOST_GROWTH:
+            raise TokenizerError(f"its template multiplies a text or special tokens by {growth:,}, over {MOST_GROWTH}")
 
 
 def _rules(part: Any) -> Iterator[Mapping[str, Any]]:
@@ -290,22 +301,3 @@ def _check_growth(rule: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -
             raise TokenizerError(
                 f"its rules from {rule.get('type')} on write over {MOST_GROWTH} characters for one: {becomes}"
             )
-
-
-def _check_templates(part: Any) -> None:
-    """Raise a `TokenizerError` if a post-processor's templates repeat a text or add tokens over `MOST_GROWTH` times."""
-    growth = 1
-    for rule in _rules(part):
-        if rule.get("type") != "TemplateProcessing":
-            continue
-        tokens = rule.get("special_tokens")
-        added = {name: len(each.get("ids", ())) for name, each in tokens.items()} if isinstance(tokens, Mapping) else {}
-        most = 1
-        for template in (rule.get("single"), rule.get("pair")):
-            pieces = template if isinstance(template, list) else []
-            copies = sum("Sequence" in piece for piece in pieces if isinstance(piece, Mapping))
-            names = [piece["SpecialToken"].get("id") for piece in pieces if "SpecialToken" in piece]
-            most = max(most, copies, sum(added.get(name, 1) for name in names))
-        growth *= most
-        if growth > MOST_GROWTH:
-            raise TokenizerError(f"its template multiplies a text or special tokens by {growth:,}, over {MOST_GROWTH}")

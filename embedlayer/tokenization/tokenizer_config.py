@@ -42,8 +42,8 @@ class TokenizerConfig:
     """What the files of a folder state about its tokenizer."""
 
     folder: Path
-    kind: str | None = None
-    names_class: bool = False
+    kind: str | None = None  # the tokenizer class without `Tokenizer` and `Fast`
+    names_class: bool = False  # a file names it, not the model type alone
     model_type: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, AddedToken | str | None] = field(default_factory=dict)

@@ -76,7 +76,11 @@ def train_tokenizer(
     texts = _checked_texts(texts, need_words=kind != "byte")
     if kind == "byte":
         next(texts, None)  # nothing is learned, and a path is refused all the same
-        return _byte_tokenizer(specials)
+        ids = byte_level_alphabet()
+        letters = models.BPE(vocab={letter: ids[letter] for letter in sorted(ids, key=ids.__getitem__)}, merges=[])
+        tokenizer = _byte_level(letters, use_regex=False)
+        tokenizer.add_special_tokens(specials)
+        return tokenizer
 
     trainers_by_kind: dict[str, _Trainer] = {
         "bpe": _train_bpe,
@@ -126,15 +130,6 @@ def _byte_level(model: models.BPE, *, use_regex: bool = True) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _byte_tokenizer(specials: list[str]) -> Tokenizer:
-    """Return a tokenizer with one token per byte, whose ID is the byte; special tokens have the IDs from 256 on."""
-    letters = sorted(byte_level_alphabet(), key=byte_level_alphabet().__getitem__)
-    bytes_alone = models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[])
-    tokenizer = _byte_level(bytes_alone, use_regex=False)
-    tokenizer.add_special_tokens(specials)
     return tokenizer
 
 

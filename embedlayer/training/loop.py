@@ -286,8 +286,12 @@ class Trainer:
                 "loss": total / count,
                 "lr": learning_rate,
                 "tokens_per_second": round(tokens / seconds),
-                "rows_touched": self._rows_touched(self.step - 1),
+                "rows_touched": 0,
             }
+            if self.parallel.is_first:
+                parts = range((self.step - 1) * self.options.accumulate, self.step * self.options.accumulate)
+                ids = torch.cat([self.sampler.batch(part)[0].flatten() for part in parts])
+                line["rows_touched"] = len(ids.unique())
             if self.monitor is not None and (read := self.monitor.fields()) is not None:
                 line["monitor"] = read
             if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
@@ -488,13 +492,6 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _rows_touched(self, step: int) -> int:
-        """Count the distinct token IDs in the inputs of an update, on rank 0. Other ranks return 0."""
-        if not self.parallel.is_first:
-            return 0
-        parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
-        return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
-
     def _total_weight(self, parts: range) -> float:
         """Return the sum of the weights of all targets of some batches, on all ranks: their number without weights."""
         has_weights = any(corpus.token_weights is not None for corpus in corpora_of(self.training))
@@ -600,9 +597,9 @@ class TimeBudget:
 
     seconds: float
     min_steps: int = 1
-    used: float = 0.0
-    reserve: float = 0.0
-    readings: list[list[int | float]] = field(default_factory=list)
+    used: float = 0.0  # until the run was last interrupted
+    reserve: float = 0.0  # for the validation after the last step
+    readings: list[list[int | float]] = field(default_factory=list)  # the last (finished steps, seconds used)
 
     def last_step(self, step: int, *, used: float, guess: float = 1.0) -> int:
         """Add a measurement to `readings`, and return the number of the step at which the time will be used up."""

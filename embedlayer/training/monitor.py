@@ -359,7 +359,7 @@ class EmbeddingMonitor:
         losses = self._means(_counted(records, "targets").long(), -_counted(records, "log_probs"))
         log_z, largest = _counted(records, "logsumexp"), _counted(records, "largest")
         variances = _joined([record.variances for record in records])
-        sums = [log_z.sum(), _size(log_z), variances.sum(), _size(variances)]
+        sums = [log_z.sum(), log_z.new_tensor(log_z.numel()), variances.sum(), variances.new_tensor(variances.numel())]
         total_z, tokens, variance, samples = ranks.all_reduce(torch.stack(sums).to(counts.device)).tolist()
         top = ranks.all_reduce(_joined([largest, largest.new_full((1,), -torch.inf)]).amax().to(counts.device), "max")
         found = ranks.all_gather_object([read.not_finite.tolist(), read.gradients_not_finite])
@@ -489,8 +489,3 @@ def _counted(records: Sequence[TokenRecord], name: str) -> Tensor:
     """Return one field of the tokens that count, of all records, `(N,)`, in float64."""
     fields = [(getattr(record, name), record.counted) for record in records]
     return _joined([x if counted is None else x[counted] for x, counted in fields])
-
-
-def _size(x: Tensor) -> Tensor:
-    """Return the number of entries as a tensor, on the device of the entries."""
-    return torch.tensor(float(x.numel()), dtype=torch.float64, device=x.device)

@@ -174,10 +174,6 @@ def test_a_folder_with_something_else_is_never_replaced(tmp_path):
 # Opening
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
-
-
 def restate(**facts: object):
     def change(path: Path) -> None:
         path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
@@ -186,21 +182,13 @@ def restate(**facts: object):
 
 
 DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
-    ("ids.bin", truncate),
-    ("ids.bin", Path.unlink),
-    ("documents.npy", truncate),
     ("documents.npy", lambda path: np.save(path, np.array([0, 10**9]))),
     ("documents.npy", lambda path: np.save(path, np.array([0, {}], dtype=object), allow_pickle=True)),
-    ("blocks.npy", Path.unlink),
     ("blocks.npy", lambda path: np.save(path, np.array([[5, 5]]))),
     ("blocks.npy", lambda path: np.save(path, np.array([5]))),
-    ("index.json", truncate),
-    ("index.json", restate(dtype="float32")),
     ("index.json", restate(dtype="uint32")),
     ("index.json", restate(num_tokens=3)),
     ("index.json", restate(num_bytes=3)),
-    ("index.json", restate(num_tokens=None)),
-    ("index.json", restate(format_version=2)),
 ]
 
 

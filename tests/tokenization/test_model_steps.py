@@ -7,10 +7,9 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
-from covering import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import BUILDERS, REAL, SOME_REAL, random_texts, real_tokenizers, tokenizer_of, tracer_of
+from tokenizer_kinds import ANY, any_tokenizer, random_texts, tracer_of
 from tokenizers import Tokenizer, models
 
 from embedlayer.core.errors import TokenizerError
@@ -54,20 +53,9 @@ def check_steps(trace: Any, piece: str, model: Any) -> None:
             assert path.score == pytest.approx(sum(part.score for part in path.parts), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
-def test_the_steps_of_every_kind_lead_to_its_tokens(kind) -> None:
-    check_pieces(tracer_of(tokenizer_of(kind)))
-
-
-@pytest.mark.parametrize("name", some(SOME_REAL, [*REAL, "minilm"]))
-def test_so_do_those_of_real_tokenizers(shared_data, name) -> None:
-    if name not in real_tokenizers(shared_data):
-        pytest.skip(f"the package with the tokenizer of {name} is not installed")
-    check_pieces(tracer_of(real_tokenizers(shared_data)[name]))
-
-
-def check_pieces(tracer: TokenTracer) -> None:
-    """The laws of all pieces of the texts."""
+@pytest.mark.parametrize("name", ANY)
+def test_the_steps_of_every_tokenizer_lead_to_its_tokens(request, name) -> None:
+    tracer = tracer_of(any_tokenizer(name, request))
     for text in TEXTS:
         for piece in tracer.trace(text).pre_tokens:
             if piece.trace is not None:

@@ -5,8 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from covering import some
-from tokenizer_kinds import BUILDERS, LOSSLESS, REAL, SOME_REAL, bytes_of, random_texts, real_tokenizers, tokenizer_of
+from tokenizer_kinds import (
+    ANY,
+    BUILDERS,
+    LOSSLESS,
+    any_tokenizer,
+    bytes_of,
+    random_texts,
+    real_tokenizers,
+    tokenizer_of,
+)
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import ShapeError, SizeError, TokenIdError, TokenizerError
@@ -68,16 +76,9 @@ def test_the_texts_of_these_laws_are_in_ten_writing_systems() -> None:
     assert "🙂" in "".join(TEXTS)
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
-def test_tokens_stand_in_order_and_encode_what_they_say(kind) -> None:
-    check(tokenizer_of(kind), TEXTS)
-
-
-@pytest.mark.parametrize("name", some(SOME_REAL, [*REAL, "minilm"]))
-def test_so_do_those_of_real_tokenizers(shared_data, name) -> None:
-    if name not in real_tokenizers(shared_data):
-        pytest.skip(f"the package with the tokenizer of {name} is not installed")
-    check(real_tokenizers(shared_data)[name], TEXTS[:30])
+@pytest.mark.parametrize("name", ANY)
+def test_tokens_stand_in_order_and_encode_what_they_say(request, name) -> None:
+    check(any_tokenizer(name, request), TEXTS if name in BUILDERS else TEXTS[:30])
 
 
 def is_read_as_another(tokens: TokenBytes, text: str) -> bool:

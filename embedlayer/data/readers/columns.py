@@ -36,13 +36,14 @@ class Columns(Reader):
         self.size = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(_MAGIC_BYTES)
-        self.kind = next((each.name for each in COLUMN_FORMATS if each.matches(path, start)), "")
-        if not self.kind:
+        kind = next((each.name for each in COLUMN_FORMATS if each.matches(path, start)), "")
+        if not kind:
             raise FileError(f"Cannot read {source_name(source)}: it is no Parquet and no Arrow file, or is damaged.")
+        self.is_parquet, self.is_stream = "Parquet" in kind, "stream" in kind
         self.column: int | None = None
         with self._damage_named(lambda: 0), self._opened() as file:
-            schema = file.schema_arrow if self._is("Parquet") else file.schema
-            if self._is("Parquet"):
+            schema = file.schema_arrow if self.is_parquet else file.schema
+            if self.is_parquet:
                 self.rows = int(file.metadata.num_rows)
             else:  # the record batches are mapped, and their data is not read
                 with self._opened(mapped=True) as batches:
@@ -111,31 +112,27 @@ class Columns(Reader):
     @contextmanager
     def _opened(self, *, mapped: bool = False) -> Iterator[Any]:
         """Context manager: open the file, and yield a reader of pyarrow; of an Arrow file, of the column alone."""
-        if self._is("Parquet"):
+        if self.is_parquet:
             parquet = require("pyarrow.parquet", extra="parquet")
             with parquet.ParquetFile(self.source, buffer_size=_BATCH_BYTES, pre_buffer=False) as file:
                 yield file
             return
         ipc = require("pyarrow.ipc", extra="parquet")
         with (self.arrow.memory_map if mapped else self.arrow.OSFile)(str(self.source)) as opened:
-            if self._is("stream"):
+            if self.is_stream:
                 yield _Streams(ipc, opened)
             else:
                 options = None if self.column is None else ipc.IpcReadOptions(included_fields=[self.column])
                 with ipc.open_file(opened, options=options) as file:
                     yield file
 
-    def _is(self, word: str) -> bool:
-        """Return whether the format of the file has a word in its name."""
-        return word in self.kind
-
     def _all_batches(self, file: Any) -> Iterator[Any]:
         """Yield the record batches of an Arrow stream or file, one after another."""
-        return iter(file) if self._is("stream") else map(file.get_batch, range(file.num_record_batches))
+        return iter(file) if self.is_stream else map(file.get_batch, range(file.num_record_batches))
 
     def _record_batches(self, file: Any) -> Iterator[Any]:
         """Yield the column, one record batch after another."""
-        if self._is("Parquet"):
+        if self.is_parquet:
             yield from (batch.column(0) for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=[self.field]))
             return
         arrow = self.arrow

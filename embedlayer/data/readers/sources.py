@@ -31,7 +31,12 @@ def find_sources(paths: Sequence[str | Path], options: RowOptions) -> list[Reade
     """Return the readers of the files that `paths` name, those in folders and their subfolders included."""
     readers = readers_of(paths, options)
     require_rows(readers, options)
-    _require_words(readers)
+    # a corpus of white space alone would be no error of any later check
+    texts = (text for reader in readers if str(reader.source) != "-" for text in reader.texts() if text)
+    with suppress(FileError):  # what builds the corpus raises it
+        if next(texts, "").isspace() and all(map(str.isspace, texts)):
+            names = ", ".join(source_name(reader.source) for reader in readers)
+            raise TextError(f"There is only white space in {names}. Pass a file with at least one word.")
     return readers
 
 
@@ -59,15 +64,6 @@ def require_rows(readers: Iterable[Reader], options: RowOptions) -> None:
     """Raise a `SizeError` if `options` name a field, and no source has rows."""
     if options.text_field is not None and not any(reader.has_rows for reader in readers):
         raise SizeError(f"There are no rows with a field {options.text_field!r}: none of the files has rows.")
-
-
-def _require_words(readers: Sequence[Reader]) -> None:
-    """Raise a `TextError` if all text is white space: a corpus of it would be no error of any later check."""
-    texts = (text for reader in readers if str(reader.source) != "-" for text in reader.texts() if text)
-    with suppress(FileError):  # what builds the corpus raises it
-        if next(texts, "").isspace() and all(map(str.isspace, texts)):
-            names = ", ".join(source_name(reader.source) for reader in readers)
-            raise TextError(f"There is only white space in {names}. Pass a file with at least one word.")
 
 
 def reader_of(path: Path, options: RowOptions) -> Reader:
