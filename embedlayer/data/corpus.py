@@ -231,7 +231,7 @@ class TokenCorpus:
         if not 0 < validation_fraction < 1:
             raise SizeError(f"validation_fraction is {validation_fraction}; it must be between 0 and 1, such as 0.1.")
         if len(self.blocks) < 2:
-            raise TextError(f"A corpus of {self.num_tokens} tokens is a single text chunk: too small to be split.")
+            raise TextError(f"A corpus of {self.num_tokens} tokens is one chunk: too small for a validation part.")
         wanted = self.num_tokens * (1 - validation_fraction)
         last = int(np.abs(self.blocks[:-1, 0] - wanted).argmin())
         cut = int(self.blocks[last, 0])

@@ -115,10 +115,7 @@ def build_in_shards(
         >>> build_in_shards(["dogs.txt"], tokenizer, "dogs", shards=3, workers=1)
         TokenCorpus(1300 tokens, 1300 bytes, 1 documents)
     """
-    if workers is None:
-        workers = usable_cores()
-    if workers < 1:
-        raise SizeError(f"workers is {workers}; it must be 1 or more.")
+    workers = usable_cores() if workers is None else workers
     folder = _planned(sources, tokenizer, named_path(path), shards, RowOptions(text_field, chat_template or tokenizer))
     planned = read_plan(folder)["sources"]
     total, report = sum(size for _, size, _ in planned), on_progress or ignore_progress

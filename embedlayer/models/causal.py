@@ -106,8 +106,8 @@ def _run(model: nn.Module, ids: Tensor, attention_mask: Tensor | None) -> tuple[
     finally:
         handle.remove()
     if len(seen) != 1 or any(each.shape[:-1] != ids.shape for each in (*seen, logits) if each is not None):
-        calls = f"{len(seen)} times for {tuple(ids.shape)} tokens"
-        raise CheckpointError(f"The LM head of {a_or_an(model)} was called {calls}, not with a hidden state for each.")
+        calls = f"it was called {len(seen)} times for {tuple(ids.shape)} tokens"
+        raise CheckpointError(f"{a_or_an(model)}: its LM head does not read one hidden state for each token: {calls}.")
     return head, seen[0], logits
 
 

@@ -208,8 +208,6 @@ def next_tokens(
     sampler = Sampler(**sampling)
     if max_new_tokens < 0:
         raise SizeError(f"max_new_tokens must be at least 0, not {max_new_tokens}.")
-    if ids.shape[-1] == 0:
-        raise ShapeError("An empty text cannot be continued: pass at least one token, such as the token <s>.")
     stops = sorted({stop_id} if isinstance(stop_id, int) else set(stop_id or ()))
     if attention_mask is not None:
         check_mask(attention_mask, ids.shape)

@@ -95,7 +95,7 @@ class BpeModel:
     def __init__(self, content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> None:
         if content["dropout"]:
             raise TokenizerError(
-                f"dropout {content['dropout']} leaves out merges by chance: set model.dropout to None."
+                f"This tokenizer leaves out merges by chance (dropout {content['dropout']}): set model.dropout to None."
             )
         self.vocabulary = vocabulary
         self.prefix: str = content["continuing_subword_prefix"] or ""

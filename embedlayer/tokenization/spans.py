@@ -124,8 +124,6 @@ def token_spans(
     ids = as_ids(source, beside=torch.empty(0))
     if mask is not None and mask.shape != ids.shape:
         raise ShapeError(f"mask must have the shape of the IDs, {tuple(ids.shape)}; found {tuple(mask.shape)}.")
-    if ids.ndim == 0:
-        raise ShapeError("Token IDs must be a sequence, (T,) or (B, T); found a single number.")
     is_token = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
     size = math.prod(ids.shape[:-1])
     all_ids, flags = (each.cpu().numpy().reshape(size, ids.shape[-1]) for each in (ids.long(), is_token))

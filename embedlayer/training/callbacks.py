@@ -69,8 +69,13 @@ def transformers_monitor(
             self.block: AbstractContextManager[None] | None = None
 
         def state(self) -> JsonObject:
-            """Return the counts, for `trainer_state.json`."""
-            return {"args": {}, "attributes": {"saved": _saved(self.monitor)}}
+            """Return the counts, for `trainer_state.json`: int64, little-endian, compressed by zlib, in base64."""
+            saved: JsonObject = {}
+            if self.monitor is not None:
+                saved = _state(self.monitor)
+                numbers = saved["counts"].numpy().astype("<i8").tobytes()
+                saved["counts"] = base64.b64encode(zlib.compress(numbers)).decode()
+            return {"args": {}, "attributes": {"saved": saved}}
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             """Build the monitor, with the counts of the checkpoint from which training resumes."""
@@ -258,17 +263,8 @@ def _state(monitor: EmbeddingMonitor) -> JsonObject:
     return {"counts": monitor.counts().cpu().clone(), "steps": monitor.steps}
 
 
-def _saved(monitor: EmbeddingMonitor | None) -> JsonObject:
-    """Return `_state` for JSON: the counts are int64, little-endian, compressed by zlib, in base64."""
-    if monitor is None:
-        return {}
-    state = _state(monitor)
-    numbers = state["counts"].numpy().astype("<i8").tobytes()
-    return {**state, "counts": base64.b64encode(zlib.compress(numbers)).decode()}
-
-
 def _load(monitor: EmbeddingMonitor, saved: JsonObject) -> None:
-    """Continue with the counts that `_saved` returned."""
+    """Continue with the counts that `state` of the callback for transformers returned."""
     try:
         packed, most = base64.b64decode(saved["counts"], validate=True), 8 * len(monitor.counts()) + 1
         content = bytearray(zlib.decompressobj().decompress(packed, most))  # one byte more shows that it is too long

@@ -251,53 +251,50 @@ class Trainer:
         self._stopping = False
         self._running_since = time.perf_counter()
         try:
-            yield from self._lines(on_step)
+            if self.step == 0:
+                line = self._first_line()
+                self._measure_speed()
+                yield line
+            assert self.steps is not None
+            clock, tokens = time.perf_counter(), 0
+            while self.step < self.steps and not self.parallel.collectives.any(self._stopping):
+                progress: int | float = self.step + 1
+                if self.budget is not None:  # the schedule follows the fraction of the time that is used
+                    progress = self.steps * self.budget.progress(self.step + 1, last_step=self.steps)
+                learning_rate = self.options.learning_rate_at(progress, self.steps)
+                self._losses += self._update(self.optimizer, self.step, learning_rate)
+                self.step += 1
+                if on_step is not None:
+                    on_step(self.step)
+                tokens += self.options.accumulate * self.options.batch_size * self.options.max_length
+                if self.step % self.options.log_every and self.step < self.steps:
+                    continue
+                self.model.check()
+                total, count = self.parallel.sum(self._losses).tolist()
+                self._losses.zero_()
+                seconds = time.perf_counter() - clock
+                self._measure_speed()
+                line = {
+                    "step": self.step,
+                    "loss": total / count,
+                    "lr": learning_rate,
+                    "tokens_per_second": round(tokens / seconds),
+                    "rows_touched": 0,
+                }
+                if self.parallel.is_first:
+                    parts = range((self.step - 1) * self.options.accumulate, self.step * self.options.accumulate)
+                    ids = torch.cat([self.sampler.batch(part)[0].flatten() for part in parts])
+                    line["rows_touched"] = len(ids.unique())
+                if self.monitor is not None and (read := self.monitor.fields()) is not None:
+                    line["monitor"] = read
+                if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
+                    line |= self.validate()
+                yield line
+                clock, tokens = time.perf_counter(), 0
         finally:
             if self.budget is not None:
                 self.budget.used = self._seconds_used()
             self._running_since = None
-
-    def _lines(self, on_step: Callable[[int], None] | None) -> Iterator[dict[str, Any]]:
-        if self.step == 0:
-            line = self._first_line()
-            self._measure_speed()
-            yield line
-        assert self.steps is not None
-        clock, tokens = time.perf_counter(), 0
-        while self.step < self.steps and not self.parallel.collectives.any(self._stopping):
-            progress: int | float = self.step + 1
-            if self.budget is not None:  # the schedule follows the fraction of the time that is used
-                progress = self.steps * self.budget.progress(self.step + 1, last_step=self.steps)
-            learning_rate = self.options.learning_rate_at(progress, self.steps)
-            self._losses += self._update(self.optimizer, self.step, learning_rate)
-            self.step += 1
-            if on_step is not None:
-                on_step(self.step)
-            tokens += self.options.accumulate * self.options.batch_size * self.options.max_length
-            if self.step % self.options.log_every and self.step < self.steps:
-                continue
-            self.model.check()
-            total, count = self.parallel.sum(self._losses).tolist()
-            self._losses.zero_()
-            seconds = time.perf_counter() - clock
-            self._measure_speed()
-            line = {
-                "step": self.step,
-                "loss": total / count,
-                "lr": learning_rate,
-                "tokens_per_second": round(tokens / seconds),
-                "rows_touched": 0,
-            }
-            if self.parallel.is_first:
-                parts = range((self.step - 1) * self.options.accumulate, self.step * self.options.accumulate)
-                ids = torch.cat([self.sampler.batch(part)[0].flatten() for part in parts])
-                line["rows_touched"] = len(ids.unique())
-            if self.monitor is not None and (read := self.monitor.fields()) is not None:
-                line["monitor"] = read
-            if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
-                line |= self.validate()
-            yield line
-            clock, tokens = time.perf_counter(), 0
 
     def validate(self) -> dict[str, Any]:
         """Measure the loss on up to `validation_tokens` tokens of the validation part, without dropout.

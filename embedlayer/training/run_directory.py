@@ -267,8 +267,6 @@ class RunDirectory:
             FileError: The folder contains no run.
             CheckpointError: The file is damaged or of another version.
         """
-        if not self.path.exists():
-            raise FileError(f"{self.path} does not exist.")
         if not self.contains_run:
             raise FileError(f"{self.path} holds no run: there is no {self.run.name} in it.")
         return read_fields(self.run, RunDescription, version=FORMAT_VERSION)
@@ -366,7 +364,7 @@ class RunDirectory:
         parallel = ParallelContext() if parallel is None else parallel
         if self.tables.exists() and parallel.launch_id:
             raise SizeError(
-                f"{self.path} has mapped tables, which one process without torchrun trains: leave torchrun out."
+                f"{self.path} has mapped tables, which only one process without torchrun can train: leave torchrun out."
             )
         description, options = self.read(), self.options()
         model = self._build_with_seed(description, parallel, device, self._tables_at_checkpoint())

@@ -47,7 +47,7 @@ def test_parts_can_be_built_one_by_one(text, tmp_path, capsys):
     assert run(*arguments, "--only", 1, "--json") == 0
     assert json.loads(capsys.readouterr().out)["missing"] == [0]
     assert run("train", tmp_path / "c", "-o", tmp_path / "run", "--length", 32) == 2
-    assert "1 shards are not built yet, among them shard 0." in capsys.readouterr().err
+    assert "shards [0] of 2 are missing" in capsys.readouterr().err
     assert run(*arguments, "--only", 0) == 0
     assert "2 shards, in" in capsys.readouterr().out
     assert run(*arguments, "--only", 2) == 2

@@ -274,7 +274,7 @@ REFUSALS = """
 1 holds no: compress full --compare
 2 damaged: compress damaged --to int8 -o NEW
 2 NaN: compress nan.npy --to int8 -o NEW
-2 temperature must be 0 or a positive number: generate run hello --temperature -1
+2 temperature is out of range: generate run hello --temperature -1
 2 --greedy samples nothing: generate run hello --greedy --min-p 0.1
 2 empty.txt is empty: evaluate run --text empty.txt
 2 latin1.txt is not UTF-8 text: evaluate run --text latin1.txt

@@ -131,15 +131,6 @@ def test_a_factorised_table_ties_too(tmp_path) -> None:
     assert copy.deepcopy(model).head.own_table is not model.table
 
 
-@pytest.mark.long  # tests/laws/test_own_parts.py compiles decoders to one graph, and test_attention.py their loss
-@pytest.mark.parametrize("position", ["rotary", "alibi"])
-def test_it_compiles_to_one_graph(unchecked: None, position) -> None:
-    model = small(position)
-    ids, targets = torch.randint(1, 50, (2, 10)), torch.randint(1, 50, (2, 10))
-    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(ids, targets), model.loss(ids, targets))
-
-
 def test_every_parameter_gets_a_gradient() -> None:
     model = small("learned", table=TokenEmbedding(50, 24)).train()
     model.loss(torch.arange(16)[None], torch.arange(1, 17)[None]).backward()

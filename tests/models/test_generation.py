@@ -133,7 +133,7 @@ def test_unknown_options_are_refused_before_a_token_is_computed() -> None:
 def test_bad_beginnings_are_refused() -> None:
     with pytest.raises(TokenIdError):
         generate(small(), torch.tensor([50]), max_new_tokens=1)
-    with pytest.raises(ShapeError):
+    with pytest.raises(IndexError):
         generate(small(), torch.tensor([], dtype=torch.long), max_new_tokens=1)
 
 
