@@ -116,7 +116,7 @@ class TokenTracer:
             trace = None if added else self.model.trace(pre_token)
             if trace is not None and trace.ids != ids[first:behind]:
                 raise TokenizerError(
-                    f"{pre_token!r} is split into {ids[first:behind]}, and by the traced model {trace.ids}."
+                    f"{pre_token!r} becomes {ids[first:behind]}, and {trace.ids} by its model. It cannot be traced."
                 )
             pre_tokens.append(TracedPreToken(pre_token, start, stop, first, behind, trace))
         return TokenTrace(text, normalized, ids, starts, ends, tuple(pre_tokens))

@@ -238,7 +238,7 @@ REFUSALS = """
 1 Cannot write into the folder: train short.txt -o short.txt/run --steps 1
 1 holds no run: train -o full --resume
 2 leave the files out: train short.txt -o full --resume
-1 nowhere does not exist: train -o nowhere --resume
+1 nowhere holds no run: train -o nowhere --resume
 2 mixes several FILES, and there is one: train long.txt --weights 3 -o NEW
 2 --weights has 1 numbers for 2 FILES: train long.txt long.txt --weights 3 -o NEW
 2 a weight above 0 for each corpus: train long.txt long.txt --weights 3,inf -o NEW

@@ -1,11 +1,9 @@
 """SentencePiece models, read as SentencePiece reads them."""
 
-import sys
-
 import pytest
 from tokenizer_kinds import tokenizer_of_file
 
-from embedlayer.core.errors import MissingExtraError, TokenizerError
+from embedlayer.core.errors import TokenizerError
 from embedlayer.tokenization.read import load_tokenizer
 
 TEXT = (
@@ -68,11 +66,4 @@ def test_sentencepiece_model_that_cannot_be_converted_faithfully_is_refused(tmp_
         input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "m"), minloglevel=2, **options
     )
     with pytest.raises(TokenizerError):
-        load_tokenizer(tmp_path / "m.model")
-
-
-def test_a_missing_sentencepiece_names_the_install_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    (tmp_path / "m.model").write_bytes(b"")
-    with pytest.raises(MissingExtraError):
         load_tokenizer(tmp_path / "m.model")

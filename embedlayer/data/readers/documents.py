@@ -34,9 +34,6 @@ class Reader(ABC):
         self.source = source
         self.position = 0
 
-    def check(self) -> None:  # noqa: B027  nothing is left to check of rows
-        """Check the start of the source, as far as that was not done when the reader was built."""
-
     @abstractmethod
     def cut(self, place: int, size: int, tokenizer: Tokenizer) -> int:
         """Return the first place at or after `place` where a shard may begin, from the bytes around it alone."""

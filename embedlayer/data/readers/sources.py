@@ -11,7 +11,7 @@ from embedlayer.data.readers.columns import COLUMN_FORMATS, Columns
 from embedlayer.data.readers.documents import Reader, RowOptions
 from embedlayer.data.readers.json_lines import JsonLines
 from embedlayer.data.readers.text import TextFile, is_compressed
-from embedlayer.data.text_files import start_of, visible_files
+from embedlayer.data.text_files import decoded, opened, start_of, visible_files
 from embedlayer.data.text_formats import (
     DATASET,
     JSON_LINES,
@@ -75,7 +75,9 @@ def readers_of(paths: Sequence[str | Path], options: RowOptions | None) -> list[
         else:
             raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
     for reader in readers:
-        reader.check()
+        if isinstance(reader, TextFile) and str(reader.source) != "-":
+            with suppress(FileError), opened(reader.source) as (read, _):  # what reads the whole text raises it
+                next(decoded(reader.source, read), "")  # refuses what is not plain text
     if not readers:
         raise TextError("No text was passed. Name files or folders, or - for standard input.")
     return readers

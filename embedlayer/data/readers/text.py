@@ -1,12 +1,11 @@
 """Text files: each is one document."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from embedlayer.core.errors import FileError, TextError
+from embedlayer.core.errors import TextError
 from embedlayer.data.readers.documents import Document, Reader
 from embedlayer.data.text_chunks import CONTEXT_CHARS, CUT, is_safe_cut
 from embedlayer.data.text_files import checked, decoded, opened
@@ -20,12 +19,6 @@ class TextFile(Reader):
     """Reader of a text file, which is one document: UTF-8, also compressed. `"-"` is standard input."""
 
     has_rows = False
-
-    def check(self) -> None:
-        """Raise the error of `decoded` if the first block is not plain text; a file that cannot be read is no error."""
-        if str(self.source) != "-":
-            with suppress(FileError), opened(self.source) as (read, _):
-                next(decoded(self.source, read), "")
 
     def cut(self, place: int, size: int, tokenizer: Tokenizer) -> int:
         """Return the first place at or after `place` where cutting the text changes no ID."""
