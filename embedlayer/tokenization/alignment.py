@@ -100,8 +100,8 @@ class TokenAlignment:
         """
         chunk_of = (self.a if side == "a" else self.b).chunk_of
         if log_probs.shape != chunk_of.shape:
-            found = tuple(log_probs.shape)
-            raise ShapeError(f"log_probs of side {side!r} must be {tuple(chunk_of.shape)}, not {found}.")
+            shape, found = tuple(chunk_of.shape), tuple(log_probs.shape)
+            raise ShapeError(f"log_probs of side {side!r} must have the shape of its tokens, {shape}, not {found}.")
         size = self.starts.shape[-1]
         index = torch.where(chunk_of < 0, size, chunk_of).to(log_probs.device)
         sums = log_probs.new_zeros(*log_probs.shape[:-1], size + 1)

@@ -255,7 +255,8 @@ class TokenBytes:
         """
         if isinstance(token, int):
             if token not in self.entries:
-                raise VocabularyError(f"There is no token {token}: IDs are 0..{table_size(self.tokenizer) - 1}.")
+                last = table_size(self.tokenizer) - 1
+                raise VocabularyError(f"The tokenizer has no token {token}: its IDs are 0..{last}.")
             return token
         token_id = self.vocabulary.get(token, self.by_bytes.get(token.encode()))
         if token_id is None:

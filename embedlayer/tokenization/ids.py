@@ -56,10 +56,11 @@ def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) 
     size = table_size(tokenizer)
     if size <= rows:
         return None
-    of = "" if where is None else f" of {where}"
-    what = f"The tokenizer{of} gives IDs up to {size - 1}, the table has {rows} rows: {size - rows} tokens have none."
+    of, missing = "" if where is None else f" of {where}", f"{size - rows} tokens have none"
+    what = f"The tokenizer{of} gives IDs up to {size - 1} and the table has {rows} rows: {missing}."
     if not added_without_rows(tokenizer, rows):
-        return f"{what} Use the tokenizer of the model, or embedlayer.vocab.add_tokens(model, {size - rows})."
+        remedy = f"use the tokenizer of the model, or embedlayer.vocab.add_tokens(model, {size - rows})"
+        return f"{what} They do not belong together: {remedy}."
     line = "embedlayer vocab add DIR -o OUT for a folder"
     if isinstance(where, Path) and where.is_dir():
         line = command_line("vocab", "add", where, "-o", "...")

@@ -148,17 +148,6 @@ def test_an_interrupted_build_leaves_what_was_there_before(interruption, older, 
     assert (tmp_path / "corpus").exists() is older
 
 
-def test_a_full_disk_is_told_as_such_and_leaves_nothing(tmp_path, monkeypatch):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "t.txt").write_text("Hello")
-    monkeypatch.setattr(np, "save", full)
-    with pytest.raises(FileError, match=r"Cannot write the folder .*No space left"):
-        TokenCorpus.build([tmp_path / "t.txt"], BYTES, tmp_path / "corpus")
-    assert [path.name for path in tmp_path.iterdir()] == ["t.txt"]
-
-
 def test_a_folder_with_something_else_is_never_replaced(tmp_path):
     (tmp_path / "t.txt").write_text("Hello")
     (tmp_path / "photos").mkdir()

@@ -11,7 +11,6 @@ from embedlayer import (
     RunDirectory,
     TokenCorpus,
     TokenEmbedding,
-    TokenizerError,
     Trainer,
     TrainingOptions,
     VocabularyError,
@@ -163,13 +162,6 @@ def test_a_model_that_could_not_be_loaded_again_is_refused_before_it_is_trained(
     with pytest.raises(CheckpointError):
         RunDirectory(tmp_path / "other").start(trainer, tokenizer, validation_fraction=0.2)
     assert not (tmp_path / "other").exists()
-
-
-def test_a_tokenizer_larger_than_the_table_is_refused(started) -> None:
-    directory, trainer, _ = started
-    directory.finish(trainer, train_tokenizer((), "byte", special_tokens=["<a>", "<b>", "<c>"]))
-    with pytest.raises(TokenizerError):
-        open_model(directory.path)
 
 
 def start_with_mapped_tables(path, tokenizer, text):
