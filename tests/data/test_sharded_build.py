@@ -399,7 +399,6 @@ def test_a_source_that_changes_during_the_build_is_refused(tmp_path):
 
 NOT_BUILT: list[tuple[dict[str, Any], type[Exception]]] = [
     ({"shards": 0}, SizeError),
-    ({"workers": 0}, ZeroDivisionError),
     ({"sources": ["-"]}, FileError),
     ({"sources": [Path("caf\udce9.txt")]}, FileError),
     ({"sources": ["none.txt"]}, FileError),
