@@ -154,8 +154,7 @@ class AddedScores:
             if self.packed.longest:  # padding alone has no document
                 return self.packed.attend(q, k, v, scale)
         if len(self.blocks) == 1:
-            self.whole = self.scores(self.blocks[0]) if self.whole is None else self.whole
-            return self._attend_with(self.whole, q, k, v, scale)
+            return self._attend_block(self.blocks[0], q, k, v, scale=scale)
         parts = []
         for block in self.blocks:
             start, stop, first, last = block
@@ -168,10 +167,9 @@ class AddedScores:
 
     def _attend_block(self, block: QueryBlock, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None) -> Tensor:
         """Return the result of `attend` for the queries of a block."""
-        return self._attend_with(self.scores(block), q, k, v, scale)
-
-    def _attend_with(self, scores: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-        """Return the result of `attend` for scores that were computed."""
+        scores = self.scores(block) if self.whole is None else self.whole
+        if len(self.blocks) == 1:
+            self.whole = scores  # of all layers
         scores = scores.to(q.dtype)
         if self.slots is None or q.shape[-2] != 1:
             return scaled_dot_product(q, k, v, scores, scale=scale)

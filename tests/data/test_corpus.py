@@ -112,13 +112,6 @@ def test_ids_take_two_bytes_where_they_fit(highest, dtype, tmp_path):
     assert corpus.ids.tolist() == list(b"Hello")
 
 
-def test_a_tokenizer_set_to_truncate_and_pad_does_neither():
-    limited = Tokenizer.from_str(BYTES.to_str())
-    limited.enable_truncation(2)
-    limited.enable_padding(length=100)
-    assert TokenCorpus.from_text("Hello", limited).ids.tolist() == list(b"Hello")
-
-
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_no_text_at_all_is_an_error_and_leaves_nothing(tmp_path):
     (tmp_path / "empty.txt").touch()

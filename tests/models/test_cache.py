@@ -86,11 +86,9 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(kind) -> None:
     assert len(cache) == 16
 
 
-def test_another_batch_and_a_mask_without_positions_are_refused() -> None:
+def test_a_mask_without_positions_is_refused() -> None:
     model, cache = small(), KeyValueCache()
     model(torch.randint(1, 50, (2, 4)), cache=cache)
-    with pytest.raises(RuntimeError):
-        model(torch.randint(1, 50, (3, 1)), cache=cache)
     with pytest.raises(ShapeError):
         model(torch.randint(1, 50, (2, 1)), attention_mask=torch.ones(2, 1, dtype=torch.long), cache=cache)
 
@@ -113,8 +111,6 @@ def test_a_cache_of_a_fixed_size_refuses_more_tokens_and_gradients() -> None:
         with pytest.raises(SizeError):
             model(ids[:, 3:], cache=cache)
         assert torch.equal(model(ids[:, :1], cache=KeyValueCache(1)), model(ids[:, :1]))
-        with pytest.raises(SizeError):
-            model(ids, cache=KeyValueCache(0))
     assert len(cache) == 3
 
 

