@@ -13,14 +13,14 @@ from collections import Counter
 from pathlib import Path
 
 import embedlayer as el
-from embedlayer.tokenization.bytes import spell
+from embedlayer.tokenization import TokenBytes
 
 
 def domain_terms(text: str, tokenizer: object, count: int, *, subwords: int = 3) -> list[str]:
     """Return the `count` most frequent words of four letters or more that are `subwords` tokens or more."""
     words = [word for word, _ in Counter(re.findall(r"(?<= )[A-Za-z_]{4,}\b", text)).most_common(40 * count)]
-    written = spell(tokenizer, [f" {word}" for word in words])
-    return [word for word, ids in zip(words, written, strict=True) if len(ids) >= subwords][:count]
+    tokens = TokenBytes(tokenizer)
+    return [word for word in words if len(tokens.encode(f" {word}".encode())) >= subwords][:count]
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
 from embedlayer.data.text_chunks import split_text
-from embedlayer.tokenization.bytes import spell
+from embedlayer.tokenization import TokenBytes
 from embedlayer.vocab import AddedMerge, edit_tokenizer, suggest_removals, suggest_tokens
 
 
@@ -40,7 +40,8 @@ def bytes_per_token(tokenizer: Tokenizer, chunks: list[str]) -> float:
 def frequent_words(text: str, tokenizer: Tokenizer, count: int, *, by_saving: bool) -> list[str]:
     """Return the most frequent words that are several tokens, or those that would save the most tokens."""
     words = Counter(re.findall(r" \w+", text))
-    saved = {word: len(ids) - 1 for word, ids in zip(words, spell(tokenizer, list(words)), strict=True)}
+    tokens = TokenBytes(tokenizer)
+    saved = {word: len(tokens.encode(word.encode())) - 1 for word in words}
     several = [word for word in words if saved[word]]
     return sorted(several, key=lambda word: (-words[word] * (saved[word] if by_saving else 1), word))[:count]
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+import pytest
+from covering import some
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from embedlayer.tokenization import TokenBytes, TokenTracer, load_tokenizer, train_tokenizer
@@ -153,6 +155,20 @@ def real_tokenizers(shared_data: Path) -> TokenizersOfFiles:
     if package is not None and package.origin is not None:
         files["minilm"] = Path(package.origin).parent / "model" / "tokenizer.json"
     return TokenizersOfFiles(files)
+
+
+ANY = [*BUILDERS, *some(SOME_REAL, [*REAL, "minilm"])]
+"""Names of all kinds, and of real tokenizers."""
+
+
+def any_tokenizer(name: str, request: pytest.FixtureRequest) -> Tokenizer:
+    """Return a tokenizer by its name in `ANY`; a test whose tokenizer is not on this machine is skipped."""
+    if name in BUILDERS:
+        return tokenizer_of(name)
+    real = real_tokenizers(request.getfixturevalue("shared_data"))
+    if name not in real:
+        pytest.skip(f"the package with the tokenizer of {name} is not installed")
+    return real[name]
 
 
 FRAGMENTS = (

@@ -39,7 +39,7 @@ def corpus() -> None:
 )
 @click.option("--vocab-size", type=int, help=f"Number of tokens of a trained tokenizer.  [default: {VOCAB_SIZE}]")
 @click.option("--shards", default=1, help="Number of shards of the corpus.")
-@click.option("--workers", type=int, help="Number of processes.  [default: one per core]")
+@click.option("--workers", type=click.IntRange(min=1), help="Number of processes.  [default: one per core]")
 @click.option("--only", type=int, metavar="K", help="Build shard K only, counted from 0; other hosts build the others.")
 @text_field_option
 @dtype_option

@@ -133,8 +133,8 @@ def measure(
 
 def _absent(opened: "OpenedModel", texts: Sequence[Path]) -> list[int]:
     """Return the IDs of the tokens that never occur in some texts; rows without a token are left out."""
+    from embedlayer.data.readers.sources import find_text_files
     from embedlayer.data.text_chunks import encode_chunks, read_text_chunks
-    from embedlayer.data.text_files import find_text_files
 
     tokenizer = opened.require_tokenizer()
     present: set[int] = set()

@@ -389,8 +389,8 @@ def _row_init(
     import torch
 
     from embedlayer.checkpoints.vector_files import read_vectors
+    from embedlayer.data.readers.sources import find_text_files
     from embedlayer.data.text_chunks import read_text_chunks
-    from embedlayer.data.text_files import find_text_files
     from embedlayer.opening.readers import open_model
     from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab.init import auxiliary_init, row_init

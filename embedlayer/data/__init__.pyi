@@ -1,13 +1,13 @@
 from .corpus import TokenCorpus as TokenCorpus
 from .mixture import MixedSampler as MixedSampler
 from .mixture import TokenMixture as TokenMixture
+from .readers.sources import find_text_files as find_text_files
 from .readers.token_files import export_token_ids as export_token_ids
 from .readers.token_files import map_token_files as map_token_files
 from .sharded_build import build_in_shards as build_in_shards
 from .sharded_build import build_shard as build_shard
 from .text_chunks import encode_chunks as encode_chunks
 from .text_chunks import read_text_chunks as read_text_chunks
-from .text_files import find_text_files as find_text_files
 from .windows import TokenWindows as TokenWindows
 from .windows import WindowSampler as WindowSampler
 from .windows import create_dataloader as create_dataloader

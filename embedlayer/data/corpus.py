@@ -106,17 +106,21 @@ class TokenCorpus:
             options = RowOptions(text_field, chat_template or tokenizer)
             readers = find_sources(readable, options)
             with replace_folder(path) as folder:
-                _check_replaceable(path)  # after what is there is noted, which is what will be replaced
+                # after what is there is noted, which is what will be replaced
+                names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else {*()}
+                if (names and not {INDEX_FILE, IDS_FILE} <= names) or (path.exists() and not path.is_dir()):
+                    raise FileError(f"{path} is neither a corpus nor an empty folder. Choose a new folder.")
                 total = sum(Path(reader.source).stat().st_size for reader in readers)
                 report = on_progress or ignore_progress
-                with corpus_writer(folder, backend, has_weights=has_weights(readers)) as writer:
+                has_weights = any(reader.has_weights for reader in readers)
+                with corpus_writer(folder, backend, has_weights=has_weights) as writer:
                     for reader in readers:
                         if not writer.add_source(reader, lambda read: report(read, total)):
                             warn_left_out(reader.source)
                 require_text(writer.num_tokens, sources)
                 write_shard_tables(folder, *writer.tables(), writer.index())
                 save_tokenizer(backend, folder / TOKENIZER)
-                if has_weights(readers):
+                if has_weights:
                     options.chat_template.save(folder)
         return cls.open(path)
 
@@ -140,10 +144,7 @@ class TokenCorpus:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise TextError(
-                f"The text cannot be encoded: character {error.object[error.start]!r} is half of a surrogate pair. "
-                f"Decode the bytes it came from with errors='strict' or 'replace'."
-            ) from error
+            raise TextError(f"The text has {text[error.start]!a}, half of a surrogate pair.") from error
         parts: list[IdArray] = []
         writer = CorpusWriter(as_tokenizer(tokenizer), parts.append)
         slices = (text[at : at + READ_BYTES] for at in range(0, len(text), READ_BYTES))
@@ -204,16 +205,12 @@ class TokenCorpus:
             >>> TokenCorpus.from_text("aab", tokenizer).counts(257)[97:99].tolist()
             [2, 1]
         """
-        if size < 1:
-            raise SizeError(f"size is {size}; it must be 1 or more: the corpus was encoded for {self.vocab_size} IDs.")
         counts = np.zeros(size, dtype=np.int64)
         for start in range(0, len(self.ids), 1 << 20):
             ids = np.asarray(self.ids[start : start + (1 << 20)])
             largest = int(ids.max())  # before bincount, which allocates as many numbers as the largest ID says
             if largest >= size:
-                raise TokenIdError(
-                    f"token id {largest} at token {start + int(ids.argmax())} of the corpus is outside 0..{size - 1}."
-                )
+                raise TokenIdError(f"token id {largest} in the corpus is outside 0..{size - 1}.")
             counts += np.bincount(ids, minlength=size)
         return counts
 
@@ -234,9 +231,7 @@ class TokenCorpus:
         if not 0 < validation_fraction < 1:
             raise SizeError(f"validation_fraction is {validation_fraction}; it must be between 0 and 1, such as 0.1.")
         if len(self.blocks) < 2:
-            raise TextError(
-                f"A corpus of {self.num_tokens} tokens is a single text chunk: too small for a validation part."
-            )
+            raise TextError(f"A corpus of {self.num_tokens} tokens is one chunk: too small for a validation part.")
         wanted = self.num_tokens * (1 - validation_fraction)
         last = int(np.abs(self.blocks[:-1, 0] - wanted).argmin())
         cut = int(self.blocks[last, 0])
@@ -382,11 +377,6 @@ def token_weights(encoding: Encoding, count: int, weighted: Sequence[tuple[int, 
     return weights.astype(np.uint8)
 
 
-def has_weights(readers: Iterable[Reader]) -> bool:
-    """Return whether a corpus of these sources has token weights: one of them has."""
-    return any(reader.has_weights for reader in readers)
-
-
 def ignore_progress(read: int, total: int) -> None:
     """Do nothing with a report of progress; it takes the place of an `on_progress` that is `None`."""
 
@@ -394,20 +384,9 @@ def ignore_progress(read: int, total: int) -> None:
 def require_text(has_text: bool | int, sources: Sequence[str | Path]) -> None:
     """Raise an error if the sources of a corpus gave no token."""
     if not has_text:
-        raise TextError(
-            f"There is no text in {', '.join(map(source_name, sources))}. Pass a file with at least one word."
-        )
+        raise TextError(f"There is no text in {', '.join(map(source_name, sources))}: pass a file with words.")
 
 
 def warn_left_out(source: str | Path) -> None:
     """Warn that a source is left out of the corpus because it has no text."""
     warnings.warn(f"{source_name(source)} is left out: it has no text.", EmbedLayerWarning, stacklevel=3)
-
-
-def _check_replaceable(path: Path) -> None:
-    """Raise a `FileError` unless nothing, an empty folder, or a corpus without shards is at `path`."""
-    names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
-    if names and not {INDEX_FILE, IDS_FILE} <= names:
-        raise FileError(f"The folder {path} holds other files than a corpus. Choose a new folder for the corpus.")
-    if path.exists() and not path.is_dir():
-        raise FileError(f"{path} is a file, not a folder. Choose a new folder.")

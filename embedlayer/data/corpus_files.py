@@ -109,9 +109,9 @@ class CorpusShard(NamedTuple):
     """Content of one shard of a corpus, or of a corpus without shards."""
 
     ids: IdArray
-    documents: Offsets
+    documents: Offsets  # first tokens, not counting the separator with which the IDs of a shard start
     blocks: Offsets
-    sources: Offsets
+    sources: Offsets  # numbers of the sources in the plan that have documents here
     metadata: JsonObject
     weights: IdArray | None
 
@@ -158,18 +158,13 @@ def read_shards(path: Path) -> list[CorpusShard]:
     plan = read_plan(path)
     if missing := missing_shards(path):
         raise CheckpointError(
-            f"The corpus {path} is not finished: {len(missing)} shards are not built yet, among them shard "
-            f"{', '.join(map(str, missing[:8]))}. Continue with the command that started it: {command_name()} corpus "
-            f"build FILE... -o {path} --tokenizer FILE --shards {plan['shards']} (and --only K where each host builds "
-            f"its own shard); in Python, with build_in_shards or build_shard and the same arguments."
+            f"The corpus {path} is not finished: shards {missing[:8]} of {plan['shards']} are missing. Continue with "
+            f"the arguments of its start: {command_name()} corpus build, build_in_shards or build_shard."
         )
     shards = [_read_shard(shard_folder(path, number)) for number in range(plan["shards"])]
     for number, shard in enumerate(shards):
         if shard.metadata.get("plan") != plan_digest(plan):
-            raise CheckpointError(
-                f"{shard_folder(path, number)} was built after another plan than {path / PLAN_FILE}. Remove this shard "
-                f"and build it again."
-            )
+            raise CheckpointError(f"{shard_folder(path, number)} is of another plan: remove it, and build it again.")
     if not any(len(shard.documents) for shard in shards):
         raise CheckpointError(f"The corpus {path} has no text: none of its sources has a token.")
     return shards
@@ -239,25 +234,19 @@ def _read_shard(path: Path) -> CorpusShard:
         offset = 0 if mapped is None else mapped["offset"]
         size = (path / IDS_FILE).stat().st_size - offset
         if mapped is not None and [mapped["size"], mapped["digest"]] != file_digest(str(path / IDS_FILE)):
-            raise CheckpointError(
-                f"{(path / IDS_FILE).resolve()} was changed since the corpus {path} was built. Restore it, or build "
-                f"the corpus again."
-            )
+            raise CheckpointError(f"{(path / IDS_FILE).resolve()} was changed since {path} was built: build it again.")
         has_weights = index.setdefault("has_weights", False)
         weights_size = (path / WEIGHTS_FILE).stat().st_size if has_weights else separators + num_tokens
     except FileNotFoundError as error:
         missing = Path(error.filename).resolve()  # of a link: the file of token IDs
-        raise CheckpointError(
-            f"{path} is not a whole corpus: {missing} is missing. Restore it, or build the corpus again."
-        ) from error
+        raise CheckpointError(f"{path} is not a whole corpus: {missing} is missing. Build it again.") from error
     except FileError:
         raise
     except OSError as error:
         raise cannot_map(path, error) from error
     if num_tokens < (not is_planned) or size != (separators + num_tokens) * dtype.itemsize:
         raise CheckpointError(
-            f"{path / IDS_FILE} has {size} bytes where {num_tokens} tokens of {dtype.itemsize} bytes belong: "
-            f"it was cut short or changed. Build the corpus again."
+            f"{path / IDS_FILE} has {size} bytes, not {num_tokens} tokens of {dtype}: build it again."
         )
     if weights_size != separators + num_tokens:
         raise CheckpointError(f"{path / WEIGHTS_FILE} does not have one byte for each token. Build the corpus again.")

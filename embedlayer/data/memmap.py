@@ -70,21 +70,9 @@ class ConcatenatedArray:
     def __init__(self, arrays: Sequence[IdArray]) -> None:
         self.arrays = list(arrays)
         self._ends = np.cumsum([len(array) for array in self.arrays])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Data type of the arrays."""
-        return self.arrays[0].dtype
-
-    @property
-    def shape(self) -> tuple[int]:
-        """Shape of the concatenation, `(N,)`."""
-        return (len(self),)
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes of all arrays."""
-        return len(self) * self.dtype.itemsize
+        self.dtype: np.dtype[Any] = self.arrays[0].dtype
+        self.shape = (len(self),)
+        self.nbytes = len(self) * self.dtype.itemsize
 
     def __len__(self) -> int:
         return int(self._ends[-1])

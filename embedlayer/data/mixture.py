@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from embedlayer.core.errors import SizeError, TextError, TokenizerError
+from embedlayer.core.errors import SizeError, TokenizerError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.permutation import RandomPermutation
-from embedlayer.data.windows import Batch, TokenIds, WindowSampler, check_rank, derive_seed, items_of_rank
+from embedlayer.data.windows import Batch, TokenIds, WindowSampler, derive_seed, windows_of_step
 
 Ids = TypeVar("Ids", bound=TokenIds)
 Weights = Mapping[Ids, float] | Iterable[tuple[Ids, float]]
@@ -40,7 +40,6 @@ class TokenMixture:
         weights: The weight of each.
 
     Raises:
-        TextError: One of the corpora is no `TokenCorpus`.
         TokenizerError: The corpora have different tokenizers.
 
     Example:
@@ -52,11 +51,6 @@ class TokenMixture:
     def __init__(self, weights: Weights[TokenCorpus]) -> None:
         self.corpora, self.weights = _split_pairs(weights)
         windows_of_an_epoch(self.weights)  # refuses what is no weight
-        other = next((corpus for corpus in self.corpora if not isinstance(corpus, TokenCorpus)), None)
-        if other is not None:
-            raise TextError(
-                f"A mixture has objects of TokenCorpus, not {other!r}: TokenCorpus.build makes one of files."
-            )
 
     @property
     def num_bytes(self) -> int:
@@ -139,19 +133,16 @@ class MixedSampler:
         See `WindowSampler.batch` for the other tensors, the arguments and the errors. If one of the corpora has token
         weights, those of the targets of other corpora are 1.
         """
-        check_rank(rank, ranks)
-        share = items_of_rank(self.batch_size, rank, ranks)
-        first = step * self.batch_size
-        epochs, places = np.divmod(np.arange(first + share.start, first + share.stop), sum(self.counts))
+        epochs, places = np.divmod(windows_of_step(step, self.batch_size, rank, ranks), sum(self.counts))
         slots = np.empty_like(places)
         for epoch in np.unique(epochs):
             generator = torch.Generator().manual_seed(derive_seed(self.seed, len(self.counts), int(epoch)))
             slots[epochs == epoch] = RandomPermutation(sum(self.counts), generator)(places[epochs == epoch])
         ends = np.cumsum(self.counts)
         corpora = np.searchsorted(ends, slots, side="right")
-        shape = len(share), self.max_length
+        shape = len(slots), self.max_length
         batch = [*torch.empty(2 + self.documents, *shape, dtype=torch.int64)]
-        if any(sampler.token_weights is not None for sampler in self.samplers):
+        if any(sampler.at_token.token_weights is not None for sampler in self.samplers):
             batch.append(torch.ones(shape))
         for number, sampler in enumerate(self.samplers):
             here = corpora == number
@@ -178,7 +169,7 @@ def training_sampler(
 
 def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:
     """Return how many windows of each corpus an epoch of a mixture has: multiples of the weights, `EPOCH` or more."""
-    if not weights or any(type(weight) not in (int, float) or not 0 < weight < math.inf for weight in weights):
+    if not weights or not all(0 < weight < math.inf for weight in weights):
         raise SizeError(f"A mixture has a weight above 0 for each corpus, not {list(weights)}.")
     shares = [Fraction(weight).limit_denominator(DENOMINATOR) for weight in weights]
     if 0 in shares:
@@ -193,14 +184,8 @@ def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:
 def _split_pairs(weights: Weights[Ids]) -> tuple[tuple[Ids, ...], tuple[float, ...]]:
     """Return the corpora and the weights of a mixture; the weights are not checked."""
     pairs = list(weights.items() if isinstance(weights, Mapping) else weights)
-    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-        raise SizeError("A mixture is a list of pairs (corpus, weight), such as [(books, 3), (code, 1)].")
-    known = [(number, ids) for number, (ids, _) in enumerate(pairs) if isinstance(ids, TokenCorpus)]
-    for number, corpus in known[1:]:
-        first, expected = known[0]
-        if corpus.tokenizer_fingerprint != expected.tokenizer_fingerprint:
-            raise TokenizerError(
-                f"Corpus {number} of the mixture was built with another tokenizer than corpus {first}."
-            )
+    known = {n: ids.tokenizer_fingerprint for n, (ids, _) in enumerate(pairs) if isinstance(ids, TokenCorpus)}
+    if len(set(known.values())) > 1:
+        raise TokenizerError(f"The corpora of the mixture were built with several tokenizers: {known}.")
     numbers = (weight.item() if isinstance(weight, np.number) else weight for _, weight in pairs)  # a run stores JSON
     return tuple(ids for ids, _ in pairs), tuple(numbers)

@@ -12,7 +12,10 @@ Indices = npt.NDArray[np.int64]
 
 
 class RandomPermutation:
-    """Random permutation of `0..count - 1` that is never stored: `permutation(indices)` computes its elements there."""
+    """Random permutation of `0..count - 1` that is never stored: `permutation(indices)` computes its elements there.
+
+    A Feistel network over `left * width + right` with cycle walking (Black and Rogaway, 2002), and a plain hash.
+    """
 
     def __init__(self, count: int, generator: torch.Generator) -> None:
         self.count = count
@@ -31,13 +34,10 @@ class RandomPermutation:
         """Apply all rounds of the Feistel network once to each index."""
         left, right = np.divmod(indices.astype(np.uint64), np.uint64(self.width))
         for number, key in enumerate(self.keys):
+            # SplitMix64, starting at the key, which is below 2**63; its products are meant to overflow
+            hashed = mix_((right if number % 2 else left).view(np.int64) * GOLDEN + int(key)).view(np.uint64)
             if number % 2:
-                left = (left + _hash(right, key) % np.uint64(self.height)) % np.uint64(self.height)
+                left = (left + hashed % np.uint64(self.height)) % np.uint64(self.height)
             else:
-                right = (right + _hash(left, key) % np.uint64(self.width)) % np.uint64(self.width)
+                right = (right + hashed % np.uint64(self.width)) % np.uint64(self.width)
         return (left * np.uint64(self.width) + right).astype(np.int64)
-
-
-def _hash(numbers: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    """Hash each number to 64 bits with SplitMix64, starting at `key`, which is below `2**63`."""
-    return mix_(numbers.view(np.int64) * GOLDEN + int(key)).view(np.uint64)

@@ -33,7 +33,10 @@ def run_jobs(
     on_progress: Callable[[int, int], None],
     on_interrupted: Callable[[int], None],
 ) -> None:
-    """Run a numbered job for each number in worker processes: `prepare(argument)(number, report)`."""
+    """Run a numbered job for each number in worker processes: `prepare(argument)(number, report)`.
+
+    After an error `on_interrupted` gets the number of each job that was started and may not have ended.
+    """
     context = _KillableContext()
     progress = context.RawArray("q", [_NOT_STARTED] * len(numbers))
     processes = min(workers, len(numbers))
@@ -60,10 +63,17 @@ def run_jobs(
         for process in context.processes:
             process.terminate()
         executor.shutdown()  # waits until all exit codes are known
+        terminated = (None, 0, -signal.SIGTERM)
+        code = next((process.exitcode for process in context.processes if process.exitcode not in terminated), None)
+        cause = f"exit code {code}"
+        if code == -signal.SIGKILL:
+            cause = "SIGKILL, which often means too little memory"
+        elif code == 1:
+            cause += "; a script needs an `if __name__ == '__main__':` block around this call"
         started = [str(numbers[place]) for place in running.values() if progress[place] != _NOT_STARTED]
         raise FileError(
-            f"A worker process was killed or failed to start ({context.cause_of_death()}) while shards "
-            f"{', '.join(started) or 'none'} were being built. Finished shards are kept: call again to continue."
+            f"A worker process was killed or failed to start ({cause}) while it built shards "
+            f"{', '.join(started) or 'none'}. Finished shards are kept: call again to continue."
         ) from error
     finally:
         if running:
@@ -90,16 +100,6 @@ class _KillableContext(SpawnContext):
         """Create a process as `SpawnProcess(...)` does, and add it to the list."""
         self.processes.append(SpawnProcess(*args, **options))
         return self.processes[-1]
-
-    def cause_of_death(self) -> str:
-        """Describe the signal or exit code of the first process in the list that failed, for an error message."""
-        terminated = (None, 0, -signal.SIGTERM)
-        code = next((process.exitcode for process in self.processes if process.exitcode not in terminated), None)
-        if code == -signal.SIGKILL:
-            return "SIGKILL, which often means too little memory"
-        if code == 1:
-            return "exit code 1; a script needs an `if __name__ == '__main__':` block around this call"
-        return f"exit code {code}"
 
 
 _progress: Any = None

@@ -6,8 +6,9 @@ neighbours find this position from the bytes around it alone. So no shard waits 
 depend on the process, the time, or the number of interruptions.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from embedlayer.data.corpus import (
     Progress,
     TokenCorpus,
     corpus_writer,
-    has_weights,
     ignore_progress,
     require_text,
     warn_left_out,
@@ -40,7 +40,7 @@ from embedlayer.data.corpus_files import (
 )
 from embedlayer.data.process_pool import Report, run_jobs, usable_cores
 from embedlayer.data.readers.chats import TOKENIZER_CONFIG, ChatTemplate
-from embedlayer.data.readers.documents import Reader, RowOptions
+from embedlayer.data.readers.documents import RowOptions
 from embedlayer.data.readers.sources import find_sources, reader_of
 from embedlayer.io.files import (
     JsonObject,
@@ -115,48 +115,33 @@ def build_in_shards(
         >>> build_in_shards(["dogs.txt"], tokenizer, "dogs", shards=3, workers=1)
         TokenCorpus(1300 tokens, 1300 bytes, 1 documents)
     """
-    if workers is None:
-        workers = usable_cores()
-    if workers < 1:
-        raise SizeError(f"workers is {workers}; it must be 1 or more.")
+    workers = usable_cores() if workers is None else workers
     folder = _planned(sources, tokenizer, named_path(path), shards, RowOptions(text_field, chat_template or tokenizer))
+    planned = read_plan(folder)["sources"]
+    total, report = sum(size for _, size, _ in planned), on_progress or ignore_progress
     with FileLock(folder / LOCK, f"The corpus folder {folder}"):
-        _build_missing(folder, shards, workers, on_progress or ignore_progress)
-    names = [name for name, _, _ in read_plan(folder)["sources"]]
+        missing = missing_shards(folder)
+        built = set(range(shards)).difference(missing)
+        done = {number: read_index(shard_folder(folder, number)).get("bytes_read", 0) for number in built}
+
+        def progress(number: int, read: int) -> None:
+            done[number] = read
+            report(min(sum(done.values()), total), total)
+
+        if workers == 1 or len(missing) < 2:
+            build = shard_builder(str(folder))
+            for number in missing:
+                build(number, lambda read: progress(number, read))  # noqa: B023
+        else:
+            on_interrupted = partial(_remove_partials_of, folder)
+            run_jobs(shard_builder, str(folder), missing, workers, on_progress=progress, on_interrupted=on_interrupted)
+        report(total, total)
+    names = [name for name, _, _ in planned]
     numbers = np.concatenate([read_offsets(shard_folder(folder, number) / "sources.npy") for number in range(shards)])
     require_text(len(numbers), sources)
     for number in np.setdiff1d(np.arange(len(names)), numbers):
         warn_left_out(names[number])
     return TokenCorpus.open(folder)
-
-
-def _build_missing(folder: Path, shards: int, workers: int, on_progress: Progress) -> None:
-    """Build the shards of a plan that are not built yet, in at most `workers` processes."""
-    plan = read_plan(folder)
-    total = sum(size for _, size, _ in plan["sources"])
-    missing = missing_shards(folder)
-    built = set(range(shards)).difference(missing)
-    done = {number: read_index(shard_folder(folder, number)).get("bytes_read", 0) for number in built}
-
-    def progress(number: int, read: int) -> None:
-        """Record how many bytes of shard `number` are read, and report the sum over all shards."""
-        done[number] = read
-        on_progress(min(sum(done.values()), total), total)
-
-    if workers == 1 or len(missing) < 2:
-        build = shard_builder(str(folder))
-        for number in missing:
-            build(number, lambda read: progress(number, read))  # noqa: B023
-    else:
-        run_jobs(
-            shard_builder,
-            str(folder),
-            missing,
-            workers,
-            on_progress=progress,
-            on_interrupted=lambda number: _remove_partials_of(folder, number),
-        )
-    on_progress(total, total)
 
 
 def build_shard(
@@ -202,9 +187,9 @@ def build_shard(
     report(total, total)
 
 
-def shard_builder(folder: str) -> Callable[[int, Report], None]:
+def shard_builder(corpus: str) -> Callable[[int, Report], None]:
     """Read the plan and the tokenizer in a corpus folder, and return a function that builds one shard of the plan."""
-    path = Path(folder)
+    path = Path(corpus)
     plan, tokenizer = read_plan(path), load_tokenizer(path / TOKENIZER)
     if fingerprint(tokenizer) != plan["tokenizer"]:
         raise CheckpointError(f"{path / TOKENIZER} is not the tokenizer of {path / PLAN_FILE}. Build in a new folder.")
@@ -212,12 +197,11 @@ def shard_builder(folder: str) -> Callable[[int, Report], None]:
         raise CheckpointError(f"{path / TOKENIZER_CONFIG} is not that of {path / PLAN_FILE}. Build in a new folder.")
 
     def build(number: int, report: Report) -> None:
-        """Build shard `number` atomically, while holding its lock."""
         target = shard_folder(path, number)
         with _shard_lock(path, number):
             remove_partials(target)  # of a build that was killed
-            with replace_folder(target) as partial:
-                _write_shard(partial, plan, number, tokenizer, path, report)
+            with replace_folder(target) as folder:
+                _write_shard(folder, plan, number, tokenizer, path, report)
 
     return build
 
@@ -239,14 +223,24 @@ def _write_shard(
 ) -> None:
     """Encode the ranges of the sources that belong to one shard, and write the files of the shard."""
     places: list[int] = []
-    starts_document = False
+    starts_document, start = False, 0
+    total = sum(size for _, size, _ in plan["sources"])
+    low, high = (total * end // plan["shards"] for end in (number, number + 1))  # bytes of all sources, in order
+    options = RowOptions(plan.get("text_field"), chat_template)
     with corpus_writer(folder, tokenizer, has_weights="chat_template" in plan) as writer:
         separators = [] if writer.separator is None else [writer.separator]
         writer.write(np.array(separators, writer.dtype))
         if writer.write_weights is not None:
             writer.write_weights(np.ones(len(separators), np.uint8))  # set below: the first document is not known yet
-        for place, reader, begin, end in _source_ranges(plan, number, tokenizer, chat_template):
-            if writer.add_source(reader, report, begin=begin, end=end):
+        for place, (source, size, digest) in enumerate(plan["sources"]):
+            begin, end = max(low - start, 0), min(high - start, size)
+            start += size
+            if begin >= end:
+                continue
+            _check_unchanged(source, [size, digest], file_digest(source))
+            reader = reader_of(Path(source), options)
+            begin, end = (reader.cut(at, size, tokenizer) for at in (begin, end))
+            if begin < end and writer.add_source(reader, report, begin=begin, end=end):
                 starts_document = starts_document if places else reader.has_rows
                 places.append(place)
     if writer.starts_with_chat and separators:
@@ -267,9 +261,8 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     if shards < 1:
         raise SizeError(f"shards is {shards}; it must be 1 or more.")
     tokenizer = as_tokenizer(tokenizer)
-    for source in sources:
-        if str(source) == "-":
-            raise FileError("Standard input can be read only once. Save it to a file to build it in shards.")
+    if "-" in map(str, sources):
+        raise FileError("Standard input can be read only once. Save it to a file to build it in shards.")
     readers = [
         reader
         for reader in find_sources(sources, options)
@@ -289,7 +282,7 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     }
     if options.text_field is not None:
         plan["text_field"] = options.text_field
-    if has_weights(readers):
+    if has_weights := any(reader.has_weights for reader in readers):
         plan["chat_template"] = options.chat_template.digest
     create_folder(path)
     others = visible_names(path)
@@ -297,15 +290,15 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
         if others:
             raise FileError(f"The folder {path} holds other files than this corpus. Choose a new folder for it.")
         try:
-            with new_file(path / PLAN_FILE) as partial:
-                write_json(partial, plan)
+            with new_file(path / PLAN_FILE) as file:
+                write_json(file, plan)
         except FileError:
             if not (path / PLAN_FILE).exists():  # else another process has just written it
                 raise
     _check_same(path, read_plan(path), plan)
     if not (path / TOKENIZER).exists():
         save_tokenizer(tokenizer, path / TOKENIZER)
-    if has_weights(readers) and not (path / TOKENIZER_CONFIG).exists():
+    if has_weights and not (path / TOKENIZER_CONFIG).exists():
         options.chat_template.save(path)
     return path
 
@@ -325,10 +318,7 @@ def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
         surplus = [f"{name}, which was not passed" for name in old if name not in new]
         absent = [f"no {name}" for name in new if name not in old]
         what = [*surplus, *absent, "the same sources in another order"][0]
-    raise FileError(
-        f"The corpus in {path} was started with other arguments: it has {what}. Pass the arguments of the start, or "
-        f"choose a new folder."
-    )
+    raise FileError(f"The corpus in {path} was started with other arguments: it has {what}. Choose a new folder.")
 
 
 def _check_unchanged(source: str, planned: list[Any], current: list[Any]) -> None:
@@ -336,28 +326,4 @@ def _check_unchanged(source: str, planned: list[Any], current: list[Any]) -> Non
     if current != planned:
         (had, _), (has, _) = planned, current
         how = f"it has {has} bytes and had {had}" if has != had else f"it has {has} bytes as before, but other ones"
-        raise FileError(
-            f"{source} was changed since this corpus was started: {how}. Restore it, or build in a new folder."
-        )
-
-
-# Byte ranges
-
-
-def _source_ranges(
-    plan: JsonObject, part: int, tokenizer: Tokenizer, chat_template: Path
-) -> Iterator[tuple[int, Reader, int, int]]:
-    """Yield the ranges of the sources that belong to shard `part`, in order."""
-    total = sum(size for _, size, _ in plan["sources"])
-    low, high = (total * number // plan["shards"] for number in (part, part + 1))
-    start = 0
-    options = RowOptions(plan.get("text_field"), chat_template)
-    for number, (source, size, digest) in enumerate(plan["sources"]):
-        begin, end = max(low - start, 0), min(high - start, size)
-        if begin < end:
-            _check_unchanged(source, [size, digest], file_digest(source))
-            reader = reader_of(Path(source), options)
-            begin, end = (reader.cut(place, size, tokenizer) for place in (begin, end))
-            if begin < end:
-                yield number, reader, begin, end
-        start += size
+        raise FileError(f"{source} was changed since this corpus was started: {how}. Build in a new folder.")

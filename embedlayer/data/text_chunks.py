@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,7 +86,7 @@ class TextChunk(NamedTuple):
     """A chunk of a document, and what its token IDs depend on."""
 
     text: str
-    anchor: str
+    anchor: str  # the last characters before it in its document
     starts_document: bool
     weighted: Sequence[tuple[int, int]] | None = None
 
@@ -113,15 +112,19 @@ def encode_ahead(chunks: Iterator[TextChunk], tokenizer: Tokenizer) -> Iterator[
     tokenizer = pure_tokenizer(tokenizer)
     with closing(BackgroundThread("embedlayer-encode")) as thread:
         begun: list[tuple[list[TextChunk], Callable[[], list[Encoding]]]] = []
-        while batch := list(_batch(chunks)):
-            texts = [chunk.anchor + chunk.text for chunk in batch]
-            anchors = [chunk.anchor for chunk in batch if chunk.anchor]
-            offsets = any(chunk.weighted is not None for chunk in batch)
-            begun.append((batch, thread.submit(partial(encode_batch, tokenizer, texts + anchors, offsets=offsets))))
-            if len(begun) > 1:
-                yield from _without_anchors(*begun.pop(0))
-        for batch, job in begun:
-            yield from _without_anchors(batch, job)
+        while (batch := list(_batch(chunks))) or begun:
+            if batch:
+                texts = [chunk.anchor + chunk.text for chunk in batch]
+                anchors = [chunk.anchor for chunk in batch if chunk.anchor]
+                offsets = any(chunk.weighted is not None for chunk in batch)
+                begun.append((batch, thread.submit(partial(encode_batch, tokenizer, texts + anchors, offsets=offsets))))
+            if len(begun) > 1 or not batch:  # the next batch is encoded meanwhile, if there is one
+                encoded, job = begun.pop(0)
+                wholes = job()
+                anchored = iter(wholes[len(encoded) :])
+                for chunk, whole in zip(encoded, wholes, strict=False):
+                    skipped = len(next(anchored).ids) if chunk.anchor else 0
+                    yield chunk, np.array(whole.ids, dtype=np.int64)[skipped:], whole
 
 
 def _batch(chunks: Iterator[TextChunk]) -> Iterator[TextChunk]:
@@ -133,17 +136,6 @@ def _batch(chunks: Iterator[TextChunk]) -> Iterator[TextChunk]:
         chars += len(chunk.text)
         if number >= fewest and (chars >= fewest * _FEWEST_CHARS or number >= fewest * _CHUNKS_PER_CORE):
             return
-
-
-def _without_anchors(
-    batch: Sequence[TextChunk], job: Callable[[], list[Encoding]]
-) -> Iterator[tuple[TextChunk, IdArray, Encoding]]:
-    """Yield what `encode_ahead` does, from the encodings of a batch of chunks and of the anchors that are not empty."""
-    encodings = iter(job())
-    wholes = list(islice(encodings, len(batch)))
-    for chunk, whole in zip(batch, wholes, strict=True):
-        skipped = len(next(encodings).ids) if chunk.anchor else 0
-        yield chunk, np.array(whole.ids, dtype=np.int64)[skipped:], whole
 
 
 def split_text(texts: Iterable[str], *tokenizers: Tokenizer, fewest: int = _FEWEST_CHARS) -> Iterator[str]:
@@ -189,7 +181,6 @@ def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
     """Return whether the IDs of a text stay the same if it is cut in two at `place`."""
 
     def ids_of(part: str) -> list[int]:
-        """Return the token IDs of a string, without special tokens."""
         return encode(tokenizer, part).ids
 
     left, right = text[max(0, place - CONTEXT_CHARS) : place], text[place : place + CONTEXT_CHARS]

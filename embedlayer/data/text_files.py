@@ -6,23 +6,18 @@ import os
 import shutil
 import sys
 import tempfile
-import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from embedlayer.core.command_name import command_line
-from embedlayer.core.errors import EmbedLayerWarning, FileError, TextError, require
+from embedlayer.core.errors import FileError, TextError, require
 from embedlayer.data.corpus_files import INDEX_FILE, PLAN_FILE, is_corpus
 from embedlayer.data.text_formats import (
     COMPRESSED_STARTS,
-    DATASET,
     STANDARD_INPUT,
-    TextFormat,
-    format_of_text,
-    is_other,
     not_text,
     refuse_json_lines,
 )
@@ -32,66 +27,13 @@ _Read = Callable[[int], bytes]
 READ_BYTES = 1 << 16
 
 
-def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
-    """Return the text files that `paths` name: files themselves, and all text files in folders and their subfolders.
-
-    `"-"`, for standard input, is returned as it is. The files of a folder are sorted. Hidden files in folders are left
-    out, and so are corpora and binary files: those with a zero byte in their first 64 KiB, decompressed if compressed.
-    Files of the formats in `embedlayer.data.text_formats` are left out of a folder with a warning, unless they have as
-    many bytes as its text files. A file that cannot be read is returned: reading it raises the error.
-
-    Raises:
-        FileError: A path does not exist.
-        TextError: A file that is passed by name is not plain text; a folder is a corpus or a saved data set, or has no
-            text file, or at least as many bytes in files of those formats; or `paths` is empty.
-
-    Warns:
-        EmbedLayerWarning: Files of a folder are left out because of their format, or a file that is passed by name
-            has JSON lines and ends in `.txt`.
-    """
-    files: list[str | Path] = []
-    for name in paths:
-        path = Path(name)
-        if str(name) == "-":
-            files.append("-")
-        elif path.is_dir():
-            files += _texts_below(path)
-        elif path.exists():
-            with suppress(FileError), opened(path) as (read, _):  # what reads the whole text raises it
-                next(decoded(path, read), "")  # refuses what is not plain text
-            files.append(path)
-        else:
-            raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
-    if not files:
-        raise TextError("No text was passed. Name files or folders, or - for standard input.")
-    return files
-
-
-def _texts_below(folder: Path) -> list[Path]:
-    """Return the text files below a folder, sorted, at least one; see `find_text_files` for what is left out."""
-    if DATASET.matches(folder, b""):
-        raise TextError(is_other(folder, DATASET))
-    texts: list[Path] = []
-    others: dict[Path, TextFormat] = {}
-    for file in (visible := visible_files(folder)):
-        start = start_of(file)
-        other = format_of_text(file, start)
-        if other is not None:
-            others[file] = other
-        elif b"\0" not in start:
-            texts.append(file)
-    leave_out(folder, others, texts)
-    if not texts:
-        raise TextError(f"The folder {folder} has no text files ({len(visible)} files are binary). Name files.")
-    return texts
-
-
 def visible_files(folder: Path) -> list[Path]:
     """Return the files below a folder, sorted, without hidden files and corpora."""
     if is_corpus(folder):
+        line = command_line("train", folder, "-o", "RUN")
         raise TextError(
-            f"The folder {folder} is a corpus of token IDs, and not text. Train on it, without other files: "
-            f"{command_line('train', folder, '-o', 'RUN')}; in Python, open it with TokenCorpus.open."
+            f"The folder {folder} is a corpus of token IDs. Train on it, without other files: {line}; in Python, open "
+            f"it with TokenCorpus.open."
         )
     files = sorted(_files_below(folder))
     corpora = {file.parent for file in files if file.name in (PLAN_FILE, INDEX_FILE) and is_corpus(file.parent)}
@@ -119,25 +61,6 @@ def _cannot_list(error: OSError) -> None:
     raise FileError(f"Cannot read the folder {error.filename}: {error.strerror}.") from error
 
 
-def leave_out(folder: Path, others: Mapping[Path, TextFormat], texts: Sequence[Path]) -> None:
-    """Warn that files of a folder are left out of its texts, which are other files with more bytes."""
-    if not others:
-        return
-    first, other = next(iter(others.items()))
-    if _sizes(others) >= _sizes(texts):
-        raise TextError(
-            f"The folder {folder} holds {len(others)} files that are not plain text, with more bytes than its "
-            f"{len(texts)} files of text. Convert them, or name the files of text alone. {is_other(first, other)}"
-        )
-    warnings.warn(
-        f"{len(others)} files in {folder} are left out, which are not plain text: {first} is {other.name}"
-        f"{', ...' if len(others) > 1 else ''}. Passed by its name, a file is refused with a command that converts "
-        f"it.",
-        EmbedLayerWarning,
-        stacklevel=4,
-    )
-
-
 def start_of(file: Path) -> bytes:
     """Return the first 64 KiB of a file, decompressed if it is compressed."""
     try:
@@ -145,11 +68,6 @@ def start_of(file: Path) -> bytes:
             return checked(file, read)
     except FileError:
         return b""
-
-
-def _sizes(files: Iterable[Path]) -> int:
-    """Return the number of bytes of files."""
-    return sum(file.stat().st_size for file in files)
 
 
 @contextmanager

@@ -176,10 +176,7 @@ def refuse_json_lines(source: str | Path, start: bytes) -> None:
         command = command_for(JSON_LINES.command.replace("KEY", key), source)
         raise TextError(f"{said}{as_text} {JSON_LINES.condition}, each {key!r} of a line:\n{command}")
     names = ", ".join([*first][:_SHOWN_NAMES]) or "no fields"
-    raise TextError(
-        f"{said}{as_text} Its first line has no field that is a text ({names}): write what shall be read into a file "
-        f"of text."
-    )
+    raise TextError(f"{said}{as_text} Its first line has no field that is a text ({names}).")
 
 
 def not_text(source: str | Path, start: bytes, offset: int, byte: int) -> str:

@@ -1,6 +1,6 @@
 """Cut token IDs into batches of sliding windows, directly from the (memory-mapped) array."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from embedlayer.core.documents import IGNORED
-from embedlayer.core.errors import ShapeError, SizeError, TextError, TokenizerError
+from embedlayer.core.errors import ShapeError, SizeError, TextError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice
 from embedlayer.data.permutation import Indices, RandomPermutation
@@ -59,10 +59,16 @@ class TokenWindows(Dataset[Window]):
     def __init__(self, ids: TokenIds, max_length: int, stride: int, *, documents: bool = False) -> None:
         self.ids = _as_array(ids)
         self.token_weights = ids.token_weights if isinstance(ids, TokenCorpus) else None
-        self.document_starts = _documents_of(ids) if documents else None
-        self.max_length = max_length
-        self.stride = stride
-        _check_windows(self.ids, max_length, stride=stride)
+        self.document_starts: Indices | None = None
+        if documents:
+            if not isinstance(ids, TokenCorpus):
+                raise TextError(f"documents=True needs a TokenCorpus, which knows its documents; found {type(ids)}.")
+            self.document_starts = ids.documents
+        self.max_length, self.stride = max_length, stride
+        if min(max_length, stride) < 1:
+            raise SizeError(f"max_length and stride must be 1 or more; found {max_length} and {stride}.")
+        if len(self.ids) <= max_length:
+            raise TextError(f"The text has {len(self.ids)} tokens, and a window with its last target {max_length + 1}.")
 
     def __len__(self) -> int:
         return len(range(0, len(self.ids) - self.max_length, self.stride))
@@ -82,7 +88,16 @@ class TokenWindows(Dataset[Window]):
             indices: Numbers of the windows, from 0 to `len(self) - 1`.
         """
         starts = np.asarray(indices, dtype=np.int64) * self.stride
-        return _gather(self.ids, self.document_starts, self.token_weights, starts, self.max_length)
+        rows = _windows(self.ids, starts, self.max_length + 1).astype(np.int64)
+        batch = [rows[:, :-1].copy(), rows[:, 1:].copy()]
+        if self.document_starts is not None:
+            places = starts[:, None] + np.arange(self.max_length + 1)
+            numbers = np.searchsorted(self.document_starts, places, side="right")
+            batch.append(numbers[:, :-1] - numbers[:, :1] + 1)
+            batch[1][numbers[:, 1:] != numbers[:, :-1]] = IGNORED
+        if self.token_weights is not None:
+            batch.append(_windows(self.token_weights, starts + 1, self.max_length).astype(np.float32))
+        return tuple(map(torch.from_numpy, batch))
 
     def __getstate__(self) -> dict[str, Any]:
         arrays = {"ids": self.ids, "token_weights": self.token_weights}
@@ -148,13 +163,14 @@ def create_dataloader(
         >>> bytes(inputs[1].tolist()), bytes(targets[1].tolist())
         (b've d', b'e do')
     """
-    _check_sizes(batch_size=batch_size)
-    windows = TokenWindows(_ids_of(text_or_corpus, tokenizer), max_length, stride, documents=documents)
+    if isinstance(text_or_corpus, Path):
+        text_or_corpus = "".join(read_text_chunks(text_or_corpus))
+    elif isinstance(text_or_corpus, str):
+        raise_if_path(text_or_corpus)
+    ids = TokenCorpus.from_text(text_or_corpus, tokenizer) if isinstance(text_or_corpus, str) else text_or_corpus
+    windows = TokenWindows(ids, max_length, stride, documents=documents)
     if drop_last and len(windows) < batch_size:
-        raise TextError(
-            f"there is no batch: the number of windows of {max_length} tokens is {len(windows)}, below the batch size "
-            f"of {batch_size}, and drop_last leaves them out. Pass drop_last=False, or a smaller batch_size or stride."
-        )
+        raise TextError(f"drop_last leaves no batch: {len(windows)} windows are fewer than batch_size {batch_size}.")
     return _WindowLoader(
         windows,
         batch_size=batch_size,
@@ -194,15 +210,12 @@ class WindowSampler:
     def __init__(
         self, ids_or_corpus: TokenIds, *, max_length: int, batch_size: int, seed: int, documents: bool = False
     ) -> None:
-        self.ids = _as_array(ids_or_corpus)
-        self.token_weights = ids_or_corpus.token_weights if isinstance(ids_or_corpus, TokenCorpus) else None
-        self.document_starts = _documents_of(ids_or_corpus) if documents else None
-        self.max_length = max_length
-        self.batch_size = batch_size
-        self.seed = seed
-        _check_windows(self.ids, max_length, batch_size=batch_size)
+        self.at_token = TokenWindows(ids_or_corpus, max_length, stride=1, documents=documents)
+        self.max_length, self.batch_size, self.seed = max_length, batch_size, seed
+        if batch_size < 1:
+            raise SizeError(f"batch_size is {batch_size}; it must be 1 or more.")
         # One window is given up to the phase, where there is more than one: every epoch has the same number.
-        self.num_windows = max(1, (len(self.ids) - max_length) // max_length)
+        self.num_windows = max(1, (len(self.at_token.ids) - max_length) // max_length)
 
     def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
         """Return the inputs and the targets of a step, `(B, T)` int64 each, or one rank's windows of them.
@@ -216,35 +229,29 @@ class WindowSampler:
             rank: Rank of this process.
             ranks: Number of ranks.
         """
-        check_rank(rank, ranks)
-        share = items_of_rank(self.batch_size, rank, ranks)
-        first = step * self.batch_size
-        return self.windows(np.arange(first + share.start, first + share.stop))
+        return self.windows(windows_of_step(step, self.batch_size, rank, ranks))
 
     def windows(self, numbers: Indices) -> Batch:
         """Return what `batch` does, of windows by their numbers in the order of training, over all epochs."""
-        return _gather(self.ids, self.document_starts, self.token_weights, self._starts(numbers), self.max_length)
-
-    def _starts(self, numbers: Indices) -> Indices:
-        """Return the index of the first token of each window."""
         epochs, places = np.divmod(numbers, self.num_windows)
         starts = np.empty_like(numbers)
+        spare = len(self.at_token.ids) - 1 - self.num_windows * self.max_length
         for epoch in np.unique(epochs):
-            phase, order = self._offset_and_order(int(epoch))
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, int(epoch)))
+            phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
             here = epochs == epoch
-            starts[here] = order(places[here]) * self.max_length + phase
-        return starts
+            starts[here] = RandomPermutation(self.num_windows, generator)(places[here]) * self.max_length + phase
+        return self.at_token.batch(starts)
 
-    def _offset_and_order(self, epoch: int) -> tuple[int, RandomPermutation]:
-        """Draw how the epoch `epoch` cuts and orders its windows; equal for equal seeds and epochs."""
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
-        spare = len(self.ids) - 1 - self.num_windows * self.max_length
-        phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
-        return phase, RandomPermutation(self.num_windows, generator)
+
+def windows_of_step(step: int, batch_size: int, rank: int, ranks: int) -> Indices:
+    """Return the numbers of a rank's windows of a step, in the order of training."""
+    check_rank(rank, ranks)
+    share = items_of_rank(batch_size, rank, ranks)
+    return np.arange(step * batch_size + share.start, step * batch_size + share.stop)
 
 
 def check_rank(rank: int, ranks: int) -> None:
-    """Raise a `SizeError` unless `0 <= rank < ranks`."""
     if not 0 <= rank < ranks:
         raise SizeError(f"Rank {rank} of {ranks} does not exist: ranks are counted from 0 to {ranks - 1}.")
 
@@ -265,43 +272,19 @@ class _WindowLoader(DataLoader[Any]):
             return super().__iter__()
         # DataLoader draws a seed for its workers before it draws the order: draw it too, and the order is the same.
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        return self._cut_here()
-
-    def _cut_here(self) -> Iterator[Batch]:
-        """Yield the batches `(inputs, targets)` of one pass; they are cut in this process."""
         windows, per_batch = self.dataset, self.batch_size
         assert isinstance(windows, TokenWindows)
         assert per_batch is not None
         together = max(1, _GATHER_BYTES // (8 * per_batch * (windows.max_length + 1)))
         batches = iter(self.batch_sampler or ())
-        while group := list(islice(batches, together)):
-            tensors = windows.batch([index for batch in group for index in batch])
-            yield from zip(*(torch.split(rows, per_batch) for rows in tensors), strict=True)
+        groups = iter(lambda: list(islice(batches, together)), [])
+        cut = (windows.batch([index for batch in group for index in batch]) for group in groups)
+        return (batch for tensors in cut for batch in zip(*(rows.split(per_batch) for rows in tensors), strict=True))
 
 
 def _stack(windows: list[Window]) -> Batch:
     """Stack the tensors of windows, `(T,)` each, into those of a batch, `(B, T)` each."""
     return tuple(torch.stack(rows) for rows in zip(*windows, strict=True))
-
-
-def _gather(
-    ids: IdArray | ConcatenatedArray,
-    document_starts: npt.NDArray[np.int64] | None,
-    token_weights: IdArray | ConcatenatedArray | None,
-    starts: npt.NDArray[np.int64],
-    length: int,
-) -> Batch:
-    """Copy windows of token IDs and return them as a batch, `(starts, length)` each."""
-    rows = _windows(ids, starts, length + 1).astype(np.int64)
-    batch = [rows[:, :-1].copy(), rows[:, 1:].copy()]
-    if document_starts is not None:
-        places = starts[:, None] + np.arange(length + 1)
-        numbers = np.searchsorted(document_starts, places, side="right")
-        batch.append(numbers[:, :-1] - numbers[:, :1] + 1)
-        batch[1][numbers[:, 1:] != numbers[:, :-1]] = IGNORED
-    if token_weights is not None:
-        batch.append(_windows(token_weights, starts + 1, length).astype(np.float32))
-    return tuple(map(torch.from_numpy, batch))
 
 
 def _windows(array: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], length: int) -> IdArray:
@@ -317,16 +300,6 @@ def derive_seed(seed: int, *numbers: int) -> int:
     return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _documents_of(ids: TokenIds) -> npt.NDArray[np.int64]:
-    """Return the index of the first token of each document of a corpus; other token IDs are a `TextError`."""
-    if not isinstance(ids, TokenCorpus):
-        raise TextError(
-            f"documents=True needs a TokenCorpus, which knows where its documents begin, not {type(ids).__name__}: "
-            f"TokenCorpus.build makes one of texts, and embedlayer.data.map_token_files one of files of token IDs."
-        )
-    return ids.documents
-
-
 def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
     """Return token IDs of any accepted kind as a NumPy array or `ConcatenatedArray`."""
     if isinstance(ids, TokenCorpus):
@@ -334,53 +307,9 @@ def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
     if isinstance(ids, ConcatenatedArray):
         return ids
     if isinstance(ids, str | bytes | Path) or (isinstance(ids, list | tuple) and ids and isinstance(ids[0], str)):
-        raise TextError(
-            f"Windows are cut from token IDs, but this is {type(ids).__name__} with text. Encode it first, "
-            f"TokenCorpus.from_text(text, tokenizer), or call create_dataloader(text, tokenizer)."
-        )
+        raise TextError(f"Windows are cut from token IDs; found {type(ids).__name__} with text. Encode it first.")
     values = ids.ids if isinstance(ids, Encoding) else ids
-    try:
-        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise ShapeError(f"{type(ids).__name__} has no token IDs in one dimension ({error}).") from error
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise ShapeError(
-            f"Token IDs are integers, but these are {array.dtype}: pass encode(text).ids of a tokenizer, or "
-            f"convert them with astype(np.int64) if they are whole numbers."
-        )
+        raise ShapeError(f"Token IDs are integers; found {array.dtype}. Pass encode(text).ids of a tokenizer.")
     return array
-
-
-def _ids_of(text_or_corpus: str | Path | TokenIds, tokenizer: object) -> TokenIds:
-    """Encode a text or a text file into a `TokenCorpus`; return token IDs of any other kind unchanged."""
-    if not isinstance(text_or_corpus, str | Path):
-        return text_or_corpus
-    if tokenizer is None:
-        raise TokenizerError("A text needs a tokenizer: create_dataloader(text, tokenizer). Only a corpus needs none.")
-    if isinstance(text_or_corpus, Path):
-        text_or_corpus = "".join(read_text_chunks(text_or_corpus))
-    else:
-        raise_if_path(text_or_corpus)
-    return TokenCorpus.from_text(text_or_corpus, tokenizer)
-
-
-def _check_sizes(**sizes: int) -> None:
-    """Raise a `SizeError` unless every size is an integer of at least 1; sizes are passed by name, for the message."""
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise SizeError(f"{name} is {size!r}, {type(size).__name__}; it must be an integer, 1 or more.")
-
-
-def _check_windows(ids: IdArray | ConcatenatedArray, max_length: int, **sizes: int) -> None:
-    """Raise an error unless windows of `max_length` tokens can be cut from token IDs."""
-    _check_sizes(max_length=max_length, **sizes)
-    if ids.ndim != 1:
-        raise SizeError(
-            f"Windows are cut from token IDs in one dimension, but these have shape {ids.shape}. Pass all texts in "
-            f"a row, ids.reshape(-1), or one row."
-        )
-    if len(ids) <= max_length:
-        raise TextError(
-            f"The text has {len(ids)} tokens and a window of max_length={max_length} needs {max_length + 1}, one for "
-            f"the last target. Pass a longer text or a max_length of at most {max(len(ids) - 1, 0)}."
-        )

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from functools import partial
 from inspect import signature
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,30 +57,29 @@ class PackedDocuments:
         scale: float | None,
     ) -> Float[Tensor, "B H T K"]:
         """Compute the causal attention of each document by itself; a padded token attends to itself only."""
-        rows, length = q.shape[0], q.shape[2]
-        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-        if self.text is None:
-            y = self._attend(q, k, v, scale)
-        else:
-            y = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-            q, k, v = (x.index_select(0, self.text) for x in (q, k, v))
-            y = y.index_copy_(0, self.text, self._attend(q, k, v, scale))
-        result: Tensor = y.unflatten(0, (rows, length)).transpose(1, 2)
-        return result
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-        """Return the result of `attend` for the tokens of the documents, `(N, H, K)`."""
         varlen_attn = varlen_attention()
         assert varlen_attn is not None
         # torch 2.11 has no such option, and takes heads in groups
         options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+        shape, heads = (q.shape[0], q.shape[2]), q.shape[1]
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        values = v
+        if self.text is not None:
+            q, k, v = (x.index_select(0, self.text) for x in (q, k, v))
         ends, longest = self.cu_seqlens, self.longest
-        y = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scale, window_size=(-1, 0), **options)
-        return cast(Tensor, y)
+        y: Any = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scale, window_size=(-1, 0), **options)
+        if self.text is not None:
+            y = values.repeat_interleave(heads // values.shape[1], 1).index_copy_(0, self.text, y)
+        result: Tensor = y.unflatten(0, shape).transpose(1, 2)
+        return result
 
 
 class AddedScores:
-    """What attention adds to its scores: a position scheme's bias, and -inf for each masked key."""
+    """What attention adds to its scores: a position scheme's bias, and -inf for each masked key.
+
+    Where all of it has too many numbers, it is computed for blocks of queries, and again in the backward pass. On CUDA,
+    documents alone need none of it where torch has FlashAttention.
+    """
 
     def __init__(
         self,
@@ -155,8 +154,7 @@ class AddedScores:
             if self.packed.longest:  # padding alone has no document
                 return self.packed.attend(q, k, v, scale)
         if len(self.blocks) == 1:
-            self.whole = self.scores(self.blocks[0]) if self.whole is None else self.whole
-            return self._attend_with(self.whole, q, k, v, scale)
+            return self._attend_block(self.blocks[0], q, k, v, scale=scale)
         parts = []
         for block in self.blocks:
             start, stop, first, last = block
@@ -169,10 +167,9 @@ class AddedScores:
 
     def _attend_block(self, block: QueryBlock, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None) -> Tensor:
         """Return the result of `attend` for the queries of a block."""
-        return self._attend_with(self.scores(block), q, k, v, scale)
-
-    def _attend_with(self, scores: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-        """Return the result of `attend` for scores that were computed."""
+        scores = self.scores(block) if self.whole is None else self.whole
+        if len(self.blocks) == 1:
+            self.whole = scores  # of all layers
         scores = scores.to(q.dtype)
         if self.slots is None or q.shape[-2] != 1:
             return scaled_dot_product(q, k, v, scores, scale=scale)

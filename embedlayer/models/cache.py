@@ -122,8 +122,6 @@ class KeyValueCache:
     """
 
     def __init__(self, max_seq_len: int | None = None) -> None:
-        if max_seq_len is not None and max_seq_len < 1:
-            raise SizeError(f"max_seq_len must be at least 1, not {max_seq_len}.")
         self._slots = None if max_seq_len is None else Slots(max_seq_len)
         self.positions: Int[Tensor, "*axes B S"] | None = None
         self.documents: AttentionMask | None = None
@@ -161,21 +159,22 @@ class KeyValueCache:
             attention_mask: 0 for padding, else the number of the document; `None` to continue the last document of each
                 row.
         """
-        self._check_slots(ids.shape[-1])
+        slots, tokens = self._slots, ids.shape[-1]
+        if slots is not None and slots.called + tokens > slots.size:
+            raise SizeError(f"A KeyValueCache({slots.size}) has no room for {slots.called} and {tokens} more tokens.")
+        if slots is not None and torch.is_grad_enabled():
+            raise SizeError("A KeyValueCache with max_seq_len is written in place: call it under torch.no_grad().")
         if self.positions is None:
             positions = positions_of(ids, attention_mask) if positions is None else positions
             return positions.expand(*positions.shape[:-2], *ids.shape), attention_mask
-        if self.positions.shape[-2] != len(ids):
-            raise ShapeError(
-                f"The cache has {self.positions.shape[-2]} sequences and the new tokens have {len(ids)}: "
-                f"start an empty KeyValueCache for each batch."
-            )
         if positions is None and attention_mask is not None:
-            raise ShapeError(
-                "New tokens continue the last document of a cached text. To start another one with an attention_mask, "
-                "pass their positions too."
-            )
-        last = self._last_text_places()
+            raise ShapeError("New tokens continue the last document; with an attention_mask, pass their positions too.")
+        batch, cached = self.positions.shape[-2:]
+        if self.documents is not None:  # the last cached token of each row that is not padding
+            last = torch.where(self.documents != 0, torch.arange(cached, device=ids.device), 0).amax(-1, keepdim=True)
+        else:
+            number = cached - 1 if slots is None else slots.used - 1
+            last = torch.zeros(batch, 1, dtype=torch.int64, device=ids.device) + number
         if positions is None:
             reached = self.positions if self.positions.dim() == 2 else self.positions.amax(0)
             positions = reached.gather(-1, last) + torch.arange(1, ids.shape[-1] + 1, device=ids.device)
@@ -186,33 +185,6 @@ class KeyValueCache:
         elif self.documents is not None:
             attention_mask = self.documents.gather(-1, last).expand(ids.shape)
         return positions.expand(*positions.shape[:-2], *ids.shape), attention_mask
-
-    def _check_slots(self, tokens: int) -> None:
-        """Raise a `SizeError` if new tokens do not fit into `max_seq_len`, or if they would be differentiated."""
-        slots = self._slots
-        if slots is None:
-            return
-        if slots.called + tokens > slots.size:
-            raise SizeError(
-                f"This KeyValueCache has memory for {slots.size} tokens of each row; it has {slots.called}, and "
-                f"{tokens} more were passed: build it with a larger max_seq_len, or without for one that grows."
-            )
-        if torch.is_grad_enabled():
-            raise SizeError(
-                "A KeyValueCache with max_seq_len is written in place, which autograd cannot differentiate: call the "
-                "model under torch.no_grad(), or leave max_seq_len out."
-            )
-
-    def _last_text_places(self) -> Int[Tensor, "B 1"]:
-        """Return the place of the last cached token of each row that is not padding."""
-        assert self.positions is not None
-        batch, cached = self.positions.shape[-2:]
-        if self.documents is not None:
-            index = torch.arange(cached, device=self.positions.device)
-            return torch.where(self.documents != 0, index, 0).amax(-1, keepdim=True)
-        if self._slots is not None:
-            return (self._slots.used - 1).expand(batch, 1)
-        return torch.full((batch, 1), cached - 1, device=self.positions.device)
 
     def read_again(
         self,
@@ -238,9 +210,7 @@ class KeyValueCache:
         if not isinstance(position, RotaryEmbedding) or not position.depends_on_length:
             return None
         if self._slots is not None:
-            raise SizeError(
-                f"{type(position.scaling).__name__} varies: use model.position.at_length({self._slots.size})."
-            )
+            raise SizeError(f"The frequencies vary: use model.position.at_length({self._slots.size}).")
         before, self.length = self.length, max(self.length, int(positions.max()) + 1)
         old, new = (position.phase_increments_at(length) for length in (before, self.length))
         self._read.append((ids, vectors))
@@ -282,10 +252,7 @@ class KeyValueCache:
             (4, tensor([[0, 1, 2, 3]]))
         """
         if drop < 1 or keep < 0 or keep + drop >= len(self):
-            raise SizeError(
-                f"To drop {drop} tokens behind the first {keep}, a cache must have at least "
-                f"{max(drop, 1) + max(keep, 0) + 1}; this one has {len(self)}."
-            )
+            raise SizeError(f"Of {len(self)} cached tokens, {drop} cannot be dropped behind the first {keep}.")
         assert self.positions is not None
         before = self.positions
         documents = torch.ones_like(before[(0,) * (before.dim() - 2)]) if self.documents is None else self.documents

@@ -106,10 +106,8 @@ def _run(model: nn.Module, ids: Tensor, attention_mask: Tensor | None) -> tuple[
     finally:
         handle.remove()
     if len(seen) != 1 or any(each.shape[:-1] != ids.shape for each in (*seen, logits) if each is not None):
-        raise CheckpointError(
-            f"The LM head of {a_or_an(model)} does not read one hidden state for each token: it was called "
-            f"{len(seen)} times for {tuple(ids.shape)} tokens."
-        )
+        calls = f"it was called {len(seen)} times for {tuple(ids.shape)} tokens"
+        raise CheckpointError(f"{a_or_an(model)}: its LM head does not read one hidden state for each token: {calls}.")
     return head, seen[0], logits
 
 
@@ -150,10 +148,7 @@ def check_causal(model: nn.Module, ids: Int[Tensor, " T"]) -> None:
         hidden = causal_outputs(model, torch.stack([one, other])).hidden[:, :-1]
     change, size = (hidden[0] - hidden[1]).abs().max(), hidden.abs().max()
     if change > TOLERANCE.get(hidden.dtype, 2e-2) * size:
-        raise CheckpointError(
-            f"{name} is no causal language model: its hidden state of a token depends on later tokens, as in a masked "
-            f"language model. {advice}"
-        )
+        raise CheckpointError(f"{name} is no causal language model: hidden states depend on later tokens. {advice}")
 
 
 class PatchedDecoder(nn.Module):

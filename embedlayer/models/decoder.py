@@ -17,7 +17,7 @@ from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import IdsLike, Positions
 from embedlayer.core.torch_state import is_unchanged
 from embedlayer.families import OWN_MODEL_TYPE
-from embedlayer.heads.output import SLIP, OutputHead
+from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import PredictionHead, build_head, describe_head
 from embedlayer.inputs.embedding import (
     InputOptions,
@@ -173,20 +173,14 @@ class DecoderLM(Pretrained):
         if num_kv_heads < 1 or num_heads % num_kv_heads:
             raise SizeError(f"{num_heads} query heads cannot share {num_kv_heads} key/value heads evenly.")
         head_dim = width // num_heads if head_dim is None else head_dim
-        if head_dim < 1:
-            raise SizeError(f"head_dim must be at least 1, not {head_dim}.")
         if not 0 < query_scale < math.inf:
             raise SizeError(f"query_scale must be positive, not {query_scale}.")
         position = as_position(
             position, max_seq_len=max_seq_len, embed_dim=width, num_heads=num_heads, head_dim=head_dim
         )
         if (head.in_features, head.out_features) != (width, table.vocab_size):
-            is_exchanged = (head.out_features, head.in_features) == (width, table.vocab_size)
-            raise SizeError(
-                f"The head maps width {head.in_features} to {head.out_features} tokens, "
-                f"the table has {table.vocab_size} tokens of width {width}."
-                f"{f' {SLIP} OutputHead({width}, {table.vocab_size}).' if is_exchanged else ''}"
-            )
+            shapes = f"{(head.in_features, head.out_features)}, the table has {(width, table.vocab_size)}"
+            raise SizeError(f"The head maps {shapes}: build OutputHead({width}, {table.vocab_size}).")
         sizes = BlockSizes(num_layers, num_heads, num_kv_heads, head_dim, mlp_dim, dropout, norm_eps, query_scale)
         self.sizes = sizes._asdict()
         self.table = table
@@ -198,7 +192,10 @@ class DecoderLM(Pretrained):
         self.injections = nn.ModuleList(injections)
         for injection in injections:
             injection.require_sizes(width=width, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
-        require_separate(self)
+        names: dict[nn.Parameter, str] = {}
+        for name, parameter in self.named_parameters(remove_duplicate=False):  # a file could not say so
+            if (other := names.setdefault(parameter, name)) != name and name.startswith("injections."):
+                raise SizeError(f"{name} and {other} are one parameter: pass the injection a table of its own.")
         self._config_attributes: dict[str, Any] = {
             "model_type": OWN_MODEL_TYPE,
             "is_encoder_decoder": False,
@@ -474,18 +471,6 @@ class DecoderLM(Pretrained):
     def get_output_embeddings(self) -> nn.Module:
         """Return the head, or the module that PEFT has put in its place; tools of transformers call this."""
         return self.head
-
-
-def require_separate(model: DecoderLM) -> None:
-    """Raise a `SizeError` if a parameter of an injection is also another part of the model: a file could not say so."""
-    names: dict[nn.Parameter, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        other = names.setdefault(parameter, name)
-        if other != name and name.startswith("injections."):
-            raise SizeError(
-                f"{name} and {other} are the same parameter, which a saved model cannot express: pass the injection a "
-                f"table of its own. A ValueEmbedding reads one table in several blocks."
-            )
 
 
 class BlockSizes(NamedTuple):

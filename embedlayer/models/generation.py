@@ -13,12 +13,11 @@ from embedlayer.core.documents import AttentionMask, check_mask
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids
-from embedlayer.heads.output import OutputHead
-from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import check_indices
 from embedlayer.losses.options import LogitOptions, LossSettings, check_options
 from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.models.cache import KeyValueCache
+from embedlayer.models.causal import evaluating
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.sampling import Sampler, SamplingOptions, not_finite
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
@@ -206,16 +205,14 @@ def next_tokens(
     passed = {name: sampling.pop(name, None) for name in ("head_dtype", "batch_invariant")}
     of_logits = {name: value for name, value in passed.items() if value is not None}
     check_options(of_logits, LogitOptions, "generate")
-    sampler = Sampler.of(cast(SamplingOptions, sampling), "generate")
+    sampler = Sampler(**sampling)
     if max_new_tokens < 0:
         raise SizeError(f"max_new_tokens must be at least 0, not {max_new_tokens}.")
-    if ids.shape[-1] == 0:
-        raise ShapeError("An empty text cannot be continued: pass at least one token, such as the token <s>.")
     stops = sorted({stop_id} if isinstance(stop_id, int) else set(stop_id or ()))
     if attention_mask is not None:
         check_mask(attention_mask, ids.shape)
         if device_kind(attention_mask) == "cpu":
-            _require_text(bool(_is_without_text(attention_mask)))
+            _require_text(bool((attention_mask == 0).all(-1).any()))
     settings = _Settings(sampler, cast(LogitOptions, of_logits), mode if return_log_probs else None)
     new = _decode(model, ids, attention_mask, max_new_tokens, settings, stops)
     if not return_log_probs:
@@ -227,17 +224,29 @@ def next_tokens(
 
 
 class _Settings(NamedTuple):
-    """Hold how a token is chosen from the hidden state before it."""
+    """How the token that follows a text is chosen."""
 
     sampler: Sampler
     of_logits: LogitOptions
     logprobs_mode: LogprobsMode | None
 
+    @torch.no_grad()
     def choose(
-        self, head: OutputHead | PredictionHead, hidden: Float[Tensor, "B D"], ids: Int[Tensor, "B T"]
+        self,
+        model: DecoderLM,
+        unread: Int[Tensor, "B S"],
+        last: Int[Tensor, "B 1"] | None,
+        attention_mask: AttentionMask | None,
+        cache: KeyValueCache,
+        ids: Int[Tensor, "B T"],
     ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"] | None]:
-        """Return the token after each hidden state, the largest logit there, and the log-probability of the token."""
-        logits = head.uncomputed_logits(hidden, **self.of_logits).head_logits() if self.of_logits else head(hidden)
+        """Return the token after each text, the largest logit there, and the log-probability of the token."""
+        with evaluating(model):
+            states = model.hidden(unread, attention_mask=attention_mask, cache=cache)
+            if last is not None:
+                states = states.gather(1, last.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+            head, hidden = model.head, states[:, -1]
+            logits = head.uncomputed_logits(hidden, **self.of_logits).head_logits() if self.of_logits else head(hidden)
         processed, is_raw = self.sampler.processed_logits(logits, ids), self.logprobs_mode == "raw_logprobs"
         tokens, largest = self.sampler.sampled(processed)
         if self.logprobs_mode is None:
@@ -250,11 +259,6 @@ class _Settings(NamedTuple):
         loss = LossSettings(drop_ignored=False)
         log_probs = token_statistics_of(uncomputed, tokens, loss, statistics=("log_probs",)).log_probs
         return tokens, largest, log_probs
-
-
-def _is_without_text(attention_mask: AttentionMask) -> Bool[Tensor, ""]:
-    """Return whether a row of a mask is padding alone."""
-    return (attention_mask == 0).all(-1).any()
 
 
 def _require_text(is_without_text: bool) -> None:
@@ -281,12 +285,12 @@ def _decode(
     checks: list[Tensor] = []
     unchecked: list[tuple[Tensor, Tensor]] = []  # of new tokens: largest logit, and which texts had ended before
     if attention_mask is not None:
-        checks.append(_is_without_text(attention_mask))
         is_text = attention_mask != 0
+        checks.append(~is_text.any(-1).all())
         last = torch.where(is_text, torch.arange(ids.shape[-1], device=ids.device), 0).amax(-1, keepdim=True)
         ids = torch.where(is_text, ids, ids.gather(-1, last))  # padding is no token that a text repeats
     for number in range(max_new_tokens):
-        tokens, logit, log_probs = _tokens_after(model, unread, last, attention_mask, cache, ids, settings)
+        tokens, logit, log_probs = settings.choose(model, unread, last, attention_mask, cache, ids)
         tokens, had_ended = torch.where(ended, ids[:, -1], tokens), ended
         unchecked.append((logit, had_ended))
         for stop in stops:
@@ -319,30 +323,7 @@ def _check_logits(unchecked: list[tuple[Tensor, Tensor]], ended: Bool[Tensor, " 
             if not (has_ended or math.isfinite(logit)):
                 new = number + 1 - len(unchecked) + place
                 raise CheckpointError(
-                    f"The largest logit of new token {new} of text {text} (both counted from 0) is {logit}, so none "
-                    f"can be chosen: the model has weights, or computes numbers, that are not finite."
+                    f"The largest logit of new token {new} of text {text} is {logit}: none can be chosen."
                 )
     unchecked.clear()
     return all(last)
-
-
-@torch.no_grad()
-def _tokens_after(
-    model: DecoderLM,
-    unread: Int[Tensor, "B S"],
-    last: Int[Tensor, "B 1"] | None,
-    attention_mask: AttentionMask | None,
-    cache: KeyValueCache,
-    ids: Int[Tensor, "B T"],
-    settings: _Settings,
-) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"] | None]:
-    """Return what `_Settings.choose` returns for the token that follows each text, without gradients."""
-    training = model.training
-    model.eval()
-    try:
-        hidden = model.hidden(unread, attention_mask=attention_mask, cache=cache)
-        if last is not None:
-            hidden = hidden.gather(1, last.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-        return settings.choose(model.head, hidden[:, -1], ids)
-    finally:
-        model.train(training)

@@ -16,7 +16,7 @@ from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.layer import build_with_tensors, read_layer_arguments
 from embedlayer.checkpoints.reading.model import CheckpointModel, checkpoint_model
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
-from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA, META_TENSORS
+from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA
 from embedlayer.io.json_fields import as_number, as_whole_number
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.models.decoder import DecoderLM
@@ -75,9 +75,7 @@ def load_llama(
     elif checkpoint.gguf is not None:
         if checkpoint.config.get("model_type") != META_LLAMA:
             architecture = checkpoint.gguf.metadata.get("general.architecture")
-            raise CheckpointError(
-                f"{checkpoint.name}: blocks of the architecture {architecture!r} are not read, only those of llama."
-            )
+            raise CheckpointError(f"{checkpoint.name}: blocks of {architecture!r} are not read, only those of llama.")
         require_value(checkpoint.name, checkpoint.config, "sliding_window", 0, None)
     elif checkpoint.find(HUGGING_FACE_TENSORS["table.weight"]):
         config, file = checkpoint.config, f"{checkpoint.name}/config.json"
@@ -87,10 +85,7 @@ def load_llama(
         for key in ("attention_bias", "mlp_bias", "sliding_window"):
             require_value(file, config, key, False, None)
     else:
-        raise CheckpointError(
-            f"{checkpoint.name} is no LLaMA-type checkpoint: it has neither {HUGGING_FACE_TENSORS['table.weight']} "
-            f"(Hugging Face's layout) nor {META_TENSORS['table.weight']} (Meta's)."
-        )
+        raise CheckpointError(f"{checkpoint.name} is no LLaMA-type checkpoint, of Hugging Face's or Meta's layout.")
     model = checkpoint_model(checkpoint, None if checkpoint.gguf is None else dtype, device)  # a GGUF file mixes dtypes
     decoder = build_with_tensors(model, lambda: _build(model))
     for note in model.tensors.notes:
@@ -109,7 +104,10 @@ def _build(model: CheckpointModel) -> DecoderLM:
     ours = {theirs: ours for ours, theirs in names.items()}
     of_layer = tensors.own_names
     of_blocks = [name for name in checkpoint.names if name not in of_layer and not _DERIVED.fullmatch(name)]
-    _refuse_quantised_blocks(checkpoint, of_blocks)
+    types = sorted({checkpoint.info(name).dtype for name in of_blocks})
+    if quantised := [dtype for dtype in types if DTYPES.get(dtype) not in FLOATS]:  # they would be dequantised whole
+        program = "the library that quantised it" if checkpoint.gguf is None else "llama.cpp"
+        raise CheckpointError(f"{checkpoint.name}: its blocks are quantised ({', '.join(quantised)}): use {program}.")
     for name in of_blocks:
         block = re.fullmatch(r"(.*?\.?layers|blk)\.(0|[1-9]\d{0,5})\.(.*)", name)
         pattern = ours.get(name if block is None else f"{block[1]}.{{}}.{block[3]}", name)  # an unknown name stays
@@ -119,10 +117,8 @@ def _build(model: CheckpointModel) -> DecoderLM:
         )
     num_layers = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
     if config.get("num_hidden_layers", num_layers) != num_layers:
-        raise CheckpointError(
-            f"{checkpoint.name} states num_hidden_layers {config['num_hidden_layers']}, and its tensors have "
-            f"{num_layers}."
-        )
+        stated = config["num_hidden_layers"]
+        raise CheckpointError(f"{checkpoint.name} states num_hidden_layers {stated}, and has tensors of {num_layers}.")
     heads = as_whole_number(config.get("num_attention_heads"), "num_attention_heads")
     groups = config.get("num_key_value_heads")
     up = weights.get("blocks.0.mlp.up.weight", torch.empty(1))
@@ -137,15 +133,3 @@ def _build(model: CheckpointModel) -> DecoderLM:
         mlp_dim=max(1, torch.atleast_1d(up).shape[0]),
         norm_eps=as_number(config.get("rms_norm_eps"), "rms_norm_eps", above=0.0),
     )
-
-
-def _refuse_quantised_blocks(checkpoint: Checkpoint, names: list[str]) -> None:
-    """Raise a `CheckpointError` if one of the tensors of the blocks is quantised: it would be dequantised whole."""
-    types = sorted({checkpoint.info(name).dtype for name in names})
-    quantised = [dtype for dtype in types if DTYPES.get(dtype) not in FLOATS]
-    if quantised:
-        program = "the library that quantised it" if checkpoint.gguf is None else "llama.cpp"
-        raise CheckpointError(
-            f"{checkpoint.name}: its blocks are quantised ({', '.join(quantised)}), and only the embedding layer of "
-            f"such a model is read. To compute with the whole model, use {program}."
-        )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.option_docs import show_options, unknown_option
+from embedlayer.core.option_docs import show_options
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -53,31 +53,15 @@ class Sampler:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise SizeError(f"temperature must be 0 or a positive number, not {self.temperature}.")
-        if self.top_k is not None and self.top_k < 1:
-            raise SizeError(f"top_k must be at least 1, not {self.top_k}.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise SizeError(f"top_p must be above 0 and at most 1, not {self.top_p}.")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise SizeError(f"min_p must be from 0 to 1, not {self.min_p}.")
-        if self.repetition_penalty is not None and not 0 < self.repetition_penalty < math.inf:
-            raise SizeError(f"repetition_penalty must be a positive number, not {self.repetition_penalty}.")
-
-    @classmethod
-    def of(cls, options: SamplingOptions, call: str) -> "Sampler":
-        """Return the sampler with the options that were passed to `call`, a public function."""
-        if (message := unknown_option(options, SamplingOptions, call)) is not None:
-            raise TypeError(message)
-        return cls(**options)
-
-    def next_tokens(self, logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"]) -> Int[Tensor, " B"]:
-        """Return one token ID per row: the largest of `processed_logits` at temperature 0, else a random sample."""
-        tokens, largest = self.sampled(self.processed_logits(logits, ids))
-        if device_kind(largest) == "cpu" and (rows := not_finite(largest).nonzero()).numel():
-            row = int(rows[0])
-            raise SizeError(f"The largest logit of row {row} is {largest[row].item()}: no token can be chosen.")
-        return tokens
+        in_range = {
+            "temperature": 0 <= self.temperature < math.inf,
+            "top_k": self.top_k is None or self.top_k >= 1,
+            "top_p": self.top_p is None or 0 < self.top_p <= 1,
+            "min_p": self.min_p is None or 0 <= self.min_p <= 1,
+            "repetition_penalty": self.repetition_penalty is None or 0 < self.repetition_penalty < math.inf,
+        }
+        for name in (name for name, is_valid in in_range.items() if not is_valid):
+            raise SizeError(f"{name} is out of range: {getattr(self, name)}. See SamplingOptions.")
 
     def sampled(self, processed: Float[Tensor, "B V"]) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
         """Return one token ID per row of `processed_logits`, the largest at temperature 0, and the largest logit."""
@@ -143,14 +127,18 @@ def sample(
         >>> sample(torch.tensor([[0.0, 5.0, 1.0], [3.0, 1.0, 2.0]]))
         tensor([1, 0])
     """
-    sampler = Sampler.of(options, "sample")
+    sampler = Sampler(**options)
     if ids is None:
         if sampler.repetition_penalty is not None:
             raise SizeError("repetition_penalty makes tokens of the text so far less likely: pass them as ids.")
         ids = torch.zeros(*logits.shape[:-1], 0, dtype=torch.long, device=logits.device)
     if ids.shape[:-1] != logits.shape[:-1]:
         raise ShapeError(f"ids {tuple(ids.shape)} have one text for each row of logits {tuple(logits.shape)}.")
-    return sampler.next_tokens(torch.atleast_2d(logits), torch.atleast_2d(ids)).view(logits.shape[:-1])
+    tokens, largest = sampler.sampled(sampler.processed_logits(torch.atleast_2d(logits), torch.atleast_2d(ids)))
+    if device_kind(largest) == "cpu" and (rows := not_finite(largest).nonzero()).numel():
+        row = int(rows[0])
+        raise SizeError(f"The largest logit of row {row} is {largest[row].item()}: no token can be chosen.")
+    return tokens.view(logits.shape[:-1])
 
 
 def not_finite(numbers: Float[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:

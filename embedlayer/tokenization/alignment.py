@@ -100,10 +100,8 @@ class TokenAlignment:
         """
         chunk_of = (self.a if side == "a" else self.b).chunk_of
         if log_probs.shape != chunk_of.shape:
-            raise ShapeError(
-                f"log_probs of side {side!r} must have the shape of its tokens, {tuple(chunk_of.shape)}; found "
-                f"{tuple(log_probs.shape)}."
-            )
+            shape, found = tuple(chunk_of.shape), tuple(log_probs.shape)
+            raise ShapeError(f"log_probs of side {side!r} must have the shape of its tokens, {shape}, not {found}.")
         size = self.starts.shape[-1]
         index = torch.where(chunk_of < 0, size, chunk_of).to(log_probs.device)
         sums = log_probs.new_zeros(*log_probs.shape[:-1], size + 1)
@@ -196,16 +194,12 @@ def _text_of_both(a: TokenSpans, b: TokenSpans, row: int, truncated: bool) -> by
     if not longer.startswith(shorter):
         place = next(at for at, (one, other) in enumerate(zip(*texts, strict=False)) if one != other)
         parts = [text[max(place - 10, 0) : place + 10] for text in texts]
-        raise TextError(
-            f"The two texts of row {row} differ from byte {place} on: {parts[0]!r} and {parts[1]!r}. Align two token "
-            f"sequences of one text. If these are IDs of tokenizers that change a text, pass the text to token_spans."
-        )
+        raise TextError(f"The two texts of row {row} differ from byte {place} on: {parts[0]!r} and {parts[1]!r}.")
     for name, spans in (("a", a), ("b", b)):
         stop = int(spans.stops.reshape(-1)[row])
         if not truncated and stop < len(longer):
             raise TextError(
-                f"Sequence {name!r} of row {row} was truncated: it ends at byte {stop:,} of {len(longer):,}. Encode "
-                f"the whole text, or pass truncated=True to align the sequences as far as both go."
+                f"Sequence {name!r} of row {row} ends at byte {stop:,} of {len(longer):,}: pass truncated=True."
             )
     return longer
 

@@ -37,14 +37,9 @@ def wordpiece_tokenizer(vocabulary: dict[str, int], config: TokenizerConfig, fil
     rules = WORDPIECE_CLASSES.get(config.kind or "", WordPieceRules())
     unknown = config.role("unk_token", rules.roles) or "[UNK]"
     if unknown not in vocabulary:
-        raise TokenizerError(
-            f"{file} is not a BERT vocabulary: it has no {unknown}. Pass a vocab.txt with one subword a line."
-        )
+        raise TokenizerError(f"{file} is not a BERT vocabulary: it has no {unknown}.")
     if not config.setting("do_basic_tokenize", True):
-        raise TokenizerError(
-            f"{config.folder / 'tokenizer_config.json'} sets do_basic_tokenize to false, which embedlayer does not "
-            f"read. Put the tokenizer.json of the model into the folder."
-        )
+        raise TokenizerError(f"{config.folder} sets do_basic_tokenize to false: put the model's tokenizer.json there.")
     strips = config.settings.get("strip_accents")
     tokenizer = bert_tokenizer(
         vocabulary,

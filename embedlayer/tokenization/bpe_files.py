@@ -35,8 +35,7 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig
     if config.kind is not None and config.kind in BPE_CLASSES:
         if config.kind == "GPT2" and config.model_type in SPLITS_DIGITS:
             raise TokenizerError(
-                f"{file} names the class GPT2Tokenizer, and the original tokenizer of model type {config.model_type} "
-                f"splits text by other rules, which only its tokenizer.json has. Copy that file into the folder."
+                f"{file}: the rules of {config.model_type} are only in its tokenizer.json. Copy that too."
             )
         return BPE_CLASSES[config.kind]
     if config.kind is not None or config.model_type is not None:
@@ -60,35 +59,27 @@ def bpe_tokenizer(
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **optional))
     if rules.normalizer:
         tokenizer.normalizer = _NORMALIZERS[rules.normalizer]()
-    tokenizer.pre_tokenizer = _splitter(rules, adds_space=config.setting("add_prefix_space", rules.adds_space))
-    tokenizer.decoder = _decoder(rules)
+    adds_space = config.setting("add_prefix_space", rules.adds_space)
+    if not rules.is_byte_level:
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.BPEDecoder(suffix=rules.end_of_word)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
+        if rules.patterns != _ALONE.patterns:
+            how: Any = "removed" if rules.drops_rest else "isolated"
+            steps = [pre_tokenizers.Split(Regex(each), how, invert=rules.drops_rest) for each in rules.patterns]
+            in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=adds_space, use_regex=rules.drops_rest)
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, in_bytes])
+        tokenizer.decoder = decoders.ByteLevel()
+        if rules.end_of_word:
+            last = decoders.Replace(Regex(rf"{re.escape(rules.end_of_word)}\z"), "")
+            spaces = decoders.Replace(rules.end_of_word, " ")
+            tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), last, spaces])
     if rules is _ALONE:
         tokenizer.add_special_tokens([token for token in _KNOWN_SPECIALS if token in vocabulary])
     add_configured_tokens(tokenizer, config, rules.roles, file=file, lstrip=rules.lstrip)
     tokenizer.post_processor = _around(tokenizer, rules, config, file)
     return tokenizer
-
-
-def _decoder(rules: BpeRules) -> decoders.Decoder:
-    """Return what turns subwords into text, by the rules of a class."""
-    if not rules.is_byte_level:
-        return decoders.BPEDecoder(suffix=rules.end_of_word)
-    if not rules.end_of_word:
-        return decoders.ByteLevel()
-    last = decoders.Replace(Regex(rf"{re.escape(rules.end_of_word)}\z"), "")
-    return decoders.Sequence([decoders.ByteLevel(), last, decoders.Replace(rules.end_of_word, " ")])
-
-
-def _splitter(rules: BpeRules, *, adds_space: bool) -> pre_tokenizers.PreTokenizer:
-    """Return what splits a text before the merges, and puts a space before the text if `adds_space`."""
-    if not rules.is_byte_level:
-        return pre_tokenizers.BertPreTokenizer()
-    if rules.patterns == _ALONE.patterns:
-        return pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
-    behavior = "removed" if rules.drops_rest else "isolated"
-    steps = [pre_tokenizers.Split(Regex(pattern), behavior, invert=rules.drops_rest) for pattern in rules.patterns]
-    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=adds_space, use_regex=rules.drops_rest)
-    return pre_tokenizers.Sequence([*steps, in_bytes])
 
 
 def _around(
@@ -97,9 +88,9 @@ def _around(
     """Return the processor that puts special tokens around a text; of a byte-level class, also `ByteLevel`'s step."""
     for name in ("language", "task"):
         if config.kind == "Whisper" and config.settings.get(name) is not None:
+            advice = ADVICE.format(folder=str(config.folder))
             raise TokenizerError(
-                f"{config.folder / 'tokenizer_config.json'} sets {name} to {config.settings[name]!r}, which embedlayer "
-                f"does not read. {ADVICE.format(folder=str(config.folder))}."
+                f"{config.folder} sets {name} to {config.settings[name]!r}, which is not read. {advice}."
             )
     starts, ends = rules.starts, rules.ends
     if not starts and not ends:

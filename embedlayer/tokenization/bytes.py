@@ -9,7 +9,7 @@
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -133,8 +133,7 @@ class TokenBytes:
             raw = _byte_level_bytes(entry)
             return (entry.encode() if raw is None else raw,)  # None: a name that no text is encoded with
         if self.convention == "sentencepiece":
-            byte = BYTE_ENTRY.fullmatch(entry)
-            return (bytes.fromhex(byte[1]) if byte else entry.replace("▁", " ").encode(),)
+            return (_marked_bytes(entry),)
         if self._continues_word(entry):
             return (entry.removeprefix(self.prefix).encode(),)
         after_space, without = b" " + entry.encode(), entry.encode()
@@ -256,20 +255,16 @@ class TokenBytes:
         """
         if isinstance(token, int):
             if token not in self.entries:
-                raise VocabularyError(
-                    f"The tokenizer has no token {token}: its IDs are 0..{table_size(self.tokenizer) - 1}."
-                )
+                last = table_size(self.tokenizer) - 1
+                raise VocabularyError(f"The tokenizer has no token {token}: its IDs are 0..{last}.")
             return token
         token_id = self.vocabulary.get(token, self.by_bytes.get(token.encode()))
         if token_id is None:
             spaced = self.by_bytes.get(b" " + token.encode())
             hint = f" There is {' ' + token!r}, with a space in front." if spaced is not None else ""
-            number = token.removeprefix("#") if token.removeprefix("#").isdecimal() else "304"
             encoded = encode(self.tokenizer, token, add_special_tokens=True).tokens
             raise VocabularyError(
-                f"The tokenizer has no token {token!r}: it encodes that as {encoded}."
-                f"{hint} Name a token as it is written in the vocabulary, by its text, or by its ID, such as {number} "
-                f'in Python and "#{number}" in a command.'
+                f"The tokenizer has no token {token!r}: it encodes that as {encoded}.{hint} Tokens have IDs too: #304."
             )
         return token_id
 
@@ -294,12 +289,6 @@ class TokenBytes:
         return tuple(token_id for token_id in ids if token_id not in self.special)
 
 
-def spell(tokenizer: object, tokens: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return for each text the IDs of the tokens with which the tokenizer encodes it; special tokens are left out."""
-    vocabulary = TokenBytes(tokenizer)
-    return [vocabulary.encode(token.encode()) for token in tokens]
-
-
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """Return the text of one token as a person would write it."""
     subword = tokenizer.id_to_token(token_id) if token_id >= 0 else None
@@ -313,19 +302,13 @@ def entry_reader(tokenizer: Tokenizer) -> Callable[[str], str]:
     steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
 
-    def of_byte_letters(entry: str) -> str:
-        raw = None if entry in added else _byte_level_bytes(entry)
-        return entry if raw is None else decode_readable(raw)
-
-    def of_marked_spaces(entry: str) -> str:
-        if entry in added:
-            return entry
-        byte = BYTE_ENTRY.fullmatch(entry)
-        return decode_readable(bytes.fromhex(byte[1])) if byte else entry.replace("▁", " ")
-
     if "ByteLevel" in steps:
-        return of_byte_letters
-    return of_marked_spaces if steps & {"Metaspace", "ByteFallback", "Replace"} else str
+        bytes_of = _byte_level_bytes
+    elif steps & {"Metaspace", "ByteFallback", "Replace"}:
+        bytes_of = _marked_bytes
+    else:
+        return str
+    return lambda entry: entry if entry in added or (raw := bytes_of(entry)) is None else decode_readable(raw)
 
 
 def row_texts(tokenizer: Tokenizer, rows: int) -> list[str]:
@@ -342,6 +325,12 @@ def decode_readable(raw: bytes) -> str:
         lambda lone: f"<0x{ord(lone[0]) - 0xDC00:02X}>",
         raw.decode("utf-8", errors="surrogateescape"),
     )
+
+
+def _marked_bytes(entry: str) -> bytes:
+    """Return the bytes of an entry of SentencePiece."""
+    byte = BYTE_ENTRY.fullmatch(entry)
+    return bytes.fromhex(byte[1]) if byte else entry.replace("▁", " ").encode()
 
 
 def _byte_level_bytes(entry: str) -> bytes | None:

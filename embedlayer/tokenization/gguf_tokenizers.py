@@ -61,10 +61,7 @@ def tokenizer_of(values: Values, path: Path) -> Tokenizer:
     kinds = values.get(f"{PREFIX}token_type", [NORMAL] * len(entries))
     scores = values.get(f"{PREFIX}scores", [0.0] * len(entries))
     if not len(entries) == len(kinds) == len(scores):
-        raise TokenizerError(
-            f"{path} has {len(entries):,} tokens, {len(kinds):,} token types and {len(scores):,} scores: the numbers "
-            f"must be equal. Copy it again."
-        )
+        raise TokenizerError(f"{path} has {len(entries):,} tokens, {len(kinds):,} types and {len(scores):,} scores.")
     builders: dict[str, Callable[[], Tokenizer]] = {
         "byte-level": lambda: _byte_level(values, entries, kinds, path),
         "sentencepiece": lambda: _sentencepiece(values, entries, kinds, scores, is_unigram=False),
@@ -158,9 +155,7 @@ def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: st
         if values.get(f"{PREFIX}add_{end}_token", default):
             token = values.get(f"{PREFIX}{end}{TOKEN_ID}", known.get(end))
             if token is None or token >= len(entries):
-                raise TokenizerError(
-                    f"The tokenizer adds {end}, and its metadata has no valid {PREFIX}{end}{TOKEN_ID}."
-                )
+                raise TokenizerError(f"The tokenizer adds {end}, without a valid {PREFIX}{end}{TOKEN_ID}.")
             ends[end] = entries[token], token
     if ends:
         single = [*([ends["bos"][0]] if "bos" in ends else []), "$A", *([ends["eos"][0]] if "eos" in ends else [])]
@@ -183,8 +178,8 @@ def check_kind(tokenizer: Tokenizer, old: Values, path: Path) -> None:
     if own_form != (wanted := GGUF_TOKENIZERS[kind]):
         names = [_FORMS.get(form, form.replace("wordpiece", "WordPiece")) for form in (wanted, own_form)]
         raise TokenizerError(
-            f"{path} has a tokenizer of kind {kind!r} ({names[0]}), which cannot describe a {names[1]} model. Edit the "
-            f"checkpoint that the file was converted from, and convert the result."
+            f"{path} has a tokenizer of kind {kind!r} ({names[0]}), which cannot describe a {names[1]} model: edit and "
+            f"convert the checkpoint that it is from."
         )
 
 
@@ -261,6 +256,5 @@ def _check_same_ids(tokenizer: Tokenizer, written: Tokenizer, path: Path) -> Non
     for text, ours, theirs in zip(texts, *ids, strict=True):
         if ours != theirs:
             raise TokenizerError(
-                f"The metadata of {path} cannot describe this tokenizer: {text!r} becomes {ours}, and with the rules "
-                f"of the file {theirs}."
+                f"The metadata of {path} cannot describe this tokenizer: {text!r} becomes {ours}, and there {theirs}."
             )

@@ -47,10 +47,7 @@ def table_size(tokenizer: Tokenizer) -> int:
     size = max(vocabulary.values(), default=-1) + 1
     if size > MAX_TOKEN_IDS:
         name = next(entry for entry, token_id in vocabulary.items() if token_id == size - 1)
-        raise TokenizerError(
-            f"{name!r} has the ID {size - 1:,}, and the tokenizer {len(vocabulary):,} entries: a table would need "
-            f"{size:,} rows. IDs are below {MAX_TOKEN_IDS:,}; correct this one, the file is damaged."
-        )
+        raise TokenizerError(f"{name!r} has the ID {size - 1:,}; IDs are below {MAX_TOKEN_IDS:,}. The file is damaged.")
     return size
 
 
@@ -59,22 +56,15 @@ def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) 
     size = table_size(tokenizer)
     if size <= rows:
         return None
-    what = (
-        f"The tokenizer{'' if where is None else f' of {where}'} gives IDs up to {size - 1} and the table has {rows} "
-        f"rows: {size - rows} tokens have none."
-    )
-    if added_without_rows(tokenizer, rows):
-        is_folder = isinstance(where, Path) and where.is_dir()
+    of, missing = "" if where is None else f" of {where}", f"{size - rows} tokens have none"
+    what = f"The tokenizer{of} gives IDs up to {size - 1} and the table has {rows} rows: {missing}."
+    if not added_without_rows(tokenizer, rows):
+        remedy = f"use the tokenizer of the model, or embedlayer.vocab.add_tokens(model, {size - rows})"
+        return f"{what} They do not belong together: {remedy}."
+    line = "embedlayer vocab add DIR -o OUT for a folder"
+    if isinstance(where, Path) and where.is_dir():
         line = command_line("vocab", "add", where, "-o", "...")
-        line = line if is_folder else "embedlayer vocab add DIR -o OUT for a folder"
-        return (
-            f"{what} They were added to the tokenizer alone. Give them rows: {line}, or "
-            f"embedlayer.vocab.add_tokens(model, [], tokenizer=tokenizer)."
-        )
-    return (
-        f"{what} They do not belong together: use the tokenizer that the model was trained with, or give the table "
-        f"{size - rows} more rows without it: embedlayer.vocab.add_tokens(model, {size - rows})."
-    )
+    return f"{what} Give them rows: {line}, or embedlayer.vocab.add_tokens(model, [], tokenizer=tokenizer)."
 
 
 def added_without_rows(tokenizer: Tokenizer, rows: int) -> list[int]:

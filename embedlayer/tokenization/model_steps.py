@@ -34,10 +34,10 @@ class BpeTrace(NamedTuple):
     """How byte-pair encoding splits a pre-token; symbols are as they are written in the vocabulary."""
 
     ids: tuple[int, ...]
-    symbols: tuple[str, ...]
+    symbols: tuple[str, ...]  # before the first merge
     merges: tuple[Merge, ...]
-    pairs: Mapping[tuple[str, str], int]
-    is_whole: bool
+    pairs: Mapping[tuple[str, str], int]  # rank of each pair that was adjacent at some moment
+    is_whole: bool  # the pre-token is an entry, so nothing is merged (`ignore_merges`)
 
 
 class LookUp(NamedTuple):
@@ -95,8 +95,7 @@ class BpeModel:
     def __init__(self, content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> None:
         if content["dropout"]:
             raise TokenizerError(
-                f"This tokenizer leaves out merges by chance (dropout {content['dropout']}), so a text has no one "
-                f"trace. Set tokenizer.model.dropout to None."
+                f"This tokenizer leaves out merges by chance (dropout {content['dropout']}): set model.dropout to None."
             )
         self.vocabulary = vocabulary
         self.prefix: str = content["continuing_subword_prefix"] or ""
@@ -275,8 +274,5 @@ def traced_model(tokenizer: Tokenizer) -> TracedModel:
     if content["type"] not in MODELS:
         raise TokenizerError(f"A {content['type']} model is not traced; {', '.join(MODELS)} are.")
     if getattr(tokenizer.model, "alpha", None) is not None:
-        raise TokenizerError(
-            f"This tokenizer draws a segmentation by chance (alpha {tokenizer.model.alpha}), so a text has no one "
-            f"trace. Set tokenizer.model.alpha to None."
-        )
+        raise TokenizerError(f"alpha {tokenizer.model.alpha} draws segmentations by chance: set model.alpha to None.")
     return MODELS[content["type"]](content, tokenizer.get_vocab(with_added_tokens=False))

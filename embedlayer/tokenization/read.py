@@ -66,10 +66,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             if config.kind in REFUSED_CLASSES:
                 raise config.refuse_class(path)
         if file is None:
-            raise TokenizerError(
-                f"{path} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
-                f"vocab.bpe, a SentencePiece .model, vocab.txt, llama2.c's tokenizer.bin, or a GGUF file."
-            )
+            raise TokenizerError(f"{path} has no tokenizer, such as tokenizer.json; see load_tokenizer for all files.")
         path = file
     tokenizer = _read_tokenizer(path)
     try:
@@ -83,7 +80,10 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer from one file. Its name and content show which format of `load_tokenizer` it has."""
     unread = unread_tokenizer(path)
     if unread is not None:
-        raise unread_error(path, unread)
+        advice = f"Put the model's tokenizer.json into {path.parent}; many models publish one."
+        if unread.copied_to:
+            advice = f"Copy it to {path.with_name(unread.copied_to.replace('*', path.stem))}."
+        raise TokenizerError(f"{path} is {unread.what}, which is not read. {advice}")
     if is_gguf(path):
         from embedlayer.io.gguf_files import read_gguf  # imports torch
         from embedlayer.tokenization.gguf_tokenizers import tokenizer_of
@@ -112,10 +112,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         lines = _read_text(path).removesuffix("\n").split("\n")
         vocabulary = {line.removesuffix("\r"): token_id for token_id, line in enumerate(lines)}
         return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, config, path))
-    raise TokenizerError(
-        f"{path} has no known tokenizer format. Pass a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
-        f"merges.txt, a BERT vocab.txt, a SentencePiece .model, llama2.c's tokenizer.bin, or a GGUF file."
-    )
+    raise TokenizerError(f"{path} has no known tokenizer format; see load_tokenizer.")
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
@@ -154,15 +151,6 @@ def unread_tokenizer(path: Path) -> UnreadTokenizer | None:
     return next((kind for kind in UNREAD_TOKENIZERS if path.match(kind.pattern)), None)
 
 
-def unread_error(path: Path, kind: UnreadTokenizer) -> TokenizerError:
-    """Return, without raising it, the error for a tokenizer file of a kind that is not read."""
-    if kind.copied_to:
-        remedy = f"Copy it to {path.with_name(kind.copied_to.replace('*', path.stem))}."
-    else:
-        remedy = f"Put the model's tokenizer.json into {path.parent}; many models publish one."
-    return TokenizerError(f"{path} is {kind.what}, which is not read. {remedy}")
-
-
 def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
     """Return the paths of the two files of a BPE tokenizer, `(vocabulary, merges)`, from the path of either."""
     for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
@@ -178,8 +166,7 @@ def _find_beside(path: Path, what: str, *patterns: str) -> Path:
     files = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
     if len(files) != 1:
         raise TokenizerError(
-            f"{path} is a vocabulary without its {what}: {len(files)} files of its folder are named "
-            f"{' or '.join(patterns)}. Copy the files of the model into one folder, with their names."
+            f"{path} is without its {what}: {len(files)} files beside it are named {' or '.join(patterns)}."
         )
     return files[0]
 
@@ -193,9 +180,7 @@ def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokeni
     pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
     for pair in pairs:
         if not all(subword in vocab for subword in (*pair, "".join(pair))):
-            raise TokenizerError(
-                f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
-            )
+            raise TokenizerError(f"{merges} merges {pair}, which are not in {vocabulary}: they are of two models.")
     rules = bpe_rules(vocab, vocabulary, config)
     return _build_checked(merges, lambda: bpe_tokenizer(vocab, pairs, rules, config, vocabulary))
 

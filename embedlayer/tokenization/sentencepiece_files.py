@@ -144,10 +144,7 @@ def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules,
     if rules.reads_vocabulary:
         return _vocabulary_of_file(own, kinds, rules, path)
     if any(kind not in (CONTROL, UNKNOWN) for kind in kinds[: rules.skipped]):
-        raise TokenizerError(
-            f"{path} is not a model of the tokenizer class that its folder states: one of its first {rules.skipped} "
-            f"subwords, which have no ID there, is not special. Use the tokenizer.json of the model."
-        )
+        raise TokenizerError(f"{path} is not of its class: one of its first {rules.skipped} subwords is not special.")
     texts = [*rules.first, *(text for text, _ in own[rules.skipped :]), *rules.last]
     shift = len(rules.first) - rules.skipped
     unknown = texts.index(rules.unknown) if rules.unknown else processor.unk_id() + shift
@@ -173,9 +170,7 @@ def _vocabulary_of_file(
     missing = [text for (text, _), kind in zip(own, kinds, strict=True) if kind == NORMAL and text not in entries]
     if by_id.keys() != set(range(len(entries))) or rules.unknown not in entries or missing:
         lacks = f"it lacks {missing[0]!r}" if missing else f"its IDs have gaps, or it lacks {rules.unknown}"
-        raise TokenizerError(
-            f"{file} does not give each subword of {path.name} an ID: {lacks}. Use the two files of one model."
-        )
+        raise TokenizerError(f"{file} does not give each subword of {path.name} an ID: {lacks}.")
     scores, kind_of = dict(own), dict(zip((text for text, _ in own), kinds, strict=True))
     least = min(scores.values(), default=0.0) - _NEVER
     texts = [by_id[token_id] for token_id in range(len(by_id))]
@@ -219,8 +214,7 @@ def _add_roles(tokenizer: Tokenizer, rules: SentencePieceRules, config: Tokenize
     for text in (*fixed, *(token.content for token in config.specials)):
         if text is not None and text not in known:
             raise TokenizerError(
-                f"{config.folder} has the special token {text!r}, which {path.name} lacks, without an ID. Write its ID "
-                f"into an added_tokens.json there, or use the tokenizer.json of the model."
+                f"{config.folder} has a special token {text!r} without an ID: add an added_tokens.json."
             )
     roles = [config.role(role, rules.roles) for role in rules.roles]
     tokens = [text for text in roles if text is not None and text not in listed]
@@ -318,25 +312,26 @@ def sentencepiece_tokenizer(
 
 def sentencepiece_normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -> normalizers.Normalizer:
     """Return the normaliser that changes a text as SentencePiece does before it splits the text."""
-    steps = _mapped(charsmap) if charsmap else []
+    steps: list[normalizers.Normalizer] = []
+    if charsmap:
+        mapped = normalizers.Precompiled(charsmap)
+        folded = ((mapped.normalize_str(text), unicodedata.normalize("NFKC", text)) for text in _NFKC_PROBE)
+        if any(found.lower() != nfkc.lower() for found, nfkc in folded):
+            steps = [mapped]
+        else:
+            # In long grapheme clusters `Precompiled` does not compose a letter with its marks. NFKC does, once the two
+            # characters that it treats in another way than such a map are hidden from it.
+            hidden = {"\u0344": "\ufdd0"}
+            if mapped.normalize_str("\uff5e") == "\uff5e":
+                hidden["\uff5e"] = "\ufdd1"
+            hide = [normalizers.Replace(text, code) for text, code in hidden.items()]
+            show = [normalizers.Replace(code, text) for text, code in hidden.items()]
+            steps = [*hide, normalizers.NFKC(), *show, mapped]
     if trims:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if adds_space:
         steps.append(normalizers.Prepend(space))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", space)])
-
-
-def _mapped(charsmap: bytes) -> list[normalizers.Normalizer]:
-    """Return normalisers that apply a compiled character map as SentencePiece does."""
-    mapped = normalizers.Precompiled(charsmap)
-    if any(mapped.normalize_str(text).lower() != unicodedata.normalize("NFKC", text).lower() for text in _NFKC_PROBE):
-        return [mapped]
-    hidden = {"\u0344": "\ufdd0"}
-    if mapped.normalize_str("\uff5e") == "\uff5e":
-        hidden["\uff5e"] = "\ufdd1"
-    hide = [normalizers.Replace(text, code) for text, code in hidden.items()]
-    show = [normalizers.Replace(code, text) for text, code in hidden.items()]
-    return [*hide, normalizers.NFKC(), *show, mapped]
 
 
 def bpe_of_scores(
@@ -367,8 +362,8 @@ def _check_same_ids(
         theirs = [ids[token_id] for token_id in processor.encode(steps.normalize_str(text))]
         if ours != theirs:
             raise TokenizerError(
-                f"{path} uses rules of SentencePiece that the tokenizers library does not have: {text!r} becomes "
-                f"{ours} where SentencePiece gives {theirs}. Use the model's tokenizer.json if it has one."
+                f"{path} has rules that the tokenizers library lacks: {text!r} becomes {ours}, not {theirs}. Use "
+                f"the model's tokenizer.json."
             )
 
 
@@ -406,22 +401,8 @@ BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 def read_llama2c(path: Path) -> Tokenizer:
     """Read llama2.c's `tokenizer.bin` and return a tokenizer that gives the same IDs."""
-    entries = _entries(path, read_bytes(path))
-    merged = range(len(SPECIAL) + len(BYTES), len(entries))
-    tokenizer = Tokenizer(bpe_of_scores(entries, merged, "<unk>", byte_fallback=True))
-    tokenizer.normalizer = normalizers.Prepend(" ")
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
-    )
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
-    return tokenizer
-
-
-def _entries(path: Path, raw: bytes) -> list[tuple[str, float]]:
-    """Parse the content of a `tokenizer.bin`, and return the token and the score of each ID, in order."""
-    entries: list[tuple[str, float]] = []
-    at = 4
+    raw, at = read_bytes(path), 4
+    entries: list[tuple[str, float]] = []  # token and score of each ID
     try:
         (longest,) = struct.unpack_from("<i", raw)
         while at < len(raw):
@@ -435,8 +416,13 @@ def _entries(path: Path, raw: bytes) -> list[tuple[str, float]]:
         raise TokenizerError(f"{path} is not a whole tokenizer of llama2.c ({error}).") from error
     tokens = tuple(token for token, _ in entries)
     if tokens[: len(SPECIAL + BYTES)] != SPECIAL + BYTES or len(set(tokens)) != len(tokens):
-        raise TokenizerError(
-            f"{path} is not a tokenizer of llama2.c: its tokens should be <unk>, <s>, </s>, the 256 bytes, and then "
-            f"subwords, each once."
-        )
-    return entries
+        raise TokenizerError(f"{path} is not <unk>, <s>, </s>, 256 bytes, and subwords, each once, as in llama2.c.")
+    merged = range(len(SPECIAL) + len(BYTES), len(entries))
+    tokenizer = Tokenizer(bpe_of_scores(entries, merged, "<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
+    return tokenizer

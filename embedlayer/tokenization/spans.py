@@ -124,8 +124,6 @@ def token_spans(
     ids = as_ids(source, beside=torch.empty(0))
     if mask is not None and mask.shape != ids.shape:
         raise ShapeError(f"mask must have the shape of the IDs, {tuple(ids.shape)}; found {tuple(mask.shape)}.")
-    if ids.ndim == 0:
-        raise ShapeError("Token IDs must be a sequence, (T,) or (B, T); found a single number.")
     is_token = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
     size = math.prod(ids.shape[:-1])
     all_ids, flags = (each.cpu().numpy().reshape(size, ids.shape[-1]) for each in (ids.long(), is_token))
@@ -217,8 +215,7 @@ def _row_of_ids(tokens: TokenBytes, ids: _Numbers, is_token: _Flags, row: int) -
         name = tokens.entries[int(ids[lost[0]])] if len(lost) else tokens.suffix
         kind = f"{type(tokens.tokenizer.model).__name__} ({tokens.convention})"
         raise TokenizerError(
-            f"The bytes of {name!r} are not known from token IDs alone: this {kind} tokenizer drops spaces, or "
-            f"replaces text. Pass the text: token_spans(tokenizer, text)."
+            f"Only the text has the bytes of {name!r}, a token of a {kind}: token_spans(tokenizer, text)."
         )
     follows_text = np.concatenate([[False], in_text[:-1]])
     put = in_text & ~follows_text & known.begins_with_space[indices] & tokens.puts_space
@@ -237,15 +234,20 @@ def _row_of_text(tokens: TokenBytes, encoding: Encoding, text: bytes, has_templa
     ids = np.array(encoding.ids, dtype=np.int64)
     in_text = np.array(encoding.special_tokens_mask) == 0 if has_template else np.ones(len(ids), dtype=bool)
     own = ids[in_text]
-    spans = _joining_spans(tokens, own, text)
-    if spans is None:
+    known = tokens.by_id
+    joined = b"".join([known.encoded[token_id] for token_id in own.tolist()])
+    put = len(joined) - len(text)  # 1 for a space that the tokenizer puts in front of the text
+    if joined == text or (put == 1 and joined[:1] == b" " and joined.endswith(text)):
+        ends = np.cumsum(known.lengths[own]) - put
+        starts = np.maximum(ends - known.lengths[own], 0)
+        exact, is_cut = np.ones(len(own), dtype=bool), ends > starts
+    else:
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)[in_text]
         if not text.isascii():
             first_bytes = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) & 0xC0 != 0x80)
             offsets = np.append(first_bytes, len(text))[offsets]
-        spans = _spans_by_offsets(tokens, own, offsets, text)
-    starts, ends, exact, is_cut = spans
-    exact &= ~(tokens.by_id.special | tokens.by_id.unknown)[own]
+        starts, ends, exact, is_cut = _spans_by_offsets(tokens, own, offsets, text)
+    exact &= ~(known.special | known.unknown)[own]
     cut_ends = np.where(is_cut, np.append(starts[1:], len(text))[: len(own)], NO_CUT)
     if in_text.all():
         return _Row(ids, starts, ends, exact, in_text, cut_ends, len(text), text)
@@ -260,19 +262,6 @@ def _row_of_text(tokens: TokenBytes, encoding: Encoding, text: bytes, has_templa
 
     fields = spread(starts, before), spread(ends, before), spread(exact, 0), in_text, spread(cut_ends, NO_CUT)
     return _Row(ids, *fields, len(text), text)
-
-
-def _joining_spans(tokens: TokenBytes, ids: _Numbers, text: bytes) -> _Spans | None:
-    """Return the spans of tokens whose bytes join to the text, less a space in front; `None` if they do not."""
-    known = tokens.by_id
-    joined = b"".join([known.encoded[token_id] for token_id in ids.tolist()])
-    put = len(joined) - len(text)
-    if joined != text and not (put == 1 and joined[:1] == b" " and joined.endswith(text)):
-        return None
-    lengths = known.lengths[ids]
-    ends = np.cumsum(lengths) - put
-    starts = np.maximum(ends - lengths, 0)
-    return starts, ends, np.ones(len(ids), dtype=bool), ends > starts
 
 
 def _spans_by_offsets(tokens: TokenBytes, ids: _Numbers, offsets: _Numbers, text: bytes) -> _Spans:

@@ -82,8 +82,18 @@ class TokenTracer:
         tokenizer = as_tokenizer(tokenizer)
         self.model = traced_model(tokenizer)
         self.tokens = TokenBytes(tokenizer)
-        self._splits = _RecordedSplits()
-        self._recording = _recording_copy(self.tokens.tokenizer, self._splits)
+        self._before, self._after = _Recorder(), _Recorder()
+        # a tokenizer of the same model and components that records how it splits a text
+        source, self._recording = self.tokens.tokenizer, Tokenizer(self.tokens.tokenizer.model)
+        for name in ("normalizer", "post_processor"):
+            if (component := getattr(source, name)) is not None:
+                setattr(self._recording, name, component)
+        steps = [PreTokenizer.custom(recorder) for recorder in (self._before, self._after)]
+        if source.pre_tokenizer is not None:
+            steps.insert(1, source.pre_tokenizer)
+        self._recording.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        self._recording.add_tokens([token for _, token in sorted(source.get_added_tokens_decoder().items())])
+        self._recording.encode_special_tokens = source.encode_special_tokens
 
     def trace(self, text: str, *, add_special_tokens: bool = False) -> TokenTrace:
         """Return how the tokenizer splits a text; see `trace_tokens`."""
@@ -91,11 +101,11 @@ class TokenTracer:
         ids, starts, ends = (tuple(each.tolist()) for each in (spans.ids, spans.starts, spans.ends))
         with tokenizer_errors("split a text"):
             words = self._recording.encode(text, add_special_tokens=add_special_tokens).word_ids
-        normalized = "".join(text for text, _, _ in self._splits.before)
+        normalized = "".join(text for text, _, _ in self._before.splits)
         first_of = {number: place for place, number in reversed([*enumerate(words)])}
         pre_tokens: list[TracedPreToken] = []
         first = behind = place = 0
-        for number, (pre_token, (start, stop), added) in enumerate(self._splits.after):
+        for number, (pre_token, (start, stop), added) in enumerate(self._after.splits):
             if number in first_of:
                 first = first_of[number]
                 behind = next((i for i in range(first, len(words)) if words[i] != number), len(words))
@@ -106,8 +116,7 @@ class TokenTracer:
             trace = None if added else self.model.trace(pre_token)
             if trace is not None and trace.ids != ids[first:behind]:
                 raise TokenizerError(
-                    f"The tokenizer splits {pre_token!r} into {ids[first:behind]}, and its model as embedlayer knows "
-                    f"it into {trace.ids}. It cannot be traced."
+                    f"{pre_token!r} becomes {ids[first:behind]}, and {trace.ids} by its model. It cannot be traced."
                 )
             pre_tokens.append(TracedPreToken(pre_token, start, stop, first, behind, trace))
         return TokenTrace(text, normalized, ids, starts, ends, tuple(pre_tokens))
@@ -146,35 +155,10 @@ _Split = tuple[str, tuple[int, int], Sequence[Any] | None]
 """A part of a text, its bytes in the text, and its tokens if it is an added token."""
 
 
-class _RecordedSplits(threading.local):
-    """The parts of the text that this thread encoded last, before and after it was split into pre-tokens."""
+class _Recorder(threading.local):
+    """A pre-tokenizer that changes nothing, and keeps the parts of the text that this thread encoded last."""
 
-    def __init__(self) -> None:
-        self.before: list[_Split] = []
-        self.after: list[_Split] = []
-
-
-class _Recorder:
-    """A pre-tokenizer that changes nothing, and records the parts of the text in an attribute of `splits`."""
-
-    def __init__(self, splits: _RecordedSplits, name: str) -> None:
-        self.splits, self.name = splits, name
+    splits: Sequence[_Split] = ()
 
     def pre_tokenize(self, parts: Any) -> None:
-        """Record the parts of a text."""
-        setattr(self.splits, self.name, parts.get_splits("original", "byte"))
-
-
-def _recording_copy(tokenizer: Tokenizer, splits: _RecordedSplits) -> Tokenizer:
-    """Return a tokenizer of the same model and components that records in `splits` how it splits a text."""
-    copy = Tokenizer(tokenizer.model)
-    for name in ("normalizer", "post_processor"):
-        if (component := getattr(tokenizer, name)) is not None:
-            setattr(copy, name, component)
-    steps = [PreTokenizer.custom(_Recorder(splits, name)) for name in ("before", "after")]
-    if tokenizer.pre_tokenizer is not None:
-        steps.insert(1, tokenizer.pre_tokenizer)
-    copy.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    copy.add_tokens([token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())])
-    copy.encode_special_tokens = tokenizer.encode_special_tokens
-    return copy
+        self.splits = parts.get_splits("original", "byte")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from tokenizers import Encoding, Tokenizer, models, normalizers
+from tokenizers import Encoding, Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer
 
 from embedlayer.core.errors import EmbedLayerError, TokenizerError
@@ -48,8 +48,7 @@ def as_tokenizer(tokenizer: object) -> Tokenizer:
                 _checked.add(tokenizer)
             return candidate
     raise TokenizerError(
-        f"A {type(tokenizer).__name__} is not a tokenizer that embedlayer knows. Pass a tokenizers.Tokenizer (see "
-        f"load_tokenizer and train_tokenizer) or a fast tokenizer of transformers."
+        f"A {type(tokenizer).__name__} is not a tokenizer: pass a tokenizers.Tokenizer or a fast one of transformers."
     )
 
 
@@ -71,9 +70,8 @@ def _require_own_steps(owner: Any, tokenizer: Tokenizer) -> None:
                     ours, theirs = (encode(each, text).ids for each in (tokenizer, original))
                     if ours != theirs:
                         raise TokenizerError(
-                            f"This {type(owner).__name__} of transformers does not split text as {file} says: the IDs "
-                            f"of {shortened(text)!r} are {shortened(ours)} instead of {shortened(theirs)}, "
-                            f"because its class builds the normalizer and pre-tokenizer by its own rules. {advice}"
+                            f"This {type(owner).__name__} of transformers does not split text as {file} says: "
+                            f"{shortened(text)!r} gives {shortened(ours)} instead of {shortened(theirs)}. {advice}"
                         )
             return
     steps = json.dumps(_steps(tokenizer))
@@ -85,8 +83,7 @@ def _require_own_steps(owner: Any, tokenizer: Tokenizer) -> None:
     if is_wrong:
         raise TokenizerError(
             f"The pre-tokenizer of this {type(owner).__name__} of transformers does not fit its vocabulary, which is "
-            f"that of {'SentencePiece' if has_marks else 'byte-level BPE'}: its class builds the pre-tokenizer by its "
-            f"own rules. {advice}"
+            f"that of {'SentencePiece' if has_marks else 'byte-level BPE'}. {advice}"
         )
 
 
@@ -153,8 +150,7 @@ def tokenizer_errors(action: str) -> Iterator[None]:
         if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
             raise
         raise TokenizerError(
-            f"The tokenizer cannot {action}: {shortened(error)}. Its file is damaged or incomplete, or was written "
-            f"for another release of the tokenizers library."
+            f"The tokenizer cannot {action}: {shortened(error)}. It is damaged, or of another release of tokenizers."
         ) from error
 
 
@@ -206,9 +202,12 @@ def pre_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
 
 def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
     """Yield texts to train a tokenizer on, cut inside pre-tokens of more than `LONGEST_TRAINED` characters."""
+    half = LONGEST_TRAINED // 2
     for text in texts:
         done = 0
-        if _has_long_run(text):
+        blocks = (text[start : start + half] for start in range(0, len(text) - half + 1, half))
+        # more than `LONGEST_TRAINED` characters in a row may be without or only of white space
+        if len(text) > LONGEST_TRAINED and any(block.isspace() or not _SPACE.search(block) for block in blocks):
             with tokenizer_errors(f"split {shortened(text)!r}"):
                 spans = [span for _, span in steps.pre_tokenize_str(text)]
             for start, stop in spans:
@@ -216,13 +215,6 @@ def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
                     yield text[done:place]
                     done = place
         yield text[done:]
-
-
-def _has_long_run(text: str) -> bool:
-    """Return whether a text may have more than `LONGEST_TRAINED` characters in a row without or only of white space."""
-    half = LONGEST_TRAINED // 2
-    blocks = (text[start : start + half] for start in range(0, len(text) - half + 1, half))
-    return len(text) > LONGEST_TRAINED and any(block.isspace() or not _SPACE.search(block) for block in blocks)
 
 
 def tokens_of_word(tokenizer: Tokenizer, word: str) -> list[Any]:
@@ -245,8 +237,7 @@ def require_bounded(content: Mapping[str, Any]) -> None:
             for name in _STRINGS:
                 if isinstance(text := rule.get(name), str) and len(text) > _LONGEST_STRING:
                     raise TokenizerError(
-                        f"the {name} of {rule.get('type')} in its {part} has {len(text):,} characters, and at most "
-                        f"{_LONGEST_STRING:,} are read"
+                        f"the {name} of a rule in its {part} has {len(text):,} characters, over {_LONGEST_STRING:,}"
                     )
     normalizer = list(_rules(content.get("normalizer")))
     for place, rule in enumerate(normalizer):
@@ -256,7 +247,22 @@ def require_bounded(content: Mapping[str, Any]) -> None:
     for place, rule in enumerate(decoder):
         if rule.get("type") == "Replace":
             _check_growth(rule, [each for each in decoder[place + 1 :] if each.get("type") == "Replace"])
-    _check_templates(content.get("post_processor"))
+    # templates repeat a text, and add special tokens
+    growth = 1
+    for rule in _rules(content.get("post_processor")):
+        if rule.get("type") != "TemplateProcessing":
+            continue
+        tokens = rule.get("special_tokens")
+        added = {name: len(each.get("ids", ())) for name, each in tokens.items()} if isinstance(tokens, Mapping) else {}
+        most = 1
+        for template in (rule.get("single"), rule.get("pair")):
+            pieces = template if isinstance(template, list) else []
+            copies = sum("Sequence" in piece for piece in pieces if isinstance(piece, Mapping))
+            names = [piece["SpecialToken"].get("id") for piece in pieces if "SpecialToken" in piece]
+            most = max(most, copies, sum(added.get(name, 1) for name in names))
+        growth *= most
+        if growth > MOST_GROWTH:
+            raise TokenizerError(f"its template multiplies a text or special tokens by {growth:,}, over {MOST_GROWTH}")
 
 
 def _rules(part: Any) -> Iterator[Mapping[str, Any]]:
@@ -288,38 +294,10 @@ def _check_growth(rule: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -
             if each.get("type") == "Prepend":
                 continue
             with tokenizer_errors(f"apply its rule {each.get('type')}"):
-                text = _built(each).normalize_str(text)
+                only_rule = json.dumps(json.loads(Tokenizer(models.BPE()).to_str()) | {"normalizer": each})
+                text = Tokenizer.from_str(only_rule).normalizer.normalize_str(text)
         if len(text) > MOST_GROWTH * copies * read:
+            becomes = f"{shortened(str(written or pattern))!r} becomes {shortened(text)!r}"
             raise TokenizerError(
-                f"its rule {rule.get('type')} and those after it make more than {MOST_GROWTH} characters of one "
-                f"({shortened(str(written or pattern))!r} becomes {shortened(text)!r})"
-            )
-
-
-def _built(rule: Mapping[str, Any]) -> normalizers.Normalizer:
-    """Build one normalizer from its description."""
-    empty = json.loads(Tokenizer(models.BPE()).to_str())
-    built: normalizers.Normalizer = Tokenizer.from_str(json.dumps(empty | {"normalizer": rule})).normalizer
-    return built
-
-
-def _check_templates(part: Any) -> None:
-    """Raise a `TokenizerError` if a post-processor's templates repeat a text or add tokens over `MOST_GROWTH` times."""
-    growth = 1
-    for rule in _rules(part):
-        if rule.get("type") != "TemplateProcessing":
-            continue
-        tokens = rule.get("special_tokens")
-        added = {name: len(each.get("ids", ())) for name, each in tokens.items()} if isinstance(tokens, Mapping) else {}
-        most = 1
-        for template in (rule.get("single"), rule.get("pair")):
-            pieces = template if isinstance(template, list) else []
-            copies = sum("Sequence" in piece for piece in pieces if isinstance(piece, Mapping))
-            names = [piece["SpecialToken"].get("id") for piece in pieces if "SpecialToken" in piece]
-            most = max(most, copies, sum(added.get(name, 1) for name in names))
-        growth *= most
-        if growth > MOST_GROWTH:
-            raise TokenizerError(
-                f"its template repeats a text, or adds special tokens, {growth:,} times, and at most {MOST_GROWTH} are "
-                f"read"
+                f"its rules from {rule.get('type')} on write over {MOST_GROWTH} characters for one: {becomes}"
             )

@@ -42,8 +42,8 @@ class TokenizerConfig:
     """What the files of a folder state about its tokenizer."""
 
     folder: Path
-    kind: str | None = None
-    names_class: bool = False
+    kind: str | None = None  # the tokenizer class without `Tokenizer` and `Fast`
+    names_class: bool = False  # a file names it, not the model type alone
     model_type: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, AddedToken | str | None] = field(default_factory=dict)
@@ -56,9 +56,7 @@ class TokenizerConfig:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise TokenizerError(
-                f"{self.folder / 'tokenizer_config.json'} sets {name} to {value!r}, not true or false."
-            )
+            raise TokenizerError(f"{self.folder} sets {name} to {value!r}, not true or false.")
         return value
 
     def role(self, name: str, defaults: Mapping[str, str]) -> str | None:
@@ -73,9 +71,8 @@ class TokenizerConfig:
         model = "" if self.model_type is None else f" (model type {self.model_type})"
         if self.kind is None or self.kind in GENERIC_CLASSES:
             return TokenizerError(
-                f"{file} has no file beside it that names its tokenizer class{model}, so its rules are not known. Put "
-                f"the tokenizer_config.json of the model, if it names the class, or its tokenizer.json into the "
-                f"folder. Known: {known}."
+                f"{file} has no file beside it that names its tokenizer class{model}: put the tokenizer_config.json or "
+                f"tokenizer.json of the model there. Known: {known}."
             )
         is_read = self.kind in (*BPE_CLASSES, *WORDPIECE_CLASSES, *SENTENCEPIECE_CLASSES)
         unknown = "does not read this file" if is_read else "has rules that are not known here"
@@ -139,8 +136,7 @@ def add_configured_tokens(
         own_id = tokenizer.token_to_id(token.content)
         if own_id != token_id:
             raise TokenizerError(
-                f"{config.folder} gives {token.content!r} the ID {token_id}, but after the tokens of {file.name} its "
-                f"ID is {own_id}. Use the tokenizer.json of the model."
+                f"{config.folder} gives {token.content!r} the ID {token_id}; after {file.name} it is {own_id}."
             )
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     present = {token.content for token in config.added.values()}
@@ -172,10 +168,7 @@ def template(
     for name in dict.fromkeys((*starts, *ends, *between)):
         token_id = tokenizer.token_to_id(name)
         if token_id is None:
-            raise TokenizerError(
-                f"{file} has no {name!r}, which its tokenizer class puts around a text: it is not the vocabulary of "
-                f"that class, or the added_tokens.json of the model is missing beside it."
-            )
+            raise TokenizerError(f"{file} has no {name!r}, which its tokenizer class puts around a text.")
         pairs.append((name, token_id))
     return processors.TemplateProcessing(
         single=[*starts, "$A", *ends], pair=[*starts, "$A", *between, "$B", *ends], special_tokens=pairs

@@ -40,7 +40,15 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
         [('<|endoftext|>', '<|endoftext|>'), (',', ','), ('Ġlove', 'love')]
     """
     theirs, ours = TokenBytes(old), TokenBytes(new)
-    by_name = _equal_names(theirs, ours)
+    same = theirs.convention == ours.convention or {theirs.convention, ours.convention} == {"word", "wordpiece"}
+    common = {token_id: theirs.vocabulary[name] for token_id, name in ours.entries.items() if name in theirs.vocabulary}
+    by_name = {
+        token_id: old_id
+        for token_id, old_id in common.items()
+        if token_id in ours.special
+        or old_id in theirs.special
+        or ((same or token_id in ours.added) and (old_id in theirs.added) == (token_id in ours.added))
+    }
     matches = _equal_roles(theirs, ours, set(by_name.values())) | by_name
     respelled = {i for i in by_name.keys() & ours.added if ours.readings(i) != theirs.readings(by_name[i])}
     for token_id in ours.entries.keys() - ours.special - (matches.keys() - respelled):
@@ -67,19 +75,6 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
         if source not in chosen or rank < chosen[source][0]:
             chosen[source] = rank, token_id
     return sorted(((source, token_id) for source, (_, token_id) in chosen.items()), key=lambda pair: pair[1])
-
-
-def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
-    """Return the old ID of each new ID whose token has the same name in the vocabulary."""
-    same = old.convention == new.convention or {old.convention, new.convention} == {"word", "wordpiece"}
-    common = {token_id: old.vocabulary[name] for token_id, name in new.entries.items() if name in old.vocabulary}
-    return {
-        token_id: old_id
-        for token_id, old_id in common.items()
-        if token_id in new.special
-        or old_id in old.special
-        or ((same or token_id in new.added) and (old_id in old.added) == (token_id in new.added))
-    }
 
 
 def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int, int]:

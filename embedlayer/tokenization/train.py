@@ -5,8 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -60,7 +59,7 @@ def train_tokenizer(
 
     Raises:
         TextError: The texts are empty (except for `"byte"`), are not strings, or the first one is probably a path.
-        TokenizerError: `kind` is unknown, or `min_frequency` is passed for a kind without one.
+        TokenizerError: `min_frequency` is passed for a kind without one.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs", kind="word")
@@ -69,17 +68,17 @@ def train_tokenizer(
         >>> train_tokenizer((), kind="byte").encode("Hi").ids
         [72, 105]
     """
-    if kind not in get_args(TokenizerKind):
-        raise TokenizerError(
-            f"There is no tokenizer kind {kind!r}. Choose one of {', '.join(get_args(TokenizerKind))}."
-        )
     if min_frequency is not None and kind in ("unigram", "byte"):
         raise TokenizerError(f"A {kind} tokenizer has no min_frequency ({min_frequency} was passed). Leave it out.")
     specials = list(dict.fromkeys(special_tokens))
-    texts = _checked_texts(texts)
+    texts = _checked_texts(texts, need_words=kind != "byte")
     if kind == "byte":
         next(texts, None)  # nothing is learned, and a path is refused all the same
-        return _byte_tokenizer(specials)
+        ids = byte_level_alphabet()
+        letters = models.BPE(vocab={letter: ids[letter] for letter in sorted(ids, key=ids.__getitem__)}, merges=[])
+        tokenizer = _byte_level(letters, use_regex=False)
+        tokenizer.add_special_tokens(specials)
+        return tokenizer
 
     trainers_by_kind: dict[str, _Trainer] = {
         "bpe": _train_bpe,
@@ -93,11 +92,7 @@ def train_tokenizer(
         specials.append(unknown)
     smallest = len(specials) + (256 if kind == "bpe" else 1)
     if vocab_size < smallest:
-        raise SizeError(
-            f"vocab_size {vocab_size} is too small for a {kind} tokenizer with {len(specials)} special tokens: "
-            f"it needs {smallest} or more."
-        )
-    texts = _require_words(texts)
+        raise SizeError(f"vocab_size {vocab_size} is below {smallest}, which {kind} and its special tokens need.")
     if min_frequency is None:
         min_frequency = 1 if kind == "word" else 2
     return train(texts, vocab_size, specials, min_frequency)
@@ -114,30 +109,14 @@ def raise_if_path(text: str) -> None:
         )
 
 
-def _checked_texts(texts: object) -> Iterator[str]:
+def _checked_texts(texts: Iterable[str] | str, *, need_words: bool) -> Iterator[str]:
     """Yield the strings of `texts`, the training text of `train_tokenizer`, and check each of them."""
-    if isinstance(texts, str):
-        texts = [texts]
-    if isinstance(texts, Path | bytes) or not isinstance(texts, Iterable):
-        raise TextError(
-            f"A tokenizer is trained on a str or an iterable of str, not {type(texts).__name__}. For a file, "
-            f"pass embedlayer.data.read_text_chunks(path)."
-        )
-    for place, text in enumerate(texts):
+    has_words = not need_words
+    for place, text in enumerate([texts] if isinstance(texts, str) else texts):
         if not isinstance(text, str):
-            raise TextError(
-                f"Text {place} is {type(text).__name__}, not str. Decode bytes; for a file, pass "
-                f"embedlayer.data.read_text_chunks(path)."
-            )
+            raise TextError(f"Text {place} is {type(text).__name__}, not str; read_text_chunks(path) reads files.")
         if place == 0:
             raise_if_path(text)
-        yield text
-
-
-def _require_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield `texts` unchanged; raise a `TextError` after the last one if all of them are empty or white space."""
-    has_words = False
-    for text in texts:
         has_words = has_words or not (text == "" or text.isspace())
         yield text
     if not has_words:
@@ -149,15 +128,6 @@ def _byte_level(model: models.BPE, *, use_regex: bool = True) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _byte_tokenizer(specials: list[str]) -> Tokenizer:
-    """Return a tokenizer with one token per byte, whose ID is the byte; special tokens have the IDs from 256 on."""
-    letters = sorted(byte_level_alphabet(), key=byte_level_alphabet().__getitem__)
-    bytes_alone = models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[])
-    tokenizer = _byte_level(bytes_alone, use_regex=False)
-    tokenizer.add_special_tokens(specials)
     return tokenizer
 
 

@@ -69,17 +69,19 @@ def transformers_monitor(
             self.block: AbstractContextManager[None] | None = None
 
         def state(self) -> JsonObject:
-            """Return the counts, for `trainer_state.json`."""
-            return {"args": {}, "attributes": {"saved": _saved(self.monitor)}}
+            """Return the counts, for `trainer_state.json`: int64, little-endian, compressed by zlib, in base64."""
+            saved: JsonObject = {}
+            if self.monitor is not None:
+                saved = _state(self.monitor)
+                numbers = saved["counts"].numpy().astype("<i8").tobytes()
+                saved["counts"] = base64.b64encode(zlib.compress(numbers)).decode()
+            return {"args": {}, "attributes": {"saved": saved}}
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             """Build the monitor, with the counts of the checkpoint from which training resumes."""
             model, name = objects["model"], type(self).__name__
             if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-                raise SizeError(
-                    f"{type(model).__name__} looks up tokens of its decoder that it computes itself, and the monitor "
-                    f"counts those of its inputs alone: it is for models without an encoder."
-                )
+                raise SizeError(f"{type(model).__name__} computes IDs of its decoder itself, which are not counted.")
             names = tokenizer if tokenizer is not None else objects.get("processing_class")
             if not (hasattr(names, "backend_tokenizer") or hasattr(names, "id_to_token")):
                 names = None  # an image processor, or a slow tokenizer
@@ -261,17 +263,8 @@ def _state(monitor: EmbeddingMonitor) -> JsonObject:
     return {"counts": monitor.counts().cpu().clone(), "steps": monitor.steps}
 
 
-def _saved(monitor: EmbeddingMonitor | None) -> JsonObject:
-    """Return `_state` for JSON: the counts are int64, little-endian, compressed by zlib, in base64."""
-    if monitor is None:
-        return {}
-    state = _state(monitor)
-    numbers = state["counts"].numpy().astype("<i8").tobytes()
-    return {**state, "counts": base64.b64encode(zlib.compress(numbers)).decode()}
-
-
 def _load(monitor: EmbeddingMonitor, saved: JsonObject) -> None:
-    """Continue with the counts that `_saved` returned."""
+    """Continue with the counts that `state` of the callback for transformers returned."""
     try:
         packed, most = base64.b64decode(saved["counts"], validate=True), 8 * len(monitor.counts()) + 1
         content = bytearray(zlib.decompressobj().decompress(packed, most))  # one byte more shows that it is too long

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.core.documents import IGNORED
-from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.mixture import TokenMixture, corpora_of, training_sampler
 from embedlayer.data.windows import Batch, TokenWindows
@@ -116,8 +116,7 @@ class TrainingOptions:
         check_role_rates(self.rates or {})
         if self.monitor_every is not None and (self.monitor_every < 1 or self.monitor_every % self.log_every):
             raise SizeError(
-                f"monitor_every must be a multiple of log_every {self.log_every}, whose lines have its numbers, not "
-                f"{self.monitor_every}."
+                f"monitor_every must be a multiple of log_every {self.log_every}, not {self.monitor_every}."
             )
         if not 0 <= self.weight_decay < math.inf:
             raise SizeError(f"weight_decay must be 0 or positive, not {self.weight_decay}.")
@@ -154,8 +153,7 @@ class Trainer:
             Each process takes its share of every batch. The result equals that of one process, except for dropout.
 
     Raises:
-        TextError: `training` or `validation` is no corpus and no mixture, or one of its corpora is shorter than one
-            window and its target.
+        TextError: A corpus of `training` or `validation` is shorter than one window and its target.
         CheckpointError: With several processes: the model could not be loaded again.
 
     Example:
@@ -177,29 +175,14 @@ class Trainer:
         self.parallel = ParallelContext() if parallel is None else parallel
         if options.documents and isinstance(model, PatchedDecoder):
             raise SizeError(
-                "The documents of a window are known to a DecoderLM only: train a model of transformers with "
-                "documents=False, or with transformers' Trainer and its DataCollatorWithFlattening."
+                "documents=True needs a DecoderLM; for transformers, use its Trainer with DataCollatorWithFlattening."
             )
         self.parallel.shard(model)
         self.device = next(model.parameters()).device
         self._loss = self.parallel.loss_function(model)
-        for name, part in {"training": training, "validation": validation}.items():
-            if not isinstance(part, TokenCorpus | TokenMixture):
-                raise TextError(
-                    f"The {name} part is {part!r:.60}, and neither a TokenCorpus nor a TokenMixture: pass both "
-                    f"parts of one split, Trainer(model, *corpus.split(0.1), options)."
-                )
-            for number, corpus in enumerate(corpora_of(part)):
-                if len(corpus) <= options.max_length:
-                    which = f"part of corpus {number}" if isinstance(part, TokenMixture) else "part"
-                    raise TextError(
-                        f"The {name} {which} has {len(corpus)} tokens, one window needs {options.max_length + 1}. "
-                        f"Use more text, or a smaller max_length."
-                    )
         if _weights(training) != _weights(validation):
             raise SizeError(
-                f"The training part has weights {_weights(training)}, and the validation part {_weights(validation)}: "
-                f"pass the two parts of one split, Trainer(model, *mixture.split(0.1), options)."
+                f"Training weights {_weights(training)}, validation weights {_weights(validation)}: split one mixture."
             )
         self.training = training
         self.validation = validation
@@ -210,6 +193,11 @@ class Trainer:
             seed=options.seed,
             documents=options.documents,
         )
+        length, corpora = options.max_length, corpora_of(validation)
+        all_windows = [TokenWindows(corpus, length, length, documents=options.documents) for corpus in corpora]
+        most = max(1, options.validation_tokens // length // len(corpora))
+        # of each validation corpus all windows, and how many of them, from the first, one validation reads
+        self._validation_windows = [(windows, min(len(windows), most)) for windows in all_windows]
         self.optimizer = RowAdamW(
             param_groups(model, weight_decay=options.weight_decay, rates=options.rates),
             lr=options.learning_rate,
@@ -263,47 +251,50 @@ class Trainer:
         self._stopping = False
         self._running_since = time.perf_counter()
         try:
-            yield from self._lines(on_step)
+            if self.step == 0:
+                line = self._first_line()
+                self._measure_speed()
+                yield line
+            assert self.steps is not None
+            clock, tokens = time.perf_counter(), 0
+            while self.step < self.steps and not self.parallel.collectives.any(self._stopping):
+                progress: int | float = self.step + 1
+                if self.budget is not None:  # the schedule follows the fraction of the time that is used
+                    progress = self.steps * self.budget.progress(self.step + 1, last_step=self.steps)
+                learning_rate = self.options.learning_rate_at(progress, self.steps)
+                self._losses += self._update(self.optimizer, self.step, learning_rate)
+                self.step += 1
+                if on_step is not None:
+                    on_step(self.step)
+                tokens += self.options.accumulate * self.options.batch_size * self.options.max_length
+                if self.step % self.options.log_every and self.step < self.steps:
+                    continue
+                self.model.check()
+                total, count = self.parallel.sum(self._losses).tolist()
+                self._losses.zero_()
+                seconds = time.perf_counter() - clock
+                self._measure_speed()
+                line = {
+                    "step": self.step,
+                    "loss": total / count,
+                    "lr": learning_rate,
+                    "tokens_per_second": round(tokens / seconds),
+                    "rows_touched": 0,
+                }
+                if self.parallel.is_first:
+                    parts = range((self.step - 1) * self.options.accumulate, self.step * self.options.accumulate)
+                    ids = torch.cat([self.sampler.batch(part)[0].flatten() for part in parts])
+                    line["rows_touched"] = len(ids.unique())
+                if self.monitor is not None and (read := self.monitor.fields()) is not None:
+                    line["monitor"] = read
+                if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
+                    line |= self.validate()
+                yield line
+                clock, tokens = time.perf_counter(), 0
         finally:
             if self.budget is not None:
                 self.budget.used = self._seconds_used()
             self._running_since = None
-
-    def _lines(self, on_step: Callable[[int], None] | None) -> Iterator[dict[str, Any]]:
-        """Run the remaining steps and yield the lines of metrics; `run` calls it and measures the time."""
-        if self.step == 0:
-            line = self._first_line()
-            self._measure_speed()
-            yield line
-        assert self.steps is not None
-        clock, tokens = time.perf_counter(), 0
-        while self.step < self.steps and not self.parallel.collectives.any(self._stopping):
-            learning_rate = self._learning_rate()
-            self._losses += self._update(self.optimizer, self.step, learning_rate)
-            self.step += 1
-            if on_step is not None:
-                on_step(self.step)
-            tokens += self.options.accumulate * self.options.batch_size * self.options.max_length
-            if self.step % self.options.log_every and self.step < self.steps:
-                continue
-            self.model.check()
-            total, count = self.parallel.sum(self._losses).tolist()
-            self._losses.zero_()
-            seconds = time.perf_counter() - clock
-            self._measure_speed()
-            line = {
-                "step": self.step,
-                "loss": total / count,
-                "lr": learning_rate,
-                "tokens_per_second": round(tokens / seconds),
-                "rows_touched": self._rows_touched(self.step - 1),
-            }
-            if self.monitor is not None and (read := self.monitor.fields()) is not None:
-                line["monitor"] = read
-            if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
-                line |= self.validate()
-            yield line
-            clock, tokens = time.perf_counter(), 0
 
     def validate(self) -> dict[str, Any]:
         """Measure the loss on up to `validation_tokens` tokens of the validation part, without dropout.
@@ -318,10 +309,10 @@ class Trainer:
             byte are those of all tokens. With `documents` the first token of each document is not among these, since
             nothing predicts it.
         """
-        started, parts = time.perf_counter(), self._validation_windows()
+        started = time.perf_counter()
         self.model.eval()
         with torch.no_grad(), self._autocast():
-            totals = [self._validation_total(windows, count) for windows, count in parts]
+            totals = [self._validation_total(windows, count) for windows, count in self._validation_windows]
         self.model.train()
         sums = self.parallel.sum(torch.tensor(totals, dtype=torch.float64)).tolist()
         losses = [weighted / max(total_weight, 1) for weighted, total_weight, *_ in sums]
@@ -354,13 +345,6 @@ class Trainer:
                 sums = float(weighted.sum()), total_weight(batch), float(losses.sum()), num_targets(batch)
                 totals += torch.tensor(sums, dtype=torch.float64)
         return [float(total) for total in totals]
-
-    def _validation_windows(self) -> list[tuple[TokenWindows, int]]:
-        """Return of each validation corpus all windows, and how many of them, from the first, one validation reads."""
-        length, corpora = self.options.max_length, corpora_of(self.validation)
-        all_windows = [TokenWindows(corpus, length, length, documents=self.options.documents) for corpus in corpora]
-        most = max(1, self.options.validation_tokens // length // len(corpora))
-        return [(windows, min(len(windows), most)) for windows in all_windows]
 
     @contextmanager
     def checkpoint(self) -> Iterator[tuple[dict[str, Tensor], JsonObject]]:
@@ -481,40 +465,29 @@ class Trainer:
         rates, peak = self.options.rates or {}, self.options.learning_rate
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * (rates.get(group.get("name", ""), peak) / peak)
-        with nullcontext() if self.monitor is None else self.monitor.step():
-            return self._update_weights(optimizer, step)
-
-    def _update_weights(self, optimizer: torch.optim.Optimizer, step: int) -> Tensor:
-        """Run the passes of `_update`, and update the weights with the rates that the groups have."""
         result = torch.tensor([0.0, float(self.parallel.is_first)], device=self.device)
         last = self.options.accumulate - 1
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
         total, has_windows = self._total_weight(parts), self._has_windows
-        for part, index in enumerate(parts):
-            batch, count = self._batch(index)
-            if self.monitor is not None and has_windows:
-                self.monitor.count(batch["ids"])
-            sync = nullcontext() if part == last else self.parallel.no_sync()
-            with self.parallel.collectives.peer_errors(), sync:
-                with self._autocast():
-                    loss = self._loss(**batch) * (count / total)
-                (loss * self.parallel.size).backward()  # gradients are means over the ranks, which sum to that of all
-            result[0] += loss.detach()
-        if self.monitor is not None and not has_windows:  # the windows of this rank belong to another one
-            self.monitor.discard_losses()
-        self.parallel.average_replicas(self.model)
-        with self.parallel.collectives.peer_errors():
-            clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
-        optimizer.step()
+        with nullcontext() if self.monitor is None else self.monitor.step():
+            for part, index in enumerate(parts):
+                batch, count = self._batch(index)
+                if self.monitor is not None and has_windows:
+                    self.monitor.count(batch["ids"])
+                sync = nullcontext() if part == last else self.parallel.no_sync()
+                with self.parallel.collectives.peer_errors(), sync:
+                    with self._autocast():
+                        loss = self._loss(**batch) * (count / total)
+                    (loss * self.parallel.size).backward()  # gradients are means over the ranks: those of all are sums
+                result[0] += loss.detach()
+            if self.monitor is not None and not has_windows:  # the windows of this rank belong to another one
+                self.monitor.discard_losses()
+            self.parallel.average_replicas(self.model)
+            with self.parallel.collectives.peer_errors():
+                clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return result
-
-    def _rows_touched(self, step: int) -> int:
-        """Count the distinct token IDs in the inputs of an update, on rank 0. Other ranks return 0."""
-        if not self.parallel.is_first:
-            return 0
-        parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
-        return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
 
     def _total_weight(self, parts: range) -> float:
         """Return the sum of the weights of all targets of some batches, on all ranks: their number without weights."""
@@ -548,20 +521,12 @@ class Trainer:
             precision = "bfloat16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
         return torch.autocast(self.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
-    def _learning_rate(self) -> float:
-        """Return the learning rate of the next update. With `minutes`, it depends on the time used so far."""
-        assert self.steps is not None
-        step: int | float = self.step + 1
-        if self.budget is not None:
-            step = self.steps * self.budget.progress(self.step + 1, last_step=self.steps)
-        return self.options.learning_rate_at(step, self.steps)
-
     def _measure_speed(self) -> None:
         """Estimate how many steps fit into `minutes` at the measured speed, and set `steps` to it on all ranks."""
         if self.budget is None:
             return
         used = self.parallel.collectives.broadcast_object(round(self._seconds_used(), 3))
-        batches = sum(count for _, count in self._validation_windows()) / self.options.batch_size
+        batches = sum(count for _, count in self._validation_windows) / self.options.batch_size
         last = self.budget.last_step(
             self.step, used=used, guess=COST_OF_AN_UPDATE * self.options.accumulate * self.budget.reserve / batches
         )
@@ -629,9 +594,9 @@ class TimeBudget:
 
     seconds: float
     min_steps: int = 1
-    used: float = 0.0
-    reserve: float = 0.0
-    readings: list[list[int | float]] = field(default_factory=list)
+    used: float = 0.0  # until the run was last interrupted
+    reserve: float = 0.0  # for the validation after the last step
+    readings: list[list[int | float]] = field(default_factory=list)  # the last (finished steps, seconds used)
 
     def last_step(self, step: int, *, used: float, guess: float = 1.0) -> int:
         """Add a measurement to `readings`, and return the number of the step at which the time will be used up."""

@@ -14,7 +14,7 @@ so that tokens of one count have one decile, and decile 10 has the most frequent
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,12 +46,6 @@ LISTED = 8
 
 ROWS_AT_ONCE = 8192
 """Rows that are read at once where all rows of a table are searched for numbers that are not finite."""
-
-
-def count_deciles(counts: Int[Tensor, " V"], ids: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
-    seen, of_ids = counts[counts > 0].sort().values, counts[ids]
-    smaller = torch.searchsorted(seen, of_ids)
-    return torch.where(of_ids > 0, smaller * DECILES // max(len(seen), 1) + 1, 0)
 
 
 @dataclass(frozen=True)
@@ -204,22 +198,28 @@ class EmbeddingMonitor:
         new_tokens: Iterable[int] = (),
         tokenizer: Any = None,
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise SizeError(f"every must be an integer of at least 1, not {every!r}.")
+        if every < 1:
+            raise SizeError(f"every must be at least 1, not {every}.")
         refuse_partitioned(model.named_parameters(), "is monitored", gathered=False)
         self.model, self.every, self.steps = model, every, 0
-        self.optimizer = _plain_optimizer(optimizer)
+        if type(optimizer).__name__.startswith("DeepSpeed"):
+            raise SizeError("DeepSpeed keeps gradients in flat buffers: use DistributedDataParallel or fully_shard.")
+        has_hooks = hasattr(optimizer, "_optimizer_step_pre_hooks")  # else it is the wrapper of accelerate
+        self.optimizer: torch.optim.Optimizer = optimizer if has_hooks else getattr(optimizer, "optimizer", optimizer)
         self.tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
-        self.collectives = _all_ranks()
+        self.collectives = SINGLE_PROCESS
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            on_cpu = "gloo" in dist.get_backend()
+            self.collectives = Collectives(
+                device="cpu" if on_cpu else torch.device("cuda", torch.cuda.current_device())
+            )
         table = input_table(model)
         device = table.device
         trained = {id(parameter) for parameter in table.parameters() if parameter.requires_grad}
         held = {id(parameter) for parameter in parameters_of(self.optimizer)}
         if trained and not trained & held:
-            raise SizeError(
-                "The optimizer has no parameter of the input table, which is trained: pass the optimizer that steps it."
-            )
-        _RowsOfRank(table, torch.empty(0, dtype=torch.int64, device=device), self.collectives)
+            raise SizeError("The optimizer has no parameter of the input table: pass the optimizer that steps it.")
+        _RowsOfRank(table, torch.empty(0, dtype=torch.int64, device=device), self.collectives)  # refuses other shards
         self.new_tokens = torch.tensor(sorted(set(new_tokens)), dtype=torch.int64, device=device)
         outside = [int(token) for token in self.new_tokens if not 0 <= token < table.vocab_size]
         if outside:
@@ -244,8 +244,7 @@ class EmbeddingMonitor:
         """
         if counts.shape != self._counts.shape or counts.dtype != torch.int64:
             raise CheckpointError(
-                f"The monitor counts {len(self._counts)} tokens, and the checkpoint has counts {tuple(counts.shape)} "
-                f"of {counts.dtype}: it belongs to another table."
+                f"The checkpoint counts {tuple(counts.shape)} {counts.dtype}, the table has {len(self._counts)} rows."
             )
         self._counts.copy_(counts)
         self._since.zero_()
@@ -257,9 +256,8 @@ class EmbeddingMonitor:
         Args:
             ids: Token IDs that the table looks up in this step, of any shape. Those outside the table do not count.
         """
-        if not isinstance(ids, Tensor) or ids.is_floating_point():
-            kind = f"{str(ids.dtype).removeprefix('torch.')} values" if isinstance(ids, Tensor) else type(ids).__name__
-            raise ShapeError(f"The monitor counts token IDs, a tensor of integers; found {kind}.")
+        if ids.is_floating_point():
+            raise ShapeError(f"The monitor counts token IDs, a tensor of integers; found {ids.dtype}.")
         ids = ids.detach().to(self._since.device).flatten().long()
         inside = (ids >= 0) & (ids < len(self._since))
         self._since.index_add_(0, ids.where(inside, 0), inside.long())
@@ -315,18 +313,15 @@ class EmbeddingMonitor:
         if not is_read:
             yield
             return
-        reading: list[_RowsRead] = []
+        reading: list[_RowsOfRank] = []
 
         def before(*_: Any) -> None:
             if not reading:
                 reading.append(self._read_rows())
 
-        def after(*_: Any) -> None:
-            reading[0].read_again()
-
         with ExitStack() as stack:
             stack.callback(self.optimizer.register_step_pre_hook(before).remove)
-            stack.callback(self.optimizer.register_step_post_hook(after).remove)
+            stack.callback(self.optimizer.register_step_post_hook(lambda *_: reading[0].read_again()).remove)
             self.records = stack.enter_context(record_losses())
             yield
         before()  # of a step that the optimizer did not take, such as one that a GradScaler skipped
@@ -334,13 +329,12 @@ class EmbeddingMonitor:
         self.records = self._batches = None
 
     @torch.no_grad()
-    def _read_rows(self) -> "_RowsRead":
+    def _read_rows(self) -> "_RowsOfRank":
         """Read the rows of the batch and their gradients, before the optimizer's step."""
         table, ranks = input_table(self.model), self.collectives
         if table.vocab_size != len(self._counts):
             raise SizeError(
-                f"The table has {table.vocab_size} tokens now, and the monitor counts {len(self._counts)}: after "
-                f"an edit of the vocabulary call move_counts(receipt.new_ids), or create another EmbeddingMonitor."
+                f"{table.vocab_size} tokens, and {len(self._counts)} are counted: call move_counts(receipt.new_ids)."
             )
         looked_up = torch.zeros_like(self._counts, dtype=torch.int32)
         for ids in self._batches or ():
@@ -348,24 +342,24 @@ class EmbeddingMonitor:
         looked_up = ranks.all_reduce(looked_up, "max")
         if table.padding_idx is not None:
             looked_up[table.padding_idx] = 0
-        rows = _RowsOfRank(table, looked_up.nonzero()[:, 0], ranks)
-        read = _RowsRead(rows)
+        read = _RowsOfRank(table, looked_up.nonzero()[:, 0], ranks)
+        read.read()
         is_finite = all(bool(record.logsumexp.isfinite().all()) for record in self.records or ())
         if ranks.any(not is_finite or bool(read.not_finite.numel())):
-            read.not_finite = rows.not_finite()
+            read.not_finite = read.all_not_finite()
         return read
 
     @torch.no_grad()
-    def _reported(self, read: "_RowsRead") -> MonitorReport:
+    def _reported(self, read: "_RowsOfRank") -> MonitorReport:
         """Return the report of the step from its rows and losses. All ranks must call it."""
-        ranks, counts, ids, records = self.collectives, self.counts(), read.rows.ids, self.records or []
+        ranks, counts, ids, records = self.collectives, self.counts(), read.ids, self.records or []
         has_norm = read.norms > 0
         norms = self._means(ids, read.norms)
         ratios = self._means(ids[has_norm], read.changes[has_norm] / read.norms[has_norm])
         losses = self._means(_counted(records, "targets").long(), -_counted(records, "log_probs"))
         log_z, largest = _counted(records, "logsumexp"), _counted(records, "largest")
         variances = _joined([record.variances for record in records])
-        sums = [log_z.sum(), _size(log_z), variances.sum(), _size(variances)]
+        sums = [log_z.sum(), log_z.new_tensor(log_z.numel()), variances.sum(), variances.new_tensor(variances.numel())]
         total_z, tokens, variance, samples = ranks.all_reduce(torch.stack(sums).to(counts.device)).tolist()
         top = ranks.all_reduce(_joined([largest, largest.new_full((1,), -torch.inf)]).amax().to(counts.device), "max")
         found = ranks.all_gather_object([read.not_finite.tolist(), read.gradients_not_finite])
@@ -396,7 +390,10 @@ class EmbeddingMonitor:
         device = self._counts.device
         ids, values = ids.to(device), values.double().to(device)
         both = torch.stack([values, torch.ones_like(values)])
-        sums = both.new_zeros(2, DECILES + 2).index_add_(1, count_deciles(self._counts, ids), both)
+        seen, counts = self._counts[self._counts > 0].sort().values, self._counts[ids]
+        smaller = torch.searchsorted(seen, counts)
+        deciles = torch.where(counts > 0, smaller * DECILES // max(len(seen), 1) + 1, 0)  # 0: never seen
+        sums = both.new_zeros(2, DECILES + 2).index_add_(1, deciles, both)
         sums[:, -1] = both[:, torch.isin(ids, self.new_tokens)].sum(1)
         totals, numbers = self.collectives.all_reduce(sums).tolist()
         return [total / number if number else None for total, number in zip(totals, numbers, strict=True)]
@@ -416,36 +413,63 @@ class _RowsOfRank:
     """The rows of some tokens that this rank reads: its shard of them, or every N-th of them if it has all rows."""
 
     def __init__(self, table: LookupTable, ids: Tensor, ranks: Collectives) -> None:
-        self.first, self.stored, self._shard = 0, table, None
+        self.first, self.stored = 0, table
+        self._shard: Tensor | None = None
         if isinstance(table, ShardedTable):
             self.first, self.stored, stop = table.partition.start, table.local, table.partition.stop
         elif any(is_dtensor(parameter) for parameter in table.parameters()):
-            self.first, self._shard = _shard_of(table)
+            from torch.distributed.tensor import Replicate, Shard
+
+            weight: Any = getattr(table, "weight", None)
+            placements = placements_of(weight) if isinstance(table, TokenEmbedding) else None
+            if placements is None or any(each not in (Shard(0), Replicate()) for each in placements):
+                raise SizeError(f"{a_or_an(type(table).__name__)} with placements {placements} is not sharded by rows.")
+            self.first, self._shard = local_slices(weight)[0].start, to_local(weight.detach())
             stop = self.first + len(self._shard)
-        else:
+        if self.stored is table and self._shard is None:
             partition = RowPartition(table.vocab_size, ranks.rank, ranks.size)
             self.ids, self.searched = ids[ranks.rank :: ranks.size], (partition.start, partition.stop)
-            return
-        self.ids, self.searched = ids[(ids >= self.first) & (ids < stop)], (0, min(stop, table.vocab_size) - self.first)
+        else:
+            self.ids = ids[(ids >= self.first) & (ids < stop)]
+            self.searched = 0, min(stop, table.vocab_size) - self.first
 
-    def vectors(self) -> Tensor:
+    def read(self) -> None:
+        """Read the rows and their gradients before the update."""
+        self._before = self._vectors()
+        self.norms = self._before.norm(dim=-1)
+        self.changes = torch.zeros_like(self.norms)
+        self.not_finite = self.ids[~self._before.isfinite().all(-1)]
+        self.gradients_not_finite = self._gradients_not_finite()
+
+    @torch.no_grad()
+    def read_again(self) -> None:
+        """Read the rows after the update."""
+        self.changes = (self._vectors() - self._before).norm(dim=-1)
+
+    def _vectors(self) -> Tensor:
         """Return the rows `(N, D)` without scale, in float64."""
         places = self.ids - self.first
         rows = self.stored.look_up(places) if self._shard is None else self._shard[places]
         return rows.double()
 
-    def gradients_not_finite(self) -> list[int] | None:
+    def _gradients_not_finite(self) -> list[int] | None:
         """Return the tokens whose gradient is not finite; `None` if none with a row for each token has a gradient."""
-        table, parameters = self.stored, dict(self.stored.named_parameters())
-        if isinstance(table, DeltaEmbedding):
-            tokens, names = table.token_tensor, ["delta"]
-        else:
-            tokens, names = None, list(ROW_TENSORS.get(type(table), ()))
+        table, parameters, rows = self.stored, dict(self.stored.named_parameters()), self.ids - self.first
+        names = ["delta"] if isinstance(table, DeltaEmbedding) else ROW_TENSORS.get(type(table), ())
         grads = [parameters[name].grad for name in names if name in parameters]
-        bad = [_not_finite(grad, self.ids - self.first, tokens) for grad in grads if grad is not None]
-        return sorted({self.first + token for each in bad for token in each}) if bad else None
+        tokens: set[int] = set()
+        for grad in (to_local(grad) for grad in grads if grad is not None):
+            if grad.layout is torch.sparse_coo:
+                of_rows, values = rows_and_values(grad)
+            elif isinstance(table, DeltaEmbedding):
+                of_rows, values = table.token_tensor, grad
+            else:
+                of_rows, values = rows, grad[rows]
+            bad = of_rows[~values.isfinite().flatten(1).all(-1)]
+            tokens.update((self.first + bad[torch.isin(bad, rows)]).tolist())
+        return None if all(grad is None for grad in grads) else sorted(tokens)
 
-    def not_finite(self) -> Tensor:
+    def all_not_finite(self) -> Tensor:
         """Return the tokens of all rows of this rank that have a number that is not finite, `(M,)`."""
         found, (start, stop) = [self.ids[:0]], self.searched
         with without_applying_updates(self.stored):
@@ -454,67 +478,6 @@ class _RowsOfRank:
                 rows = self.stored.rows(block, last) if self._shard is None else self._shard[block:last]
                 found.append((~rows.isfinite().all(-1)).nonzero()[:, 0] + (block + self.first))
         return torch.cat(found)
-
-
-class _RowsRead:
-    """What is read of rows of a table before a step, and after it."""
-
-    def __init__(self, rows: _RowsOfRank) -> None:
-        self.rows, self._before = rows, rows.vectors()
-        self.norms = self._before.norm(dim=-1)
-        self.changes = torch.zeros_like(self.norms)
-        self.not_finite = rows.ids[~self._before.isfinite().all(-1)]
-        self.gradients_not_finite = rows.gradients_not_finite()
-
-    @torch.no_grad()
-    def read_again(self) -> None:
-        """Read the rows after the update."""
-        self.changes = (self.rows.vectors() - self._before).norm(dim=-1)
-
-
-def _not_finite(grad: Tensor, rows: Tensor, tokens: Tensor | None) -> list[int]:
-    """Return those of some rows of a gradient that are not finite."""
-    grad = to_local(grad)
-    if grad.layout is torch.sparse_coo:
-        of_rows, values = rows_and_values(grad)
-    elif tokens is not None:
-        of_rows, values = tokens, grad
-    else:
-        of_rows, values = rows, grad[rows]
-    bad = of_rows[~values.isfinite().flatten(1).all(-1)]
-    return cast(list[int], bad[torch.isin(bad, rows)].tolist())
-
-
-def _shard_of(table: LookupTable) -> tuple[int, Tensor]:
-    """Return the first row of this rank's shard of a table whose weight is a DTensor, and the shard."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    weight: Any = getattr(table, "weight", None)
-    placements = placements_of(weight) if isinstance(table, TokenEmbedding) else None
-    if placements is None or any(each not in (Shard(0), Replicate()) for each in placements):
-        raise SizeError(
-            f"Rows of {a_or_an(type(table).__name__)} with placements {placements} cannot be read by one rank each."
-        )
-    return local_slices(weight)[0].start, to_local(weight.detach())
-
-
-def _plain_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer of torch in accelerate's wrapper, or the optimizer itself."""
-    if type(optimizer).__name__.startswith("DeepSpeed"):
-        raise SizeError(
-            "The monitor reads rows and their gradients, which DeepSpeed's optimizer keeps in flat buffers: train with "
-            "DistributedDataParallel, fully_shard or a ShardedTable."
-        )
-    inner = optimizer if hasattr(optimizer, "_optimizer_step_pre_hooks") else getattr(optimizer, "optimizer", optimizer)
-    return cast(torch.optim.Optimizer, inner)
-
-
-def _all_ranks() -> Collectives:
-    """Return all processes that torch.distributed joins, or the only process."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return SINGLE_PROCESS
-    device = "cpu" if "gloo" in dist.get_backend() else torch.device("cuda", torch.cuda.current_device())
-    return Collectives(device=device)
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
@@ -526,8 +489,3 @@ def _counted(records: Sequence[TokenRecord], name: str) -> Tensor:
     """Return one field of the tokens that count, of all records, `(N,)`, in float64."""
     fields = [(getattr(record, name), record.counted) for record in records]
     return _joined([x if counted is None else x[counted] for x, counted in fields])
-
-
-def _size(x: Tensor) -> Tensor:
-    """Return the number of entries as a tensor, on the device of the entries."""
-    return torch.tensor(float(x.numel()), dtype=torch.float64, device=x.device)

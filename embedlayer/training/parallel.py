@@ -77,9 +77,7 @@ class ParallelContext:
         if self.collectives is not SINGLE_PROCESS:
             self._mesh = data_parallel_mesh(self.device.type, self.size, vocab_parallel_size)
         elif vocab_parallel_size not in (None, 1):
-            raise SizeError(
-                f"One process cannot shard a table over {vocab_parallel_size}: start several with torchrun."
-            )
+            raise SizeError(f"One process cannot shard over {vocab_parallel_size}: start several with torchrun.")
 
     def share(self, count: int) -> range:
         """Return which of the items `0..count - 1` this rank processes.
@@ -345,16 +343,9 @@ def mean_loss(
 
 def _plain_head(head: OutputHead) -> OutputHead:
     """Return a head unchanged; raise a `SizeError` unless it is an `OutputHead`, whose rows can be sharded."""
-    if head.own_rows is not None:
-        raise SizeError(
-            f"The rows of this head are {a_or_an(head.own_rows)}, which is not sharded over ranks: train it "
-            f"with one process, or with DistributedDataParallel."
-        )
-    if type(head) is not OutputHead:
-        raise SizeError(
-            f"A {type(head).__name__} is not sharded over ranks: only OutputHead is. Train it with one process, or "
-            f"with DistributedDataParallel."
-        )
+    if head.own_rows is not None or type(head) is not OutputHead:
+        rows = f" with {a_or_an(head.own_rows)}" if head.own_rows is not None else ""
+        raise SizeError(f"A {type(head).__name__}{rows} is not sharded: use one process or DistributedDataParallel.")
     return head
 
 

@@ -239,8 +239,7 @@ class RunDirectory:
         self.check_own_folders()
         if not (overwrite or self.contains_run) and (names := [p.name for p in (*replaced, *folders) if p.exists()]):
             raise FileError(
-                f"{self.path} holds {', '.join(names)}, and no run: a new run would replace this. Choose another "
-                f"folder, or replace it with overwrite=True."
+                f"{self.path} holds {', '.join(names)}, and no run: choose another folder, or overwrite=True."
             )
         create_folder(self.path)
         self.lock.acquire()
@@ -268,8 +267,6 @@ class RunDirectory:
             FileError: The folder contains no run.
             CheckpointError: The file is damaged or of another version.
         """
-        if not self.path.exists():
-            raise FileError(f"{self.path} does not exist.")
         if not self.contains_run:
             raise FileError(f"{self.path} holds no run: there is no {self.run.name} in it.")
         return read_fields(self.run, RunDescription, version=FORMAT_VERSION)
@@ -367,8 +364,7 @@ class RunDirectory:
         parallel = ParallelContext() if parallel is None else parallel
         if self.tables.exists() and parallel.launch_id:
             raise SizeError(
-                f"{self.path} has mapped tables in {self.tables}, which only one process without torchrun can train: "
-                f"leave torchrun out."
+                f"{self.path} has mapped tables, which only one process without torchrun can train: leave torchrun out."
             )
         description, options = self.read(), self.options()
         model = self._build_with_seed(description, parallel, device, self._tables_at_checkpoint())
@@ -378,10 +374,8 @@ class RunDirectory:
             tensors, metadata = parallel.load(self.checkpoint)
             state = self._trainer_state(metadata)
             if options.steps is not None and (state["steps"] != options.steps or state["step"] > options.steps):
-                raise CheckpointError(
-                    f"{self.checkpoint} is at step {state['step']} of {state['steps']}, and {self.run} states "
-                    f"{options.steps} steps: they do not belong together, or one is damaged."
-                )
+                at = f"step {state['step']} of {state['steps']}"
+                raise CheckpointError(f"{self.checkpoint} is at {at}, and {self.run} states {options.steps} steps.")
             try:
                 trainer.load_state(tensors, state)
             except CANNOT_BE_BUILT as error:
@@ -390,8 +384,7 @@ class RunDirectory:
                 raise CheckpointError(f"{self.checkpoint} does not fit this run: {short(error)}") from error
         elif names := saved_buffers(model):
             raise CheckpointError(
-                f"{self.checkpoint} is missing, and the seed of the run does not determine {', '.join(names)}: "
-                f"restore the file, or train again."
+                f"{self.checkpoint} is missing, with its {', '.join(names)}: restore it, or train again."
             )
         return trainer, description
 
@@ -407,8 +400,7 @@ class RunDirectory:
             return None
         if not self.checkpoint.exists():
             raise CheckpointError(
-                f"{self.checkpoint} is missing, and {self.tables} are at some checkpoint: restore the file, or train "
-                f"again."
+                f"{self.checkpoint} is missing, whose step {self.tables} are at: restore it, or train again."
             )
         state = self._trainer_state(read_header(self.checkpoint).metadata)
         generations = enumerate(state.get("generations", []))
@@ -451,17 +443,12 @@ class RunDirectory:
         if kind != "decoder_lm":
             raise CheckpointError(f"{self.run} describes {a_or_an(str(kind))}, not {a_or_an(DecoderLM.__name__)}.")
         torch.manual_seed(self.options().seed)
-        self._check_size(description, with_files=make_table is None)
-        with building(MappedEmbedding, make_table):
-            return parallel.build(description["model"], device)
-
-    def _check_size(self, description: JsonObject, *, with_files: bool) -> None:
-        """Raise a `CheckpointError` if the parameters are larger than this machine's memory, if that is known."""
+        # the parameters may be larger than the memory of this machine, but for those in files
         in_files: set[nn.Parameter] = set()
 
         def left_out(table: JsonObject) -> LookupTable:
             built: LookupTable = build(table)
-            in_files.update(() if with_files else built.parameters())
+            in_files.update(() if make_table is None else built.parameters())
             return built
 
         with torch.random.fork_rng(devices=[]), torch.device("meta"), building(MappedEmbedding, left_out):
@@ -469,10 +456,10 @@ class RunDirectory:
         needed = sum(tensor.nbytes for tensor in parameters if tensor not in in_files)
         memory = machine_bytes()
         if memory is not None and needed > memory:
-            raise CheckpointError(
-                f"{self.run} describes a model of {needed / 2**30:,.1f} GiB, and this machine has "
-                f"{memory / 2**30:,.1f}: the file is damaged, or was written on a larger machine."
-            )
+            gib = f"{needed / 2**30:,.1f} GiB, and this machine has {memory / 2**30:,.1f}"
+            raise CheckpointError(f"{self.run} describes a model of {gib}: it is damaged, or of a larger machine.")
+        with building(MappedEmbedding, make_table):
+            return parallel.build(description["model"], device)
 
     def save_checkpoint(self, trainer: Trainer) -> None:
         """Write the state of the trainer to `checkpoint.safetensors`, atomically. All ranks must call it.

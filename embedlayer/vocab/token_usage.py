@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from embedlayer.core.errors import TextError, VocabularyError
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.memmap import IdArray
+from embedlayer.data.readers.sources import find_text_files
 from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
-from embedlayer.data.text_files import find_text_files
 from embedlayer.io.files import JsonObject
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import end_of_text_id, table_size, unknown_id

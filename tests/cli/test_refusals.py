@@ -231,7 +231,7 @@ REFUSALS = """
 1 Cannot write into the folder: train short.txt -o short.txt/run --steps 1
 1 holds no run: train -o full --resume
 2 leave the files out: train short.txt -o full --resume
-1 nowhere does not exist: train -o nowhere --resume
+1 nowhere holds no run: train -o nowhere --resume
 2 mixes several FILES, and there is one: train long.txt --weights 3 -o NEW
 2 --weights has 1 numbers for 2 FILES: train long.txt long.txt --weights 3 -o NEW
 2 '3,x' is not a list of numbers: train long.txt long.txt --weights 3,x -o NEW
@@ -255,6 +255,11 @@ REFUSALS = """
 1 Cannot write: compress run --to int8 -o full/file/out
 1 holds no: compress full --compare
 2 damaged: compress damaged --to int8 -o NEW
+<<<<<<< HEAD
+=======
+2 NaN: compress nan.npy --to int8 -o NEW
+2 temperature is out of range: generate run hello --temperature -1
+>>>>>>> text
 2 --greedy samples nothing: generate run hello --greedy --min-p 0.1
 2 is a saved TokenEmbedding, which has no transformer blocks: evaluate table --text long.txt
 2 bare has no tokenizer. Name one with --tokenizer.: evaluate run bare --text long.txt --window 32

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 from embedlayer.core.errors import CheckpointError, FileError, SizeError, TextError
 from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.readers.sources import find_text_files
 from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.data.text_files import find_text_files
 from embedlayer.tokenization.train import train_tokenizer
 
 BYTES = train_tokenizer((), "byte")
@@ -112,13 +112,6 @@ def test_ids_take_two_bytes_where_they_fit(highest, dtype, tmp_path):
     assert corpus.ids.tolist() == list(b"Hello")
 
 
-def test_a_tokenizer_set_to_truncate_and_pad_does_neither():
-    limited = Tokenizer.from_str(BYTES.to_str())
-    limited.enable_truncation(2)
-    limited.enable_padding(length=100)
-    assert TokenCorpus.from_text("Hello", limited).ids.tolist() == list(b"Hello")
-
-
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_no_text_at_all_is_an_error_and_leaves_nothing(tmp_path):
     (tmp_path / "empty.txt").touch()
@@ -148,17 +141,6 @@ def test_an_interrupted_build_leaves_what_was_there_before(interruption, older, 
     assert (tmp_path / "corpus").exists() is older
 
 
-def test_a_full_disk_is_told_as_such_and_leaves_nothing(tmp_path, monkeypatch):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "t.txt").write_text("Hello")
-    monkeypatch.setattr(np, "save", full)
-    with pytest.raises(FileError, match=r"Cannot write the folder .*No space left"):
-        TokenCorpus.build([tmp_path / "t.txt"], BYTES, tmp_path / "corpus")
-    assert [path.name for path in tmp_path.iterdir()] == ["t.txt"]
-
-
 def test_a_folder_with_something_else_is_never_replaced(tmp_path):
     (tmp_path / "t.txt").write_text("Hello")
     (tmp_path / "photos").mkdir()
@@ -174,10 +156,6 @@ def test_a_folder_with_something_else_is_never_replaced(tmp_path):
 # Opening
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
-
-
 def restate(**facts: object):
     def change(path: Path) -> None:
         path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
@@ -185,35 +163,72 @@ def restate(**facts: object):
     return change
 
 
+PARTS = ("One dog. ", "Two cats. ", "Three mice. ")
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    for number, text in enumerate(PARTS):
+        (tmp_path / f"{number}.txt").write_text(text * 30)
+    sources = [tmp_path / f"{number}.txt" for number in range(3)]
+    build_in_shards(sources, BYTES, tmp_path / "sharded", shards=4, workers=1)
+    return tmp_path / "sharded"
+
+
 DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
-    ("ids.bin", truncate),
-    ("ids.bin", Path.unlink),
-    ("documents.npy", truncate),
     ("documents.npy", lambda path: np.save(path, np.array([0, 10**9]))),
     ("documents.npy", lambda path: np.save(path, np.array([0, {}], dtype=object), allow_pickle=True)),
-    ("blocks.npy", Path.unlink),
     ("blocks.npy", lambda path: np.save(path, np.array([[5, 5]]))),
     ("blocks.npy", lambda path: np.save(path, np.array([5]))),
-    ("index.json", truncate),
-    ("index.json", restate(dtype="float32")),
     ("index.json", restate(dtype="uint32")),
     ("index.json", restate(num_tokens=3)),
     ("index.json", restate(num_bytes=3)),
-    ("index.json", restate(num_tokens=None)),
-    ("index.json", restate(format_version=2)),
 ]
 
 
-def test_a_damaged_corpus_is_refused(tmp_path) -> None:
+DAMAGED_SHARDS: list[tuple[str, Callable[[Path], object]]] = [
+    ("corpus.json", restate(tokenizer="other")),
+    ("shard-00002/index.json", restate(separators=2)),
+    ("shard-00002/index.json", restate(separators=0)),
+    ("shard-00002/sources.npy", lambda path: np.save(path, np.array([2, 1]))),
+]
+
+
+def test_a_damaged_corpus_is_refused(sharded, tmp_path) -> None:
+    """Damage that fails in any other way than by these numbers: tests/laws/test_damage.py."""
     (tmp_path / "t.txt").write_bytes(SENTENCES.encode())
     TokenCorpus.build([tmp_path / "t.txt"], BYTES, tmp_path / "whole")
-    for number, (file, damage) in enumerate(DAMAGES):
-        corpus = shutil.copytree(tmp_path / "whole", tmp_path / str(number))
+    damages = [(tmp_path / "whole", *each) for each in DAMAGES] + [(sharded, *each) for each in DAMAGED_SHARDS]
+    for number, (whole, file, damage) in enumerate(damages):
+        corpus = shutil.copytree(whole, tmp_path / str(number))
         damage(corpus / file)
-        with pytest.raises(CheckpointError, match="corpus"):
+        with pytest.raises(CheckpointError):
             TokenCorpus.open(corpus)
     with pytest.raises(FileError, match="No such file"):
         TokenCorpus.open(tmp_path / "none")
+
+
+def test_each_part_begins_with_a_mark_that_its_reader_keeps_or_leaves_out(sharded):
+    assert [int(np.fromfile(ids, "<u2")[0]) for ids in sorted(sharded.glob("*/ids.bin"))] == [256] * 4
+    read = TokenCorpus.open(sharded)
+    assert bytes(token % 256 for token in read.ids.tolist()) == b"\0".join(text.encode() * 30 for text in PARTS)
+    assert [int(read.ids[start - 1]) for start in read.documents[1:]] == [256, 256]
+
+
+def test_missing_parts_are_numbered(sharded):
+    for number in (1, 3):
+        shutil.rmtree(sharded / f"shard-0000{number}")
+    with pytest.raises(CheckpointError, match=r"shards \[1, 3\] of 4 are missing"):
+        TokenCorpus.open(sharded)
+
+
+def test_more_parts_than_files_may_be_open_are_told_as_such(sharded, monkeypatch):
+    def exhausted(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(np, "memmap", exhausted)
+    with pytest.raises(FileError, match="Too many open files.*ulimit -n"):
+        TokenCorpus.open(sharded)
 
 
 # Splitting

@@ -51,7 +51,7 @@ def test_slices_are_views():
 
 def test_what_would_copy_unasked_is_refused():
     parts, _ = in_parts([5, 5])
-    with pytest.raises(SizeError, match="without steps"):
+    with pytest.raises(SizeError):
         parts[::2]
     with pytest.raises(ValueError, match="only by copying"):
         parts.__array__(copy=False)  # which NumPy 2 calls for np.asarray(parts, copy=False)

@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from covering import cases, looped
+from covering import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from embedlayer.core.errors import EmbedLayerWarning, TextError
+from embedlayer.core.errors import EmbedLayerWarning
 from embedlayer.data.text_chunks import encode_chunks, read_text_chunks
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
@@ -106,21 +106,6 @@ def test_a_character_across_two_reads_stays_whole(tmp_path):
     text = "x" + "é犬🙂" * 40_000
     (tmp_path / "text").write_bytes(text.encode())
     assert "".join(read_text_chunks(tmp_path / "text")) == text
-
-
-@looped(
-    "content, words",
-    [
-        (b"caf\xe9 au lait", r"byte 0xE9 at offset 3\..*iconv -f ISO-8859-1"),
-        (b"\xef\xbb\xbfab\xff", "byte 0xFF at offset 5"),
-        (b"a" * 70_000 + b"\xc3", "byte 0xC3 at offset 70000"),
-        ("dogs".encode("utf-16"), "offset 0.*iconv -f UTF-16"),
-    ],
-)
-def test_text_that_is_not_utf8_names_file_offset_and_remedy(content, words, tmp_path):
-    (tmp_path / "bad.txt").write_bytes(content)
-    with pytest.raises(TextError, match=f"(?s)bad.txt is not UTF-8 text: .*{words}"):
-        list(read_text_chunks(tmp_path / "bad.txt"))
 
 
 def test_an_endless_word_is_cut_with_a_warning():

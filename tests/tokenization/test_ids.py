@@ -5,8 +5,7 @@ import json
 import pytest
 from tokenizer_kinds import tokenizer_of_file
 
-from embedlayer import TokenCorpus, TokenEmbedding, TokenizerError, load_tokenizer, train_tokenizer
-from embedlayer.opening import OpenedModel
+from embedlayer import TokenCorpus, load_tokenizer, train_tokenizer
 from embedlayer.tokenization import table_size
 
 
@@ -31,8 +30,3 @@ def test_a_table_needs_a_row_up_to_the_highest_id(tmp_path) -> None:
     content["model"]["vocab"]["Zz"] = 999
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     assert table_size(load_tokenizer(tmp_path)) == 1000
-    tokenizer = train_tokenizer((), kind="byte")
-    assert OpenedModel("run", TokenEmbedding(257, 2), tokenizer=tokenizer).encode("a") == [97]
-    words = "tokenizer of run gives IDs up to 256 and the table has 256 rows: 1 tokens have none"
-    with pytest.raises(TokenizerError, match=words):
-        OpenedModel("run", TokenEmbedding(256, 2), tokenizer=tokenizer).encode("a")

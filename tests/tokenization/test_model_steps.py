@@ -7,10 +7,9 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
-from covering import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import BUILDERS, REAL, SOME_REAL, random_texts, real_tokenizers, tokenizer_of, tracer_of
+from tokenizer_kinds import ANY, any_tokenizer, random_texts, tracer_of
 from tokenizers import Tokenizer, models
 
 from embedlayer.core.errors import TokenizerError
@@ -54,20 +53,9 @@ def check_steps(trace: Any, piece: str, model: Any) -> None:
             assert path.score == pytest.approx(sum(part.score for part in path.parts), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
-def test_the_steps_of_every_kind_lead_to_its_tokens(kind) -> None:
-    check_pieces(tracer_of(tokenizer_of(kind)))
-
-
-@pytest.mark.parametrize("name", some(SOME_REAL, [*REAL, "minilm"]))
-def test_so_do_those_of_real_tokenizers(shared_data, name) -> None:
-    if name not in real_tokenizers(shared_data):
-        pytest.skip(f"the package with the tokenizer of {name} is not installed")
-    check_pieces(tracer_of(real_tokenizers(shared_data)[name]))
-
-
-def check_pieces(tracer: TokenTracer) -> None:
-    """The laws of all pieces of the texts."""
+@pytest.mark.parametrize("name", ANY)
+def test_the_steps_of_every_tokenizer_lead_to_its_tokens(request, name) -> None:
+    tracer = tracer_of(any_tokenizer(name, request))
     for text in TEXTS:
         for piece in tracer.trace(text).pre_tokens:
             if piece.trace is not None:
@@ -159,22 +147,16 @@ def test_the_second_path_of_unigram_is_the_best_of_all_others(model, piece) -> N
     assert [path.score for path in own.trace(piece).paths] == pytest.approx(best, rel=1e-12)
 
 
-def test_merges_that_are_left_out_by_chance_are_refused_and_the_advice_works() -> None:
-    tokenizer = Tokenizer(models.BPE({"a": 0}, [], dropout=0.1))
-    with pytest.raises(TokenizerError, match=r"by chance \(dropout 0.1\).*Set tokenizer.model.dropout to None"):
-        trace_tokens(tokenizer, "a")
-    tokenizer.model.dropout = None
-    assert trace_tokens(tokenizer, "a").ids == (0,)
-
-
-def test_segmentations_that_are_drawn_by_chance_are_refused_and_the_advice_works() -> None:
-    tokenizer = Tokenizer(models.Unigram([("a", -1.0)], unk_id=0, byte_fallback=False))
-    if not hasattr(tokenizer.model, "alpha"):
+@pytest.mark.parametrize("option", ["dropout", "alpha"])
+def test_what_is_left_to_chance_is_refused_and_the_advice_works(option) -> None:
+    model = models.BPE({"a": 0}, []) if option == "dropout" else models.Unigram([("a", -1.0)], 0, False)
+    tokenizer = Tokenizer(model)
+    if not hasattr(tokenizer.model, option):
         pytest.skip("this release of tokenizers draws no segmentations")
-    tokenizer.model.alpha = 0.5
-    with pytest.raises(TokenizerError, match=r"by chance \(alpha 0.5\).*Set tokenizer.model.alpha to None"):
+    setattr(tokenizer.model, option, 0.5)
+    with pytest.raises(TokenizerError):
         trace_tokens(tokenizer, "a")
-    tokenizer.model.alpha = None
+    setattr(tokenizer.model, option, None)
     assert trace_tokens(tokenizer, "a").ids == (0,)
 
 
@@ -191,5 +173,5 @@ def test_the_steps_of_a_word_and_of_an_emoji() -> None:
 def test_a_merge_without_an_entry_is_refused() -> None:
     """Of two names of one ID, the library writes one alone, so its merge is of other names."""
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 0, "ab": 1}, [("a", "b")]))
-    with pytest.raises(TokenizerError, match="The merge of '.' and '.' has no entry"):
+    with pytest.raises(TokenizerError):
         trace_tokens(tokenizer, "ab")

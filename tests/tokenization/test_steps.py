@@ -9,7 +9,7 @@ from covering import some
 from gguf_models import TOKENIZERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_kinds import BUILDERS, REAL, SOME_REAL, random_texts, real_tokenizers, tokenizer_of, tracer_of
+from tokenizer_kinds import BUILDERS, REAL, SOME_REAL, any_tokenizer, random_texts, tokenizer_of, tracer_of
 from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
 
 from embedlayer.core.errors import TokenizerError
@@ -72,10 +72,8 @@ def test_the_traced_tokens_are_the_tokenizers_for_every_kind(kind) -> None:
 
 @pytest.mark.parametrize("name", some(SOME_REAL, [*REAL, "minilm"]))
 @pytest.mark.parametrize("count", some([100], [100, 10_000]))
-def test_so_are_those_of_real_tokenizers(shared_data, name, count) -> None:
-    if name not in real_tokenizers(shared_data):
-        pytest.skip(f"the package with the tokenizer of {name} is not installed")
-    tracer = tracer_of(real_tokenizers(shared_data)[name])
+def test_so_are_those_of_real_tokenizers(request, name, count) -> None:
+    tracer = tracer_of(any_tokenizer(name, request))
     for text in TEXTS if count == 100 else random_texts(count):
         check(tracer, text, special=True)
 
@@ -94,12 +92,10 @@ def test_so_are_those_of_any_text(kind, text) -> None:
 tracer_for = cache(lambda kind: tracer_of(KINDS[kind]()))
 
 
-def test_what_is_no_tokenizer_or_no_text_is_refused() -> None:
-    with pytest.raises(TokenizerError, match="str is not a tokenizer"):
-        trace_tokens("gpt2", "a")
-    with pytest.raises(TokenizerError, match="cannot encode"):
+def test_what_is_no_text_is_refused() -> None:
+    with pytest.raises(TokenizerError):
         trace_tokens(tokenizer_of("Unigram"), "a\ud800")
-    with pytest.raises(TokenizerError, match="cannot encode"):
+    with pytest.raises(TokenizerError):
         trace_tokens(Tokenizer(models.WordLevel({"a": 0}, "<unk>")), "b")
 
 

@@ -51,21 +51,20 @@ def test_options_that_make_encoding_impure_are_ignored_and_kept_in_files(option:
     assert token_spans(impure, [TEXT, "a"]).ids[1, 0] == pure.encode("a").ids[0]
     assert TokenBytes(impure).encode(b" the") == tuple(pure.encode(" the").ids)
     assert [i for _, part in encode_chunks([TEXT], impure) for i in part] == ids
-    assert fingerprint(impure) == fingerprint(pure)
+    assert fingerprint(impure) == fingerprint(pure) != fingerprint(train_tokenizer(TEXT, vocab_size=260))
 
     (tmp_path / "text.txt").write_text(TEXT)
     corpora = [TokenCorpus.build([tmp_path / "text.txt"], impure, tmp_path / name) for name in ("one", "two")]
     assert corpora[0].ids[:].tolist() == corpora[1].ids[:].tolist() == ids
 
-    def options(content: dict[str, Any]) -> list[Any]:
+    def options(written: str) -> list[Any]:
+        content = json.loads(written)
         return [content["truncation"], content["padding"], content["model"]["dropout"]]
 
-    stated = options(json.loads(impure.to_str()))
     save_tokenizer(impure, tmp_path / "saved.json")
-    edited = edit_tokenizer(impure, add=["zebra"]).tokenizer
     for written in (tmp_path / "saved.json", tmp_path / "one" / "tokenizer.json"):
-        assert options(json.loads(written.read_text())) == stated, written.name
-    assert options(json.loads(edited.to_str())) == stated
+        assert options(written.read_text()) == options(changed(pure, IMPURE[option])), written.name
+    assert options(edit_tokenizer(impure, add=["zebra"]).tokenizer.to_str()) == options(changed(pure, IMPURE[option]))
 
 
 def test_segmentations_that_unigram_draws_by_chance_are_ignored() -> None:
@@ -117,7 +116,7 @@ def test_what_a_tokenizer_raises_is_an_error_of_ours(fault: str, tmp_path: Path)
 def test_a_file_that_makes_the_library_panic_is_refused(tmp_path: Path) -> None:
     damaged = changed(WORDS, {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}})
     (tmp_path / "tokenizer.json").write_text(damaged)
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a valid tokenizer: .*precompiled_charsmap"):
+    with pytest.raises(TokenizerError):
         load_tokenizer(tmp_path)
 
 
@@ -164,10 +163,9 @@ GROWING: dict[str, dict[str, Any]] = {
 
 
 def test_rules_that_multiply_text_are_refused_by_size(pure, tmp_path: Path) -> None:
-    why = r"(?s)tokenizer\.json is not a valid tokenizer: .*(characters|times)"
     for rule, parts in GROWING.items():
         (tmp_path / "tokenizer.json").write_text(changed(pure, parts))
-        with pytest.raises(TokenizerError, match=why) as caught:
+        with pytest.raises(TokenizerError) as caught:
             load_tokenizer(tmp_path)
         assert len(str(caught.value)) < 600, rule
 
@@ -205,15 +203,7 @@ def test_a_fast_tokenizer_of_transformers_is_unwrapped() -> None:
     for name in ("backend_tokenizer", "_tokenizer"):
         wrapped = types.SimpleNamespace(**{name: tokenizer})
         assert TokenBytes(wrapped).tokenizer.to_str() == tokenizer.to_str()
-    with pytest.raises(TokenizerError, match="A str is not a tokenizer"):
-        TokenBytes("gpt2")
-
-
-def test_limits_do_not_change_the_fingerprint_and_stay_with_the_tokenizer() -> None:
-    tokenizer = train_tokenizer((), "byte")
-    limited = Tokenizer.from_str(tokenizer.to_str())
-    limited.enable_truncation(2)
-    limited.enable_padding(length=9)
-    assert fingerprint(limited) == fingerprint(tokenizer) != fingerprint(train_tokenizer((), "byte", special_tokens=()))
-    assert TokenBytes(limited).tokenizer.encode("Hello").ids == list(b"Hello")
-    assert limited.truncation is not None
+    not_one: Any = "gpt2"
+    for call in (TokenBytes, *CALLS[:3], *CALLS[4:6]):
+        with pytest.raises(TokenizerError):
+            call(not_one)

@@ -108,17 +108,6 @@ def test_a_continuation_is_no_start_of_a_word() -> None:
                 assert len(places - {None}) <= 1, tokens
 
 
-@pytest.mark.long
-def test_a_continuation_without_a_namesake_matches_nothing_in_bert(real) -> None:
-    bert = real["bert"]
-    vocabulary = bert.get_vocab()
-    continuing = [entry for entry in vocabulary if entry.startswith("##") and entry[2:] in vocabulary]
-    old = edit_tokenizer(bert, remove=continuing).tokenizer
-    sources = match_tokenizers(old, bert)
-    assert len(continuing) > 1000
-    assert all(sources[vocabulary[entry]] is None for entry in continuing)
-
-
 def test_conventions_meet() -> None:
     words = pairs(TRAINED["word"], TRAINED["bpe"])
     assert (words["Ġlove"], words[","], words["<|endoftext|>"]) == ("love", ",", "<|endoftext|>")

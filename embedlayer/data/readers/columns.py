@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.core.errors import FileError, TextError, require
 from embedlayer.data.readers.documents import Document, Reader, RowOptions
-from embedlayer.data.readers.rows import TOOLS_FIELD, chosen_field, document_of, tools_refused
+from embedlayer.data.readers.rows import TOOLS_FIELD, TOOLS_REFUSED, chosen_field, document_of
 from embedlayer.data.text_formats import TEXT_FORMATS, source_name
 from embedlayer.io.files import require_file
 
@@ -36,13 +36,18 @@ class Columns(Reader):
         self.size = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(_MAGIC_BYTES)
-        self.kind = next((each.name for each in COLUMN_FORMATS if each.matches(path, start)), "")
-        if not self.kind:
+        kind = next((each.name for each in COLUMN_FORMATS if each.matches(path, start)), "")
+        if not kind:
             raise FileError(f"Cannot read {source_name(source)}: it is no Parquet and no Arrow file, or is damaged.")
+        self.is_parquet, self.is_stream = "Parquet" in kind, "stream" in kind
         self.column: int | None = None
         with self._damage_named(lambda: 0), self._opened() as file:
-            schema = file.schema_arrow if "Parquet" in self.kind else file.schema
-            self.rows = self._num_rows(file)
+            schema = file.schema_arrow if self.is_parquet else file.schema
+            if self.is_parquet:
+                self.rows = int(file.metadata.num_rows)
+            else:  # the record batches are mapped, and their data is not read
+                with self._opened(mapped=True) as batches:
+                    self.rows = sum(batch.num_rows for batch in self._all_batches(batches))
         types = {name: _kind_of_column(self.arrow, kind) for name, kind in zip(schema.names, schema.types, strict=True)}
         self.field, self.has_weights = chosen_field(lambda: source_name(source), types, options)
         if types[self.field] is None:
@@ -51,7 +56,7 @@ class Columns(Reader):
         if (count := schema.names.count(self.field)) > 1:
             raise TextError(f"{source_name(source)} has {count} columns {self.field!r}: write it with one.")
         if self.has_weights and TOOLS_FIELD in schema.names:
-            raise TextError(f"{source_name(source)} has a column {tools_refused()}")
+            raise TextError(f"{source_name(source)} has a column {TOOLS_REFUSED}")
         self.column = schema.names.index(self.field)
 
     def cut(self, place: int, size: int, tokenizer: Tokenizer) -> int:
@@ -107,53 +112,37 @@ class Columns(Reader):
     @contextmanager
     def _opened(self, *, mapped: bool = False) -> Iterator[Any]:
         """Context manager: open the file, and yield a reader of pyarrow; of an Arrow file, of the column alone."""
-        if self._is("Parquet"):
+        if self.is_parquet:
             parquet = require("pyarrow.parquet", extra="parquet")
             with parquet.ParquetFile(self.source, buffer_size=_BATCH_BYTES, pre_buffer=False) as file:
                 yield file
             return
         ipc = require("pyarrow.ipc", extra="parquet")
         with (self.arrow.memory_map if mapped else self.arrow.OSFile)(str(self.source)) as opened:
-            if self._is("stream"):
+            if self.is_stream:
                 yield _Streams(ipc, opened)
             else:
                 options = None if self.column is None else ipc.IpcReadOptions(included_fields=[self.column])
                 with ipc.open_file(opened, options=options) as file:
                     yield file
 
-    def _is(self, word: str) -> bool:
-        """Return whether the format of the file has a word in its name."""
-        return word in self.kind
-
-    def _num_rows(self, file: Any) -> int:
-        """Return the number of rows; the record batches of an Arrow file are mapped, and their data is not read."""
-        if self._is("Parquet"):
-            return int(file.metadata.num_rows)
-        with self._opened(mapped=True) as batches:
-            return sum(batch.num_rows for batch in self._all_batches(batches))
-
     def _all_batches(self, file: Any) -> Iterator[Any]:
         """Yield the record batches of an Arrow stream or file, one after another."""
-        return iter(file) if self._is("stream") else map(file.get_batch, range(file.num_record_batches))
+        return iter(file) if self.is_stream else map(file.get_batch, range(file.num_record_batches))
 
     def _record_batches(self, file: Any) -> Iterator[Any]:
         """Yield the column, one record batch after another."""
-        batches = (
-            file.iter_batches(batch_size=_BATCH_ROWS, columns=[self.field])
-            if self._is("Parquet")
-            else self._all_batches(file)
-        )
-        columns = (batch.column(batch.schema.get_field_index(self.field)) for batch in batches)
-        return columns if self._is("Parquet") else map(self._validated, columns)
-
-    def _validated(self, column: Any) -> Any:
-        """Return a column after checking that its offsets are inside its buffers, which pyarrow does not."""
-        arrow, checked = self.arrow, column
+        if self.is_parquet:
+            yield from (batch.column(0) for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=[self.field]))
+            return
+        arrow = self.arrow
         kinds = {"string": arrow.binary(), "large_string": arrow.large_binary()}
-        if (as_bytes := kinds.get(str(column.type))) is not None:
-            checked = arrow.Array.from_buffers(as_bytes, len(column), column.buffers(), -1, column.offset)
-        checked.validate(full=True)
-        return column
+        for batch in self._all_batches(file):
+            checked = column = batch.column(batch.schema.get_field_index(self.field))
+            if (as_bytes := kinds.get(str(column.type))) is not None:
+                checked = arrow.Array.from_buffers(as_bytes, len(column), column.buffers(), -1, column.offset)
+            checked.validate(full=True)  # that offsets are inside the buffers, which pyarrow does not check itself
+            yield column
 
     @contextmanager
     def _damage_named(self, row: Callable[[], int]) -> Iterator[None]:
@@ -163,10 +152,7 @@ class Columns(Reader):
         except (FileError, TextError):
             raise
         except (OSError, self.arrow.ArrowException) as error:
-            raise FileError(
-                f"Cannot read {source_name(self.source)}, at row {row()} (counted from 0) or after: "
-                f"{str(error).rstrip('.')}. The file is damaged."
-            ) from error
+            raise FileError(f"Cannot read {source_name(self.source)}, row {row()} or after: {error}") from error
 
 
 class _Streams:

@@ -16,13 +16,16 @@ from embedlayer.data.text_chunks import split_text
 class Document(NamedTuple):
     """A document, or the rest of one."""
 
-    text: str | Iterable[str]
-    before: str = ""
-    weighted: Sequence[tuple[int, int]] | None = None
+    text: str | Iterable[str]  # a string is encoded whole unless it is long
+    before: str = ""  # the last characters before a rest
+    weighted: Sequence[tuple[int, int]] | None = None  # ranges of characters with weight 1; None: all have it
 
 
 class Reader(ABC):
-    """Reader of the documents of one source."""
+    """Reader of the documents of one source.
+
+    Places in it are numbers from 0 to its size in bytes; `position` is how far the last call of `documents` has read.
+    """
 
     has_rows = True
     has_weights = False
@@ -31,12 +34,9 @@ class Reader(ABC):
         self.source = source
         self.position = 0
 
-    def check(self) -> None:  # noqa: B027  nothing is left to check of rows
-        """Check the start of the source, as far as that was not done when the reader was built."""
-
     @abstractmethod
     def cut(self, place: int, size: int, tokenizer: Tokenizer) -> int:
-        """Return the first place at or after `place` where a shard may begin; `size` if there is none."""
+        """Return the first place at or after `place` where a shard may begin, from the bytes around it alone."""
 
     @abstractmethod
     def documents(self, begin: int = 0, end: int | None = None) -> Iterator[Document]:

@@ -18,6 +18,8 @@ _JSON_KINDS = {
     dict: "an object",
 }
 
+TOOLS_REFUSED = f"{TOOLS_FIELD!r}: chats are rendered without tools. Leave it out, or write them into a message."
+
 Record = Callable[[], str]
 """Function that returns how an error names a record, `FILE, line 3,`: it is called for an error only."""
 
@@ -27,10 +29,7 @@ def chosen_field(record: Record, row: Mapping[str, Any], options: RowOptions) ->
     names = [TEXT_FIELD, CHAT_FIELD] if options.text_field is None else [options.text_field]
     field = next((name for name in names if name in row), None)
     if field is None:
-        advice = " Name the field with the text: --text-field NAME, in Python text_field='NAME'."
-        raise TextError(
-            f"{record()} has no field {names[0]!r} ({_named_fields(row)}).{'' if options.text_field else advice}"
-        )
+        raise TextError(f"{record()} has no field {names[0]!r} ({_named_fields(row)}): pass --text-field, text_field=.")
     if isinstance(row[field], list):
         options.chat_template  # noqa: B018  raises its errors before anything is encoded
         return field, True
@@ -44,13 +43,11 @@ def document_of(
     try:
         value = row[field]
     except KeyError:
-        raise TextError(
-            f"{record()} has no field {field!r} ({_named_fields(row)}), which the first row has: repair or remove it."
-        ) from None
+        raise TextError(f"{record()} has no field {field!r} ({_named_fields(row)}), as the first row has.") from None
     ranges = None
     if is_chat and isinstance(value, list):
         if row.get(TOOLS_FIELD):
-            raise TextError(f"{record()} has a field {tools_refused()}")
+            raise TextError(f"{record()} has a field {TOOLS_REFUSED}")
         try:
             value, ranges = options.chat_template.render(value)
         except TextError as error:
@@ -61,16 +58,8 @@ def document_of(
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise TextError(
-            f"{record()} has a text with {error.object[error.start]!a}, half of a surrogate pair, which UTF-8 cannot "
-            f"encode."
-        ) from error
+        raise TextError(f"{record()} has {error.object[error.start]!a}, half of a surrogate pair.") from error
     return Document(value, weighted=ranges)
-
-
-def tools_refused() -> str:
-    """Return the end of a message about the tools of a chat, which its text would lack."""
-    return f"{TOOLS_FIELD!r}: chats are rendered without tools. Leave it out, or write them into a message."
 
 
 def _named_fields(row: Mapping[str, Any]) -> str:

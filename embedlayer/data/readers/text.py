@@ -1,12 +1,11 @@
 """Text files: each is one document."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from embedlayer.core.errors import FileError, TextError
+from embedlayer.core.errors import TextError
 from embedlayer.data.readers.documents import Document, Reader
 from embedlayer.data.text_chunks import CONTEXT_CHARS, CUT, is_safe_cut
 from embedlayer.data.text_files import checked, decoded, opened
@@ -21,17 +20,31 @@ class TextFile(Reader):
 
     has_rows = False
 
-    def check(self) -> None:
-        """Raise the error of `decoded` if the first block is not plain text; a file that cannot be read is no error."""
-        if str(self.source) != "-":
-            with suppress(FileError), opened(self.source) as (read, _):
-                next(decoded(self.source, read), "")
-
     def cut(self, place: int, size: int, tokenizer: Tokenizer) -> int:
-        """Return the first place at or after `place` where cutting the text changes no ID; see `first_cut`."""
+        """Return the first place at or after `place` where cutting the text changes no ID."""
         if is_compressed(self.source):
             return size if place else 0
-        return first_cut(str(self.source), place, size, tokenizer)
+        source = str(self.source)
+        if place in (0, size):
+            return place
+        place = _next_character(source, place)
+        text = _text_before(source, place, CONTEXT_CHARS)
+        at, offset = len(text), place - len(text.encode())  # first character not looked at, byte of the first in `text`
+        with opened(source, place, size) as (read, _):
+            chunks = decoded(source, read, offset=place)
+            ended = False
+            while not ended:
+                chunk = next(chunks, "")
+                ended, text = not chunk, text + chunk
+                last = len(text) if ended else len(text) - CONTEXT_CHARS
+                for match in CUT.finditer(text, at, last + 1):
+                    if is_safe_cut(text, match.start(), tokenizer):
+                        return offset + len(text[: match.start()].encode())
+                at = max(at, last + 1)
+                passed = max(0, at - CONTEXT_CHARS)
+                offset += len(text[:passed].encode())
+                text, at = text[passed:], at - passed
+        return size
 
     def documents(self, begin: int = 0, end: int | None = None) -> Iterator[Document]:
         before = _text_before(str(self.source), begin, ANCHOR_CHARS) if begin else ""
@@ -49,30 +62,6 @@ class TextFile(Reader):
 def is_compressed(source: str | Path) -> bool:
     """Return whether a source is a compressed file, which can be read from its start only."""
     return str(source).endswith(tuple(COMPRESSIONS))
-
-
-def first_cut(source: str, place: int, size: int, tokenizer: Tokenizer) -> int:
-    """Return the offset of the first byte at or after `place` where cutting a file's text changes no ID."""
-    if place in (0, size):
-        return place
-    place = _next_character(source, place)
-    text = _text_before(source, place, CONTEXT_CHARS)
-    at, offset = len(text), place - len(text.encode())  # first character not looked at, byte of the first in `text`
-    with opened(source, place, size) as (read, _):
-        chunks = decoded(source, read, offset=place)
-        ended = False
-        while not ended:
-            chunk = next(chunks, "")
-            ended, text = not chunk, text + chunk
-            last = len(text) if ended else len(text) - CONTEXT_CHARS
-            for match in CUT.finditer(text, at, last + 1):
-                if is_safe_cut(text, match.start(), tokenizer):
-                    return offset + len(text[: match.start()].encode())
-            at = max(at, last + 1)
-            passed = max(0, at - CONTEXT_CHARS)
-            offset += len(text[:passed].encode())
-            text, at = text[passed:], at - passed
-    return size
 
 
 def _text_before(source: str, place: int, count: int) -> str:

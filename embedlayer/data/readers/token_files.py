@@ -195,9 +195,7 @@ def export_token_ids(path: str | Path, out: str | Path) -> list[Path]:
         raise SizeError(f"{out} is no name of a format: it ends in .npy, or in .bin or .idx for Megatron's pair.")
     shards, corpus = read_shards(Path(path)), TokenCorpus.open(path)
     if corpus.token_weights is not None:
-        raise SizeError(
-            f"The corpus {path} has token weights, which {out.suffix} files do not have: they would be lost."
-        )
+        raise SizeError(f"The corpus {path} has token weights, which {out.suffix} files do not have.")
     if out.suffix == ".npy":
         source = _mapped_from(path, shards, "numpy")
         with new_file(out) as partial:
@@ -264,10 +262,7 @@ def _read_token_file(path: Path, dtype: str | None) -> TokenFile:
     else:
         count, rest = divmod(path.stat().st_size, requested.itemsize)
         if rest:
-            raise CheckpointError(
-                f"{path} has {path.stat().st_size} bytes, no multiple of {requested.itemsize}: it is cut, or not "
-                f"{requested}."
-            )
+            raise CheckpointError(f"{path} has {path.stat().st_size} bytes, no multiple of {requested.itemsize}.")
         found = TokenFile(path, "raw", requested, 0, count)
     if requested is not None and requested != found.dtype:
         raise SizeError(f"{path} states that its IDs are {found.dtype}, and the requested dtype is {requested}.")
@@ -277,10 +272,8 @@ def _read_token_file(path: Path, dtype: str | None) -> TokenFile:
 def _id_type(path: Path, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return a little-endian type of integers; raise a `CheckpointError` for any other type."""
     if dtype.name not in get_args(IdType) or dtype.newbyteorder("<") != dtype:
-        known = ", ".join(get_args(IdType))
-        raise CheckpointError(
-            f"{path} holds {dtype} ({dtype.str}), and token IDs are little-endian {known}: save ids.astype('int32')."
-        )
+        ", ".join(get_args(IdType))
+        raise CheckpointError(f"{path} holds {dtype.str}; token IDs are little-endian {', '.join(get_args(IdType))}.")
     return dtype
 
 
@@ -304,10 +297,7 @@ def _whole(file: TokenFile) -> TokenFile:
     """Return a token file; raise a `CheckpointError` unless it ends after its last token ID."""
     expected, size = file.offset + file.length * file.dtype.itemsize, file.path.stat().st_size
     if expected != size:
-        raise CheckpointError(
-            f"{file.path} has {size} bytes, and its header states {file.length} token IDs of {file.dtype}, "
-            f"{expected} bytes: it was cut short or changed."
-        )
+        raise CheckpointError(f"{file.path} has {size} bytes, and its header states {expected}: it was cut or changed.")
     return file
 
 
@@ -315,9 +305,7 @@ def _read_pair(path: Path) -> TokenFile:
     """Read the index beside a `.bin` of Megatron."""
     index = path.with_suffix(".idx")
     if not path.exists():
-        raise FileError(
-            f"{path} is missing: it has the token IDs, and {index} their documents. Put both in one folder."
-        )
+        raise FileError(f"{path} is missing: it has the token IDs, and {index} their documents.")
     require_file(path)
     content = index.read_bytes()
     size = _MEGATRON_HEADER.size
@@ -349,9 +337,7 @@ def _checked_tables(file: TokenFile, tokenizer: Any) -> tuple[npt.NDArray[np.int
     lengths = np.where(by_id.special, 0, by_id.lengths)
     separator, size = end_of_text_id(tokenizer), table_size(tokenizer)
     if file.format == "raw" and size - 1 > np.iinfo(file.dtype).max:
-        raise SizeError(
-            f"{file.path} has {file.dtype}, and the tokenizer {size} IDs. See docs/errors.md, Files of token IDs."
-        )
+        raise SizeError(f"{file.path} has {file.dtype} for {size} IDs. See docs/errors.md, Files of token IDs.")
     ends: list[int] = []
     counts: list[int] = []
     starts = [np.empty(0, np.int64)]
@@ -364,9 +350,9 @@ def _checked_tables(file: TokenFile, tokenizer: Any) -> tuple[npt.NDArray[np.int
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= size:
             wrong = low if low < 0 else high
+            place = start + int((ids == wrong).argmax())
             raise TokenIdError(
-                f"token id {wrong} at token {start + int((ids == wrong).argmax())} of {file.path} is outside "
-                f"0..{size - 1}, the IDs of the tokenizer: pass the tokenizer that encoded the file, and its dtype."
+                f"token id {wrong} at token {place} of {file.path} is outside 0..{size - 1} of the tokenizer."
             )
         is_wider = is_wider and not ids[(start + 1) % 2 :: 2].any()
         places = np.arange(0, len(ids), block)
@@ -378,10 +364,7 @@ def _checked_tables(file: TokenFile, tokenizer: Any) -> tuple[npt.NDArray[np.int
             starts.append(np.flatnonzero(before & ~is_separator) + start)
             previous_is_separator = bool(is_separator[-1])
     if is_wider:
-        raise SizeError(
-            f"Every second number of {file.path}, read as {file.dtype}, is 0: its IDs are of a type that is twice as "
-            f"wide, or wider. Pass that --dtype."
-        )
+        raise SizeError(f"Every second {file.dtype} of {file.path} is 0: its IDs have a wider type. Pass that --dtype.")
     found = np.concatenate(starts)
     if all_ids[0] == separator:
         found = found[1:]  # separators at the start belong to the first document

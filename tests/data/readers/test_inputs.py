@@ -66,9 +66,7 @@ def test_standard_input_is_recognised_as_a_file_is(name, command, tmp_path, monk
 
 def test_standard_input_is_not_built_in_shards_and_an_older_corpus_stays(tmp_path, capsys) -> None:
     assert run("corpus", "build", "-", "-o", tmp_path / "c", "--shards", 2) == 1
-    assert (
-        "Standard input can be read only once: leave --shards and --only out, or pass files" in capsys.readouterr().err
-    )
+    assert "Standard input can be read only once" in capsys.readouterr().err
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "x").touch()
     assert run("corpus", "build", "-", "-o", tmp_path / "c") == 1
