@@ -110,7 +110,8 @@ class Position(Pretrained):
             fits = 1 <= len(rows) <= 2
         else:  # they broadcast to the tokens; graphs of torch 2.9 take `strict=False` for `True`
             fits = 1 <= len(rows) <= len(tokens) and rows[-1] == tokens[-1]
-            fits = fits and all(a in (b, 1) for a, b in zip(rows, tokens[-len(rows) :], strict=True))
+            for a, b in zip(rows[:-1], tokens[-len(rows) : -1], strict=True) if fits else ():
+                fits = fits and a in (b, 1)
         if not fits or (on_axes and sizes[0] != self.num_axes):
             target = type(self).__name__ if shape is None else f"tokens of shape {tuple(shape)}"
             several = f" or ({self.num_axes}, B, T)" if self.num_axes > 1 else ""

@@ -312,15 +312,17 @@ class RotaryEmbedding(Position, ComputedBuffers):
             >>> torch.equal(position.rotate(q, k, prepared)[0], position.rotate(q, k, positions)[0])  # in each block
             True
         """
-        return self._prepared(positions) if is_unchanged(self, rotate=RotaryEmbedding.rotate) else positions
-
-    def _prepared(self, positions: Positions, dtype: torch.dtype = torch.float32) -> RotaryAngles:
-        """Return angles and query factors of these positions, in shapes that broadcast with queries and keys."""
+        if not is_unchanged(self, rotate=RotaryEmbedding.rotate):
+            return positions
         self.check_positions(positions)
-        increments = self.phase_increments_at(self._length(positions))
-        cos, sin = self._tables(positions, increments, dtype, self.attention_scaling)
+        return RotaryAngles(*self._angles(positions, torch.float32), positions, self._angles_of)
+
+    def _angles(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return cosines, sines and query factors of positions, in shapes that broadcast with queries and keys."""
+        scale = 1.0 if self.scaling is None else self.scaling.attention_scaling
+        cos, sin = self._tables(positions, self.phase_increments_at(self._length(positions)), dtype, scale)
         factor = None if self.query_scaling is None else query_factors(self.query_scaling, positions, dtype)
-        return RotaryAngles(cos, sin, factor, positions, self._angles_of)
+        return cos, sin, factor
 
     def _tables(
         self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"], dtype: torch.dtype, scale: float
@@ -356,10 +358,10 @@ class RotaryEmbedding(Position, ComputedBuffers):
         counted = positions_before(positions, RotaryAngles, self._angles_of)
         self._check_heads(q, k, counted)
         if isinstance(positions, RotaryAngles) and q.dtype != torch.float64:
-            angles = positions
+            cos, sin, factor = positions[:3]
         else:
-            angles = self._prepared(counted, wide_dtype(q))
-        q, k = rotate_heads((q, k), angles.cos, angles.sin, angles.query_factor, self._layout)
+            cos, sin, factor = self._angles(counted, wide_dtype(q))
+        q, k = rotate_heads((q, k), cos, sin, factor, self._layout)
         return q, k
 
     def _check_heads(self, q: Tensor, k: Tensor, positions: Positions) -> None:

@@ -6,6 +6,7 @@ CUDA `rotate_heads` rotates queries and keys in one launch.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,17 +62,10 @@ def channel_tables(
     cos: Float[Tensor, "*rows T half"], sin: Float[Tensor, "*rows T half"], distance: int
 ) -> tuple[Float[Tensor, "*rows T channels"], Float[Tensor, "*rows T channels"]]:
     """Repeat the cosine and the sine of each pair for both channels; the sine of the first channel is negated."""
+    if distance == cos.shape[-1]:
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
     cos, sin = (each.unflatten(-1, (each.shape[-1] // distance, distance)) for each in (cos, sin))
     return torch.cat([cos, cos], dim=-1).flatten(-2), torch.cat([-sin, sin], dim=-1).flatten(-2)
-
-
-def partners(x: Float[Tensor, "*rows channels"], distance: int) -> Float[Tensor, "*rows channels"]:
-    """Exchange the two channels of each pair; `distance` is that of `RotaryLayout`."""
-    if 2 * distance == x.shape[-1]:
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([second, first], dim=-1)
-    exchanged: Tensor = x.unflatten(-1, (-1, 2, distance)).flip(-2).flatten(-3)
-    return exchanged
 
 
 def rotate_channels(
@@ -81,12 +75,19 @@ def rotate_channels(
     *,
     distance: int,
 ) -> Float[Tensor, "*batch T K"]:
-    """Compute `x * cos + partner(x) * sin`, where `partner` exchanges the two channels of each pair."""
+    """Compute `x * cos + partner(x) * sin`, where `partner` exchanges the two channels of each pair.
+
+    They are `distance` apart, as in a `RotaryLayout`.
+    """
     rotary_dim = cos.shape[-1]
     if rotary_dim < x.shape[-1]:
         rotated = rotate_channels(x[..., :rotary_dim], cos, sin, distance=distance)
         return torch.cat([rotated, x[..., rotary_dim:]], dim=-1)
-    partner = partners(x, distance)
+    if 2 * distance == rotary_dim:
+        first, second = x.chunk(2, dim=-1)
+        partner = torch.cat([second, first], dim=-1)
+    else:
+        partner = x.unflatten(-1, (-1, 2, distance)).flip(-2).flatten(-3)
     same = x.dtype == cos.dtype
     result: Tensor = torch.addcmul(x * cos, partner, sin) if same else (x * cos + partner * sin).to(x.dtype)
     return result
@@ -100,7 +101,7 @@ def rotate_heads(
     layout: RotaryLayout,
 ) -> tuple[Tensor, ...]:
     """Rotate queries and keys, or one of them alone, and multiply the first of them by a factor."""
-    if rotates_together(heads, cos, sin, factor):
+    if device_kind(heads[0]) == "cuda" and rotates_together(heads, cos, sin, factor):
         results: tuple[Tensor, ...] = _RotateHeads.apply(cos, sin, factor, layout, False, *heads)  # type: ignore[no-untyped-call]
         return results
     return _rotate_each(heads, cos, sin, factor, layout)
@@ -109,7 +110,8 @@ def rotate_heads(
 def _rotate_each(
     heads: Sequence[Tensor], cos: Tensor, sin: Tensor, factor: Tensor | None, layout: RotaryLayout
 ) -> tuple[Tensor, ...]:
-    first, *others = (rotate_head(x, cos, sin, layout) for x in heads)
+    is_compiling = torch.compiler.is_compiling()
+    first, *others = map(partial(rotate_head, cos=cos, sin=sin, layout=layout, is_compiling=is_compiling), heads)
     return (first if factor is None else scale_queries(first, factor), *others)
 
 
@@ -118,14 +120,37 @@ def rotate_head(
     cos: Float[Tensor, "*rows T channels"],
     sin: Float[Tensor, "*rows T channels"],
     layout: RotaryLayout,
+    is_compiling: bool,
 ) -> Float[Tensor, "*batch T K"]:
-    """Rotate the channels of queries or keys that a layout rotates; the others stay those of `x`."""
-    rotated = x[..., layout.first :]
+    """Rotate the channels of queries or keys that a layout rotates; the others stay those of `x`.
+
+    This is `rotate_channels`, or for large tensors on a CPU a faster way.
+    """
+    if layout.first:
+        rest = layout._replace(first=0)
+        rotated = rotate_head(x[..., layout.first :], cos, sin, rest, is_compiling)
+        return torch.cat([x[..., : layout.first], rotated], dim=-1)
+    interleaved = layout.distance == 1
     if layout.own_angles or layout.distance not in (1, layout.pairs):
-        rotated = rotate_channels(rotated, cos, sin, distance=layout.distance)
-    else:
-        rotated = rotate_pairs(rotated, cos, sin, interleaved=layout.distance == 1)
-    return torch.cat([x[..., : layout.first], rotated], dim=-1) if layout.first else rotated
+        return rotate_channels(x, cos, sin, distance=layout.distance)
+    kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
+    if is_compiling:
+        if kernel.applies_in_graph(x) and has_more_than(x, LARGE_NUMEL):
+            in_one_pass: Tensor = rotate_in_graph(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
+            return in_one_pass
+    elif x.numel() > (SMALL_INTERLEAVED_NUMEL if interleaved else LARGE_NUMEL):
+        if kernel.applies(x, cos, sin):
+            if x.numel() > LARGE_NUMEL:
+                return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved=interleaved)
+        elif (
+            interleaved
+            and x.dtype == cos.dtype
+            and x.dtype in (torch.float32, torch.float64)
+            and device_kind(x) == "cpu"
+            and fusible(x, cos, sin)
+        ):
+            return _rotate_complex(x, *_pair_angles(cos, sin, interleaved=True))
+    return rotate_channels(x, cos, sin, distance=layout.distance)
 
 
 class _RotateHeads(torch.autograd.Function):
@@ -159,34 +184,6 @@ class _RotateHeads(torch.autograd.Function):
 def _zeros_like(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return zeros in the shapes of tensors, without a batch dimension that these hide, that require gradients."""
     return [torch.zeros(x.shape, dtype=x.dtype, device=x.device, requires_grad=True) for x in tensors]
-
-
-def rotate_pairs(
-    x: Float[Tensor, "*batch T K"],
-    cos: Float[Tensor, "*#batch T channels"],
-    sin: Float[Tensor, "*#batch T channels"],
-    *,
-    interleaved: bool = False,
-) -> Float[Tensor, "*batch T K"]:
-    """Compute `rotate_channels` for tables of `channel_tables`, faster for large `x` on a CPU."""
-    kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
-    if torch.compiler.is_compiling():
-        if kernel.applies_in_graph(x) and has_more_than(x, LARGE_NUMEL):
-            in_one_pass: Tensor = rotate_in_graph(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
-            return in_one_pass
-    elif x.numel() > (SMALL_INTERLEAVED_NUMEL if interleaved else LARGE_NUMEL):
-        if kernel.applies(x, cos, sin):
-            if x.numel() > LARGE_NUMEL:
-                return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved=interleaved)
-        elif (
-            interleaved
-            and x.dtype == cos.dtype
-            and x.dtype in (torch.float32, torch.float64)
-            and device_kind(x) == "cpu"
-            and fusible(x, cos, sin)
-        ):
-            return _rotate_complex(x, *_pair_angles(cos, sin, interleaved=True))
-    return rotate_channels(x, cos, sin, distance=1 if interleaved else cos.shape[-1] // 2)
 
 
 def _pair_angles(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
