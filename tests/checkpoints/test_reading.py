@@ -185,7 +185,7 @@ def test_a_model_of_several_parts_is_read_by_its_text_configuration(tmp_path) ->
         ({"model_type": "bloom", "hidden_size": D}, ("wte__weight",), "no table of token rows"),
         ({}, ("wpe__weight",), r"of family gpt2 but has no table of positions: no tensor is called wpe.weight"),
         ({"model_type": "mpt", "n_embd": None, "n_head": None}, (), "num_attention_heads must be a whole number"),
-        ({"model_type": "gptj", "rotary_dim": 3}, (), "3 of 4 is not possible"),
+        ({"model_type": "gptj", "rotary_dim": 3}, (), "rotary_dim 3 must be even"),
         ({"model_type": "gptj", "rotary_dim": 10**9}, (), "rotary_dim 1,000,000,000 is larger than in any model"),
     ],
 )
