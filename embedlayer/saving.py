@@ -77,7 +77,7 @@ class Described:
         Raises:
             CheckpointError: The subclass does not define `config`.
         """
-        raise CheckpointError(f"A {type(self).__name__} cannot be saved: it has no property config.")
+        raise CheckpointError(f"A {type(self).__name__} cannot be saved: define its property config.")
 
     @classmethod
     def from_config(cls: type[Thing], config: JsonObject) -> Thing:
@@ -239,7 +239,9 @@ def describe(layer: Described) -> JsonObject:
     for name in parameters.keys() - inspect.signature(base).parameters.keys() - arguments.keys():
         if parameters[name].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             if not hasattr(layer, name):
-                raise CheckpointError(f"A {cls.__name__} cannot be saved: store the argument {name} as self.{name}.")
+                raise CheckpointError(
+                    f"A {cls.__name__} cannot be saved: its constructor takes {name}: set self.{name}."
+                )
             value = getattr(layer, name)
             arguments[name] = describe(value) if isinstance(value, Described) else value
     return {"kind": kind, **arguments}

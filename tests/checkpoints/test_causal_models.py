@@ -6,19 +6,11 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file
-from stored_folders import save_tensors
+from stored_folders import save_tensors, saved
 
 import embedlayer as el
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
-
-
-def saved(folder, model_type: str, kind: str = "causal"):
-    from tiny_models import build
-
-    _, model = build(model_type, kind)
-    model.save_pretrained(folder)
-    return model
 
 
 def test_the_model_is_patched_and_computes_what_the_original_does(tmp_path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from covering import some
 from safetensors.torch import load_file
-from stored_folders import save_tensors
+from stored_folders import save_tensors, saved
 from tiny_models import build, quiet
 
 import embedlayer as el
@@ -15,14 +15,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no part of this layer")  # DeB
 
 ENCODER_DECODERS = ["bart", "blenderbot-small", "fsmt", "m2m_100", "marian", "pegasus", "prophetnet", "t5gemma", "umt5"]
 SINGLE_STACKS = ["deberta", "esm", "layoutlm", "mobilebert", "mpnet", "reformer", "roc_bert", "tapas", "xlm"]
-
-
-def saved(model_type: str, kind: str, folder):
-    """A small model of a type, saved, and its configuration."""
-    config, model = build(model_type, kind)
-    with quiet():
-        model.save_pretrained(folder)
-    return config, model
 
 
 def change(folder, **values) -> None:
@@ -47,7 +39,7 @@ def ids() -> torch.Tensor:
     ),
 )
 def test_a_saved_layer_is_read_back_bit_for_bit_at_all_inputs(model_type, kind, tmp_path, ids) -> None:
-    saved(model_type, kind, tmp_path / "model")
+    saved(tmp_path / "model", model_type, kind)
     layer = el.load(tmp_path / "model")
     layer.save_pretrained(tmp_path / "layer")
     again = el.load(tmp_path / "layer")
@@ -62,7 +54,7 @@ def test_a_saved_layer_is_read_back_bit_for_bit_at_all_inputs(model_type, kind, 
 
 @pytest.mark.parametrize("model_type", some(["fsmt", "marian"], ["bart", "fsmt", "marian", "prophetnet", "umt5"]))
 def test_an_encoder_decoder_is_written_back_with_changes_at_both_ends(model_type, tmp_path, ids) -> None:
-    saved(model_type, "seq2seq", tmp_path / "old")
+    saved(tmp_path / "old", model_type, "seq2seq")
     layer = el.load(tmp_path / "old")
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -77,7 +69,7 @@ def test_an_encoder_decoder_is_written_back_with_changes_at_both_ends(model_type
 
 @pytest.mark.parametrize("model_type", some(["bart", "marian"], ["bart", "blenderbot-small", "marian", "prophetnet"]))
 def test_the_decoder_alone_has_the_input_that_the_whole_model_has_at_its_decoder(model_type, tmp_path, ids) -> None:
-    saved(model_type, "seq2seq", tmp_path)
+    saved(tmp_path, model_type, "seq2seq")
     whole = el.load(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if ".encoder." not in name and "logits" not in name}
@@ -93,7 +85,7 @@ def test_the_decoder_alone_has_the_input_that_the_whole_model_has_at_its_decoder
 
 
 def test_the_encoder_alone_has_one_input(tmp_path, ids) -> None:
-    saved("t5", "seq2seq", tmp_path)
+    saved(tmp_path, "t5", "seq2seq")
     whole = el.load(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     save_tensors(tmp_path / "model.safetensors", {k: v for k, v in tensors.items() if not k.startswith("decoder.")})
@@ -123,7 +115,7 @@ def test_marian_with_separate_vocabularies_has_two_tables_and_a_head_tied_to_the
 
 
 def test_every_block_of_umt5_has_its_own_bias_in_both_stacks(tmp_path) -> None:
-    _, model = saved("umt5", "seq2seq", tmp_path)
+    model = saved(tmp_path, "umt5", "seq2seq")
     layer = el.load(tmp_path)
     for encoder, stack in ((True, model.encoder), (False, model.decoder)):
         for index, block in enumerate(stack.block):
@@ -132,7 +124,7 @@ def test_every_block_of_umt5_has_its_own_bias_in_both_stacks(tmp_path) -> None:
 
 
 def test_a_model_may_add_positions_and_have_a_bias(tmp_path) -> None:
-    _, model = saved("mpnet", "masked", tmp_path)
+    model = saved(tmp_path, "mpnet", "masked")
     layer = el.load(tmp_path)
     assert layer.position.hook == "add"
     table = model.mpnet.encoder.relative_attention_bias.weight
@@ -140,7 +132,7 @@ def test_a_model_may_add_positions_and_have_a_bias(tmp_path) -> None:
 
 
 def test_a_mask_sets_padding_to_zero_and_xlm_finds_it_by_the_padding_token(tmp_path, ids) -> None:
-    saved("xlm", "masked", tmp_path)
+    saved(tmp_path, "xlm", "masked")
     layer = el.load(tmp_path)
     ids[1, -4:] = layer.padding_id
     assert not layer.input(ids)[1, -4:].any()
@@ -149,7 +141,7 @@ def test_a_mask_sets_padding_to_zero_and_xlm_finds_it_by_the_padding_token(tmp_p
 
 
 def test_esm_leaves_out_mask_tokens_and_rescales_the_others(tmp_path, ids) -> None:
-    _, model = saved("esm", "masked", tmp_path)
+    model = saved(tmp_path, "esm", "masked")
     model.esm.embeddings.token_dropout = True
     change(tmp_path, token_dropout=True)
     layer = el.load(tmp_path)
@@ -172,14 +164,14 @@ def test_esm_leaves_out_mask_tokens_and_rescales_the_others(tmp_path, ids) -> No
     ],
 )
 def test_what_a_family_computes_otherwise_is_refused_by_its_key(model_type, values, named, tmp_path) -> None:
-    saved(model_type, "masked", tmp_path)
+    saved(tmp_path, model_type, "masked")
     change(tmp_path, **values)
     with pytest.raises(el.CheckpointError, match=named):
         el.load(tmp_path)
 
 
 def test_stored_sinusoids_are_read_and_missing_ones_computed(tmp_path, ids) -> None:
-    saved("fsmt", "seq2seq", tmp_path)
+    saved(tmp_path, "fsmt", "seq2seq")
     stored = el.load(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     save_tensors(tmp_path / "model.safetensors", {k: v for k, v in tensors.items() if "embed_positions" not in k})
@@ -194,7 +186,7 @@ def test_stored_sinusoids_are_read_and_missing_ones_computed(tmp_path, ids) -> N
     [("deberta", "masked"), ("xlnet", "causal"), ("funnel", "masked"), ("prophetnet", "seq2seq")],
 )
 def test_positions_that_depend_on_hidden_states_are_noted(tmp_path, model_type, kind) -> None:
-    saved(model_type, kind, tmp_path)
+    saved(tmp_path, model_type, kind)
     with pytest.warns(el.EmbedLayerWarning, match="hidden states"):
         layer = el.load(tmp_path)
     assert any("no part of this layer" in note for note in layer.load_record.notes)

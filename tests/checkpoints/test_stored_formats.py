@@ -15,7 +15,7 @@ from commands import run
 from covering import cases, some
 from safetensors.torch import load_file
 from stored_cases import StoredCase, built, built_head, mlx_case
-from stored_folders import one_of_each, save_tensors, words, write_folder
+from stored_folders import one_of_each, save_tensors, saved, words, write_folder
 from tiny_models import build
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -329,8 +329,7 @@ def test_a_quantised_gemma_computes_the_inputs_of_its_blocks_as_transformers_doe
 
 @pytest.mark.parametrize("quantised", some(["predictions.dense"], ["word_embeddings", "predictions.dense"]))
 def test_a_head_with_columns_of_its_own_is_refused_if_either_part_is_quantised(tmp_path, quantised) -> None:
-    model = build("mobilebert", "masked", {"vocab_size": 96})[1]
-    model.save_pretrained(tmp_path)
+    saved(tmp_path, "mobilebert", "masked", {"vocab_size": 96})
     tensors = load_file(tmp_path / "model.safetensors")
     name = next(name for name in tensors if name.endswith(f"{quantised}.weight"))
     case = mlx_case(tensors.pop(name), group_size=32, bits=4)

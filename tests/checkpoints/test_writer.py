@@ -8,6 +8,7 @@ import pytest
 import torch
 from covering import cases
 from safetensors.torch import load_file, save_file
+from stored_folders import saved
 from tiny_models import VARIANTS, VOCAB, quiet
 from transformers_probe import ends
 
@@ -189,10 +190,7 @@ def test_another_checkpoint_is_refused(tmp_path) -> None:
 
 def test_a_layer_without_a_tensor_of_tokens_is_not_written_with_another_vocabulary(tmp_path) -> None:
     """The layer of an untied BERT has one of its two biases: the other one would keep its old size."""
-    from tiny_models import build
-
-    with quiet():
-        build("bert", "masked", {"tie_word_embeddings": False})[1].save_pretrained(tmp_path / "old")
+    saved(tmp_path / "old", "bert", "masked", {"tie_word_embeddings": False})
     layer = el.load(tmp_path / "old")
     layer.write_into(tmp_path / "old", tmp_path / "same")
     el.vocab.add_tokens(layer, 2)

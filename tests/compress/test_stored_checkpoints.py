@@ -12,8 +12,8 @@ from covering import cases, some
 from releases import skip_without
 from safetensors.torch import load_file, save_file
 from stored_cases import compressed_case, mlx_case, weights
-from stored_folders import model_of, write_folder
-from tiny_models import SAMPLE, build
+from stored_folders import model_of, saved, write_folder
+from tiny_models import SAMPLE
 from torch import Tensor, nn
 
 import embedlayer as el
@@ -195,7 +195,7 @@ def test_what_no_library_would_open_is_refused_and_leaves_nothing(tmp_path, unch
 
 @pytest.mark.parametrize("model_type", ["mixtral", "llama4_text"])
 def test_experts_in_full_precision_are_refused_beside_compressed_tensors(tmp_path, model_type, unchecked) -> None:
-    build(model_type, "causal")[1].save_pretrained(tmp_path / "source")
+    saved(tmp_path / "source", model_type)
     table = compress_table(el.load(tmp_path / "source").table, "ct-int4-g32")
     with pytest.raises(el.CheckpointError, match="choose mlx-int4"):
         write_checkpoint(table, tmp_path / "source", tmp_path / "out")
@@ -214,8 +214,7 @@ FAMILIES = [
     ("model_type", "kind"), some([("t5", "seq2seq"), ("bert", "masked"), ("qwen2_vl", "image-text")], FAMILIES)
 )
 def test_transformers_finds_the_table_of_every_family(tmp_path, model_type, kind, unchecked) -> None:
-    model = build(model_type, kind)[1]
-    model.save_pretrained(tmp_path / "source")
+    model = saved(tmp_path / "source", model_type, kind)
     with warnings.catch_warnings(action="ignore", category=el.EmbedLayerWarning):  # of what a layer lacks
         table = compress_table(el.load(tmp_path / "source").table, "ct-int4-g32")
         write_checkpoint(table, tmp_path / "source", tmp_path / "out")

@@ -26,6 +26,16 @@ def one_of_each() -> list[str]:
     return list(kinds.values())
 
 
+def saved(folder: Path, model_type: str, kind: str = "causal", settings: Mapping[str, Any] | None = None) -> Any:
+    """Save a small model of a type of transformers, and return it."""
+    from tiny_models import build, quiet
+
+    with quiet():
+        model = build(model_type, kind, settings)[1]
+        model.save_pretrained(folder)
+    return model
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file, which the tensors may be mapped to."""
     copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from stored_cases import compressed_case
-from tiny_models import build, model_types, quiet
+from stored_folders import saved
+from tiny_models import model_types, quiet
 from vocab_models import close
 
 import embedlayer as el
@@ -179,8 +180,7 @@ def test_of_an_unknown_family_the_padding_token_keeps_its_id(tmp_path) -> None:
 @pytest.mark.parametrize("place", ["model.embed_tokens.weight", "lm_head.weight"])
 def test_an_edit_refuses_codes_as_load_does(place, tmp_path) -> None:
     """Also where the class of transformers names the tensors, which says nothing about what their numbers mean."""
-    with quiet():
-        build("llama", "causal", {"tie_word_embeddings": False})[1].save_pretrained(tmp_path)
+    saved(tmp_path, "llama", settings={"tie_word_embeddings": False})
     config, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
     for stated, dtype in (
         (None, torch.int8),
@@ -208,9 +208,8 @@ def test_a_table_and_a_head_of_two_sizes_are_not_edited(size, is_edited, tmp_pat
     """`tests/laws/test_edited_families.py` has all types of models."""
     if "inkling_text" not in model_types("causal"):
         pytest.skip("the installed transformers has no inkling_text")
-    _, model = build("inkling_text", "causal", {"unpadded_vocab_size": size})
+    model = saved(tmp_path / "old", "inkling_text", settings={"unpadded_vocab_size": size})
     with quiet():
-        model.save_pretrained(tmp_path / "old")
         if not is_edited:
             with pytest.raises(el.EmbedLayerError, match="share a vocabulary"):
                 el.vocab.add_tokens(tmp_path / "old", 3, out=tmp_path / "new")
@@ -271,15 +270,10 @@ def test_a_role_that_the_old_tokenizer_lacks_is_not_given_to_the_new_one(setting
 OF_CLASS = ("ultrabert.embed_tokens", "cls")
 
 
-def saved(folder: Path, model_type: str, kind: str) -> dict[str, torch.Tensor]:
-    with quiet():
-        build(model_type, kind)[1].save_pretrained(folder)
-    return tensors_of(folder)
-
-
 @pytest.mark.parametrize("stored", ["floating point", "codes", "codes, also in the blocks"])
 def test_the_class_says_which_tensors_have_rows_of_tokens(stored, tmp_path, unchecked) -> None:
-    tensors = saved(tmp_path / "old", "ultrabert", "masked")
+    saved(tmp_path / "old", "ultrabert", "masked")
+    tensors = tensors_of(tmp_path / "old")
     names = [f"{module}.weight" for module in OF_CLASS] if "codes" in stored else []
     names += [name for name in tensors if "layers" in name and tensors[name].dim() == 2] if "blocks" in stored else []
     for name in names:
@@ -302,7 +296,8 @@ def test_the_class_says_which_tensors_have_rows_of_tokens(stored, tmp_path, unch
 @pytest.mark.parametrize("damage", ["missing tensor", "another tensor of as many rows", "no class", "two tensors"])
 def test_nothing_is_known_of_a_folder_that_is_not_as_its_class(damage, tmp_path, unchecked) -> None:
     kind = ("molmo2_text", "text encoder") if damage == "two tensors" else ("ultrabert", "masked")
-    tensors = saved(tmp_path / "old", *kind)
+    saved(tmp_path / "old", *kind)
+    tensors = tensors_of(tmp_path / "old")
     if damage == "missing tensor":
         del tensors[next(name for name in tensors if "norm" in name)]
     elif damage == "another tensor of as many rows":

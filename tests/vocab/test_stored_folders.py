@@ -17,7 +17,7 @@ from commands import run
 from covering import covering
 from safetensors.torch import load_file, save_file
 from stored_cases import CASES, StoredCase, bitsandbytes_case, built, built_head, gptq_case, weights
-from stored_folders import HEAD, TABLE, one_of_each, words, write_folder
+from stored_folders import HEAD, TABLE, one_of_each, saved, words, write_folder
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -343,9 +343,7 @@ def test_rows_without_a_token_belong_together_by_their_numbers(tmp_path) -> None
 
 
 def test_a_bias_moves_with_its_tokens_and_is_not_made_up(tmp_path, unchecked) -> None:
-    from tiny_models import build
-
-    build("phi", "causal")[1].save_pretrained(tmp_path / "old")
+    saved(tmp_path / "old", "phi")
     layer, tokenizer = el.load(tmp_path / "old"), words(131)
     tokenizer.save(str(tmp_path / "old" / "tokenizer.json"))
     with torch.no_grad():
