@@ -257,7 +257,7 @@ def check_readers(configs: Sequence[Any], new_ids: Tensor, size: int) -> None:
                     )
         name = config.get("model_type") or getattr(owner, "model_type", None)
         if name in HASHED_IDS and not _are_consecutive(new_ids, 0):
-            raise VocabularyError(f"A model of type {name} looks up rows by hashes of token IDs, keep all IDs.")
+            raise VocabularyError(f"A model of type {name} looks up rows by hashes of token IDs: keep all IDs.")
         if name in LARGEST_ID:  # the end of a text is at its largest ID: always, or with this `eos_token_id`
             switch, end = LARGEST_ID[str(name)], config.get("eos_token_id")
             new = int(new_ids[end]) if type(end) is int and 0 <= end < len(new_ids) else end

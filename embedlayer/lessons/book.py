@@ -155,10 +155,9 @@ def _gpt2_tokenizer() -> Tokenizer:
             raise TokenizerError(f"{file} is not GPT-2's tokenizer: pass the one to use, tokenizer='{file}'.")
         return tokenizer
     if find_spec("tiktoken") is None:
-        looked = (
-            f"no encoder.json in {Path().absolute()}, no openai-community/gpt2 in Hugging Face's cache, no tiktoken"
-        )
-        raise TokenizerError(f"GPT-2's tokenizer was not found: {looked}.\npip install tiktoken, or pass tokenizer=.")
+        places = f"{Path().absolute()} has no encoder.json, Hugging Face's cache no openai-community/gpt2, and"
+        advice = "pip install tiktoken, or pass its files: tokenizer='path/to/encoder.json'"
+        raise TokenizerError(f"GPT-2's tokenizer was not found: {places} tiktoken is not installed.\n{advice}.")
     import tiktoken
 
     try:

@@ -64,8 +64,7 @@ def table_map(
     Args:
         table: A table, drawn along its first two principal components, or two coordinates for each row, such as
             `principal_components(rows).coordinates`.
-        tokenizer: Used for labels if `labels` is `None`: whole words, hubs first: those that are a
-            nearest neighbour of most others.
+        tokenizer: Used for labels if `labels` is `None`: whole words, hubs first (nearest neighbours of most others).
         labels: Text by row index, in order of priority. A label is left out if it would overlap an earlier one, or if
             no installed font has its characters.
         layout: Coordinates to draw in place of the principal components of a table: `analysis.neighbor_layout(table)`,

@@ -1,12 +1,11 @@
 """`embedlayer doctor`: what computes each operation here, why, and what to install."""
 
-import json
 import sys
 from typing import Any
 
 import pytest
 import torch
-from commands import run
+from commands import answer, printed
 from kernel_paths import machine_unknown
 
 from embedlayer.cli import doctor
@@ -33,26 +32,18 @@ def two_gpus(monkeypatch) -> None:
     monkeypatch.setattr(doctor, "usable_devices", lambda: devices)
 
 
-def printed(capsys, *arguments: str) -> str:
-    """Return what the command prints; nothing is printed on standard error."""
-    assert run("doctor", *arguments) == 0
-    shown, said = capsys.readouterr()
-    assert said == ""
-    return shown
-
-
-def answers(capsys) -> dict[str, dict[str, dict[str, Any]]]:
+def answers() -> dict[str, dict[str, dict[str, Any]]]:
     """Return what computes each operation, by operation and device."""
-    return {each["operation"]: each["on"] for each in json.loads(printed(capsys, "--json"))["operations"]}
+    return {each["operation"]: each["on"] for each in answer("doctor")["operations"]}
 
 
-def by_kernels(capsys, device: str, compiler: str) -> list[str]:
+def by_kernels(device: str, compiler: str) -> list[str]:
     """Return the operations that kernels compute on a device."""
-    return [what for what, on in answers(capsys).items() if on[device]["implementation"] == compiler]
+    return [what for what, on in answers().items() if on[device]["implementation"] == compiler]
 
 
-def test_on_a_cpu_numba_computes_what_has_a_kernel(capsys) -> None:
-    result = json.loads(printed(capsys, "--json"))
+def test_on_a_cpu_numba_computes_what_has_a_kernel() -> None:
+    result = answer("doctor")
     assert [each["operation"] for each in result["operations"]] == [each.what for each in OPERATIONS]
     cpu = result["devices"][0]
     assert (cpu["device"], cpu["dtypes"], cpu["failure"]) == ("cpu", ["float32", "float64", "bfloat16"], "")
@@ -65,18 +56,18 @@ def test_on_a_cpu_numba_computes_what_has_a_kernel(capsys) -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_on_cuda_triton_computes_what_has_a_kernel(capsys) -> None:
-    assert by_kernels(capsys, "meta:0", "Triton") == by_kernels(capsys, "meta:1", "Triton") == ON_CUDA
-    assert by_kernels(capsys, "cpu", "numba") == ON_CPU
-    _, gpu, _ = json.loads(printed(capsys, "--json"))["devices"]
+def test_on_cuda_triton_computes_what_has_a_kernel() -> None:
+    assert by_kernels("meta:0", "Triton") == by_kernels("meta:1", "Triton") == ON_CUDA
+    assert by_kernels("cpu", "numba") == ON_CPU
+    _, gpu, _ = answer("doctor")["devices"]
     assert gpu["dtypes"] == ["float32", "bfloat16", "float16"]
 
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_tables_fit_their_terminal_and_equal_devices_share_a_column(width, monkeypatch, capsys) -> None:
+def test_the_tables_fit_their_terminal_and_equal_devices_share_a_column(width, monkeypatch) -> None:
     monkeypatch.setattr("embedlayer.cli.printing.WIDTH_IN_FILES", width)
-    text = printed(capsys)
+    text = printed("doctor")
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     assert "meta:0-1" in text
@@ -100,10 +91,10 @@ MISSING = {
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("name", MISSING)
-def test_what_is_missing_is_named_once_for_all_its_operations(name, monkeypatch, capsys) -> None:
+def test_what_is_missing_is_named_once_for_all_its_operations(name, monkeypatch) -> None:
     change, device, words = MISSING[name]
     change(monkeypatch)
-    result = json.loads(printed(capsys, "--json"))
+    result = answer("doctor")
     compiler = "numba" if device == "cpu" else "Triton"
     reasons = {each["on"][device]["reason"] for each in result["operations"]}
     assert {each["on"][device]["implementation"] for each in result["operations"]} == {"torch"}
@@ -111,13 +102,13 @@ def test_what_is_missing_is_named_once_for_all_its_operations(name, monkeypatch,
     assert reasons == {advice, f"there is no kernel for {TAKEN_AS.get(device.partition(':')[0], device)}"}
     assert words in advice
     assert (result["versions"][compiler] is None) == (name == compiler)
-    text = printed(capsys)
+    text = printed("doctor")
     assert text.count(advice) == 1
     assert "; no kernels" in " ".join(text.split())
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_a_device_that_cannot_be_used_is_named(monkeypatch, capsys) -> None:
+def test_a_device_that_cannot_be_used_is_named(monkeypatch) -> None:
     zeros = torch.zeros
 
     def full(*sizes: int, device: torch.device | None = None, **options: Any) -> torch.Tensor:
@@ -126,15 +117,15 @@ def test_a_device_that_cannot_be_used_is_named(monkeypatch, capsys) -> None:
         return zeros(*sizes, device=device, **options)
 
     monkeypatch.setattr(torch, "zeros", full)
-    (advice,) = json.loads(printed(capsys, "--json"))["advice"]
+    (advice,) = answer("doctor")["advice"]
     assert advice == "meta:1 cannot be used: CUDA out of memory. Tried to allocate 2.00 MiB."
-    assert {on["meta:1"]["implementation"] for on in answers(capsys).values()} == {None}
-    assert by_kernels(capsys, "meta:0", "Triton") == ON_CUDA
-    assert f"meta:1, {len(OPERATIONS)} of {len(OPERATIONS)} operations:\n    {advice}\n" in printed(capsys)
+    assert {on["meta:1"]["implementation"] for on in answers().values()} == {None}
+    assert by_kernels("meta:0", "Triton") == ON_CUDA
+    assert f"meta:1, {len(OPERATIONS)} of {len(OPERATIONS)} operations:\n    {advice}\n" in printed("doctor")
 
 
 @pytest.mark.parametrize(("cuda", "words"), [(None, "is built without CUDA"), ("12.8", "torch finds no GPU of NVIDIA")])
-def test_a_driver_without_a_gpu_for_torch_is_named(cuda, words, tmp_path, monkeypatch, capsys) -> None:
+def test_a_driver_without_a_gpu_for_torch_is_named(cuda, words, tmp_path, monkeypatch) -> None:
     def no_device() -> None:
         raise RuntimeError("The driver is too old.\nMore.")
 
@@ -144,17 +135,17 @@ def test_a_driver_without_a_gpu_for_torch_is_named(cuda, words, tmp_path, monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", no_device)
     monkeypatch.setattr(doctor, "usable_devices", lambda: [torch.device("cpu")])
-    (advice,) = json.loads(printed(capsys, "--json"))["advice"]
+    (advice,) = answer("doctor")["advice"]
     assert words in advice
     assert cuda is None or advice.endswith(": The driver is too old.")
-    assert advice in printed(capsys)
+    assert advice in printed("doctor")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert json.loads(printed(capsys, "--json"))["advice"] == []
+    assert answer("doctor")["advice"] == []
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_takes_the_kernels_of_triton(capsys) -> None:
-    _, gpu, *_ = json.loads(printed(capsys, "--json"))["devices"]
+def test_a_gpu_takes_the_kernels_of_triton() -> None:
+    _, gpu, *_ = answer("doctor")["devices"]
     assert (gpu["device"], gpu["name"], gpu["failure"]) == ("cuda:0", torch.cuda.get_device_name(0), "")
-    assert by_kernels(capsys, "cuda:0", "Triton") == ON_CUDA
+    assert by_kernels("cuda:0", "Triton") == ON_CUDA

@@ -13,34 +13,22 @@ import embedlayer as el
 from embedlayer.families import configurations
 from embedlayer.tokenization import save_tokenizer
 
-FORMS: dict[str, Any] = {
-    "eos_token_id": [2, 7],
-    "suppress_tokens": [3, 9],
-    "bad_words_ids": [[4], [5, 9]],
-    "force_words_ids": [[[6], [7, 8]], [3]],
-    "forced_decoder_ids": [[1, 12], [2, None], [3, 13]],
-    "sequence_bias": [[[14], -1.0], [[15, 9], 2.0]],
-    "lang_to_id": {"<|de|>": 16, "<|en|>": 9},
-    "task_to_id": {"transcribe": 17},
-    "id_to_text": {"18": "a", "9": "b"},
-    "alignment_heads": [[1, 2], [3, 4]],
-    "num_assistant_tokens": 20,
+FORMS: dict[str, tuple[Any, Any]] = {
+    "eos_token_id": ([2, 7], [7, 2]),
+    "suppress_tokens": ([3, 9], [6]),
+    "bad_words_ids": ([[4], [5, 9]], [[5]]),
+    "force_words_ids": ([[[6], [7, 8]], [3]], [[[3], [2, 1]], [6]]),
+    "forced_decoder_ids": ([[1, 12], [2, None], [3, 13]], [[1, 11], [2, None], [3, 12]]),
+    "sequence_bias": ([[[14], -1.0], [[15, 9], 2.0]], [[[13], -1.0]]),
+    "lang_to_id": ({"<|de|>": 16, "<|en|>": 9}, {"<|de|>": 15}),
+    "task_to_id": ({"transcribe": 17}, {"transcribe": 16}),
+    "id_to_text": ({"18": "a", "9": "b"}, {"17": "a"}),
+    "alignment_heads": ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
+    "num_assistant_tokens": (20, 20),
 }
-"""Entry of a generation configuration -> value before an edit that swaps 1 .. 8, moves 12 .. 18, and removes 9."""
+"""Entry of a generation configuration -> value before and after an edit that turns 1 .. 8 round, and removes 9."""
 
-MOVED: dict[str, Any] = {
-    "eos_token_id": [7, 2],
-    "suppress_tokens": [6],
-    "bad_words_ids": [[5]],
-    "force_words_ids": [[[3], [2, 1]], [6]],
-    "forced_decoder_ids": [[1, 11], [2, None], [3, 12]],
-    "sequence_bias": [[[13], -1.0]],
-    "lang_to_id": {"<|de|>": 15},
-    "task_to_id": {"transcribe": 16},
-    "id_to_text": {"17": "a"},
-    "alignment_heads": [[1, 2], [3, 4]],
-    "num_assistant_tokens": 20,
-}
+STATED, MOVED = ({key: values[place] for key, values in FORMS.items()} for place in (0, 1))
 
 
 def order(size: int) -> list[int]:
@@ -56,7 +44,7 @@ def plain() -> Any:
 
 @pytest.fixture
 def gpt2(plain) -> Any:
-    for key, value in FORMS.items():
+    for key, value in STATED.items():
         setattr(plain.generation_config, key, copy.deepcopy(value))
     return plain
 
@@ -66,7 +54,7 @@ def test_every_form_of_an_entry_follows_live_and_in_the_folder_and_comes_back(gp
     (tmp_path / "old").mkdir()
     gpt2.save_pretrained(tmp_path / "old", save_original_format=False)
     path = tmp_path / "old" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | FORMS))
+    path.write_text(json.dumps(json.loads(path.read_text()) | STATED))
     el.patch(gpt2)
     receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), order=order(131))
     assert {key: getattr(gpt2.generation_config, key) for key in MOVED} == MOVED
