@@ -77,9 +77,7 @@ class Described:
         Raises:
             CheckpointError: The subclass does not define `config`.
         """
-        raise CheckpointError(
-            f"A {type(self).__name__} cannot be saved: define its property config, the constructor's arguments as JSON."
-        )
+        raise CheckpointError(f"A {type(self).__name__} cannot be saved: it has no property config.")
 
     @classmethod
     def from_config(cls: type[Thing], config: JsonObject) -> Thing:
@@ -174,10 +172,7 @@ class Pretrained(Described, nn.Module):
         with torch.device("meta"):
             layer = build(description)
         if not isinstance(layer, cls):
-            raise CheckpointError(
-                f"{directory} holds {a_or_an(layer)}, not {a_or_an(cls.__name__)}: "
-                f"read it with {type(layer).__name__}.from_pretrained."
-            )
+            raise CheckpointError(f"{directory} holds {a_or_an(layer)}, not {a_or_an(cls.__name__)}.")
         _read_weights(layer, directory, device)
         return layer
 
@@ -208,11 +203,8 @@ def _read_description(directory: Path) -> JsonObject:
     description = read_json(directory / CONFIG)
     version = description.pop("format_version", None)
     if version != FORMAT_VERSION or not is_description(description):
-        kind = printable(description.get("kind"))
-        raise CheckpointError(
-            f"{directory / CONFIG} has format version {printable(version)} and kind {kind}; this embedlayer"
-            f" reads version {FORMAT_VERSION} of its own layers."
-        )
+        found = f"format version {printable(version)} and kind {printable(description.get('kind'))}"
+        raise CheckpointError(f"{directory / CONFIG} has {found}; this embedlayer reads version {FORMAT_VERSION}.")
     return description
 
 
@@ -247,10 +239,7 @@ def describe(layer: Described) -> JsonObject:
     for name in parameters.keys() - inspect.signature(base).parameters.keys() - arguments.keys():
         if parameters[name].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             if not hasattr(layer, name):
-                raise CheckpointError(
-                    f"A {cls.__name__} cannot be saved: its constructor takes {name}. Store it as self.{name}, or "
-                    f"return it from the property config."
-                )
+                raise CheckpointError(f"A {cls.__name__} cannot be saved: store the argument {name} as self.{name}.")
             value = getattr(layer, name)
             arguments[name] = describe(value) if isinstance(value, Described) else value
     return {"kind": kind, **arguments}
@@ -263,22 +252,12 @@ def require_loadable(layer: Described, description: JsonObject, state: Mapping[s
             other = build(json.loads(json.dumps(description)))
     except (CheckpointError, FileError, TypeError) as error:
         raise CheckpointError(f"A {type(layer).__name__} that cannot be loaded again is not saved. {error}") from error
-    faults = sorted(_differences(layer, other, state))
-    if faults:
-        raise CheckpointError(
-            f"A {type(layer).__name__} that cannot be loaded again is not saved: {'; '.join(faults[:8])}. Return from "
-            f"config what the constructor needs to build the same layer."
-        )
-
-
-def _differences(layer: Described, other: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Yield a sentence for each difference between a layer and the one that is built from its description."""
-    expected = other.state_dict()
-    yield from (f"{name} would be missing" for name in expected.keys() - state.keys())
-    yield from (f"{name} would be unexpected" for name in state.keys() - expected.keys())
+    expected: Mapping[str, torch.Tensor] = other.state_dict()
+    faults = [f"{name} would be missing" for name in expected.keys() - state.keys()]
+    faults += [f"{name} would be unexpected" for name in state.keys() - expected.keys()]
     for name in state.keys() & expected.keys():
-        if state[name].shape != expected[name].shape:
-            yield f"{name} has shape {tuple(state[name].shape)}, and would have {tuple(expected[name].shape)}"
+        shape, new_shape = tuple(state[name].shape), tuple(expected[name].shape)
+        faults += [f"{name} has shape {shape}, and would have {new_shape}"] * (shape != new_shape)
     modules = dict(layer.named_modules()) if isinstance(layer, nn.Module) else {}
     for name, new in other.named_modules():
         module = modules.get(name, new)
@@ -287,11 +266,14 @@ def _differences(layer: Described, other: nn.Module, state: Mapping[str, torch.T
             for key in own:
                 if json.dumps(own[key]) != json.dumps(others.get(key)):
                     place = f"{name}.{key}".strip(".")
-                    yield f"{place} is {printable(own[key])}, and would be {printable(others.get(key))}"
+                    faults.append(f"{place} is {printable(own[key])}, and would be {printable(others.get(key))}")
         elif type(module) is not type(new) and (
             not isinstance(module, Described) or kind_of(type(module)) not in KINDS
         ):
-            yield f"{name} is {a_or_an(module)}, and would be {a_or_an(new)}"
+            faults.append(f"{name} is {a_or_an(module)}, and would be {a_or_an(new)}")
+    if faults:
+        what = "; ".join(sorted(faults)[:8])
+        raise CheckpointError(f"A {type(layer).__name__} that cannot be loaded again is not saved: {what}.")
 
 
 def _without_layers(value: Any) -> Any:
@@ -334,9 +316,8 @@ def build(description: JsonObject) -> Any:
     except (CheckpointError, FileError):
         raise
     except CANNOT_BE_BUILT as error:
-        raise CheckpointError(
-            f"The saved configuration of {kind} cannot be built ({type(error).__name__}): {short(error)}"
-        ) from error
+        what = f"{type(error).__name__}: {short(error)}"
+        raise CheckpointError(f"The saved configuration of {kind} cannot be built ({what})") from error
 
 
 @contextmanager
@@ -357,15 +338,11 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
         for number in _numbers(value):
             bounds = RANGES.get(name, WHOLE if type(number) is int and value is number else FINITE)
             if not bounds.least <= number <= bounds.most:
-                raise CheckpointError(
-                    f"{source}: {name} {printable(number)} is outside of {bounds.least:g} to {bounds.most:g}: it is "
-                    f"damaged."
-                )
+                span = f"{bounds.least:g} to {bounds.most:g}"
+                raise CheckpointError(f"{source}: {name} {printable(number)} is outside of {span}: it is damaged.")
     rows, width = (arguments.get(name) for name in ("max_seq_len", "embed_dim"))
     if isinstance(rows, int) and isinstance(width, int) and rows * width > MOST_COMPUTED:
-        raise CheckpointError(
-            f"{source}: positions of {rows:,} x {width:,} are larger than in any model: the file is damaged."
-        )
+        raise CheckpointError(f"{source}: positions of {rows:,} x {width:,} are larger than in any model.")
 
 
 def _numbers(value: object) -> Iterator[int | float]:

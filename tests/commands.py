@@ -1,8 +1,12 @@
 """The `embedlayer` command, as a person runs it."""
 
+import io
+import json
 import runpy
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
 
 import click
 import pytest
@@ -36,3 +40,24 @@ def run(*arguments: object, whole_report: bool = False) -> int:
         patch.setattr(sys, "argv", [sys.argv[0], *map(str, arguments)])
         runpy.run_module("embedlayer", run_name="__main__")
     return int(stop.value.code or 0)
+
+
+def printed(*arguments: object) -> str:
+    """Run a command line, and return what it prints."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    with redirect_stdout(stream):
+        assert run(*arguments) == 0
+    return stream.buffer.getvalue().decode()
+
+
+def answer(*arguments: object) -> Any:
+    """Run a command line with `--json`, and return the object that it prints."""
+    return json.loads(printed(*arguments, "--json"))
+
+
+def refused(*arguments: object, code: int = 2) -> str:
+    """Run a command line that ends with an error, and return what it says."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    with redirect_stderr(stream):
+        assert run(*arguments) == code
+    return stream.buffer.getvalue().decode()

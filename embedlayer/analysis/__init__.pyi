@@ -1,6 +1,4 @@
 from .atlas import write_atlas as write_atlas
-from .chance import ChanceGeometry as ChanceGeometry
-from .chance import chance_geometry as chance_geometry
 from .embedding_plan import EmbeddingPlan as EmbeddingPlan
 from .embedding_plan import PlanAlternative as PlanAlternative
 from .embedding_plan import Value as Value
@@ -10,14 +8,16 @@ from .embedding_plan import plan_alternatives as plan_alternatives
 from .evaluation.judgements import evaluate_word_analogies as evaluate_word_analogies
 from .evaluation.judgements import evaluate_word_pairs as evaluate_word_pairs
 from .evaluation.judgements import whole_words as whole_words
-from .evaluation.positions import PositionLoss as PositionLoss
-from .evaluation.positions import evaluate_positions as evaluate_positions
 from .evaluation.text import CausalModel as CausalModel
+from .evaluation.text import PositionLoss as PositionLoss
 from .evaluation.text import TextEvaluation as TextEvaluation
+from .evaluation.text import evaluate_positions as evaluate_positions
 from .evaluation.text import evaluate_text as evaluate_text
+from .geometry import ChanceGeometry as ChanceGeometry
 from .geometry import FrequencyBand as FrequencyBand
 from .geometry import PrincipalComponents as PrincipalComponents
 from .geometry import TableGeometry as TableGeometry
+from .geometry import chance_geometry as chance_geometry
 from .geometry import norms_by_frequency as norms_by_frequency
 from .geometry import principal_components as principal_components
 from .geometry import table_geometry as table_geometry

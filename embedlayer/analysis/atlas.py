@@ -21,7 +21,7 @@ from embedlayer.analysis.geometry import principal_components
 from embedlayer.analysis.health import table_health
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.core.errors import CheckpointError, SizeError, TokenizerError, require
+from embedlayer.core.errors import CheckpointError, require
 from embedlayer.io.files import named_path, replace_file
 from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.ids import require_rows
@@ -44,7 +44,7 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
 
     Raises:
         CheckpointError: Rows hold NaN or infinity.
-        TokenizerError: The tokenizer has IDs outside the table, or no tokens.
+        TokenizerError: The tokenizer has IDs outside the table.
         FileError: The file cannot be written.
     """
     path = named_path(path)
@@ -52,19 +52,9 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
     rows = RowReader(table)
     require_rows(tokenizer, len(rows))
     ids = torch.tensor(sorted(set(tokenizer.get_vocab(with_added_tokens=True).values())), dtype=torch.int64)
-    if not len(ids):
-        raise TokenizerError("The tokenizer has no tokens, so the map would be empty: pass the tokenizer of the model.")
-    if num_neighbors < 0 or rows.embed_dim < 2:
-        raise SizeError(
-            f"A map needs rows of width 2 or more and 0 or more neighbours; found width {rows.embed_dim} and "
-            f"num_neighbors={num_neighbors}."
-        )
     health = table_health(table, tokenizer)
-    if health.nonfinite_rows:
-        raise CheckpointError(
-            f"{len(health.nonfinite_rows)} rows hold NaN or infinity, the first is row {health.nonfinite_rows[0]}: "
-            f"repair them first."
-        )
+    if broken := health.nonfinite_rows:
+        raise CheckpointError(f"{len(broken)} rows hold NaN or infinity, the first is row {broken[0]}: repair them.")
     assert health.kinds is not None
     places = principal_components(table).coordinates[ids].cpu().float()
     has_token = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, ids, True)

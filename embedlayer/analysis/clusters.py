@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.core.errors import SizeError
 from embedlayer.tables.conversions import TableLike
 
 GRID = 256  # cells of the grid along each side
@@ -32,16 +31,14 @@ FEWEST_TYPICAL = 12
 class PlaneClusters:
     """C clusters of N points in the plane."""
 
-    of: Int[Tensor, " N"]
-    sizes: list[int]
-    peaks: Float[Tensor, "C 2"]
+    of: Int[Tensor, " N"]  # number of each point's cluster; -1 for a point in none
+    sizes: list[int]  # largest first
+    peaks: Float[Tensor, "C 2"]  # coordinates of the densest place
 
 
 @torch.no_grad()
 def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8) -> PlaneClusters:
     """Cluster points in the plane by density: the narrowest smoothing that gives at most `most` clusters."""
-    if most < 1 or smallest < 1:
-        raise SizeError(f"Clusters need `most` and `smallest` to be at least 1; found {most} and {smallest}.")
     known = torch.nonzero(places.isfinite().all(1))[:, 0]
     of = torch.full((len(places),), -1)
     if not len(known):
@@ -54,9 +51,7 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
     counts = torch.zeros(GRID * GRID).index_add_(0, cells, torch.ones(len(cells))).view(GRID, GRID)
     width = NARROWEST
     while True:
-        density = _smoothed(counts, width)
-        peak_of_cells = _merged_peaks(density, _peak_of_cells(density))
-        peaks, peak_of, sizes = peak_of_cells[cells].unique(return_inverse=True, return_counts=True)
+        peaks, peak_of, sizes = _peak_of_cells(counts, width)[cells].unique(return_inverse=True, return_counts=True)
         if int((sizes >= smallest).sum()) <= most or width > WIDEST:
             break
         width *= WIDER
@@ -69,26 +64,29 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
     return PlaneClusters(of, [int(sizes[peak]) for peak in order], low + centres * side)
 
 
-def _smoothed(counts: Float[Tensor, "G G"], width: float) -> Float[Tensor, "G G"]:
-    """Return counts smoothed by a Gaussian of standard deviation `width`, in cells."""
+def _peak_of_cells(counts: Float[Tensor, "G G"], width: float) -> Int[Tensor, " C"]:
+    """Return the cell of the peak that each cell belongs to, after a Gaussian smoothing by `width` cells."""
     reach = int(3 * width) + 1
     weights = torch.exp(-(torch.arange(-reach, reach + 1) ** 2) / (2 * width**2))
     weights /= weights.sum()
     across = F.conv2d(counts[None, None], weights.view(1, 1, 1, -1), padding=(0, reach))
-    return F.conv2d(across, weights.view(1, 1, -1, 1), padding=(reach, 0))[0, 0]
-
-
-def _peak_of_cells(density: Float[Tensor, "G G"]) -> Int[Tensor, " C"]:
-    """Return the cell of the peak that each cell leads to, by moving to the densest of its neighbours."""
+    density = F.conv2d(across, weights.view(1, 1, -1, 1), padding=(reach, 0))[0, 0]
+    # move to the densest neighbour, again and again
     _, following = F.max_pool2d(density[None, None], 3, stride=1, padding=1, return_indices=True)
     peak: Tensor = following.flatten()
     while not torch.equal(peak[peak], peak):
         peak = peak[peak]
-    return peak
-
-
-def _merged_peaks(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Int[Tensor, " C"]:
-    """Merge peaks that no valley separates, and return the peak of each cell after that."""
+    # the saddle of two adjacent peaks is the largest density on the border between them
+    G, owner = len(density), peak.view(density.shape)
+    saddles: dict[tuple[int, int], float] = {}
+    for down, right in ((0, 1), (1, 0), (1, 1)):
+        one, other = owner[: G - down, : G - right], owner[down:, right:]
+        height = torch.minimum(density[: G - down, : G - right], density[down:, right:])
+        border = (one != other) & (height > 0)
+        for first, second, saddle in zip(*(each[border].tolist() for each in (one, other, height)), strict=True):
+            pair = (min(first, second), max(first, second))
+            saddles[pair] = max(saddles.get(pair, 0.0), saddle)
+    # merge peaks that no valley separates, the highest saddle first
     heights = density.flatten().tolist()
     merged: dict[int, int] = {}
 
@@ -97,32 +95,14 @@ def _merged_peaks(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Int
             cell = merged[cell]
         return cell
 
-    for saddle, one, other in _saddles(density, peak):
-        low, high = sorted((top(one), top(other)), key=lambda cell: (heights[cell], -cell))
+    for pair, saddle in sorted(saddles.items(), key=lambda each: (-each[1], each[0])):
+        low, high = sorted(map(top, pair), key=lambda cell: (heights[cell], -cell))
         if low != high and saddle >= SHALLOW * heights[low]:
             merged[low] = high
-    if not merged:
-        return peak
     target = torch.arange(len(peak))
     for cell in merged:
         target[cell] = top(cell)
     return target[peak]
-
-
-def _saddles(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Sequence[tuple[float, int, int]]:
-    """Return for each pair of adjacent peaks the largest density on the border between them, largest first."""
-    owner = peak.view(density.shape)
-    best: dict[tuple[int, int], float] = {}
-    for down, right in ((0, 1), (1, 0), (1, 1)):
-        G = len(density)
-        one, other = owner[: G - down, : G - right], owner[down:, right:]
-        height = torch.minimum(density[: G - down, : G - right], density[down:, right:])
-        border = (one != other) & (height > 0)
-        pairs = zip(one[border].tolist(), other[border].tolist(), height[border].tolist(), strict=True)
-        for first, second, saddle in pairs:
-            pair = (min(first, second), max(first, second))
-            best[pair] = max(best.get(pair, 0.0), saddle)
-    return sorted(((saddle, *pair) for pair, saddle in best.items()), key=lambda each: (-each[0], each[1:]))
 
 
 @torch.no_grad()
@@ -149,17 +129,10 @@ def typical_tokens(
         chosen = torch.nonzero(words)[:, 0]
         chosen = chosen[typical[chosen].argsort(descending=True, stable=True)]
         chosen = members[chosen[: max(FEWEST_TYPICAL, int(TYPICAL * len(chosen)))]]
-        named.append(_distinct(chosen[weight[chosen].argsort(descending=True, stable=True)].tolist(), texts, count))
+        distinct: dict[str, int] = {}  # no two texts are equal but for case, white space or a final "s"
+        for token in chosen[weight[chosen].argsort(descending=True, stable=True)].tolist():
+            bare = texts[token].strip().casefold()
+            if bare and len(distinct) < count:
+                distinct.setdefault(bare.removesuffix("s") or bare, token)
+        named.append([*distinct.values()])
     return named
-
-
-def _distinct(ids: Sequence[int], texts: Sequence[str], count: int) -> list[int]:
-    """Return the first `count` IDs of which no two texts are equal but for case, white space or a final "s"."""
-    seen: dict[str, int] = {}
-    for each in ids:
-        bare = texts[each].strip().casefold()
-        if bare:
-            seen.setdefault(bare.removesuffix("s") or bare, each)
-        if len(seen) == count:
-            break
-    return list(seen.values())

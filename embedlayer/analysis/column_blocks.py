@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.row_reader import RowReader, drawn_ids
 
 BLOCKS, FEWEST_BLOCKS, NARROWEST = 8, 4, 16  # number of blocks, and least number of columns of one
 SHIFTS = 3  # largest number of rows by which a block may be shifted to be found
@@ -77,8 +77,7 @@ def column_blocks(rows: RowReader, usable: Bool[Tensor, " V"]) -> ColumnBlocks |
         whole[shift:] &= usable[:-shift]
         whole[:-shift] &= usable[shift:]
     whole[:SHIFTS] = whole[len(whole) - SHIFTS :] = False
-    ids = torch.nonzero(whole)[:, 0]
-    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:SAMPLED]]
+    ids = drawn_ids(whole, SAMPLED)
     if count < FEWEST_BLOCKS or len(ids) < FEWEST:
         return None
     shifts = list(range(-SHIFTS, SHIFTS + 1))

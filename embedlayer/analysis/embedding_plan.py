@@ -182,20 +182,11 @@ class EmbeddingPlan:
         if self.plain_loss and (self.lookup_only or self.vocab_parallel_size > 1):
             raise SizeError("plain_loss is for an unsharded table with a head: leave it out.")
         if self.row_sparse and (self._tied_head or self.rank is not None or self.delta_rows or self.quantised):
-            raise SizeError(
-                "row_sparse needs a trained dense table with an untied head, because a tied head sends a gradient to "
-                "every row. Leave out rank, delta_rows and int8 or int4, and plan it untied or only looked up."
-            )
+            raise SizeError("row_sparse needs an untied or looked-up table without rank, delta_rows and int8 or int4.")
         if self.row_state != "adamw" and (not self.row_sparse or self.optimizer != "adamw"):
-            raise SizeError(
-                f"row_state {self.row_state} is for a row-sparse table with adamw: plan it with row_sparse=True and "
-                f"optimizer='adamw'."
-            )
+            raise SizeError(f"row_state {self.row_state} needs row_sparse=True and optimizer='adamw'.")
         if self.delta_rows and self.processes > 1:
-            raise SizeError(
-                f"delta_rows {self.delta_rows} is for one process: a DeltaEmbedding can be neither sharded nor "
-                f"replicated. Plan it with vocab_parallel_size=1 and replicas=1, or without delta_rows."
-            )
+            raise SizeError(f"delta_rows {self.delta_rows} is for one process, not for {self.processes}.")
         if self.group_size is not None and self.dtype not in SCALE_BYTES.keys() - GGUF_BLOCK.keys():
             raise SizeError(f"group_size {self.group_size} is for int8 and int4, not for {self.dtype}.")
 
@@ -252,6 +243,12 @@ class EmbeddingPlan:
         "Tokens in one chunk of the loss, counted over the ranks that share the table.",
         lambda p: p.vocab_parallel_size * min(-(-p._chunk_length // p.vocab_parallel_size), p.tokens),
     )
+    _has_wide_sums = _Planned(
+        "Whether the gradient of the head is first a sum in fp32: of 16-bit weights, on CUDA over chunks.",
+        lambda p: p.device == "cpu" or p._chunk_tokens < p.tokens * p.vocab_parallel_size,
+        when=lambda p: p._number_bytes < 4,
+    )
+
     # Weights on one rank
 
     table_parameters = _Planned(
@@ -553,12 +550,6 @@ class EmbeddingPlan:
         chunk = (self._rows * self._chunk_tokens + block) * 4
         size = self._number_bytes
         return chunk if size == 4 else chunk + block * size + self._head_gradient * 4
-
-    @property
-    def _has_wide_sums(self) -> bool:
-        """Return whether the gradient of the head is first a sum in fp32: of 16-bit weights, on CUDA over chunks."""
-        is_summed = self.device == "cpu" or self._chunk_tokens < self.tokens * self.vocab_parallel_size
-        return self._number_bytes < 4 and is_summed
 
     def _loss_phase_bytes(self) -> int:
         """Return the bytes of the loss, of gathered hidden states, and of a head's gradient that the loss computes."""

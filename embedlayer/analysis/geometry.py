@@ -1,20 +1,22 @@
-"""Measure the geometry of a table: principal components, spectrum, isotropy, and norms by frequency."""
+"""Measure the geometry of a table: principal components, spectrum, isotropy, norms, and what these are by chance."""
 
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.row_reader import RowReader, row_ids
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.tables.conversions import TableLike
 
 CHUNK_ROWS = 8192  # rows widened to float64 at a time
+
+NUMBERS = 1 << 24  # the chance of a table of more numbers is that of its number of rows that has so many
+STEPS = 20_000  # points of the numerical integrals
 
 
 @dataclass(frozen=True)
@@ -51,42 +53,30 @@ def principal_components(
     """
     table = RowReader(rows)
     width, finite = table.embed_dim, table.norms().isfinite()
-    if not len(table) or (skip_nonfinite and not finite.any()):
-        raise SizeError(f"PCA needs at least one row of finite numbers; found {len(table)} rows of width {width}.")
     if not 1 <= num_components <= width:
         raise SizeError(f"Rows of width {width} have 1 to {width} components; num_components is {num_components}.")
     if not (skip_nonfinite or finite.all()):
-        broken = torch.nonzero(~finite)[:, 0]
-        raise ShapeError(
-            f"{len(broken)} of {len(table)} rows hold NaN or infinity, the first is row {int(broken[0])}; "
-            f"PCA needs finite numbers. Pass skip_nonfinite=True to leave those rows out."
-        )
-    moments = _moments(table, finite)
-    directions = moments.directions[:num_components]
+        broken = row_ids(~finite)
+        found = f"{len(broken)} of {len(table)} rows hold NaN or infinity, the first is row {broken[0]}"
+        raise ShapeError(f"{found}: pass skip_nonfinite=True to leave them out.")
+    mean, variances, directions = _moments(table, finite)
+    directions = directions[:num_components]
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
     components = directions * largest.sign()
     coordinates = components.new_full((len(table), num_components), math.nan)
-    coordinates[finite] = torch.cat(
-        [(chunk - moments.mean) @ components.T for chunk in table.wide_chunks(finite, CHUNK_ROWS)]
-    )
+    coordinates[finite] = torch.cat([(chunk - mean) @ components.T for chunk in table.wide_chunks(finite, CHUNK_ROWS)])
     return PrincipalComponents(
-        coordinates=coordinates * (moments.variances[:num_components] > 0),
+        coordinates=coordinates * (variances[:num_components] > 0),
         components=components,
-        explained_variance_ratio=_shares(moments.variances)[:num_components],
-        mean=moments.mean,
+        explained_variance_ratio=_shares(variances)[:num_components],
+        mean=mean,
     )
 
 
-class _Moments(NamedTuple):
-    """The mean of rows `(D,)`, their principal directions `(D, D)`, and the variance along each of these `(D,)`."""
-
-    mean: Tensor
-    variances: Tensor
-    directions: Tensor
-
-
-def _moments(rows: RowReader, mask: Bool[Tensor, " V"]) -> _Moments:
-    """Compute the mean of the kept rows and their variance along each principal direction, in float64."""
+def _moments(
+    rows: RowReader, mask: Bool[Tensor, " V"]
+) -> tuple[Float[Tensor, " D"], Float[Tensor, " D"], Float[Tensor, "D D"]]:
+    """Return the mean of the kept rows, and the variances along their principal directions and these, in float64."""
     count, largest, total = int(mask.sum()), 0.0, torch.zeros(rows.embed_dim, dtype=torch.float64)
     for chunk in rows.wide_chunks(mask, CHUNK_ROWS):
         total = total.to(chunk) + chunk.sum(0)
@@ -101,14 +91,14 @@ def _moments(rows: RowReader, mask: Bool[Tensor, " V"]) -> _Moments:
     variances, directions = variances.flip(0).clamp_min(0.0), directions.flip(1).T  # eigh: narrowest first, in columns
     # equal rows differ from their mean by rounding alone, which must not be mistaken for a direction
     rounding = count * width * (1e-15 * largest) ** 2
-    return _Moments(mean, variances.where(variances > rounding, 0.0) / max(1, count), directions)
+    return mean, variances.where(variances > rounding, 0.0) / max(1, count), directions
 
 
 @torch.no_grad()
 def variance_shares(table: TableLike) -> Float[Tensor, " D"]:
     """Compute the share of the variance along each principal component, in descending order, in float64 on the CPU."""
     rows = RowReader(table)
-    return _shares(_moments(rows, rows.norms().isfinite()).variances).cpu()
+    return _shares(_moments(rows, rows.norms().isfinite())[1]).cpu()
 
 
 def _shares(values: Float[Tensor, " D"]) -> Float[Tensor, " D"]:
@@ -167,7 +157,7 @@ class TableGeometry:
 def table_geometry(table: TableLike) -> TableGeometry:
     """Compute spectrum, effective rank, isotropy and mean cosine of a table, exactly, over all rows, in float64.
 
-    The table is read five times in chunks. The work is of order `V D^2`, the memory `D x D`.
+    The table is read four times in chunks. The work is of order `V D^2`, the memory `D x D`.
 
     Args:
         table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
@@ -182,36 +172,28 @@ def table_geometry(table: TableLike) -> TableGeometry:
     usable = norms > 0
     if not usable.any():
         raise SizeError(f"All {len(rows)} rows of this table are zero or hold NaN, so it has no geometry.")
-    moments = _moments(rows, usable)
-    shares = _shares(moments.variances.sqrt())
-    units = torch.zeros_like(moments.mean)
+    mean, variances, directions = _moments(rows, usable)
+    shares = _shares(variances.sqrt())
+    second = directions.T @ (variances[:, None] * directions) + mean[:, None] * mean
+    eigenvectors = torch.linalg.eigh(second).eigenvectors
+    units = torch.zeros_like(mean)
+    partition = torch.full((2, rows.embed_dim), -math.inf).to(mean)  # ln Z(c) and ln Z(-c)
     for chunk in rows.wide_chunks(usable, CHUNK_ROWS):
         units += F.normalize(chunk, dim=1, eps=0.0).sum(0)
+        if len(chunk):
+            products = chunk @ eigenvectors
+            partition = torch.logaddexp(partition, torch.stack([products.logsumexp(0), (-products).logsumexp(0)]))
     count = int(usable.sum())
     pairs = max(1, count * (count - 1))
     return TableGeometry(
         rows=count,
         embed_dim=rows.embed_dim,
-        spectrum=moments.variances,
+        spectrum=variances,
         effective_rank=float(torch.special.entr(shares).sum().exp()),
-        isotropy=_isotropy(rows, usable, moments),
+        isotropy=float((partition.min() - partition.max()).exp()),
         mean_cosine=(float(units @ units) - count) / pairs,
-        mean_norm=float(torch.linalg.vector_norm(moments.mean) / norms[usable].mean()),
+        mean_norm=float(torch.linalg.vector_norm(mean) / norms[usable].mean()),
     )
-
-
-def _isotropy(rows: RowReader, mask: Bool[Tensor, " V"], moments: _Moments) -> float:
-    """Return the isotropy of the kept rows: `min Z(c) / max Z(c)` where `Z(c)` sums `exp(c . row)`."""
-    second = moments.directions.T @ (moments.variances[:, None] * moments.directions)
-    second += moments.mean[:, None] * moments.mean
-    directions = torch.linalg.eigh(second).eigenvectors
-    logs = torch.full((2, len(directions)), -math.inf, dtype=torch.float64, device=directions.device)
-    for chunk in rows.wide_chunks(mask, CHUNK_ROWS):
-        if len(chunk):
-            products = chunk @ directions
-            both = torch.stack([products.logsumexp(0), (-products).logsumexp(0)])
-            logs = torch.logaddexp(logs, both)
-    return float((logs.min() - logs.max()).exp())
 
 
 @dataclass(frozen=True)
@@ -251,8 +233,6 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
         [(0, 0, 1.0), (7, 7, 2.0), (9, 9, 3.0)]
     """
     rows = RowReader(table)
-    if len(counts) != len(rows) or not len(rows):
-        raise ShapeError(f"{len(rows)} rows need as many counts, at least one; found {len(counts)}.")
     norms, counts = rows.norms(), counts.cpu()
     bands = []
     edges, most = [0, 1, 2], int(counts.max())
@@ -265,3 +245,84 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
             times = counts[inside]
             bands.append(FrequencyBand(int(times.min()), int(times.max()), len(times), tenth, median, ninetieth))
     return bands
+
+
+@dataclass(frozen=True)
+class ChanceGeometry:
+    """Measures of a table of independent normal numbers of the same size.
+
+    | measure | how its value by chance is computed |
+    |---|---|
+    | mean cosine | exact: its expectation is 0; the standard deviation is that of a mean over uncorrelated pairs |
+    | cosine with the nearest row | exact: the median of the largest of N - 1 cosines of random directions |
+    | effective rank | the Marchenko-Pastur law, exact in the limit of large tables; within 1 % from 64 dimensions on |
+    | isotropy | measured in a seeded table of normal numbers with the same variance, of at most `NUMBERS` numbers |
+    | equal and nearly equal rows | none: the probability is below 1e-9 for every table of 8 dimensions or more |
+
+    Attributes:
+        effective_rank: Effective rank.
+        isotropy: Isotropy.
+        isotropy_rows: Number of rows of the random table in which the isotropy was measured.
+        mean_cosine: Expected mean cosine of two different rows: 0.
+        mean_cosine_deviation: Standard deviation of that mean.
+        nearest_cosine: Median cosine of a row with its nearest other row.
+    """
+
+    effective_rank: float
+    isotropy: float
+    isotropy_rows: int
+    mean_cosine: float
+    mean_cosine_deviation: float
+    nearest_cosine: float
+
+
+def chance_nearest_cosine(rows: int, embed_dim: int, place: int = 1) -> float:
+    """Return the median cosine of a random direction with the nearest of `rows - 1` others; NaN below 2 rows."""
+    if rows < 2:
+        return math.nan
+    if embed_dim == 1:
+        return 1.0 if rows > 2 else 0.0
+    # the angle has the density sin(angle)^(D - 2), and the largest of N cosines is below c with P(cosine < c)^N
+    angles = (torch.arange(STEPS, dtype=torch.float64) + 0.5) * (math.pi / STEPS)
+    density = ((embed_dim - 2) * angles.sin().log()).exp()
+    near = density.cumsum(0) / density.sum()  # probability of a smaller angle
+    wanted = -math.expm1(-math.log(2) / (rows - 1)) if place == 1 else min(1.0, (place - 1 / 3) / (rows - 2 / 3))
+    return math.cos(float(angles[int((near < wanted).sum().clamp_max(STEPS - 1))]))
+
+
+def chance_effective_rank(rows: int, embed_dim: int) -> float:
+    """Return the effective rank of `rows` centred rows of independent normal numbers, by the Marchenko-Pastur law."""
+    count, other = sorted((max(1, rows - 1), embed_dim))
+    ratio = count / other
+    low, high = (1 - ratio**0.5) ** 2, (1 + ratio**0.5) ** 2
+    turn = (torch.arange(STEPS, dtype=torch.float64) + 0.5) * (math.pi / STEPS)
+    variance = (low + high) / 2 - (high - low) / 2 * turn.cos()
+    weight = turn.sin().square() / variance  # density times the derivative of `variance`
+    weight = weight / weight.sum()
+    width = variance.clamp_min(0.0).sqrt()
+    share = width / (weight * width).sum()
+    return count * math.exp(-float((weight * torch.xlogy(share, share)).sum()))
+
+
+def chance_geometry(measured: TableGeometry) -> ChanceGeometry:
+    """Return what the measures of a table would be by chance: for independent normal numbers, as many and as wide.
+
+    The isotropy of a table without variance is 1.
+
+    Example:
+        >>> chance = chance_geometry(table_geometry(torch.randn(2000, 32)))
+        >>> chance.mean_cosine, round(chance.effective_rank)
+        (0.0, 32)
+    """
+    rows, width = measured.rows, measured.embed_dim
+    drawn_rows = max(1, min(rows, NUMBERS // width))
+    scale = float(measured.spectrum.mean().sqrt())
+    drawn = scale * torch.randn(drawn_rows, width, generator=torch.Generator().manual_seed(0))
+    return ChanceGeometry(
+        effective_rank=chance_effective_rank(rows, width),
+        isotropy=table_geometry(drawn).isotropy if scale else 1.0,
+        isotropy_rows=drawn_rows,
+        mean_cosine=0.0,
+        mean_cosine_deviation=math.sqrt(2 / (max(1, rows) * max(1, rows - 1) * width)),
+        nearest_cosine=chance_nearest_cosine(rows, width),
+    )

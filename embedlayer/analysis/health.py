@@ -17,26 +17,25 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.chance import chance_nearest_cosine
 from embedlayer.analysis.column_blocks import column_blocks
+from embedlayer.analysis.geometry import chance_nearest_cosine
 from embedlayer.analysis.health_report import (
     FEWEST_SAMPLED,
     LossOfRun,
     NearestCosine,
     TableHealth,
-    row_ids,
     written_equal,
 )
 from embedlayer.analysis.near_duplicates import equal_rows, near_duplicates
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.norm_outliers import norm_outliers
 from embedlayer.analysis.random_rows import random_rows
-from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.row_reader import RowReader, drawn_ids, row_ids
 from embedlayer.analysis.row_verdicts import row_verdicts
 from embedlayer.analysis.shared_variance import shared_variance, without_shared_part
 from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.analysis.tokenizer_fit import tokenizer_fit
-from embedlayer.analysis.under_trained import sum_of_units, under_trained_scores
+from embedlayer.analysis.under_trained import under_trained_scores, units
 from embedlayer.core.errors import ShapeError
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.conversions import TableLike
@@ -87,9 +86,6 @@ def table_health(
     """
     tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
     rows = RowReader(table)
-    if head is not None and len(RowReader(head)) != len(rows):
-        found = len(RowReader(head))
-        raise ShapeError(f"The table has {len(rows)} rows and the head {found}: pass the head of this table.")
     norms = rows.norms()
     shared = shared_variance(rows, norms > 0)
     judged = RowReader(without_shared_part(table, shared))
@@ -120,6 +116,10 @@ def table_health(
     usual = ~under_trained.flagged
     usual[[row for group in (*equal, at_mean) for row in group]] = False
     learned = usual & ~verdicts.is_unlearned & (norms > 0)
+    loss = None
+    if validation_loss is not None and counts is not None:
+        frequencies = counts[counts > 0].double() / counts.sum()
+        loss = LossOfRun(validation_loss, float(-(frequencies * frequencies.log()).sum()))
     return TableHealth(
         vocab_size=rows.vocab_size,
         embed_dim=rows.embed_dim,
@@ -139,7 +139,7 @@ def table_health(
         if tokenizer is None
         else tokenizer_fit(judged, row_texts(tokenizer, rows.vocab_size), usable=learned),
         columns=None if shared.constant else column_blocks(judged, learned),
-        loss=_loss_of_run(validation_loss, counts),
+        loss=loss,
         kinds=kinds,
         tokenizer=tokenizer,
         shared=shared,
@@ -161,21 +161,11 @@ def model_health(opened: OpenedModel) -> TableHealth:
     )
 
 
-def _loss_of_run(validation_loss: float | None, counts: Int[Tensor, " V"] | None) -> LossOfRun | None:
-    """Return the loss beside the entropy of the frequencies of the tokens; `None` if one of them is not known."""
-    if validation_loss is None or counts is None:
-        return None
-    frequencies = counts[counts > 0].double() / counts.sum()
-    return LossOfRun(validation_loss, float(-(frequencies * frequencies.log()).sum()))
-
-
 def _is_coarse(rows: RowReader, norms: Float[Tensor, " V"]) -> bool:
     """Return whether numbers look like 4-bit codes: no sampled block of 32 has more than 16 distinct ones."""
-    ids = torch.nonzero(norms > 0)[:, 0]
-    blocks = rows.embed_dim // COARSE_BLOCK
+    ids, blocks = drawn_ids(norms > 0, FEWEST_SAMPLED), rows.embed_dim // COARSE_BLOCK
     if not blocks or len(ids) < FEWEST_SAMPLED:
         return False
-    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:FEWEST_SAMPLED]]
     ordered = rows.take(ids)[:, : blocks * COARSE_BLOCK].reshape(-1, COARSE_BLOCK).sort(dim=1).values
     return int((ordered.diff(dim=1) != 0).sum(1).max()) < COARSE_LEVELS
 
@@ -183,14 +173,11 @@ def _is_coarse(rows: RowReader, norms: Float[Tensor, " V"]) -> bool:
 def _nearest_cosine(rows: RowReader, norms: Float[Tensor, " V"]) -> NearestCosine:
     """Measure how similar rows are to their nearest row, in a seeded sample of the rows with a positive norm."""
     usable = norms > 0
-    ids = torch.nonzero(usable)[:, 0]
-    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:SAMPLED]
-    ids = ids[order]
+    ids = drawn_ids(usable, SAMPLED)
     if len(ids) < 2:
         return NearestCosine(len(ids), math.nan, math.nan, math.nan)
     nearest = nearest_rows(rows.table, ids, 1, candidates=usable)
-    units = F.normalize(rows.take(ids).double(), dim=1)
-    pairs = (float(units.sum(0).square().sum()) - len(ids)) / (len(ids) * (len(ids) - 1))
+    pairs = (float(units(rows.take(ids).double()).sum(0).square().sum()) - len(ids)) / (len(ids) * (len(ids) - 1))
     chance = chance_nearest_cosine(int(usable.sum()), rows.embed_dim)
     median, each = float(nearest.cosines.median()), nearest.cosines[:, 0].tolist()
     return NearestCosine(len(ids), median, chance, pairs, tuple(ids.tolist()), tuple(each))
@@ -203,21 +190,16 @@ def _at_mean(rows: RowReader, norms: Float[Tensor, " V"], group: tuple[int, ...]
     others = (norms > 0) & ~inside
     if not group or not others.any():
         return ()
-    total = torch.zeros(rows.embed_dim, dtype=torch.float64)
-    for start, chunk in rows.chunks():
-        total += chunk.cpu()[others[start : start + len(chunk)]].double().sum(0)
-    mean = total / int(others.sum())
+    mean = rows.total(others) / int(others.sum())
     distance = torch.linalg.vector_norm(rows.take(torch.tensor(group)).double().mean(0) - mean)
     return group if distance <= AT_THE_MEAN * torch.linalg.vector_norm(mean) else ()
 
 
 def _untouched(rows: RowReader, before: RowReader) -> Tensor:
     """Return a mask `(V,)` of the rows that differ from the earlier table by a positive factor only."""
-    if (rows.vocab_size, rows.embed_dim) != (before.vocab_size, before.embed_dim):
-        raise ShapeError(
-            f"The table is {rows.vocab_size} x {rows.embed_dim} and the one before training is "
-            f"{before.vocab_size} x {before.embed_dim}: pass the same table at two times."
-        )
+    now_size, old_size = ((each.vocab_size, each.embed_dim) for each in (rows, before))
+    if now_size != old_size:
+        raise ShapeError(f"The table is {now_size} and the one before training {old_size}: pass the same table.")
     masks: list[Tensor] = []
     for start, chunk in rows.chunks():
         now, old = chunk.double(), before.read(start, start + len(chunk)).to(chunk.device, torch.float64)
@@ -233,12 +215,11 @@ def _start(
     rows: RowReader, before: RowReader, usable: Bool[Tensor, " V"]
 ) -> tuple[Bool[Tensor, " V"] | None, float | None]:
     """Compare the usable rows, without the direction that they share, with the rows before training."""
-    ids = torch.nonzero(usable)[:, 0]
-    if len(ids) < FEWEST_SAMPLED:
-        return None, None
     generator = torch.Generator().manual_seed(0)
-    sample = ids[torch.randperm(len(ids), generator=generator)[:COMPARED]]
-    axis = F.normalize(sum_of_units(rows, usable), dim=0)
+    sample = drawn_ids(usable, COMPARED, generator)
+    if len(sample) < FEWEST_SAMPLED:
+        return None, None
+    axis = F.normalize(rows.total(usable, units), dim=0)
 
     def without_axis(values: Tensor) -> Tensor:
         wide = values.cpu().double()
@@ -247,7 +228,7 @@ def _start(
     queries = torch.randn(len(sample), rows.embed_dim, generator=generator)
     by_chance = nearest_rows(before.table, queries, 1).cosines[:, 0].quantile(0.99)
     nearest = nearest_rows(before.table, without_axis(rows.take(sample)), 1)
-    is_clear = nearest.cosines[:, 0] > by_chance
+    is_clear = nearest.cosines[:, 0] > by_chance  # such a row comes from a start: its own, or that of another row
     if is_clear.double().mean() < RELATED:
         return None, None
     exchanged = float((nearest.ids[:, 0] != sample)[is_clear].double().mean())

@@ -14,11 +14,12 @@ from torch import Tensor
 from embedlayer.analysis.column_blocks import ColumnBlocks
 from embedlayer.analysis.norm_outliers import NormOutliers
 from embedlayer.analysis.random_rows import NO_ROW, UNTRAINED
+from embedlayer.analysis.row_reader import listed_ids, row_ids
 from embedlayer.analysis.row_verdicts import RowVerdicts, Verdict, id_ranges
 from embedlayer.analysis.shared_variance import SharedVariance
 from embedlayer.analysis.token_classes import KINDS
 from embedlayer.analysis.tokenizer_fit import ERRORS, FEWEST_PAIRS, MIXED, TokenizerFit
-from embedlayer.analysis.under_trained import Cone, UnderTrained
+from embedlayer.analysis.under_trained import UnderTrained
 from embedlayer.core.formatting import count_of, short_repr
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
@@ -254,29 +255,31 @@ class TableHealth:
     def _faults(self) -> Iterator[str]:
         """Yield one sentence for each fault, worst first."""
         if self.nonfinite_rows:
-            yield self._sentence(self.nonfinite_rows, "{holds} NaN or infinity")
+            yield self._sentence(self.nonfinite_rows, "holds", "NaN or infinity")
         yield from self.table_faults()
         if zero := _written(self.zero_rows, self.kinds):
-            yield self._sentence(zero, "{is} zero")
+            yield self._sentence(zero, "is", "zero")
         equal = self.written_equal
         if at_fault := self._without_rounded(equal):
-            yield self._sentence(at_fault, "{equals} another row")
+            yield self._sentence(at_fault, "equals", "another row")
         if self.at_mean:
-            yield self._sentence(
-                self.at_mean, "{is} equal to the mean of the others within 1 %, as a resize adds them untrained"
-            )
+            at_mean = "equal to the mean of the others within 1 %, as a resize adds them untrained"
+            yield self._sentence(self.at_mean, "is", at_mean)
         if random := self._random_fault:
             yield random
         for group in self.norm_outliers:
             if any(_written(group.ids, self.kinds)):
-                yield self._sentence(group.ids, _norms_sentence(group))
+                what, most = ("longer", "at most") if group.low > group.nearest else ("shorter", "at least")
+                norms = f"norms of {group.low:.3g} to {group.high:.3g}, the others {most} {group.nearest:.3g}"
+                gap = f"{what} than all others by a gap: {norms}, {group.median:.3g} in the median"
+                yield self._sentence(group.ids, "is", gap)
         learned = ~self.under_trained.flagged
         near = {row for group in self.near_duplicates for row in group if learned[row]} - {*self.at_mean, *equal}
         if near_rows := _written(sorted(near), self.kinds):
-            yield self._sentence(near_rows, "{is} nearly equal to another row, within 1 %")
+            yield self._sentence(near_rows, "is", "nearly equal to another row, within 1 %")
         if self._are_many_unlearned:
-            unlearned, words = self._words(self._ids("not learned")), self._words(range(self.vocab_size))
-            yield f"{_rows(len(self._ids('not learned')))} are not learned, {unlearned:,} of the {words:,} words."
+            ids, words = self._ids("not learned"), self._words(range(self.vocab_size))
+            yield f"{_rows(len(ids))} are not learned, {self._words(ids):,} of the {words:,} words."
 
     def _ids(self, verdict: Verdict) -> tuple[int, ...]:
         return row_ids(self.verdicts.is_(verdict))
@@ -340,7 +343,7 @@ class TableHealth:
         """Return the IDs of equal rows that are a fault."""
         if not self.is_coarse:
             return ids
-        flagged = self.under_trained.flagged
+        flagged = self.under_trained.flagged  # rounding to 4 bits made these equal, as they were similar
         return tuple(row for row in ids if not flagged[row])
 
     def table_faults(self) -> Iterator[str]:
@@ -394,6 +397,7 @@ class TableHealth:
 
     def _shows_training(self, fit: TokenizerFit) -> bool:
         """Return whether the table was trained: spelling variants are similar, or else the loss of its run is known."""
+        # the loss tells more: rare tokens, most of the pairs, have neighbours at random in a short run
         return self.loss is not None or (fit.cosine > ERRORS * fit.error and fit.unlike <= MOST_UNLIKE)
 
     @property
@@ -430,21 +434,17 @@ class TableHealth:
             yield f"{_rows(doubtful)} cannot be told from random rows, and learned rows of this table look alike."
         if self.never_touched:
             yield f"{_rows(len(self.never_touched))} {_verb('is', len(self.never_touched))} as before training."
-        least = self._least_exchanged()
+        least = None  # share of exchanged rows from which on they would be a fault
+        if self.exchanged is not None:
+            least = MOST_EXCHANGED
+        elif self.spelling is not None and self.spelling.unlike <= MIXED:
+            least = self.spelling.least_misplaced
         if least is not None and self.is_sound:
             yield f"No exchanged rows were found; fewer than about {100 * least:.0f} % cannot be seen."
 
-    def _least_exchanged(self) -> float | None:
-        """Return the share of exchanged rows from which on they are a fault; `None` if nothing would show them."""
-        if self.exchanged is not None:
-            return MOST_EXCHANGED
-        return None if self.spelling is None or self.spelling.unlike > MIXED else self.spelling.least_misplaced
-
-    def _sentence(self, ids: Collection[int], what: str) -> str:
+    def _sentence(self, ids: Collection[int], verb: str, what: str) -> str:
         """Return "3 rows hold NaN (2 words: dog, cat, ...).": how many rows, what is wrong, and which."""
         count = len(ids)
-        for verb in ("holds", "is", "equals"):
-            what = what.replace(f"{{{verb}}}", _verb(verb, count))
         if self.kinds is None:
             first, rest = "", sorted(ids)
         else:
@@ -453,7 +453,7 @@ class TableHealth:
             words = self._words(ids)
             first = {0: "no word: ", 1: "1 word: "}.get(words, f"{words:,} words: ")
         named = [f"row {row}" if self.tokenizer is None else repr(self.text_of(row)) for row in rest[:NAMED]]
-        return f"{_rows(count)} {what} ({first}{', '.join(named)}{', ...' * (count > NAMED)})."
+        return f"{_rows(count)} {_verb(verb, count)} {what} ({first}{', '.join(named)}{', ...' * (count > NAMED)})."
 
     def _words(self, ids: Collection[int]) -> int:
         """Return how many rows of a list are words; 0 without a tokenizer."""
@@ -503,69 +503,58 @@ class TableHealth:
         Args:
             limit: Largest number of IDs, groups or under-trained rows in each list; the numbers count all rows.
         """
-        norms = self.norms[self.norms.isfinite()].double()
+        finite, norms = self.norms[self.norms.isfinite()].double(), None
+        if len(finite):
+            shares = torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]).to(finite)
+            places = finite.quantile(shares, interpolation="nearest").tolist()
+            norms = dict(zip(("min", "p10", "median", "p90", "max"), places, strict=True), mean=float(finite.mean()))
+        groups = {
+            name: {
+                "groups": len(found),
+                "rows": sum(map(len, found)),
+                "ids": [group[:limit] for group in found[:limit]],
+            }
+            for name, found in (("duplicates", self.duplicates), ("near_duplicates", self.near_duplicates))
+        }
+        cones = {  # without their axes
+            name: [finite_json({key: each for key, each in vars(cone).items() if key != "axis"}) for cone in found]
+            for name, found in (("cones", self.under_trained.cones), ("undecided", self.under_trained.undecided))
+        }
         return {
             "vocab_size": self.vocab_size,
             "embed_dim": self.embed_dim,
-            "norms": _spread(norms),
-            "zero_rows": _listed(self.zero_rows, limit),
-            "nonfinite_rows": _listed(self.nonfinite_rows, limit),
-            "duplicates": {
-                "groups": len(self.duplicates),
-                "rows": sum(map(len, self.duplicates)),
-                "ids": [list(group[:limit]) for group in self.duplicates[:limit]],
-            },
-            "near_duplicates": {
-                "groups": len(self.near_duplicates),
-                "rows": sum(map(len, self.near_duplicates)),
-                "ids": [list(group[:limit]) for group in self.near_duplicates[:limit]],
-            },
-            "at_mean": _listed(self.at_mean, limit),
-            "norm_outliers": [
-                {**asdict(group), "ids": list(group.ids[:limit]), "rows": len(group.ids)}
-                for group in self.norm_outliers
-            ],
+            "norms": norms,
+            "zero_rows": listed_ids(self.zero_rows, limit),
+            "nonfinite_rows": listed_ids(self.nonfinite_rows, limit),
+            **groups,
+            "at_mean": listed_ids(self.at_mean, limit),
+            "norm_outliers": [asdict(group) | listed_ids(group.ids, limit) for group in self.norm_outliers],
             "summary": self.summary(),
             "is_sound": self.is_sound,
             "state": self.state,
             "shared": {**self.shared.to_json(), "learned_only": self.is_shared_of_learned},
-            "absent": None if self.absent is None else _listed(self.absent, limit),
+            "absent": None if self.absent is None else listed_ids(self.absent, limit),
             "verdicts": self.verdicts.to_json(limit),
             "exchanged": self.exchanged,
             "columns": None if self.columns is None else asdict(self.columns),
             "nearest": finite_json({name: getattr(self.nearest, name) for name in NEAREST_JSON}),
             "spelling": None if self.spelling is None else self.spelling.to_json(limit),
             "loss": None if self.loss is None else {**asdict(self.loss), "gain": self.loss.gain},
-            "never_touched": None if self.never_touched is None else _listed(self.never_touched, limit),
+            "never_touched": None if self.never_touched is None else listed_ids(self.never_touched, limit),
             "under_trained": {
                 "rows": int(self.verdicts.is_unlearned.sum()),
                 "threshold": self.under_trained.threshold,
                 "explanation": self.under_trained.explain(),
-                "cones": [_cone_json(cone) for cone in self.under_trained.cones],
-                "undecided": [_cone_json(cone) for cone in self.under_trained.undecided],
+                **cones,
                 "by_kind": [asdict(count) for count in self.by_kind],
                 "tokens": [asdict(row) for row in self.findings(limit)],
             },
         }
 
 
-def _cone_json(cone: Cone) -> JsonObject:
-    """Return a cone as a JSON object without its axis; NaN becomes `None`."""
-    return {name: finite_json(value) for name, value in vars(cone).items() if name != "axis"}
-
-
 def _pair(texts: tuple[str, str]) -> str:
     """Return "'dog' and 'dogs'"."""
     return " and ".join(map(repr, texts))
-
-
-def _norms_sentence(group: NormOutliers) -> str:
-    """Return what is wrong with the norms of a group of rows, to be completed by `TableHealth._sentence`."""
-    what, most = ("longer", "at most") if group.are_long else ("shorter", "at least")
-    return (
-        f"{{is}} {what} than all others by a gap: norms of {group.low:.3g} to {group.high:.3g}, the others {most} "
-        f"{group.nearest:.3g}, {group.median:.3g} in the median"
-    )
 
 
 def _verb(singular: str, count: int) -> str:
@@ -584,24 +573,6 @@ def written_equal(
 
 def _written(ids: Collection[int], kinds: Sequence[str] | None) -> list[int]:
     """Return the IDs of rows that a text can look up."""
-    if kinds is None:
+    if kinds is None:  # a single row may be a padding row
         return list(ids) if len(ids) > 1 else []
     return [row for row in ids if kinds[row] not in NOT_WRITTEN]
-
-
-def row_ids(mask: Tensor) -> tuple[int, ...]:
-    """Return the IDs of the rows whose entry in the mask is true, in ascending order."""
-    return tuple(torch.nonzero(mask)[:, 0].tolist())
-
-
-def _listed(ids: tuple[int, ...], limit: int) -> JsonObject:
-    """Return the JSON object `{"rows": number of IDs, "ids": the first IDs}` with at most `limit` IDs."""
-    return {"rows": len(ids), "ids": list(ids[:limit])}
-
-
-def _spread(values: Float[Tensor, " N"]) -> dict[str, float] | None:
-    """Return the distribution of the values as a dictionary, or `None` without values."""
-    if not len(values):
-        return None
-    places = values.quantile(torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]).to(values), interpolation="nearest").tolist()
-    return {**dict(zip(("min", "p10", "median", "p90", "max"), places, strict=True)), "mean": float(values.mean())}

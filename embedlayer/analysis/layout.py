@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.analysis.geometry import principal_components
@@ -65,11 +66,9 @@ def neighbor_layout(
         torch.Size([100, 2])
     """
     rows = RowReader(table).take(torch.arange(RowReader(table).vocab_size))
-    start = torch.zeros(len(rows), 2)
     finite = rows.isfinite().all(1)
-    if finite.any():
-        coordinates = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True).coordinates
-        start[:, : coordinates.shape[1]] = coordinates.float()
+    coordinates = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True).coordinates
+    start = F.pad(coordinates.float(), (0, 2 - coordinates.shape[1]))
     return compute_layout(rows, start, keep=finite if keep is None else keep & finite, rounds=rounds)
 
 
@@ -106,13 +105,26 @@ def compute_layout(
     for done in range(rounds):
         on_progress(MOVING, done / rounds)
         chosen = torch.rand(weights.shape, generator=random) < weights
-        _move(places, sources[chosen], graph.ids[chosen], 1 - done / rounds, random)
+        heads, tails = sources[chosen], graph.ids[chosen]
+        # pull the two ends of each edge together
+        apart = places.index_select(0, heads) - places.index_select(0, tails)
+        squared = apart.square().sum(1, keepdim=True)
+        pull = -2 * _A * _B * squared.clamp_min(1e-8) ** (_B - 1) / (1 + _A * squared**_B)
+        step = (pull * apart).clamp_(-4, 4)
+        moved = torch.zeros_like(places).index_add_(0, heads, step).index_add_(0, tails, step, alpha=-1)
+        for _ in range(NEGATIVE_SAMPLES):  # push its head away from random rows
+            strangers = torch.randint(len(places), heads.shape, generator=random)
+            apart = places.index_select(0, heads) - places.index_select(0, strangers)
+            squared = apart.square().sum(1, keepdim=True)
+            push = 2 * _B / ((0.001 + squared) * (1 + _A * squared**_B))
+            moved.index_add_(0, heads, (push * apart).clamp_(-4, 4))
+        places += (1 - done / rounds) * moved.clamp_(-12, 12)
     return NeighborLayout(places, graph.recall)
 
 
 def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
     """Return the probability that an edge of the neighbour graph pulls its two rows together in a round, `(V, K)`."""
-    distances = 1 - cosines
+    distances = 1 - cosines  # as in UMAP: 1 for the nearest one, and log2 K in sum
     beyond = distances - distances[:, :1]
     wanted = math.log2(max(2, cosines.shape[1]))
     low, high = torch.zeros(len(cosines), 1), torch.full((len(cosines), 1), 4.0)
@@ -121,25 +133,3 @@ def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
         too_wide = torch.exp(-beyond / middle.clamp_min(1e-6)).sum(1, keepdim=True) > wanted
         low, high = torch.where(too_wide, low, middle), torch.where(too_wide, middle, high)
     return torch.exp(-beyond / high.clamp_min(1e-6))
-
-
-def _move(
-    places: Float[Tensor, "V 2"],
-    heads: Int[Tensor, " E"],
-    tails: Int[Tensor, " E"],
-    rate: float,
-    random: torch.Generator,
-) -> None:
-    """Move all rows once, in place: one round of the layout."""
-    apart = places.index_select(0, heads) - places.index_select(0, tails)
-    squared = apart.square().sum(1, keepdim=True)
-    pull = -2 * _A * _B * squared.clamp_min(1e-8) ** (_B - 1) / (1 + _A * squared**_B)
-    step = (pull * apart).clamp_(-4, 4)
-    moved = torch.zeros_like(places).index_add_(0, heads, step).index_add_(0, tails, step, alpha=-1)
-    for _ in range(NEGATIVE_SAMPLES):
-        strangers = torch.randint(len(places), heads.shape, generator=random)
-        apart = places.index_select(0, heads) - places.index_select(0, strangers)
-        squared = apart.square().sum(1, keepdim=True)
-        push = 2 * _B / ((0.001 + squared) * (1 + _A * squared**_B))
-        moved.index_add_(0, heads, (push * apart).clamp_(-4, 4))
-    places += rate * moved.clamp_(-12, 12)

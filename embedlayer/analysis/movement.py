@@ -142,7 +142,7 @@ class RowMovement:
         Cosines that are equal to four decimals are ordered by the change of the norm, the largest first, and then as
         in `pairs`. Rows with a NaN cosine are left out.
         """
-        return self._listed(self._order(descending=False), count)
+        return self._ranked(count, descending=False)
 
     def least(self, count: int = 10) -> list[MovedRow]:
         """Return the `count` rows whose direction changed least, highest cosine first.
@@ -150,20 +150,15 @@ class RowMovement:
         Cosines that are equal to four decimals are ordered by the change of the norm, the smallest first, and then as
         in `pairs`. Rows with a NaN cosine are left out.
         """
-        return self._listed(self._order(descending=True), count)
+        return self._ranked(count, descending=True)
 
-    def _order(self, *, descending: bool) -> Int[Tensor, " N"]:
-        """Return the order of the pairs by cosine, and by the change of the norm among equal ones."""
-        ratios = (
-            (self.norms[:, 1] / self.norms[:, 0]).log().sub(math.log(self.scale)) if len(self.pairs) else self.cosines
-        )
-        by_norm = (
-            ratios.double().abs().nan_to_num(nan=0.0).round(decimals=4).argsort(descending=not descending, stable=True)
-        )
+    def _ranked(self, count: int, *, descending: bool) -> list[MovedRow]:
+        """Return `count` rows by their cosine, and by the change of the norm among equal ones."""
+        ratios = (self.norms[:, 1] / self.norms[:, 0]).log().sub(math.log(self.scale))
+        changes = ratios.double().abs().nan_to_num(nan=0.0).round(decimals=4)
+        by_norm = changes.argsort(descending=not descending, stable=True)
         cosines = self.cosines[by_norm].round(decimals=4)
-        return by_norm[cosines.argsort(descending=descending, stable=True)]
-
-    def _listed(self, order: Int[Tensor, " N"], count: int) -> list[MovedRow]:
+        order = by_norm[cosines.argsort(descending=descending, stable=True)]
         order = order[~self.cosines[order].isnan()][:count]
         cells = zip(self.pairs[order].tolist(), self.cosines[order].tolist(), self.norms[order].tolist(), strict=True)
         return [MovedRow(one, other, cosine, *norms) for (one, other), cosine, norms in cells]
@@ -191,10 +186,8 @@ def row_movement(
     """
     tables, pairs = paired(before, after, pairs)
     if alignment is None and tables[0].embed_dim != tables[1].embed_dim:
-        raise ShapeError(
-            f"Rows of width {tables[0].embed_dim} and {tables[1].embed_dim} cannot be compared as they are: pass "
-            f"alignment=align_tables(before, after)."
-        )
+        widths = f"{tables[0].embed_dim} and {tables[1].embed_dim}"
+        raise ShapeError(f"Rows of width {widths} need a rotation: pass alignment=align_tables(before, after).")
     cosines, norms = [torch.empty(0, dtype=torch.float64)], [torch.empty(0, 2, dtype=torch.float64)]
     for left, right in _pair_chunks(tables, pairs):
         rotated = left if alignment is None else left @ alignment.rotation
@@ -236,10 +229,7 @@ def paired(
     sizes = torch.tensor([len(table) for table in tables])
     if pairs is None:
         if sizes[0] != sizes[1]:
-            raise ShapeError(
-                f"The tables have {sizes[0]} and {sizes[1]} rows: pass pairs, such as "
-                f"shared_tokens(tokenizer, other_tokenizer)."
-            )
+            raise ShapeError(f"The tables have {sizes[0]} and {sizes[1]} rows: pass pairs=shared_tokens(one, other).")
         pairs = torch.arange(len(tables[0]))[:, None].expand(-1, 2)
     if bool(((pairs < 0) | (pairs >= sizes)).any()):
         raise ShapeError(f"A pair of rows is outside the tables of {sizes[0]} and {sizes[1]} rows.")

@@ -54,14 +54,21 @@ def near_duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[
         return row
 
     unequal: set[int] = set()
+    # rows at the largest distance have no key in common with a probability of about 1 %, closer ones more rarely
     for keys in _keys(rows, norms, generator).T:
+        # compare each row with the first one, in a random order, that has the same key
         order = ids[torch.randperm(len(ids), generator=generator)]
-        firsts, members = _candidates(order, keys)
-        for one, other, distance in _near_pairs(rows, norms, firsts, members):
-            low, high = sorted((root(one), root(other)))
-            parent[high] = low
-            if distance:
-                unequal |= {one, other}
+        _, group, counts = keys[order].unique(return_inverse=True, return_counts=True)
+        first = torch.full((len(counts),), len(order)).scatter_reduce(0, group, torch.arange(len(order)), "amin")
+        pairs = torch.stack([order[first[group]], order], 1)
+        for one, other in (each.T for each in pairs[pairs[:, 0] != order].split(8192)):
+            distances = torch.linalg.vector_norm(rows.take(one).double() - rows.take(other).double(), dim=1)
+            near = distances <= NEAR * torch.maximum(norms[one], norms[other])
+            for left, right, distance in zip(*(each[near].tolist() for each in (one, other, distances)), strict=True):
+                low, high = sorted((root(left), root(right)))
+                parent[high] = low
+                if distance:
+                    unequal |= {left, right}
     groups: dict[int, list[int]] = {}
     for row in sorted(parent):
         groups.setdefault(root(row), []).append(row)
@@ -80,24 +87,3 @@ def _keys(rows: RowReader, norms: Float[Tensor, " V"], generator: torch.Generato
         cells = (units @ planes / CELL + offsets).nan_to_num().floor().long().unflatten(1, (TRIES, PROJECTIONS))
         parts.append((cells * weights).sum(-1))
     return torch.cat(parts)
-
-
-def _candidates(order: Int[Tensor, " N"], keys: Int[Tensor, " V"]) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
-    """Return pairs of IDs with equal keys: the first ID in `order` with a key, and each other ID with the same key."""
-    _, group, counts = keys[order].unique(return_inverse=True, return_counts=True)
-    first = torch.full((len(counts),), len(order)).scatter_reduce(0, group, torch.arange(len(order)), "amin")
-    firsts = order[first[group]]
-    chosen = (counts[group] > 1) & (firsts != order)
-    return firsts[chosen], order[chosen]
-
-
-def _near_pairs(
-    rows: RowReader, norms: Float[Tensor, " V"], firsts: Int[Tensor, " P"], members: Int[Tensor, " P"]
-) -> list[tuple[int, int, float]]:
-    """Return those pairs whose rows are nearly equal: both IDs and the norm of the difference."""
-    pairs = []
-    for one, other in zip(firsts.split(8192), members.split(8192), strict=True):
-        distances = torch.linalg.vector_norm(rows.take(one).double() - rows.take(other).double(), dim=1)
-        near = distances <= NEAR * torch.maximum(norms[one], norms[other])
-        pairs += list(zip(one[near].tolist(), other[near].tolist(), distances[near].tolist(), strict=True))
-    return pairs

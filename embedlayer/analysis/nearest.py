@@ -128,31 +128,23 @@ def nearest_rows(
         own = queries.cpu()[:, None]
         exclude = own if exclude is None else torch.cat([own, exclude], dim=1)
     step = max(1, CHUNK_NUMBERS // max(1, rows.embed_dim))
-    blocks = []
-    for places in torch.arange(len(queries)).split(max(1, SCORES_AT_ONCE // (step + count))):
-        vectors = rows.take(queries[places]) if by_id else queries[places]
-        without = None if exclude is None else exclude[places]
-        blocks.append(_nearest_of_block(rows, vectors, count, allowed, without, step))
-    return Nearest(torch.cat([each.ids for each in blocks]), torch.cat([each.cosines for each in blocks]))
-
-
-def _nearest_of_block(
-    rows: RowReader, queries: Tensor, count: int, allowed: Tensor, exclude: Tensor | None, step: int
-) -> Nearest:
-    """Return the nearest rows of a few queries: read the table in chunks and keep the best rows so far."""
     best = torch.full((len(queries), count), -math.inf)
     ids = torch.full((len(queries), count), -1)
-    for start, chunk in rows.chunks(step):
-        cosines = cosines_with(chunk, queries).cpu().float().nan_to_num_(nan=-math.inf)
-        cosines[:, ~allowed[start : start + len(chunk)]] = -math.inf
-        if exclude is not None:
-            query, which = torch.nonzero((exclude >= start) & (exclude < start + len(chunk)), as_tuple=True)
-            cosines[query, exclude[query, which] - start] = -math.inf
-        nearer = torch.nonzero(cosines.amax(1) > best[:, -1])[:, 0]  # of equal cosines the earlier ID is kept
-        here = torch.arange(start, start + len(chunk)).expand(len(nearer), -1)
-        scores, candidates = torch.cat([best[nearer], cosines[nearer]], 1), torch.cat([ids[nearer], here], 1)
-        best[nearer], columns = top_k(scores, count)
-        ids[nearer] = candidates.gather(1, columns)
+    for block in torch.arange(len(queries)).split(max(1, SCORES_AT_ONCE // (step + count))):
+        vectors = rows.take(queries[block]) if by_id else queries[block]
+        for start, chunk in rows.chunks(step):
+            cosines = cosines_with(chunk, vectors).cpu().float().nan_to_num_(nan=-math.inf)
+            cosines[:, ~allowed[start : start + len(chunk)]] = -math.inf
+            if exclude is not None:
+                left_out = exclude[block] - start
+                query, which = torch.nonzero((left_out >= 0) & (left_out < len(chunk)), as_tuple=True)
+                cosines[query, left_out[query, which]] = -math.inf
+            is_nearer = cosines.amax(1) > best[block, -1]  # of equal cosines the earlier ID is kept
+            nearer, cosines = block[is_nearer], cosines[is_nearer]
+            here = torch.arange(start, start + len(chunk)).expand(len(nearer), -1)
+            scores, found = torch.cat([best[nearer], cosines], 1), torch.cat([ids[nearer], here], 1)
+            best[nearer], columns = top_k(scores, count)
+            ids[nearer] = found.gather(1, columns)
     return Nearest(ids.where(best > -math.inf, -1), best)
 
 

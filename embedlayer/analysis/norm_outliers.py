@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 FACTOR = 2.0  # smallest ratio of the norms at both ends of a gap
@@ -50,11 +50,6 @@ class NormOutliers:
     median: float
     log10_chance: float
 
-    @property
-    def are_long(self) -> bool:
-        """Return whether these rows are longer than all others, not shorter."""
-        return self.low > self.nearest
-
 
 @torch.no_grad()
 def norm_outliers(norms: Float[Tensor, " V"], usable: Bool[Tensor, " V"] | None = None) -> tuple[NormOutliers, ...]:
@@ -63,38 +58,27 @@ def norm_outliers(norms: Float[Tensor, " V"], usable: Bool[Tensor, " V"] | None 
     ids = torch.nonzero(chosen & norms.isfinite())[:, 0]
     if len(ids) < FEWEST:
         return ()
-    logs = norms[ids].double().log()
-    groups = (_beyond_gap(sign * logs) for sign in (1.0, -1.0))
-    return tuple(_described(norms.double(), ids, *group) for group in groups if group is not None)
-
-
-def _beyond_gap(logs: Float[Tensor, " N"]) -> tuple[Int[Tensor, " K"], Int[Tensor, " M"], float] | None:
-    """Return the indices of the values beyond a gap and of the others, largest first, and log10 of the chance."""
-    values, order = logs.sort(descending=True)
-    most = min(int(MOST * len(values)), len(values) - TAIL // 2)
-    counts = torch.arange(1, most + 1)
-    last = (counts + TAIL).clamp_max(len(values) - 1)
-    sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
-    scale = (sums[last] - sums[counts]) / (last - counts) - values[last]
-    gaps = values[counts - 1] - values[counts]
-    chance = -counts * gaps / scale.clamp_min(1e-12)
-    wide = torch.nonzero((gaps >= math.log(FACTOR)) & (chance <= math.log(CHANCE)))[:, 0]
-    if not len(wide):
-        return None
-    place = int(wide[-1])
-    return order[: place + 1], order[place + 1 :], float(chance[place]) / math.log(10)
-
-
-def _described(
-    norms: Float[Tensor, " V"], ids: Int[Tensor, " N"], inside: Tensor, others: Tensor, log10_chance: float
-) -> NormOutliers:
-    """Return a group of rows with its norms; `inside` and `others` are indices into `ids`, nearest to the gap first."""
-    own, rest = norms[ids[inside]], norms[ids[others]]
-    return NormOutliers(
-        ids=tuple(ids[inside].sort().values.tolist()),
-        low=float(own.min()),
-        high=float(own.max()),
-        nearest=float(rest[0]),
-        median=float(rest.median()),
-        log10_chance=log10_chance,
-    )
+    lengths, groups = norms[ids].double(), []
+    for sign in (1.0, -1.0):  # the longest rows, then the shortest
+        values, order = (sign * lengths.log()).sort(descending=True)
+        most = min(int(MOST * len(values)), len(values) - TAIL // 2)
+        counts = torch.arange(1, most + 1)
+        last = (counts + TAIL).clamp_max(len(values) - 1)
+        sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
+        scale = (sums[last] - sums[counts]) / (last - counts) - values[last]
+        gaps = values[counts - 1] - values[counts]
+        chance = -counts * gaps / scale.clamp_min(1e-12)
+        wide = torch.nonzero((gaps >= math.log(FACTOR)) & (chance <= math.log(CHANCE)))[:, 0]
+        if len(wide):
+            inside, others = order.tensor_split([int(wide[-1]) + 1])
+            groups.append(
+                NormOutliers(
+                    ids=tuple(ids[inside].sort().values.tolist()),
+                    low=float(lengths[inside].min()),
+                    high=float(lengths[inside].max()),
+                    nearest=float(lengths[others[0]]),
+                    median=float(lengths[others].median()),
+                    log10_chance=float(chance[wide[-1]]) / math.log(10),
+                )
+            )
+    return tuple(groups)

@@ -1,6 +1,6 @@
 """The values of a position scheme as a matrix to draw."""
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,36 +52,23 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
     if isinstance(position, AdditivePosition):
         values = position.vectors(torch.arange(length, device=position.device))
         return PositionPicture(values.float().cpu(), "Position vectors", "position", "dimension", "added to the token")
-    if position.hook == "rotate" and getattr(position, "head_dim", None) is not None:
-        return _rotation_cosines(position, length)
-    return _bias_by_distance(position, length) if position.hook == "bias" else None
-
-
-def _rotation_cosines(position: Position, length: int) -> PositionPicture:
-    """Return the cosine of each channel pair's rotation angle at positions `0 .. length - 1`."""
-    device, width = position.device, cast(int, position.head_dim)
-    places = torch.arange(max(length, 2), device=device)  # at position 0 alone nothing moves, so no pair shows
-    units_BKTK = torch.eye(width, device=device)[None, :, None].expand(1, width, len(places), width).contiguous()
-    rotated_KTK = F.normalize(position.rotate(units_BKTK, units_BKTK.clone(), places[None])[0][0], dim=-1)
-    cosines_KT = rotated_KTK.diagonal(dim1=0, dim2=2).T
-    moved_KK = rotated_KTK.abs().sum(1).fill_diagonal_(0.0)
-    partners = moved_KK.argmax(1).where(moved_KK.amax(1) > 0, torch.arange(width, device=device))
-    firsts = torch.arange(width, device=device) <= partners
-    return PositionPicture(
-        cosines_KT[firsts, :length].T.float().cpu(),
-        "Rotation by position",
-        "position",
-        "pair of dimensions",
-        "cosine of the angle",
-    )
-
-
-def _bias_by_distance(position: Position, length: int) -> PositionPicture:
-    """Return the bias of each head on keys `0 .. length - 1` positions before the query, one row per distance."""
-    keys = torch.arange(length, device=position.device)[None]
-    bias_BHQK = position.bias(keys[:, -1:], keys)
-    assert bias_BHQK is not None  # its scheme overrides this hook
-    values = bias_BHQK[0, :, 0].flip(1).T
-    return PositionPicture(
-        values.float().cpu(), "Bias on attention scores", "distance back to the key", "head", "added to the score"
-    )
+    device, width = position.device, getattr(position, "head_dim", None)
+    if position.hook == "rotate" and width is not None:
+        # rotate each unit vector: a pair of channels moves into one another, at an angle with this cosine
+        places = torch.arange(max(length, 2), device=device)  # at position 0 alone nothing moves, so no pair shows
+        units_BKTK = torch.eye(width, device=device)[None, :, None].expand(1, width, len(places), width).contiguous()
+        rotated_KTK = F.normalize(position.rotate(units_BKTK, units_BKTK.clone(), places[None])[0][0], dim=-1)
+        moved_KK = rotated_KTK.abs().sum(1).fill_diagonal_(0.0)
+        partners = moved_KK.argmax(1).where(moved_KK.amax(1) > 0, torch.arange(width, device=device))
+        firsts = torch.arange(width, device=device) <= partners
+        values = rotated_KTK.diagonal(dim1=0, dim2=2).T[firsts, :length].T
+        labels = ("Rotation by position", "position", "pair of dimensions", "cosine of the angle")
+        return PositionPicture(values.float().cpu(), *labels)
+    if position.hook == "bias":
+        keys = torch.arange(length, device=device)[None]
+        bias_BHQK = position.bias(keys[:, -1:], keys)
+        assert bias_BHQK is not None  # its scheme overrides this hook
+        values = bias_BHQK[0, :, 0].flip(1).T  # one row for each distance
+        labels = ("Bias on attention scores", "distance back to the key", "head", "added to the score")
+        return PositionPicture(values.float().cpu(), *labels)
+    return None

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.chance import chance_nearest_cosine
-from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.geometry import chance_nearest_cosine
+from embedlayer.analysis.row_reader import RowReader, drawn_ids
 
 CHANCE = 0.002  # share of random rows that are called distinct
 LEVELS = (CHANCE, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)  # thresholds of `p` that are tried, least first
@@ -105,22 +105,29 @@ class RandomRows:
 @torch.no_grad()
 def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Tensor, " V"] | None = None) -> RandomRows:
     """Compare each usable row of a table with random directions."""
-    ids = torch.nonzero(usable)[:, 0]
-    unknown = torch.full((len(rows),), math.nan)
-    if len(ids) < FEWEST or not chance_nearest_cosine(len(ids), rows.embed_dim) < MOST_BY_CHANCE:
+    count, unknown = int(usable.sum()), torch.full((len(rows),), math.nan)
+    if count < FEWEST or not chance_nearest_cosine(count, rows.embed_dim) < MOST_BY_CHANCE:
         nothing = Thresholds(math.nan, math.nan)
         return RandomRows(unknown, unknown, nothing, nothing, math.nan)
     generator = torch.Generator().manual_seed(0)
     columns = torch.randperm(rows.embed_dim, generator=generator)[:COLUMNS].sort().values
-    sample = ids[torch.randperm(len(ids), generator=generator)[:SAMPLED]]
+    sample = drawn_ids(usable, SAMPLED, generator)
     filter_, span = _wiener_filter(rows, sample, columns)
     probes = F.normalize(torch.randn(PROBES, len(columns), generator=generator) @ span, dim=1)
-    noise, null_noise = _noise_shares(rows, columns, filter_), _noise_of(probes, filter_)
+    null_noise = _noise_of(probes, filter_)
     ordered_noise = null_noise.sort().values
+    parts = []
+    for _, chunk in rows.chunks():
+        wide = chunk.to("cpu", torch.float32)
+        wide = wide if len(columns) == rows.embed_dim else wide[:, columns]
+        parts.append(_noise_of(wide, filter_) / torch.linalg.vector_norm(wide, dim=1).square_())
+    noise = torch.cat(parts)
+    # a row of the sample is a part of the filter, which its share leaves out
     in_sample = torch.zeros_like(usable).index_fill_(0, sample, True)
     leverage = noise * len(columns) / len(sample)
     noise = torch.where(in_sample, noise / (1 - leverage).clamp_min(1e-6), noise).where(usable, math.nan)
     left = torch.nonzero(noise >= _quantile(ordered_noise, CHANCE / 2))[:, 0]
+    # rows that do not come from their training: another row may have started from their numbers
     searchable = left if strangers is None else left[~strangers[left]]
     most = PRODUCTS // (max(1, len(left)) * len(columns))
     candidates = sample[: min(CANDIDATES[1], max(CANDIDATES[0], most))]
@@ -138,7 +145,7 @@ def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Ten
             break  # the nearest cosine tells no more than the noise share
     shares = _more_typical(noise[left], nearest[left], ordered_noise, ordered)
     null_shares = _more_typical(null_noise, null_nearest, ordered_noise, ordered)
-    level, share = _level(shares, null_shares, len(ids))
+    level, share = _level(shares, null_shares, count)
     distinct, random = (
         Thresholds(_quantile(ordered_noise, each / 2), _quantile(ordered, 1 - each / 2)) if each else NO_ROW
         for each in (CHANCE, level)
@@ -188,16 +195,6 @@ def _wiener_filter(
     values, vectors = torch.linalg.eigh(moment * (width / len(sample)))
     spanned = vectors[:, values > NO_SIGNAL * values[-1]]
     return ((vectors / (values.clamp_min(0.0) + 1)) @ vectors.T).float(), (spanned @ spanned.T).float()
-
-
-def _noise_shares(rows: RowReader, columns: Int[Tensor, " C"], filter_: Float[Tensor, "C C"]) -> Float[Tensor, " V"]:
-    """Return the noise share of each row of a table, the row itself included in the filter."""
-    parts = []
-    for _, chunk in rows.chunks():
-        wide = chunk.to("cpu", torch.float32)
-        wide = wide if len(columns) == rows.embed_dim else wide[:, columns]
-        parts.append(_noise_of(wide, filter_) / torch.linalg.vector_norm(wide, dim=1).square_())
-    return torch.cat(parts)
 
 
 def _noise_of(units: Float[Tensor, "N C"], filter_: Float[Tensor, "C C"]) -> Float[Tensor, " N"]:

@@ -14,7 +14,7 @@ Tables are called the same only if all rows of both were compared and are equal.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from embedlayer.analysis.movement import align_tables, paired, row_movement, shared_tokens
 from embedlayer.analysis.near_duplicates import row_hashes
-from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.row_reader import RowReader, drawn_ids, listed_ids
 from embedlayer.core.formatting import count_of
 from embedlayer.io.files import JsonObject
 from embedlayer.opening.opened_model import OpenedModel
@@ -155,8 +155,36 @@ class TableRelation:
 
     def details(self, before: str = "A", after: str = "B") -> list[str]:
         """Return the sentences of `sentence` after the first one."""
-        measured = self._counted(before, after) if self.is_as_stored else self._tested()
-        sentences = [measured] if measured else []
+        sentences, differ = [], self.shared - self.equal
+        if not self.is_as_stored and self.held_out is not None:
+            sentences.append(
+                f"The rotation was fitted on half of the {self.tokens:,} common tokens, in {self.width:,} dimensions: "
+                f"rows of the other half have a mean cosine of {self.held_out:.3f}, and of {self.shuffled:z.3f} with "
+                f"shuffled tokens."
+            )
+        elif self.is_as_stored and differ and not self._is_counted:
+            sentences.append(
+                f"As stored, the two rows of {self.tokens:,} tokens have a mean cosine of {self.as_stored:.3f}, and of "
+                f"{self.as_stored_shuffled:z.3f} with shuffled tokens."
+            )
+        elif self.is_as_stored and differ:
+            clause = f"{differ:,} {'differ' if differ > 1 else 'differs'}"
+            if self.differing_cosine is not None and self.as_stored_shuffled is not None:
+                if self.differing < differ:
+                    have = "has" if self.differing == 1 else "have"
+                    clause += f"; {self.differing:,} {have} a direction in both tables"
+                clause += (
+                    f", with {'a mean' if self.differing > 1 else 'a'} cosine of {self.differing_cosine:.3f} (shuffled "
+                    f"tokens: {self.as_stored_shuffled:z.3f}) and norms × {self.differing_scale:.3g} in the median"
+                )
+            if self.exchanged:
+                rows_are = "rows of {} are" if self.exchanged > 1 else "row of {} is"
+                other = f"equal to the row of another token in {before}"
+                clause += f"; {self.exchanged:,} {rows_are.format(after)} {other}"
+            if self.exchanged and self.shift:
+                places = f"{abs(self.shift)} {'place' if abs(self.shift) == 1 else 'places'}"
+                clause += f", in nearly all cases {places} {'later' if self.shift > 0 else 'earlier'} than there"
+            sentences.append(f"{clause}.")
         for name, rows in ((before, self.no_direction_before), (after, self.no_direction_after)):
             if rows:
                 named = ", ".join(map(str, rows[:NAMED_ONLY])) + ", ..." * (len(rows) > NAMED_ONLY)
@@ -176,52 +204,12 @@ class TableRelation:
             limit: Largest number of IDs in each list.
         """
         lists = {name: getattr(self, name) for name in ("no_direction_before", "no_direction_after")}
-        return asdict(self) | {name: {"rows": len(ids), "ids": list(ids[:limit])} for name, ids in lists.items()}
-
-    def _tested(self) -> str:
-        """Return the figures of the rotation that was fitted on half of the tokens; `""` without one."""
-        if self.held_out is None:
-            return ""
-        return (
-            f"The rotation was fitted on half of the {self.tokens:,} common tokens, in {self.width:,} dimensions: rows "
-            f"of the other half have a mean cosine of {self.held_out:.3f}, and of {self.shuffled:z.3f} with shuffled "
-            f"tokens."
-        )
-
-    def _counted(self, before: str, after: str) -> str:
-        """Return the figures of the rows that differ, and those that are equal to another row; `""` if none differs."""
-        differ = self.shared - self.equal
-        if not differ:
-            return ""
-        if not self._is_counted:
-            return (
-                f"As stored, the two rows of {self.tokens:,} tokens have a mean cosine of {self.as_stored:.3f}, and of "
-                f"{self.as_stored_shuffled:z.3f} with shuffled tokens."
-            )
-        clause = f"{differ:,} {'differ' if differ > 1 else 'differs'}"
-        if self.differing_cosine is not None and self.as_stored_shuffled is not None:
-            have = "has" if self.differing == 1 else "have"
-            if self.differing < differ:
-                clause += f"; {self.differing:,} {have} a direction in both tables"
-            clause += (
-                f", with {'a mean' if self.differing > 1 else 'a'} cosine of {self.differing_cosine:.3f} (shuffled "
-                f"tokens: {self.as_stored_shuffled:z.3f}) and norms × {self.differing_scale:.3g} in the median"
-            )
-        if self.exchanged:
-            several = self.exchanged > 1
-            places = f"{abs(self.shift)} {'place' if abs(self.shift) == 1 else 'places'}"
-            side = "later" if self.shift > 0 else "earlier"
-            clause += (
-                f"; {self.exchanged:,} {'rows' if several else 'row'} of {after} {'are' if several else 'is'} equal to "
-                f"the row of another token in {before}"
-                + f", in nearly all cases {places} {side} than there"
-                * bool(self.shift)
-            )
-        return f"{clause}."
+        return asdict(self) | {name: listed_ids(ids, limit) for name, ids in lists.items()}
 
 
 def common_rows(before: OpenedModel, after: OpenedModel) -> Int[Tensor, "N 2"] | None:
     """Return the rows of two models to compare: ID in `before` and in `after`, `(N, 2)`; `None` pairs equal IDs."""
+    # those of the tokens that both have; with equal vocabularies also rows without a token
     one, other = before.tokenizer, after.tokenizer
     if one is None or other is None:
         return None
@@ -262,69 +250,64 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
     norms = torch.stack([table.norms()[ids] for table, ids in zip(readers, pairs.T, strict=True)])
     has_direction = norms > 0
     usable = has_direction.all(0)
-    is_equal, is_exchanged, shift = _equal(readers, pairs, usable)
+    widths = [table.embed_dim for table in readers]
+    has_same_width = widths[0] == widths[1]
+    is_equal = is_exchanged = torch.zeros(shared, dtype=torch.bool)
+    shift = 0
+    if has_same_width:
+        is_equal, is_exchanged, shift = _equal(readers, pairs, usable)
     is_named = ~is_equal & ~(norms == 0).all(0)
     no_direction = [tuple(ids[is_named & ~each].tolist()) for ids, each in zip(pairs.T, has_direction, strict=True)]
     left_out = rows_left_out(pairs, (len(readers[0]), len(readers[1])))
-    counted: dict[str, Any] = {
-        "shared": shared,
-        "equal": int(is_equal.sum()),
-        "exchanged": int(is_exchanged.sum()),
-        "shift": shift,
-        "no_direction_before": no_direction[0],
-        "no_direction_after": no_direction[1],
-        "only_before": len(left_out[0]),
-        "only_after": len(left_out[1]),
-    }
-    all_equal = 0 < shared == counted["equal"] and not any(left_out)
+    all_equal = 0 < shared == int(is_equal.sum()) and not any(left_out)
     is_same = int(((is_equal | is_exchanged) & usable).sum()) > int(usable.sum()) / 2
-    differing = row_movement(before, after, pairs=pairs[usable & ~is_equal]) if _same_width(readers) else None
-    pairs = pairs[usable]
-    generator = torch.Generator().manual_seed(0)
-    pairs = pairs[torch.randperm(len(pairs), generator=generator)[:MOST_TOKENS]]
-    shuffled = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], dim=1)  # the order of the pairs is random already
-    widths = [table.embed_dim for table in readers]
-    if len(pairs) < FEWEST_TOKENS:
-        few: Verdict = "same" if all_equal else "unknown"
-        return TableRelation(few, len(pairs), None, None, None, None, min(widths), **counted)
-    as_stored = None
-    if _same_width(readers):
-        as_stored = [row_movement(before, after, pairs=each).cosines for each in (pairs, shuffled)]
-    held_out = [_held_out(before, after, each) for each in (pairs, shuffled)]
+    chosen = pairs[drawn_ids(usable, MOST_TOKENS)]
+    shuffled = torch.stack([chosen[:, 0], chosen[:, 1].roll(1)], dim=1)  # the order is random already
+    as_stored = held_out = differing = None
+    if len(chosen) >= FEWEST_TOKENS:
+        held_out = [_held_out(before, after, each) for each in (chosen, shuffled)]
+        if has_same_width:
+            as_stored = [row_movement(before, after, pairs=each).cosines for each in (chosen, shuffled)]
+            differing = row_movement(before, after, pairs=pairs[usable & ~is_equal])
     verdict: Verdict = "unrelated"
     if as_stored is not None and (is_same or _exceeds(*as_stored)):
         verdict = "same" if all_equal else "changed"
+    elif held_out is None:
+        verdict = "same" if all_equal else "unknown"
     elif _exceeds(*held_out):
         verdict = "related"
-    elif len(pairs) < 2 * min(widths):
+    elif len(chosen) < 2 * min(widths):
         verdict = "unknown"
+    means: list[list[float | None]] = [
+        [None, None] if each is None else [float(cosines.mean()) for cosines in each] for each in (as_stored, held_out)
+    ]
     has_differing = differing is not None and len(differing.pairs) > 0
     return TableRelation(
         verdict,
-        len(pairs),
-        None if as_stored is None else float(as_stored[0].mean()),
-        None if as_stored is None else float(as_stored[1].mean()),
-        float(held_out[0].mean()),
-        float(held_out[1].mean()),
-        min(widths),
-        **counted,
+        len(chosen),
+        as_stored=means[0][0],
+        as_stored_shuffled=means[0][1],
+        held_out=means[1][0],
+        shuffled=means[1][1],
+        width=min(widths),
+        shared=shared,
+        equal=int(is_equal.sum()),
+        exchanged=int(is_exchanged.sum()),
+        shift=shift,
         differing=0 if differing is None else len(differing.pairs),
         differing_cosine=float(differing.cosines.mean()) if differing is not None and has_differing else None,
         differing_scale=differing.scale if differing is not None and has_differing else None,
+        no_direction_before=no_direction[0],
+        no_direction_after=no_direction[1],
+        only_before=len(left_out[0]),
+        only_after=len(left_out[1]),
     )
-
-
-def _same_width(readers: Sequence[RowReader]) -> bool:
-    return readers[0].embed_dim == readers[1].embed_dim
 
 
 def _equal(
     readers: Sequence[RowReader], pairs: Int[Tensor, "N 2"], usable: Bool[Tensor, " N"]
 ) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"], int]:
     """Return which tokens have equal rows, which usable others the first row of another token, and their shift."""
-    equal = torch.zeros(len(pairs), dtype=torch.bool)
-    if not _same_width(readers) or not len(pairs):
-        return equal, equal, 0
     old, new = (row_hashes(table)[ids] for table, ids in zip(readers, pairs.T, strict=True))
     equal = old == new
     exchanged = torch.isin(new, old) & ~equal & usable

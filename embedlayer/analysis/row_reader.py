@@ -1,13 +1,14 @@
 """Read the rows of any table, or of a plain tensor, a chunk at a time."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError
+from embedlayer.io.files import JsonObject
 from embedlayer.tables.conversions import TableLike, as_rows
 
 NUMBERS_AT_ONCE = 1 << 21  # numbers widened at a time, 8 MB in float32
@@ -20,10 +21,7 @@ class RowReader:
         table = as_rows(table)
         if isinstance(table, Tensor):
             if table.ndim != 2 or not table.is_floating_point():
-                raise ShapeError(
-                    f"A plain table must be (V, D), one row of floats per token; found {tuple(table.shape)} of "
-                    f"{table.dtype}."
-                )
+                raise ShapeError(f"A plain table is (V, D) floats; found {tuple(table.shape)} of {table.dtype}.")
             self.vocab_size, self.embed_dim = table.shape
         else:
             self.vocab_size, self.embed_dim = table.vocab_size, table.embed_dim
@@ -65,9 +63,35 @@ class RowReader:
             here = mask[start : start + len(chunk)]
             yield (chunk if here.all() else chunk[here.to(chunk.device)]).double()
 
+    def total(
+        self, mask: Bool[Tensor, " V"], of: Callable[[Tensor], Tensor] = lambda rows: rows
+    ) -> Float[Tensor, " D"]:
+        """Sum the rows whose entry in `mask` is true, or a function of them, in float64 on the CPU."""
+        total = torch.zeros(self.embed_dim, dtype=torch.float64)
+        for chunk in self.wide_chunks(mask):
+            total += of(chunk).sum(0).cpu()
+        return total
+
     @torch.no_grad()
     def norms(self) -> Float[Tensor, " V"]:
         """Return the Euclidean norm of each row in float64, on the CPU; NaN for a row with NaN or infinity."""
         parts = [torch.linalg.vector_norm(chunk, dim=1, dtype=torch.float64).cpu() for _, chunk in self.chunks()]
         norms = torch.cat([torch.empty(0, dtype=torch.float64), *parts])
         return norms.where(norms.isfinite(), math.nan)
+
+
+def row_ids(mask: Tensor) -> tuple[int, ...]:
+    """Return the IDs of the rows whose entry in the mask is true, in ascending order."""
+    return tuple(torch.nonzero(mask)[:, 0].tolist())
+
+
+def listed_ids(ids: tuple[int, ...], limit: int) -> JsonObject:
+    """Return the JSON object `{"rows": number of IDs, "ids": the first IDs}` with at most `limit` IDs."""
+    return {"rows": len(ids), "ids": list(ids[:limit])}
+
+
+def drawn_ids(mask: Bool[Tensor, " V"], count: int, generator: torch.Generator | None = None) -> Int[Tensor, " N"]:
+    """Draw at most `count` of the rows whose entry in the mask is true; without a generator always the same ones."""
+    ids = torch.nonzero(mask)[:, 0]
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    return ids[torch.randperm(len(ids), generator=generator)[:count]]

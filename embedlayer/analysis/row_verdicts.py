@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from embedlayer.analysis.random_rows import RandomRows
+from embedlayer.analysis.row_reader import listed_ids, row_ids
 from embedlayer.analysis.under_trained import UnderTrained
 from embedlayer.core.formatting import count_of
 from embedlayer.io.files import JsonObject
@@ -89,25 +90,18 @@ class RowVerdicts:
             >>> table_health(torch.zeros(2, 2)).verdicts.of(0)
             RowVerdict(verdict='cannot tell', because='The row is zero, or holds NaN or infinity.')
         """
-        return RowVerdict(VERDICTS[int(self.verdicts[row])], self._because(row))
-
-    def _because(self, row: int) -> str:
-        """Return why a row has its verdict, as a sentence."""
         noise, nearest = float(self.random.noise_shares[row]), float(self.random.nearest[row])
         distinct = self.random.distinct
         near = "" if nearest != nearest else f" and its nearest cosine {nearest:.2f}"
-        measured = f"Its noise share is {noise:.2f}{near}"
+        as_random = f"Its noise share is {noise:.2f}{near}, as of random rows ({self.random_range()})"
+        differs = f"Its nearest cosine is {nearest:.2f}; random rows have at most {distinct.nearest:.2f}."
+        if noise < distinct.noise_share:
+            differs = f"Its noise share is {noise:.2f}; random rows have {distinct.noise_share:.2f} or more."
         cone = f"(score {float(self.scores[row]):.2f}, threshold 0)"
-        reason = REASONS[int(self.reasons[row])]
-        if reason == "differs from random rows":
-            if noise < distinct.noise_share:
-                return f"Its noise share is {noise:.2f}; random rows have {distinct.noise_share:.2f} or more."
-            return f"Its nearest cosine is {nearest:.2f}; random rows have at most {distinct.nearest:.2f}."
-        if reason == "as random rows":
-            return f"{measured}, as of random rows ({self.random_range()})."
-        if reason == "in doubt":
-            return f"{measured}, as of random rows ({self.random_range()}), but learned rows of this table look alike."
-        sentences: dict[Reason, str] = {
+        because: dict[Reason, str] = {
+            "differs from random rows": differs,
+            "as random rows": f"{as_random}.",
+            "in doubt": f"{as_random}, but learned rows of this table look alike.",
             "not judged": "The table has too few rows or dimensions to compare its rows with random ones.",
             "undecided cone": "It is in a narrow group of rows that may be a cluster of trained tokens.",
             "cone": f"Its direction is inside a narrow cone of rows that no text has moved {cone}.",
@@ -118,7 +112,7 @@ class RowVerdicts:
             "not in the training text": "Its token occurs 0 times in the training text.",
             "no text has its token": "The tokenizer gives its token for no text, and its row was not learned.",
         }
-        return sentences[reason]
+        return RowVerdict(VERDICTS[int(self.verdicts[row])], because[REASONS[int(self.reasons[row])]])
 
     def random_range(self) -> str:
         """Return what random rows have: "noise share 0.55 or more, nearest cosine at most 0.25"."""
@@ -137,8 +131,7 @@ class RowVerdicts:
         """Return the number of rows with each verdict, at most `limit` of their IDs, and the thresholds."""
         counts: JsonObject = {}
         for verdict in VERDICTS:
-            ids = torch.nonzero(self.is_(verdict))[:, 0]
-            counts[verdict.replace(" ", "_")] = {"rows": len(ids), "ids": ids[:limit].tolist()}
+            counts[verdict.replace(" ", "_")] = listed_ids(row_ids(self.is_(verdict)), limit)
         del counts["learned"]["ids"]
         random = {
             "share": self.random.share,

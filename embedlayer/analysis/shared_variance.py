@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.row_reader import RowReader, drawn_ids
 from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import finite_json
 from embedlayer.tables.conversions import TableLike
 
 MOST_OFFSET = 0.9  # share of the squared length of all rows from which on the mean row dominates
@@ -113,7 +114,8 @@ class SharedVariance:
 
     def to_json(self) -> JsonObject:
         """Return the result as a JSON object, with `null` in place of NaN."""
-        return {name: None if value != value else value for name, value in asdict(self).items()}
+        values: JsonObject = finite_json(asdict(self))
+        return values
 
 
 @torch.no_grad()
@@ -122,19 +124,11 @@ def shared_variance(rows: RowReader, usable: Bool[Tensor, " V"]) -> SharedVarian
     count, width = int(usable.sum()), rows.embed_dim
     if not count:
         return SharedVariance(0, math.nan, math.nan, 0, math.nan, math.nan, (), 0, 0)
-    sums = torch.zeros(width, dtype=torch.float64)
-    for chunk in rows.wide_chunks(usable):
-        sums += chunk.sum(0).cpu()
-    mean = sums / count
-    squares = torch.zeros(width, dtype=torch.float64)
-    for chunk in rows.wide_chunks(usable):
-        squares += (chunk.cpu() - mean).square_().sum(0)
-    variance = squares / count
+    mean = rows.total(usable) / count
+    variance = rows.total(usable, lambda chunk: (chunk.cpu() - mean).square_()) / count
     length, total = mean.square() + variance, float(variance.sum())
     constant = variance <= CONSTANT * length
-    ids = torch.nonzero(usable)[:, 0]
-    ids = ids[torch.randperm(count, generator=torch.Generator().manual_seed(0))[:SAMPLED]]
-    sample = rows.take(ids).double()
+    sample = rows.take(drawn_ids(usable, SAMPLED)).double()
     sample = sample - sample.mean(0)
     sample = sample / sample.abs().max().clamp_min(1e-300)
     gram = sample @ sample.T if len(sample) < width else sample.T @ sample

@@ -13,8 +13,7 @@
 | `"part"` | letters inside a word |
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from tokenizers import Tokenizer
@@ -41,12 +40,6 @@ def token_texts(tokenizer: Tokenizer) -> dict[int, str]:
     read = entry_reader(tokenizer)
     entries = ((token, tokenizer.id_to_token(token)) for token in ids)
     return {token: read(entry) for token, entry in entries if entry is not None}
-
-
-def ids_by_text(texts: Mapping[int, str]) -> dict[str, int]:
-    """Return text -> ID for the texts that exactly one token has; `texts` is ID -> text."""
-    count = Counter(texts.values())
-    return {text: token for token, text in texts.items() if count[text] == 1}
 
 
 def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
@@ -86,8 +79,12 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     if can_encode:
         for token in set(written) - reachable(tokenizer, written, [texts[token] for token in written]):
             kinds[token] = "unreachable"
-    if not inner and not isinstance(tokenizer.model, WordLevel):  # whose entries are whole words
-        _mark_parts_of_words(kinds, texts)
+    words = {token for token, kind in enumerate(kinds) if kind == "word"}
+    begin = {token for token in words if texts[token][0].isspace()}
+    # if words begin with a space, others are parts; entries of WordLevel are whole words
+    if begin and not inner and not isinstance(tokenizer.model, WordLevel):
+        for token in words - begin:
+            kinds[token] = "part"
     return kinds
 
 
@@ -118,12 +115,3 @@ def _kind(entry: str, text: str, *, is_part: bool) -> str:
     if not any(map(str.isalpha, text)):
         return "number"
     return "part" if is_part else "word"
-
-
-def _mark_parts_of_words(kinds: list[str], texts: dict[int, str]) -> None:
-    """Change the kind of words that begin without a space from `"word"` to `"part"`, in place."""
-    words = [token for token, kind in enumerate(kinds) if kind == "word"]
-    begin = {token for token in words if texts[token][0].isspace()}
-    if begin:
-        for token in set(words) - begin:
-            kinds[token] = "part"

@@ -33,7 +33,7 @@ from jaxtyping import Bool, Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.row_reader import RowReader, listed_ids
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
 
@@ -101,7 +101,7 @@ class TokenizerFit:
     def to_json(self, limit: int) -> JsonObject:
         """Return the result as a JSON object with at most `limit` of `odd_rows`, as `{"rows": ..., "ids": ...}`."""
         values: JsonObject = finite_json(asdict(self))
-        return {**values, "odd_rows": {"rows": len(self.odd_rows), "ids": list(self.odd_rows[:limit])}}
+        return {**values, "odd_rows": listed_ids(self.odd_rows, limit)}
 
 
 @torch.no_grad()
@@ -117,7 +117,13 @@ def tokenizer_fit(
     pairs = pairs[order]
     sample = rows.take(pairs.flatten()).double()
     mean = sample[sample.isfinite().all(1)].mean(0)
-    fits = {shift: _similarity(rows, pairs + shift, mean) for shift in range(-SHIFTS, SHIFTS + 1)}
+    fits = {}  # the mean cosine of the pairs at each shift, and its standard error
+    for shift in range(-SHIFTS, SHIFTS + 1):
+        cosines = _cosines(rows, pairs + shift, mean)
+        cosines = cosines[cosines.isfinite()]
+        fits[shift] = 0.0, math.inf
+        if len(cosines) >= FEWEST_PAIRS:
+            fits[shift] = float(cosines.mean()), float(cosines.std() / len(cosines) ** 0.5)
     own, error = fits[0]
     best = max(fits, key=lambda shift: fits[shift][0])
     gain, noise = fits[best][0] - own, math.hypot(error, fits[best][1])
@@ -192,15 +198,6 @@ def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _
         if nearest.max() >= (sorts.low + sorts.high) / 2:
             odd += ids[nearest < sorts.low].tolist()
     return tuple(sorted(odd))
-
-
-def _similarity(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> tuple[float, float]:
-    """Return the mean cosine of the two rows of each pair after `mean` is subtracted, and its standard error."""
-    cosines = _cosines(rows, pairs, mean)
-    cosines = cosines[cosines.isfinite()]
-    if len(cosines) < FEWEST_PAIRS:
-        return 0.0, math.inf
-    return float(cosines.mean()), float(cosines.std() / len(cosines) ** 0.5)
 
 
 def _cosines(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> Float[Tensor, " N"]:

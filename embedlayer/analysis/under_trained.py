@@ -23,16 +23,15 @@ Rows without any gradient form no cone: unused rows of an untied input table kee
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.chance import chance_nearest_cosine
+from embedlayer.analysis.geometry import chance_nearest_cosine
 from embedlayer.analysis.nearest import nearest_rows
-from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.row_reader import RowReader, drawn_ids
 from embedlayer.core.errors import ShapeError
 from embedlayer.tables.conversions import TableLike
 
@@ -200,7 +199,12 @@ def under_trained_scores(table: TableLike, counts: Int[Tensor, " V"] | None = No
     edges = [(cone.axis, _cosine(cone.edge_angle)) for cone in accepted]
     if best is not None and not accepted:
         edges = [(best, 1.0)]
-    scores = _scores(rows, edges)
+    scores = torch.full((len(rows),), -1.0, dtype=torch.float64)
+    for axis, edge in edges:
+        excess = _cosines(rows, axis) - edge
+        excess = excess / torch.where(excess > 0, 1 - edge, 1 + edge).clamp_min(1e-12)
+        scores = torch.maximum(scores, excess.nan_to_num(nan=-1.0).clamp(-1.0, 1.0 if edge < 1 else 0.0))
+    scores = scores.float()
     is_undecided = torch.zeros(len(rows), dtype=torch.bool)
     for cone, inside in cones:
         if not any(cone.axis is other.axis for other in accepted):
@@ -216,9 +220,13 @@ def _find_cones(
     """Find narrow cones of rows with a gap around them, clusters of trained rows included."""
     free = usable.clone()
     cones: list[tuple[Cone, Tensor]] = []
-    sample = _sample(rows, free)
+    sample = units(rows.take(drawn_ids(free, SAMPLE)).float())
     fewest = max(FEWEST_SAMPLED, FEWEST * len(sample) // max(1, int(free.sum())))
-    densities = _densities(sample)
+    # how dense the sample is around each of its first rows: the cosine with the 8th and with the 64th nearest row
+    densities = torch.empty(0, 0)
+    if near := [count for count in NEIGHBOURS if count < len(sample)]:
+        seeds = sample[:SEEDS].split(256)
+        densities = torch.cat([(each @ sample.T).topk(near[-1] + 1, dim=1).values[:, near] for each in seeds])
     best: Tensor | None = None
     while len(cones) < MOST_CONES:
         measured = None
@@ -227,8 +235,11 @@ def _find_cones(
             best = candidate if best is None else best
             axis = _refined_axis(sample, present, candidate, fewest)
             measured = None if axis is None else _measure_cone(rows, axis, free)
-            if measured is not None and not any(_overlap(measured[0], cone) for cone, _ in cones):
-                break
+            if measured is not None and not any(
+                float(measured[0].axis @ cone.axis) > _cosine(min(180.0, measured[0].edge_angle + cone.edge_angle))
+                for cone, _ in cones
+            ):
+                break  # it overlaps no earlier cone
             measured = None
         if measured is None:
             break
@@ -251,13 +262,13 @@ def _judged(
     if not cones:
         return [], []
     generator = torch.Generator().manual_seed(0)
-    places = _drawn(usable, JUDGED, generator)
+    places = drawn_ids(usable, JUDGED, generator)
     noises = _noises(rows, places)
-    total = sum_of_units(rows, usable)
+    total = rows.total(usable, units)
     measured = []
     for cone, inside in cones:
-        own, others = sum_of_units(rows, inside), int(usable.sum()) - cone.rows
-        noise = float(_noises(rows, _drawn(inside, JUDGED_INSIDE, generator)).median())
+        own, others = rows.total(inside, units), int(usable.sum()) - cone.rows
+        noise = float(_noises(rows, drawn_ids(inside, JUDGED_INSIDE, generator)).median())
         outside_cosine = float(own @ (total - own)) / (cone.rows * others) if others else math.nan
         absent = None if counts is None else float((counts.cpu()[inside] == 0).double().mean())
         measured.append((replace(cone, noise=noise, outside_cosine=outside_cosine, never_occur=absent), inside))
@@ -267,10 +278,15 @@ def _judged(
     for cone, inside in sorted(measured, key=lambda each: each[0].noise):
         outside = noises[~(explained | inside)[places]]
         contrast = float(outside.quantile(CROWDED)) / cone.noise if len(outside) else math.nan
-        peers = [other for other, _ in measured if other.axis is not cone.axis and _are_peers(cone, other)]
+        peers = sum(  # other cones about as tight, with enough rows to count
+            other.axis is not cone.axis
+            and max(cone.noise, other.noise) < CONTRAST * min(cone.noise, other.noise)
+            and other.rows >= PEER_SHARE * cone.rows
+            for other, _ in measured
+        )
         cone = replace(cone, contrast=contrast)
         is_clustered = contrast * cone.noise < CLUSTERED * by_chance
-        cone = replace(cone, doubt=_doubt(cone, len(peers), cone.rows / int(usable.sum()), is_clustered=is_clustered))
+        cone = replace(cone, doubt=_doubt(cone, peers, cone.rows / int(usable.sum()), is_clustered=is_clustered))
         if cone.doubt:
             undecided.append(cone)
         else:
@@ -304,18 +320,6 @@ def _is_confirmed(cone: Cone) -> bool:
     return cone.never_occur is not None and cone.never_occur >= 0.9
 
 
-def _are_peers(cone: Cone, other: Cone) -> bool:
-    """Return whether another cone has about the same tightness, and enough rows to count beside this one."""
-    ratio = max(cone.noise, other.noise) / min(cone.noise, other.noise)
-    return ratio < CONTRAST and other.rows >= PEER_SHARE * cone.rows
-
-
-def _drawn(mask: Bool[Tensor, " V"], count: int, generator: torch.Generator) -> Int[Tensor, " N"]:
-    """Return at most `count` IDs of rows whose entry in the mask is true, drawn at random."""
-    ids = torch.nonzero(mask)[:, 0]
-    return ids[torch.randperm(len(ids), generator=generator)[:count]]
-
-
 def _noises(rows: RowReader, ids: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Return for each row `sqrt((1 - c) / c)`, with `c` its cosine with its 8th nearest row of the table."""
     return _noise(nearest_rows(rows.table, ids, NEAREST).cosines[:, -1].double())
@@ -325,24 +329,6 @@ def _noise(cosines: Tensor) -> Tensor:
     """Return `sqrt((1 - c) / c)` of cosines, which are limited to where float32 is exact enough for it."""
     cosines = cosines.clamp(1e-3, 1.0)
     return ((1 - cosines) / cosines).sqrt().clamp_min(LEAST_NOISE)
-
-
-def _sample(rows: RowReader, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]:
-    """Return at most `SAMPLE` usable rows of a table, each normalised to length 1, as float32 on the CPU."""
-    ids = torch.nonzero(usable)[:, 0]
-    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:SAMPLE]
-    return F.normalize(rows.take(ids[order]).float(), dim=1)
-
-
-def _densities(sample: Float[Tensor, "M D"]) -> Float[Tensor, "S K"]:
-    """Measure how dense the sample is around each of its first `SEEDS` rows."""
-    places = torch.tensor([count for count in NEIGHBOURS if count < len(sample)], dtype=torch.int64)
-    if not len(places):
-        return torch.empty(0, 0)
-    parts = [
-        (seeds @ sample.T).topk(int(places[-1]) + 1, dim=1).values[:, places] for seeds in sample[:SEEDS].split(256)
-    ]
-    return torch.cat(parts)
 
 
 def _candidates(sample: Float[Tensor, "M D"], densities: Float[Tensor, "S K"]) -> Iterator[Float[Tensor, " D"]]:
@@ -356,7 +342,7 @@ def _candidates(sample: Float[Tensor, "M D"], densities: Float[Tensor, "S K"]) -
                 break
             axis = seeds[seed]
             for _ in range(3):
-                axis = _mean_direction(sample[(sample @ axis).topk(NEIGHBOURS[column] + 1).indices])
+                axis = F.normalize(sample[(sample @ axis).topk(NEIGHBOURS[column] + 1).indices].sum(0), dim=0)
             yield axis
             left[seeds @ axis > 0.7] = -torch.inf
             left[seed] = -torch.inf
@@ -371,8 +357,8 @@ def _refined_axis(
         gap = _gap(cosines[present], fewest)
         if gap is None:
             return None
-        count = int((cosines > _cosine(gap.edge)).sum())
-        middle = _mean_direction(sample[cosines.topk(max(1, count // 2)).indices])
+        count = int((cosines > _cosine(gap[0])).sum())
+        middle = F.normalize(sample[cosines.topk(max(1, count // 2)).indices].sum(0), dim=0)
         settled = bool(middle @ axis > 1 - 1e-7)
         axis = middle
         if settled:
@@ -384,45 +370,28 @@ def _measure_cone(
     rows: RowReader, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
 ) -> tuple[Cone, Bool[Tensor, " V"]] | None:
     """Measure the cone around an axis over all rows of the table."""
-    cosines, gap = _cosines_and_gap(rows, axis, free)
-    if gap is None:
-        return None
-    inner = cosines.topk(max(1, int((cosines > _cosine(gap.edge)).sum()) // 2)).indices
-    axis = F.normalize(sum_of_units(rows, torch.zeros_like(free).index_fill_(0, inner, True)), dim=0).float()
-    cosines, gap = _cosines_and_gap(rows, axis, free)
-    if gap is None:
-        return None
-    inside = cosines > _cosine(gap.edge)
-    count = int(inside.sum())
-    total = float(sum_of_units(rows, inside).square().sum())
+    for is_refined in (False, True):
+        cosines = _cosines(rows, axis).where(free, -2.0)
+        gap = _gap(cosines[free], FEWEST)
+        if gap is None:
+            return None
+        edge, peak, valley = gap
+        inside = cosines > _cosine(edge)
+        count = int(inside.sum())
+        if not is_refined:  # the axis becomes the mean direction of the inner half
+            inner = torch.zeros_like(free).index_fill_(0, cosines.topk(max(1, count // 2)).indices, True)
+            axis = F.normalize(rows.total(inner, units), dim=0).float()
+    total = float(rows.total(inside, units).square().sum())
     angle = math.degrees(math.acos(min(1.0, float(cosines[inside].median()))))
     similarity = (total - count) / (count * (count - 1))  # |sum of units|^2 = count + the cosines of all pairs
-    return Cone(axis, count, angle, gap.edge, min(1.0, similarity), peak=gap.peak, valley=gap.valley), inside
+    return Cone(axis, count, angle, edge, min(1.0, similarity), peak=peak, valley=valley), inside
 
 
-def _cosines_and_gap(
-    rows: RowReader, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
-) -> tuple[Float[Tensor, " V"], "_Gap | None"]:
-    """Return the cosines of rows with an axis, and the gap at which the cone around the axis ends."""
-    cosines = _cosines(rows, axis).where(free, -2.0)
-    return cosines, _gap(cosines[free], FEWEST)
+def _gap(cosines: Float[Tensor, " N"], fewest: int) -> tuple[float, float, float] | None:
+    """Find the gap between the cone around an axis and the other rows; `None` if there is no cone.
 
-
-def _overlap(cone: Cone, earlier: Cone) -> bool:
-    """Return whether the angle between the axes of two cones is below the sum of their edge angles."""
-    return float(cone.axis @ earlier.axis) > _cosine(min(180.0, cone.edge_angle + earlier.edge_angle))
-
-
-class _Gap(NamedTuple):
-    """Where a cone ends: the angle in degrees, and the rows per degree at the peak inside and in the gap beyond."""
-
-    edge: float
-    peak: float
-    valley: float
-
-
-def _gap(cosines: Float[Tensor, " N"], fewest: int) -> _Gap | None:
-    """Return the gap between the cone around an axis and the other rows, or `None` if there is no cone."""
+    Return the angle at which it begins, in degrees, and the rows per degree at the peak inside and in the gap.
+    """
     degrees = torch.rad2deg(cosines.double().clamp(-1.0, 1.0).arccos()).long().clamp_max(179)
     counts = torch.bincount(degrees, minlength=180).double()
     density = _smoothed(counts, torch.tensor([0.25, 0.5, 0.25]))
@@ -436,7 +405,7 @@ def _gap(cosines: Float[Tensor, " N"], fewest: int) -> _Gap | None:
     if not rises.any():
         return None
     valley = float(beyond[: int(rises.double().argmax()) + 1].min())
-    return _Gap(float(edge), float(peaks.values[edge]), valley)
+    return float(edge), float(peaks.values[edge]), valley
 
 
 def _smoothed(counts: Float[Tensor, " N"], weights: Float[Tensor, " K"]) -> Float[Tensor, " N"]:
@@ -444,16 +413,6 @@ def _smoothed(counts: Float[Tensor, " N"], weights: Float[Tensor, " K"]) -> Floa
     padded = F.pad(counts[None, None], (len(weights) // 2,) * 2, mode="replicate")
     smooth: Tensor = F.conv1d(padded, weights.to(counts)[None, None])[0, 0]
     return smooth
-
-
-def _scores(rows: RowReader, edges: list[tuple[Tensor, float]]) -> Float[Tensor, " V"]:
-    """Return the under-training score of each row: its largest score over the cones, -1 without a cone."""
-    scores = torch.full((len(rows),), -1.0, dtype=torch.float64)
-    for axis, edge in edges:
-        excess = _cosines(rows, axis) - edge
-        excess = excess / torch.where(excess > 0, 1 - edge, 1 + edge).clamp_min(1e-12)
-        scores = torch.maximum(scores, excess.nan_to_num(nan=-1.0).clamp(-1.0, 1.0 if edge < 1 else 0.0))
-    return scores.float()
 
 
 def _cosines(rows: RowReader, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
@@ -467,17 +426,9 @@ def _cosines(rows: RowReader, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
     return torch.cat(parts).nan_to_num(nan=torch.nan, posinf=torch.nan, neginf=torch.nan).clamp(-1.0, 1.0)
 
 
-def sum_of_units(rows: RowReader, chosen: Bool[Tensor, " V"]) -> Float[Tensor, " D"]:
-    """Return the sum of the chosen rows, each normalised to length 1, in float64."""
-    total = torch.zeros(rows.embed_dim, dtype=torch.float64)
-    for chunk in rows.wide_chunks(chosen):
-        total += F.normalize(chunk, dim=1).sum(0).cpu()
-    return total
-
-
-def _mean_direction(units: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
-    """Return the unit vector in the direction of the mean of some unit rows."""
-    return F.normalize(units.sum(0), dim=0)
+def units(rows: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    """Return rows normalised to length 1."""
+    return F.normalize(rows, dim=1)
 
 
 def _cosine(degrees: float) -> float:

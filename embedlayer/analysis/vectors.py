@@ -4,6 +4,8 @@
 factorised or quantised table is searched without being written out.
 """
 
+import json
+import operator
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, Float32
+from tokenizers import Tokenizer, models
 from torch import Tensor
 
 from embedlayer.analysis.evaluation.judgements import (
@@ -25,16 +28,16 @@ from embedlayer.analysis.evaluation.judgements import (
 from embedlayer.analysis.nearest import cosines_with, table_cosines
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_classes import token_texts
-from embedlayer.analysis.token_names import Token, TokenNames
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
 from embedlayer.losses.largest import top_k
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.conversions import TableLike
-from embedlayer.tokenization.bytes import token_text
+from embedlayer.tokenization.bytes import decode_readable, token_text
 from embedlayer.tokenization.ids import require_rows
-from embedlayer.tokenization.tokenizer_calls import as_tokenizer, pure_tokenizer
-from embedlayer.tokenization.words import word_tokenizer
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer
+from embedlayer.tokenization.words import unknown_word, word_tokenizer
 
+Token: TypeAlias = str | int | bytes | np.integer[Any]  # a token by its text, its ID, or its bytes
 Vector: TypeAlias = Tensor | npt.NDArray[Any]  # a vector `(D,)`
 
 Query: TypeAlias = Token | Vector | tuple[Token | Vector, float]
@@ -44,6 +47,8 @@ Neighbors: TypeAlias = list[tuple[str, float]] | Float[np.ndarray, " V"]
 """`(readable text, cosine)`, nearest first; with `topn=None`, the cosine of every row."""
 
 Key = TypeVar("Key", str, int, bytes)
+
+LISTED = 8  # most tokens that an error lists
 
 
 class TokenVectors:
@@ -80,10 +85,7 @@ class TokenVectors:
             tokenizer, table = table.require_tokenizer() if tokenizer is None else tokenizer, table.table
         self._rows = RowReader(table)
         if tokenizer is None:
-            raise TokenizerError(
-                "A table alone has no names of rows: pass its tokenizer or a list of their names, or what open_model "
-                "returned, TokenVectors(open_model(source))."
-            )
+            raise TokenizerError("A table alone has no names: pass its tokenizer, or TokenVectors(open_model(source)).")
         if isinstance(tokenizer, list | tuple):
             if len(tokenizer) != len(self._rows):
                 raise SizeError(f"The table has {len(self._rows)} rows and {len(tokenizer)} names: pass one for each.")
@@ -95,7 +97,6 @@ class TokenVectors:
         if sum(has_token) < tokenizer.get_vocab_size():  # an entry has another one's ID, or one outside the table
             require_rows(tokenizer, self.vocab_size)
         self._has_token = torch.tensor(has_token, dtype=torch.bool)
-        self._names = TokenNames(tokenizer, self.vocab_size, sum(has_token))
 
     @property
     def vector_size(self) -> int:
@@ -147,7 +148,56 @@ class TokenVectors:
         Raises:
             UnknownTokenError: The ID is outside the table; or the text is several tokens, none, or unknown.
         """
-        return self._names.id_of(token)
+        if not isinstance(token, str | bytes):
+            index = operator.index(token)
+            if not 0 <= index < self.vocab_size:
+                rows = f"{self.vocab_size} rows (0..{self.vocab_size - 1})"
+                raise UnknownTokenError(f"Token id {index} is outside this table of {rows}.")
+            return index
+        text = token if isinstance(token, str) else decode_readable(token)
+        has_all_words = self._is_of_words and unknown_word(self.tokenizer, text) is None
+        encoding = encode(self.tokenizer if has_all_words else self._encoder, text)
+        if len(encoding.ids) == 1:
+            entry = self.tokenizer.id_to_token(encoding.ids[0])
+            # Unigram writes an unknown word itself as the text of the unknown token
+            if entry == encoding.tokens[0] and entry != getattr(self.tokenizer.model, "unk_token", None):
+                return int(encoding.ids[0])
+        literal = self.tokenizer.token_to_id(text)
+        if literal is None and self.index_to_key.count(text) == 1:
+            literal = self.key_to_index[text]
+        if literal is not None:
+            return int(literal)
+        if len(encoding.ids) > 1 and not self._is_of_words:
+            shown = [f"{token!r} (#{index})" for token, index in zip(encoding.tokens, encoding.ids, strict=True)]
+            tokens = ", ".join(shown[:LISTED]) + ", ..." * (len(shown) > LISTED)
+            respaced = text.lstrip(" ") if text.startswith(" ") else f" {text}"
+            hint = f"Pass one of them, by text or ID; spaces count, so {respaced!r} may be one token."
+            raise UnknownTokenError(f"{text!r} is {len(shown)} tokens to this tokenizer: {tokens}.\n{hint}")
+        read = f"; it is read as {encoding.tokens[0]!r}" if encoding.ids and not self._is_of_words else ""
+        hint = "Pass a token that is, by text or ID (in a command such as '#0')."
+        raise UnknownTokenError(f"{text!r} is not among the {len(self):,} tokens{read}.\n{hint}")
+
+    @cached_property
+    def _is_of_words(self) -> bool:
+        """Return whether the tokens are whole words as they are, such as those of a file of vectors."""
+        is_plain = isinstance(self.tokenizer.model, models.WordLevel) and self.tokenizer.normalizer is None
+        return is_plain and not self.tokenizer.get_added_tokens_decoder()
+
+    @cached_property
+    def _encoder(self) -> Tokenizer:
+        """Return a tokenizer that also encodes unknown words: as an ID that no token has."""
+        if isinstance(self.tokenizer.model, models.BPE):  # leaves out what it does not know
+            return self.tokenizer
+        content = json.loads(self.tokenizer.to_str())
+        model, unknown = content["model"], self.vocab_size
+        if model["type"] in ("WordLevel", "WordPiece") and model["unk_token"] not in model["vocab"]:
+            model["vocab"][model["unk_token"]] = unknown
+        elif model["type"] == "Unigram" and model["unk_id"] is None:
+            model["unk_id"] = len(model["vocab"])
+            model["vocab"].append(["<unknown>", 0.0])
+        else:
+            return self.tokenizer
+        return Tokenizer.from_str(json.dumps(content))
 
     def has_index_for(self, key: Token) -> bool:
         """Return whether `key` names a token; see `id_of`."""
@@ -168,8 +218,6 @@ class TokenVectors:
         Raises:
             UnknownTokenError: A word is not a token of the table, see `id_of`.
         """
-        if not len(ws1) or not len(ws2):
-            raise SizeError("n_similarity compares two lists of tokens, and one of them is empty.")
         one, other = (self[list(words)].mean(0) for words in (ws1, ws2))
         return float(cosines_with(one[None], other[None]))
 
@@ -229,7 +277,7 @@ class TokenVectors:
             clip_end: ID after the last one to search; `None` or 0 for the end of the table. Negative clips count from
                 the end.
             restrict_vocab: Search only IDs below this number, where tokenizers keep frequent tokens; it overrides
-                `clip_start` and `clip_end`.
+                `clip_start` and `clip_end`; `None` or 0 for no such number.
             indexer: Must be `None`: the search is exact.
 
         Returns:
@@ -310,8 +358,6 @@ class TokenVectors:
         Raises:
             UnknownTokenError: A key is not a token of the table, see `id_of`.
         """
-        if not keys_list:
-            raise SizeError("most_similar_to_given chooses from a list of keys; found none.")
         return max(keys_list, key=lambda key: self.similarity(key1, key))
 
     def closer_than(self, key1: Token, key2: Token) -> list[str]:
@@ -357,8 +403,6 @@ class TokenVectors:
         if len(keys) == 0:
             raise SizeError("A mean needs at least one key; found none.")
         weights = [1.0] * len(keys) if weights is None else list(weights)
-        if len(weights) != len(keys):
-            raise SizeError(f"There must be one weight for each of the {len(keys)} keys; found {len(weights)}.")
         mean, total = torch.zeros(self.embed_dim, dtype=torch.float64), 0.0
         for key, weight in zip(keys, weights, strict=True):
             if isinstance(key, Tensor | np.ndarray):
@@ -423,7 +467,11 @@ class TokenVectors:
         self, queries: Query | Sequence[Query] | None, weight: float
     ) -> Iterator[tuple[Float[Tensor, " D"], float, int | None]]:
         """Yield `(vector, weight, token ID)` for each item of a query."""
-        for item in _as_list(queries):
+        is_one = isinstance(queries, str | int | bytes | np.integer) or (
+            isinstance(queries, Tensor | np.ndarray) and queries.ndim < 2
+        )
+        items: Any = [queries] if is_one else [] if queries is None else queries
+        for item in items:
             token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
             index = None
             if isinstance(token, Tensor | np.ndarray):
@@ -438,15 +486,11 @@ class TokenVectors:
 
     def _ends(self, clip_start: int, clip_end: int | None, restrict_vocab: int | None) -> tuple[int, int]:
         """Return the range of IDs to search: the first ID, and the ID after the last one."""
-        if restrict_vocab is not None:
-            if restrict_vocab < 1:
-                raise SizeError(f"restrict_vocab is a number of IDs, at least 1; found {restrict_vocab}.")
+        if restrict_vocab:
             clip_start, clip_end = 0, restrict_vocab
         start, stop, _ = slice(clip_start, clip_end or None).indices(self.vocab_size)
         if start >= stop:
-            raise SizeError(
-                f"There is no ID from clip_start {clip_start} to clip_end {clip_end} in a table of {self.vocab_size}."
-            )
+            raise SizeError(f"There is no ID from {clip_start} to {clip_end} in a table of {self.vocab_size} rows.")
         return start, stop
 
     @torch.no_grad()
@@ -471,16 +515,6 @@ class TokenVectors:
     def _words(self) -> dict[str, int]:
         """Return the words that are a single token each, as word -> row ID; see `analysis.whole_words`."""
         return whole_words(self.tokenizer, self.vocab_size)
-
-
-def _as_list(queries: Query | Sequence[Query] | None) -> list[Query]:
-    if queries is None:
-        return []
-    if isinstance(queries, str | int | bytes | np.integer) or (
-        isinstance(queries, Tensor | np.ndarray) and queries.ndim < 2
-    ):
-        return [queries]
-    return list(queries)
 
 
 def _unit(vector: Float[Tensor, "D"]) -> Float[Tensor, "D"]:

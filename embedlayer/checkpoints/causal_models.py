@@ -9,7 +9,6 @@ from torch import nn
 
 from embedlayer.checkpoints.patching import patch
 from embedlayer.core.errors import CheckpointError, require, transformers_errors
-from embedlayer.core.formatting import a_or_an
 
 NAMED = 3
 """Number of tensors that an error names."""
@@ -21,17 +20,21 @@ def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu")
     options = {"local_files_only": True, "trust_remote_code": False}
     with transformers_errors(f"load {folder} as a causal language model"):
         config = transformers.AutoConfig.from_pretrained(folder, **options)
-        _require_causal(transformers, folder, config)
+        causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        written = next(iter(config.architectures or ()), None)
+        if causal is None or (
+            written not in (None, causal.__name__)
+            and hasattr(transformers, written)  # else a name that code of the folder or an older release had
+            and causal.config_class is type(config)  # else the language model of a multimodal one
+        ):
+            raise CheckpointError(f"{folder} is no causal language model: {written or f'type {config.model_type}'}.")
         options |= attention_options(config)
         model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype="auto", use_safetensors=True, output_loading_info=True, **options
         )
     count, names = missing_tensors(loaded)
     if count:
-        raise CheckpointError(
-            f"{folder} lacks {count:,} tensors of a whole {type(model).__name__} ({names}), which transformers would "
-            f"fill with random numbers."
-        )
+        raise CheckpointError(f"{folder} lacks {count:,} tensors of a whole {type(model).__name__} ({names}).")
     return cast(nn.Module, patch(model.to(device).eval()))
 
 
@@ -44,19 +47,3 @@ def missing_tensors(loaded: Mapping[str, Any]) -> tuple[int, str]:
     """Return how many tensors transformers has filled with random numbers, and the first names as text."""
     missing = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
     return len(missing), ", ".join([*missing[:NAMED], *["..."] * (len(missing) > NAMED)])
-
-
-def _require_causal(transformers: Any, folder: Path | str, config: Any) -> None:
-    """Raise a `CheckpointError` unless a folder's class is, or contains, the causal language model of its type."""
-    causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    written = next(iter(config.architectures or ()), None)
-    if causal is not None and (
-        written in (None, causal.__name__)
-        or not hasattr(transformers, written)  # a name that code of the folder or an older release had
-        or causal.config_class is not type(config)  # the language model of a multimodal one
-    ):
-        return
-    kind = a_or_an(written) if written else f"a model of type {config.model_type}"
-    raise CheckpointError(
-        f"{folder} is {kind}, which is no causal language model: it does not predict each token from those before it."
-    )

@@ -41,9 +41,8 @@ from embedlayer.heads.output import OutputHead
 from embedlayer.heads.peft import ChildReference
 from embedlayer.heads.prediction import PredictionHead, build_head, build_part, describe_head, part_config
 from embedlayer.inputs.codes import CodeStreams, StreamLookup
-from embedlayer.inputs.decoder_input import DecoderInput
 from embedlayer.inputs.embedding import UnscaledLookup, sequence_of
-from embedlayer.inputs.parts import PredictionStreams, TokenDropout, TypeTables
+from embedlayer.inputs.parts import DecoderInput, PredictionStreams, TokenDropout, TypeTables
 from embedlayer.inputs.per_layer import PerLayerInputs
 from embedlayer.inputs.steps import EmbeddingStep, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.io.files import JsonObject
@@ -456,8 +455,7 @@ class EmbeddingLayer(Pretrained):
         if kind is None:
             return self.position
         if kind not in self.other_positions:
-            known = ", ".join(self.other_positions) or "none"
-            raise SizeError(f"No layers of kind {kind!r} have positions of their own; other kinds here: {known}.")
+            raise SizeError(f"No layers of kind {kind!r} have positions of their own, only {[*self.other_positions]}.")
         return cast(Position, self.other_positions[kind])
 
     def position_of_block(self, block: int, *, encoder: bool = False) -> Position:
@@ -470,8 +468,6 @@ class EmbeddingLayer(Pretrained):
         blocks = self.encoder_block_positions if encoder else self.block_positions
         if not blocks:
             return self.position
-        if not -len(blocks) <= block < len(blocks):
-            raise SizeError(f"There is no block {block}: this layer belongs to {len(blocks)} blocks.")
         return self.position_of(blocks[block] or None)
 
     def window_of_block(self, block: int) -> int | None:
@@ -487,8 +483,6 @@ class EmbeddingLayer(Pretrained):
             (512, None)
         """
         types = self.layer_types
-        if types and not -len(types) <= block < len(types):
-            raise SizeError(f"There is no block {block}: this layer belongs to {len(types)} blocks.")
         kind = types[block] if types else None
         if kind == "full_attention":
             return None
@@ -596,30 +590,23 @@ def load(
         if final_norm and layer.final_norm is None:
             raise CheckpointError(f"{checkpoint.name} was saved without its final norm: leave out final_norm=True.")
     else:
-        layer = _read_layer(checkpoint, dtype, device, table_only, per_layer=per_layer, final_norm=final_norm)
+        try:
+            if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
+                checkpoint.config = meta_config(checkpoint)
+            model = checkpoint_model(checkpoint, dtype, device, table_only=table_only)
+            parts = {"per_layer": per_layer, "final_norm": final_norm}
+            layer = build_with_tensors(model, lambda: EmbeddingLayer(**read_layer_arguments(model, **parts)))
+        except CheckpointError as error:
+            if isinstance(table_only, str):
+                raise
+            advice = table_advice(checkpoint, is_found=not table_only and finds_table(checkpoint))
+            refused = CheckpointError(f"{error} {advice}".rstrip())
+            refused.advice = advice
+            raise refused from error
+        layer.load_record = load_record(model)
     layer._checkpoint = checkpoint
     for note in layer.load_record.notes[bool(table_only) :]:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
-    return layer
-
-
-def _read_layer(
-    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, table_only: bool | str, **parts: bool
-) -> EmbeddingLayer:
-    """Read a checkpoint of another library; see `load` for the arguments and errors."""
-    try:
-        if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
-            checkpoint.config = meta_config(checkpoint)
-        model = checkpoint_model(checkpoint, dtype, device, table_only=table_only)
-        layer = build_with_tensors(model, lambda: EmbeddingLayer(**read_layer_arguments(model, **parts)))
-    except CheckpointError as error:
-        if isinstance(table_only, str):
-            raise
-        advice = table_advice(checkpoint, is_found=not table_only and finds_table(checkpoint))
-        refused = CheckpointError(f"{error} {advice}".rstrip())
-        refused.advice = advice
-        raise refused from error
-    layer.load_record = load_record(model)
     return layer
 
 

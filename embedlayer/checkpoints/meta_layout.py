@@ -35,9 +35,7 @@ def meta_config(checkpoint: Checkpoint) -> JsonObject:
     if "n_heads" not in params:
         file = checkpoint.file(PARAMS)
         if file is None:
-            raise CheckpointError(
-                f"{source} has no n_heads in its metadata and no {PARAMS} beside it. Copy the model's {PARAMS} there."
-            )
+            raise CheckpointError(f"{source} has no n_heads in its metadata and no {PARAMS}. Copy the model's there.")
         params, source = read_json(file), str(file)
         _require_known(source, params, (*META_PARAMS, *BLOCK_PARAMS, *FIXED_PARAMS), "")
     for key, allowed in FIXED_PARAMS.items():
@@ -48,7 +46,14 @@ def meta_config(checkpoint: Checkpoint) -> JsonObject:
     assert family is not None
     query_rows = sum(checkpoint.info(META_TENSORS[QUERY].format(0)).shape[:1])
     refused_keys = ("quantization", "moe")
-    base = _base(params)
+    theta = re.search(r"theta ([\d.]+)", str(params.get("rope", "")))  # llama2.c's export
+    base = None
+    if params.get("rope_theta") is not None:
+        base = params["rope_theta"]
+    elif theta is not None:
+        base = _parse(theta[1])
+    elif "head_dim" in params:  # Mistral's code has defaults
+        base = MISTRAL_BASES["without a window" if params.get("sliding_window") is None else "with a window"]
     return {
         "model_type": META_LLAMA,
         **{own: params[own] for own, _ in family.aliases if params.get(own) is not None},
@@ -62,18 +67,6 @@ def meta_config(checkpoint: Checkpoint) -> JsonObject:
     }
 
 
-def _base(params: JsonObject) -> object:
-    """Return the rotary base that `params.json` or metadata state, or the default of Mistral's code."""
-    if params.get("rope_theta") is not None:
-        return params["rope_theta"]
-    theta = re.search(r"theta ([\d.]+)", str(params.get("rope", "")))  # llama2.c's export
-    if theta is not None:
-        return _parse(theta[1])
-    if "head_dim" not in params:
-        return None
-    return MISTRAL_BASES["without a window" if params.get("sliding_window") is None else "with a window"]
-
-
 def _rope_parameters(source: str, params: JsonObject, base: object) -> JsonObject | None:
     """Return transformers' `rope_parameters` for Mistral's `yarn` and `llama_4_scaling`; `None` without both."""
     yarn, queries = params.get("yarn"), params.get("llama_4_scaling")
@@ -84,9 +77,7 @@ def _rope_parameters(source: str, params: JsonObject, base: object) -> JsonObjec
             raise CheckpointError(f"{source}: {name} must have the keys {', '.join(keys)}, not {part!r}.")
         _require_known(source, part, keys, f"{name}.")
     if queries is not None and (yarn is None or yarn[ORIGINAL_LENGTH] != queries[ORIGINAL_LENGTH]):
-        raise CheckpointError(
-            f"{source}: llama_4_scaling needs a yarn with the same {ORIGINAL_LENGTH}; found {yarn!r}."
-        )
+        raise CheckpointError(f"{source}: llama_4_scaling needs a yarn of the same {ORIGINAL_LENGTH}; found {yarn!r}.")
     if yarn is None:
         return None
     if yarn["apply_scale"] is not False:

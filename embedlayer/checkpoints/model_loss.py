@@ -64,9 +64,7 @@ def _forward(
     weights = _Weights(token_weights)
     outputs = forward(*args, token_weights=weights, **kwargs)
     if not weights.are_used:
-        raise SizeError(
-            f"{a_or_an(model)} computed no loss with token_weights. See docs/errors.md, Losses of the model's own code."
-        )
+        raise SizeError(f"{a_or_an(model)} ignored token_weights: docs/errors.md, Losses of the model's own code.")
     return outputs
 
 

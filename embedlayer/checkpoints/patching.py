@@ -118,15 +118,26 @@ def patch(
     old_tables, old_heads = ([] if old_bags else _look_ups(model)), _heads(model)
     if (old_tables or old_heads or old_bags) and has_fsdp_modules(model):
         raise CheckpointError("FSDP gathers parameters for the modules it was given: patch before fully_shard.")
-    if row_sparse and not old_bags:
-        _refuse_tied(old_tables, model)
-    if (head_dtype is not None or batch_invariant) and not old_heads:
-        _refuse_options(model)
+    asks_of_heads = head_dtype is not None or batch_invariant
+    if (row_sparse and not old_tables and not old_bags) or (asks_of_heads and not old_heads):
+        raise CheckpointError(
+            f"The {type(model).__name__} is patched already, or has no LM head that is an nn.Linear: unpatch it first, "
+            f"or leave out row_sparse, head_dtype and batch_invariant."
+        )
+    if row_sparse and (name := name_of_tied_module(model, [table.weight for table in old_tables])):
+        raise CheckpointError(f"{name} shares the table's weight, and its gradient is dense: leave out row_sparse.")
     tables = [(old, _table_like(old, row_sparse=row_sparse)) for old in old_tables]
     bags = [(old, Bag.from_embedding_bag(old, row_sparse=row_sparse or old.sparse)) for old in old_bags]
     report = LogitsReport(type(model).__name__)
-    products = {"head_dtype": head_dtype, "batch_invariant": batch_invariant}
-    heads = [(old, _head_like(old, report, _model_options(model, old), products)) for old in old_heads]
+    products: dict[str, Any] = {"head_dtype": head_dtype, "batch_invariant": batch_invariant}
+    heads: list[tuple[nn.Module, OutputHead]] = []
+    for linear in old_heads:
+        with torch.device("meta"):
+            head = OutputHead(linear.in_features, linear.out_features, bias=linear.bias is not None, **products)
+        head._parameters.clear()
+        head._parameters.update(linear._parameters)  # transformers ties and saves a tied weight under this name
+        head.logits_report, head.model_options = report, _model_options(model, linear)
+        heads.append((linear, head))
     for old, new in (*tables, *heads, *bags):
         _swap(model, old, new)
         set_own_attribute(new, REPLACED, old)
@@ -158,8 +169,17 @@ def unpatch(model: Model) -> Model:
         CheckpointError: Rows of a table are trained separately and not merged, or `replace_table` has put in a table
             that transformers has no module for. The model is then unchanged.
     """
-    _refuse_other_tables(model)
-    for ours in modules_with(model, REPLACED):
+    replaced = modules_with(model, REPLACED)
+    is_patched = bool(replaced) or own_attribute(model, RESIZE) is not None
+    for name, module in model.named_modules() if is_patched else ():
+        if isinstance(module, TokenTable) and not isinstance(module, TokenEmbedding):
+            remedy = "unpatch the model before replace_table"
+            if isinstance(module, DeltaEmbedding):
+                is_prepared = modules_with(model, TRAINED_BEFORE)
+                call = "embedlayer.vocab.merge_rows(model)" if is_prepared else f"model.{name} = model.{name}.merge()"
+                remedy = f"call {call} before unpatch"
+            raise CheckpointError(f"{name} is {a_or_an(module)}, which transformers cannot store: {remedy}.")
+    for ours in replaced:
         original: Any = own_attribute(ours, REPLACED)
         table = ours.table if isinstance(ours, Bag) else ours
         if isinstance(table, TokenEmbedding):
@@ -182,28 +202,10 @@ def unpatch(model: Model) -> Model:
     return model
 
 
-def _refuse_other_tables(model: nn.Module) -> None:
-    """Check that a patched model has no table that `unpatch` cannot replace by a module of transformers."""
-    if own_attribute(model, RESIZE) is None and not modules_with(model, REPLACED):
-        return
-    for name, module in model.named_modules():
-        if isinstance(module, DeltaEmbedding):
-            is_prepared = modules_with(model, TRAINED_BEFORE)
-            call = "embedlayer.vocab.merge_rows(model)" if is_prepared else f"model.{name} = model.{name}.merge()"
-            raise CheckpointError(f"{name} is a DeltaEmbedding: call {call} before unpatch. Nothing was changed.")
-        if isinstance(module, TokenTable) and not isinstance(module, TokenEmbedding):
-            raise CheckpointError(
-                f"{name} is {a_or_an(module)}, which no module of transformers can store: unpatch the model "
-                f"before replace_table, which has the dense rows. Nothing was changed."
-            )
-
-
 def _bags(model: nn.Module) -> list[nn.EmbeddingBag]:
     """Return each `nn.EmbeddingBag` inside a model, which `patch` replaces."""
     if isinstance(model, nn.EmbeddingBag):
-        raise CheckpointError(
-            "This is the nn.EmbeddingBag itself: call embedlayer.tables.Bag.from_embedding_bag(module)."
-        )
+        raise CheckpointError("This is an nn.EmbeddingBag: call embedlayer.tables.Bag.from_embedding_bag(module).")
     return [each for each in model.modules() if isinstance(each, nn.EmbeddingBag)]
 
 
@@ -244,17 +246,6 @@ def _heads(model: nn.Module) -> list[nn.Linear]:
     return [each for each in linear if id(each) in heads or id(each.weight) in weights]
 
 
-def _refuse_tied(tables: list[nn.Embedding], model: nn.Module) -> None:
-    """Raise a `CheckpointError` if row-sparse gradients are impossible: they need tables that are only looked up."""
-    if not tables:
-        raise CheckpointError("The model is patched already: unpatch it first, then patch it with row_sparse=True.")
-    if name := name_of_tied_module(model, [table.weight for table in tables]):
-        raise CheckpointError(
-            f"{name} shares the table's weight, and its logits send a gradient to every row, so row_sparse=True is "
-            f"impossible here. Leave it out, or give the model an untied head (tie_word_embeddings=False)."
-        )
-
-
 def name_of_tied_module(model: nn.Module, weights: Iterable[Tensor]) -> str:
     """Return the name of a module of a model that has the weight of a table and is no embedding; empty if none has."""
     ids = {id(weight) for weight in weights}
@@ -262,25 +253,12 @@ def name_of_tied_module(model: nn.Module, weights: Iterable[Tensor]) -> str:
     return next((name for name, module in others if any(id(p) in ids for p in module._parameters.values())), "")
 
 
-def _refuse_options(model: nn.Module) -> None:
-    """Raise the `CheckpointError` of options of LM heads for a model without a head that `patch` can replace."""
-    patched = any(isinstance(each, OutputHead) for each in model.modules())
-    raise CheckpointError(
-        "The model is patched already: unpatch it first, then patch it with head_dtype or batch_invariant."
-        if patched
-        else f"head_dtype and batch_invariant are options of an LM head, and {a_or_an(model)} has none that is "
-        f"an nn.Linear: leave them out."
-    )
-
-
 def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
     """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`."""
     if not _is_known(old):
         raise CheckpointError(f"What {a_or_an(old)} does beyond look-up and scale is unknown: it is not patched.")
     if old.max_norm is not None or old.scale_grad_by_freq or old.sparse or own_attribute(old, "forward") is not None:
-        raise CheckpointError(
-            "TokenEmbedding has no max_norm or scale_grad_by_freq; patch before hooks replace a forward (accelerate)."
-        )
+        raise CheckpointError("TokenEmbedding has no max_norm, scale_grad_by_freq, sparse, or replaced forward.")
     scale, rounded = _scale_of(old)
     table = TokenEmbedding(
         old.num_embeddings,
@@ -328,18 +306,6 @@ def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
     return (float(scales[0]) if scales else None), bool(scales) and isinstance(scales[-1], Tensor)
 
 
-def _head_like(
-    old: nn.Linear, report: LogitsReport, options: ModelLogitOptions, products: dict[str, Any]
-) -> OutputHead:
-    """Return an `OutputHead` with deferred logits, whose weight and bias are the parameters of a linear layer."""
-    with torch.device("meta"):
-        head = OutputHead(old.in_features, old.out_features, bias=old.bias is not None, **products)
-    head._parameters.clear()
-    head._parameters.update(old._parameters)  # transformers ties and saves a tied weight under this name
-    head.logits_report, head.model_options = report, options
-    return head
-
-
 def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
     """Return what a model does to its logits outside a head, as the record of its family says."""
     owners = [part for part in model.modules() if old in _call_getters(part, "get_output_embeddings", inside=False)]
@@ -362,7 +328,11 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
     if spec.columns or rows < old.out_features:
         reason = f"The logits of model type {model_type!r} are not those of its head's rows"
         return ModelLogitOptions(unknown=reason, is_partial=bool(spec.columns))
-    bias = _tensor_of(owner, spec.bias) if old.bias is None else None
+    bias = None
+    if old.bias is None:
+        names = (name for name, _ in (*owner.named_parameters(), *owner.named_buffers()))
+        own = next((name for name in names if any(f".{name}".endswith(f".{end}") for end in spec.bias)), None)
+        bias = None if own is None else ChildReference(owner.get_submodule(own.rpartition(".")[0]), own.split(".")[-1])
     try:
         factors = logit_factors(spec, config, old.in_features)
         return ModelLogitOptions(**factors, bias=bias, scales_hidden=spec.scales_hidden)
@@ -370,21 +340,12 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
         return ModelLogitOptions(unknown=f"The configuration does not say what the model does to its logits ({error})")
 
 
-def _tensor_of(model: nn.Module, names: tuple[str, ...]) -> ChildReference | None:
-    """Refer to the parameter or buffer whose name ends with one of `names`; `None` if there is none."""
-    for name, _ in (*model.named_parameters(), *model.named_buffers()):
-        if any(f".{name}".endswith(f".{end}") for end in names):
-            parent, _, leaf = name.rpartition(".")
-            return ChildReference(model.get_submodule(parent), leaf)
-    return None
-
-
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
     """Resize the vocabulary of a patched model with transformers' method, then patch the modules it created."""
     if not _have_weights(model):
         raise CheckpointError(
-            f"transformers cannot resize {a_or_an(model.get_input_embeddings())}. If rows are trained separately, call "
-            f"embedlayer.vocab.merge_rows(model) before; resize a model before its table is compressed."
+            f"transformers cannot resize {a_or_an(model.get_input_embeddings())}: embedlayer.vocab.merge_rows(model), "
+            f"or resize the model before its table is compressed."
         )
     heads = {name: module for name, module in model.named_modules() if isinstance(module, OutputHead)}
     for module in model.modules():

@@ -74,9 +74,7 @@ class _Hub(CheckpointFolder):
         try:
             hub = require("huggingface_hub", extra="hf")
         except MissingExtraError as error:
-            raise MissingExtraError(
-                f"There is no folder or file {self.name!r} here. To search the hub: {error}"
-            ) from error
+            raise MissingExtraError(f"There is no {self.name!r} here. To search the hub: {error}") from error
         errors = require("huggingface_hub.errors", extra="hf")
         if self.online is None:
             self.online = self._is_online()
@@ -101,15 +99,18 @@ class _Hub(CheckpointFolder):
         constants = require("huggingface_hub.constants", extra="hf")
         if constants.HF_HUB_OFFLINE:
             return False
+        target = urlsplit(constants.ENDPOINT)
+        proxies = {} if proxy_bypass(target.hostname or "") else getproxies()
+        proxy = proxies.get(target.scheme) or proxies.get("all")
+        host = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else target
+        port = host.port or {"http": 80, "socks5": 1080, "socks5h": 1080}.get(host.scheme, 443)
         try:
-            _connect_to(constants.ENDPOINT)
+            socket.create_connection((host.hostname, port), SECONDS_TO_CONNECT).close()
         except OSError as error:
             try:
                 hub.snapshot_download(self.repository, revision=self.revision, local_files_only=True)
             except (errors.EntryNotFoundError, OSError, ValueError):
-                what = (
-                    f"{self.name!r} is not in the hub's cache on this machine, and {constants.ENDPOINT} is unreachable"
-                )
+                what = f"{self.name!r} is not in the hub's cache, and {constants.ENDPOINT} is unreachable"
                 raise _hub_error(what, error) from error
             return False
         return True
@@ -119,16 +120,6 @@ def _hub_error(what: str, error: Exception) -> FileError:
     """Return, without raising it, the error of a failed access to the hub."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return FileError(f"{what} ({reason}). There is no folder or file of that name here either.")
-
-
-def _connect_to(url: str) -> None:
-    """Open and close a connection to a host, or to the proxy that is set for it, to test whether it answers."""
-    target = urlsplit(url)
-    proxies = {} if proxy_bypass(target.hostname or "") else getproxies()
-    proxy = proxies.get(target.scheme) or proxies.get("all")
-    host = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else target
-    port = host.port or {"http": 80, "socks5": 1080, "socks5h": 1080}.get(host.scheme, 443)
-    socket.create_connection((host.hostname, port), SECONDS_TO_CONNECT).close()
 
 
 class Checkpoint(WeightFiles):
@@ -145,7 +136,7 @@ class Checkpoint(WeightFiles):
         self.config: JsonObject = {} if config is None else read_json(config)
         if self.gguf is not None and isinstance(files, str):
             if not self.gguf.tensors:
-                raise CheckpointError(f"{self.gguf.path} is a GGUF file without tensors, such as that of a tokenizer.")
+                raise CheckpointError(f"{self.gguf.path} is a GGUF file without tensors.")
             factors = (each for each in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS) if each in self.gguf.tensors)
             own_factors = {each: self.gguf.read(each).tolist() for each in factors}
             self.config = gguf_config(
@@ -204,7 +195,7 @@ class Checkpoint(WeightFiles):
         self.bytes_read += self.info(name).nbytes
         return self.gguf.read(name, dtype).to(device)
 
-    @property
+    @cached_property
     def quantisation(self) -> JsonObject | None:
         """Return what `config.json`, or else ModelOpt's file, states about the quantisation; `None` for nothing."""
         nested = self.config.get("text_config")
@@ -219,29 +210,23 @@ class Checkpoint(WeightFiles):
                         f"{self.file(CONFIG)}: {name} is {first[name]} in {SCHEMES[0]}, {last[name]} in {SCHEMES[1]}."
                     )
             return first
-        return self._modelopt_scheme
-
-    @cached_property
-    def _modelopt_scheme(self) -> JsonObject | None:
-        """Return what ModelOpt's own file states; `None` without the file, and where no tensor may be of ModelOpt."""
-        is_possible = any(name.endswith(f".{SCALE}") for name in self.names)
+        is_possible = any(name.endswith(f".{SCALE}") for name in self.names)  # a tensor may be of ModelOpt
         path = self.file(MODELOPT_CONFIG) if is_possible else None
         scheme = None if path is None else read_json(path).get(SCHEMES[1])
         return {"quant_method": METHOD, **scheme} if isinstance(scheme, dict) else None
 
     def find(self, *suffixes: str) -> list[str]:
         """Return the names of tensors that end in one of `suffixes`, as `WeightFiles.find` does, and of stored rows."""
-        return [name for suffix in suffixes for name in (*WeightFiles.find(self, suffix), *self._replaced(suffix))]
-
-    def _replaced(self, suffix: str) -> list[str]:
-        """Return the names of weights that end in `suffix` and are only there as stored rows in other tensors."""
-        if not suffix.endswith(WEIGHT):
-            return []
-        end = f".{suffix.removesuffix(WEIGHT)}."
-        starts = {f".{name}".partition(end)[0] for name in self.names if end in f".{name}"}
-        weights = {f"{start}{end}weight"[1:] for start in starts}
-        ordered = sorted(weights - {*self.names}, key=lambda name: (len(name), name))
-        return [name for name in ordered if self.stored(name) is not None]
+        found: list[str] = []
+        for suffix in suffixes:
+            found += WeightFiles.find(self, suffix)
+            if suffix.endswith(WEIGHT):  # weights that are only there as stored rows in other tensors
+                end = f".{suffix.removesuffix(WEIGHT)}."
+                starts = {f".{name}".partition(end)[0] for name in self.names if end in f".{name}"}
+                weights = {f"{start}{end}weight"[1:] for start in starts} - {*self.names}
+                ordered = sorted(weights, key=lambda name: (len(name), name))
+                found += [name for name in ordered if self.stored(name) is not None]
+        return found
 
     def module_tensors(self, weight: str) -> dict[str, str]:
         """Return the names of the tensors of the module of a weight, by the rest after the name of the module."""
@@ -343,7 +328,5 @@ def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
     except (LookupError, TypeError) as error:
         raise CheckpointError(f"{path} is no list of modules ({error!r}): it is damaged.") from error
     if not (isinstance(folder, str) and isinstance(kind, str) and (not folder or is_plain_name(folder))):
-        raise CheckpointError(
-            f"{path} puts its first module into {folder!r}, which is not a folder beside it: refused."
-        )
+        raise CheckpointError(f"{path} puts its first module into {folder!r}, which is not a folder beside it.")
     return folder, kind.endswith(".StaticEmbedding")

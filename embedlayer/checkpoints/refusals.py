@@ -1,4 +1,4 @@
-"""Errors for checkpoints that are refused: an unknown model family, and quantised tables and heads."""
+"""What is refused in a checkpoint, an unknown family or quantised weights, and which tables can be read alone."""
 
 import re
 from collections.abc import Iterable
@@ -9,7 +9,6 @@ from embedlayer.families import (
     GGUF_ARCHITECTURES,
     REFUSED,
     TRANSFORMERS_VERSION,
-    VOCAB_SIZE_KEYS,
     is_table_name,
     nearest_model_types,
 )
@@ -33,49 +32,23 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
     """Return, without raising it, the error for a checkpoint whose configuration names no family that is read."""
     file = checkpoint.file(CONFIG)
     if checkpoint.gguf is not None:
-        name = checkpoint.gguf.metadata.get("general.architecture")
+        name, known = checkpoint.gguf.metadata.get("general.architecture"), ", ".join(GGUF_ARCHITECTURES)
+        return CheckpointError(f"{checkpoint.name}: general.architecture {name!r} is not known here (known: {known}).")
+    if file is None or model_type is None:
+        missing = f"there is no {CONFIG}" if file is None else f"{CONFIG} has no model_type"
         return CheckpointError(
-            f"{checkpoint.name}: general.architecture {name!r} is not known here (known: "
-            f"{', '.join(GGUF_ARCHITECTURES)}), so scale, positions and head are not known either."
-        )
-    if file is None:
-        return CheckpointError(
-            f"{checkpoint.name}: there is no {CONFIG}, so the model family is unknown, and with it scale, positions "
-            f"and head. Copy the model's {CONFIG} there."
-        )
-    if model_type is None:
-        return CheckpointError(
-            f"{file} has no model_type, so the model family is unknown, and with it scale, positions and head. Copy "
-            f"the model's own {CONFIG} there, or add its model_type."
+            f"{checkpoint.name}: {missing}, so the family is unknown. Copy the model's {CONFIG} there."
         )
     if isinstance(model_type, str) and model_type in REFUSED:
         return CheckpointError(f"{file}: model_type {model_type!r} is not read, because {REFUSED[model_type]}.")
-    if not _states_vocabulary(checkpoint.config) and not table_names(checkpoint):
-        return CheckpointError(
-            f"{file}: model_type {model_type!r} has no vocabulary: the configuration states no vocab_size, and no "
-            f"tensor is called like a table of tokens."
-        )
     near = " or ".join(map(repr, nearest_model_types(str(model_type))))
-    written = str(checkpoint.config.get("transformers_version", ""))
+    version = str(checkpoint.config.get("transformers_version", ""))
     newer = (
-        f"It was written by transformers {written}, and this embedlayer knows the families of {TRANSFORMERS_VERSION}: "
-        f"look for a newer embedlayer."
-        if release(written) > release(TRANSFORMERS_VERSION)
+        f" It was written by transformers {version}, and {TRANSFORMERS_VERSION} is known: look for a newer embedlayer."
+        if release(version) > release(TRANSFORMERS_VERSION)
         else ""
     )
-    return CheckpointError(
-        f"{file}: model_type {model_type!r} is not known (nearest known: {near}), so scale, positions and head are not "
-        f"known either. {newer}".rstrip()
-    )
-
-
-def _states_vocabulary(config: object) -> bool:
-    """Return whether a configuration states the number of tokens, at any depth."""
-    if not isinstance(config, dict):
-        return False
-    return any(key in VOCAB_SIZE_KEYS and type(size) is int for key, size in config.items()) or any(
-        map(_states_vocabulary, config.values())
-    )
+    return CheckpointError(f"{file}: model_type {model_type!r} is not known (nearest known: {near}).{newer}")
 
 
 def table_names(checkpoint: Checkpoint) -> list[str]:
@@ -130,29 +103,9 @@ def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
     return list(parts)
 
 
-def quantised_error(checkpoint: Checkpoint, what: str, name: str, parts: Iterable[str]) -> CheckpointError:
-    """Return, without raising it, the error for a weight that is stored in quantised form."""
-    info = checkpoint.info(name)
-    beside = [part for part in parts if part != name]
-    scales = f" beside {', '.join(beside[:3])}{', ...' if len(beside) > 3 else ''}" if beside else ""
-    method, scheme = "", checkpoint.quantisation
-    if scheme is not None:
-        bits = 8 if scheme.get("load_in_8bit") else 4 if scheme.get("load_in_4bit") else scheme.get("bits")
-        method = (
-            f" ({scheme.get('quant_method', 'no quant_method')}{f', {bits} bits' if isinstance(bits, int) else ''})"
-        )
-    return CheckpointError(
-        f"{info.file}: the {what} is quantised{method}: {name} is stored as {info.dtype} "
-        f"{list(info.shape)}{scales}, and embedlayer reads no such format there. Load the model from which it was "
-        f"quantised, or that model in one of the formats of docs/checkpoints.md."
-    )
-
-
 def combined_error(checkpoint: Checkpoint, what: str, *names: str) -> CheckpointError:
     """Return, without raising it, the error for rows that are computed from several tensors, one of them quantised."""
-    stored = next(name for name in names if checkpoint.stored(name) is not None)
-    info = checkpoint.matrix_info(stored)
+    info = checkpoint.matrix_info(next(name for name in names if checkpoint.stored(name) is not None))
     return CheckpointError(
-        f"{info.file}: the {what} is computed from {' and '.join(names)}, which is read for numbers alone: {stored} is "
-        f"quantised, {info.dtype}. Load the model from which it was quantised."
+        f"{info.file}: the {what} is computed from {' and '.join(names)}: {info.name} is quantised, {info.dtype}."
     )

@@ -106,10 +106,9 @@ def refuse_copies(
 
 def _unknown(file: str, name: str, shape: tuple[int, ...]) -> CheckpointError:
     """Create, but do not raise, the error for a file that is no known copy of the model in its folder."""
+    size = " x ".join(f"{size:,}" for size in shape)
     return CheckpointError(
-        f"{file} has a tensor {name} of {' x '.join(f'{size:,}' for size in shape)}, which may have values for each "
-        f"token, and it is not known how they belong to those of the model beside it. Move {file} out of the folder, "
-        f"and edit the rest."
+        f"{file} has a tensor {name}, {size}, which may have values for each token: move it out of the folder."
     )
 
 
@@ -122,6 +121,5 @@ def _check_adapter(file: str, header: Header, names: Collection[str], families: 
         is_end = any(start in modules or tensor_rule(f"{start}.weight", families) for start in starts)
         if is_end or any(part in name for part in _OF_TOKENS):
             raise CheckpointError(
-                f"{file} is an adapter of PEFT with values of tokens ({name}), which an edit of the vocabulary cannot "
-                f"move. Merge it before the edit, with {call}, or move it out of the folder."
+                f"{file} is an adapter of PEFT with values of tokens ({name}). Merge it before the edit, with {call}."
             )

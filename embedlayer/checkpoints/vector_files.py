@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.checkpoints.vector_formats import npy, projector, word2vec
-from embedlayer.checkpoints.vector_formats.streams import NUMBERS_AT_ONCE, DecodeErrors, Row, VectorRows
+from embedlayer.checkpoints.vector_formats.streams import NUMBERS_AT_ONCE, DecodeErrors, Row
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, ShapeError, SizeError
 from embedlayer.io.files import named_path
 from embedlayer.tables.conversions import TableLike, as_rows
@@ -94,34 +94,24 @@ def read_vectors(
         vectors = npy.read_npy(path)
     elif chosen == "projector":
         vectors = projector.read_projector(path, errors)
-    elif chosen == "word2vec-binary":
-        vectors = word2vec.read_binary(path, errors)
     else:
-        vectors = word2vec.read_text(path, errors, has_header=None if chosen is None else chosen != "glove")
+        has_header = None if chosen is None else chosen != "glove"
+        vectors = word2vec.read_words(path, errors, binary=chosen == "word2vec-binary", has_header=has_header)
     for message in vectors.warnings:
         warnings.warn(message, EmbedLayerWarning, stacklevel=2)
-    message = _nonfinite_rows(path, vectors)
-    if message and nonfinite == "refuse":
-        raise CheckpointError(f'{message} Remove them, or read them as they are with nonfinite="keep".')
-    if message:
-        warnings.warn(message, EmbedLayerWarning, stacklevel=2)
-    return vectors.tokens, vectors.rows
-
-
-def _nonfinite_rows(path: Path, vectors: VectorRows) -> str:
-    """Return a message that names the first rows of a file with NaN or infinity; an empty text if there are none."""
     tokens, rows, place_of, _ = vectors
     if rows.sum().isfinite():  # a sum with NaN or infinity is not
-        return ""
+        return tokens, rows
     chunks = rows.split(max(1, NUMBERS_AT_ONCE // rows.shape[1]))
     broken = torch.cat([~chunk.isfinite().all(1) for chunk in chunks]).nonzero().flatten().tolist()
-    if not broken:
-        return ""
-    shown = "; ".join(f"{place_of(row)} ({tokens[row]!r})" for row in broken[:ROWS_SHOWN])
-    return (
-        f"{path}: {len(broken):,} of {len(rows):,} rows hold NaN, infinity or numbers too large for float32: "
-        f"{shown}{'; ...' if len(broken) > ROWS_SHOWN else ''}."
-    )
+    if broken:  # none if finite numbers have an infinite sum
+        shown = "; ".join(f"{place_of(row)} ({tokens[row]!r})" for row in broken[:ROWS_SHOWN])
+        more = "; ..." if len(broken) > ROWS_SHOWN else ""
+        message = f"{path}: {len(broken):,} of {len(rows):,} rows hold NaN, infinity or overflow: {shown}{more}."
+        if nonfinite == "refuse":
+            raise CheckpointError(f'{message} Remove them, or read them with nonfinite="keep".')
+        warnings.warn(message, EmbedLayerWarning, stacklevel=2)
+    return tokens, rows
 
 
 def write_vectors(path: Path | str, tokens: Sequence[str], rows: TableLike, format: VectorFormat | None = None) -> None:
@@ -165,9 +155,7 @@ def _blocks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]
         chunk: Row = part.detach().to("cpu", torch.float32).numpy()
         unsound = np.flatnonzero(~np.isfinite(chunk).all(axis=-1))
         if len(unsound):
-            raise CheckpointError(
-                f"Row {start + unsound[0]} holds NaN or infinity, which other readers refuse: replace it first."
-            )
+            raise CheckpointError(f"Row {start + unsound[0]} holds NaN or infinity: replace it first.")
         yield chunk
 
 

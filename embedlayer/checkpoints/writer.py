@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint, weight_beside
 from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
-from embedlayer.checkpoints.second_copies import Copies, find_copies, is_dense
+from embedlayer.checkpoints.second_copies import find_copies, is_dense
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError
 from embedlayer.families.left_out_files import files_left_out, files_to_copy, left_out_message
 from embedlayer.formats.stored import StoredRows
@@ -71,34 +71,22 @@ def tensors_of_layer(
 ) -> dict[str, Rows]:
     """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, the table first."""
     if is_part and is_edited:
-        raise CheckpointError(
-            "The vocabulary of this layer was edited: edit the checkpoint's folder with edit_vocabulary instead."
-        )
+        raise CheckpointError("The vocabulary of this layer was edited: edit the checkpoint's folder instead.")
     state = layer.state_dict()
     if unmatched := sorted(state.keys() ^ {key.partition("[")[0] for key in names}):
-        is_combined = "table.weight" in unmatched and "table.weight" in state
         raise CheckpointError(
-            f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one, so they cannot "
-            f"be put back. "
-            + (
-                "Write the table with embedlayer.vocab.write_into(layer.table, tokenizer, folder, out)."
-                if is_combined
-                else "Save the layer by itself with save_pretrained."
-            )
+            f"{', '.join(unmatched)} of this layer and the checkpoint's tensors are not one to one: save_pretrained "
+            f"or embedlayer.vocab.write_into(layer.table, tokenizer, folder, out)."
         )
     weights = weight_names(layer, names)
-    tables = {name: part.stored_rows for name, part in layer.named_modules() if isinstance(part, PackedRows)}
+    parts: dict[str, Rows] = {
+        name: part.stored_rows for name, part in layer.named_modules() if isinstance(part, PackedRows)
+    }
+    for key in weights.keys() - parts.keys():  # `"weight[2:5]"`: the rows 2 to 4 of `state["weight"]`
+        name, _, bounds = key.partition("[")
+        parts[key] = state[name][slice(*map(int, bounds[:-1].split(":")))] if bounds else state[name]
     ordered = sorted(weights, key=lambda key: key not in ("table", "table.weight"))
-    return {name: tables[key] if key in tables else rows_of_key(state, key) for key in ordered for name in weights[key]}
-
-
-def rows_of_key(state: Mapping[str, Tensor], key: str) -> Tensor:
-    """Return the tensor of a key in `tensor_names`: `"weight[2:5]"` are the rows 2 to 4 of `state["weight"]`."""
-    name, _, bounds = key.partition("[")
-    if not bounds:
-        return state[name]
-    start, stop = map(int, bounds.removesuffix("]").split(":"))
-    return state[name][start:stop]
+    return {name: parts[key] for key in ordered for name in weights[key]}
 
 
 def write_tensors(
@@ -116,7 +104,7 @@ def write_tensors(
     """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced."""
     source, target = Path(checkpoint_dir), named_path(out_dir)
     if not source.is_dir():
-        raise FileError(f"There is no folder {source} to take the other tensors from.")
+        raise FileError(f"There is no folder {source}.")
     check_new_folder(target)
     checkpoint = Checkpoint.open(source)
     if checkpoint.gguf is not None:
@@ -132,13 +120,9 @@ def write_tensors(
         old_shape = checkpoint.matrix_info(name).shape
         moved[name] = (*old_shape[:axis], rows, *old_shape[axis + 1 :])
     if rows != old_rows and (unmoved := sorted(moved.keys() - tensors.keys())):
-        load_all = (
-            ": load the layer with its per-layer inputs, load(..., per_layer=True), before the edit of its vocabulary"
-            if unmoved[0] in per_layer
-            else ", and the layer does not have it: edit the vocabulary of the folder instead"
-        )
+        remedy = "load(..., per_layer=True)" if unmoved[0] in per_layer else "edit the vocabulary of the folder instead"
         raise CheckpointError(
-            f"{unmoved[0]} of {checkpoint.name} has {old_rows:,} rows of tokens, and the table {rows:,}{load_all}."
+            f"{unmoved[0]} of {checkpoint.name} has {old_rows:,} rows of tokens, and the new table {rows:,}: {remedy}."
         )
     tensors = {
         name: rows[None] if isinstance(rows, Tensor) and rows.dim() == 1 and len(moved.get(name, ())) == 2 else rows
@@ -155,18 +139,28 @@ def write_tensors(
             expected = (tensor.shape[0], *old_shape[1:])
         if tuple(tensor.shape) != expected:
             raise CheckpointError(
-                f"{name} has shape {list(old_shape)} in {checkpoint.name}, so that with a table of {rows:,} rows "
-                f"{list(expected)} is expected, but the new tensor has {list(tensor.shape)}."
+                f"{checkpoint.name}: {name} {list(old_shape)} needs {list(expected)}, not {list(tensor.shape)}."
             )
     if copies is None and (is_edited or rows != old_rows):
         stale = files_left_out(source)
         keys_by_file = find_copies(source, checkpoint, {name: name for name in of_tokens}, stale)
-        _check_precision(checkpoint, source, keys_by_file)
+        for other, keys in keys_by_file.items():
+            infos = read_header(source / other).tensors
+            if dense := [name for name, key in keys.items() if is_dense(infos.get(name)) and checkpoint.stored(key)]:
+                raise CheckpointError(
+                    f"{other} has {dense[0]} in floating point, and {checkpoint.name} has quantised rows: edit the "
+                    f"vocabulary of the folder instead."
+                )
         copies = {file: {name: tensors[key] for name, key in keys.items()} for file, keys in keys_by_file.items()}
         left_out = tuple(stale)
         if stale:
             warnings.warn(left_out_message(stale), EmbedLayerWarning, stacklevel=3)
-    _check_formats(checkpoint, tensors)
+    for name, content in tensors.items():
+        stored = checkpoint.stored(name)
+        old, new = None if stored is None else stored[0], None if isinstance(content, Tensor) else content.format
+        if old != new:
+            formats = ("floating point" if each is None else each.name for each in (old, new))
+            raise CheckpointError("{} stores {} as {}, and new rows are {}.".format(checkpoint.name, name, *formats))
     numel = sum(prod(new.shape) - prod(checkpoint.matrix_info(name).shape) for name, new in tensors.items())
     plain_copies = {file: _plain(checkpoint, of_file) for file, of_file in (copies or {}).items()}
     plain, metadata = _plain(checkpoint, tensors)
@@ -201,29 +195,6 @@ def _plain(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> tuple[dict[st
         parts, changes = ({name: rows}, {}) if isinstance(rows, Tensor) else checkpoint.stored_tensors(name, rows)
         plain, metadata = plain | parts, metadata | changes
     return plain, metadata
-
-
-def _check_formats(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> None:
-    """Raise a `CheckpointError` if a checkpoint stores one of some weights in another format than its new rows have."""
-    for name, rows in tensors.items():
-        stored = checkpoint.stored(name)
-        formats = [None if stored is None else stored[0], None if isinstance(rows, Tensor) else rows.format]
-        if formats[0] != formats[1]:
-            old, new = ("numbers in floating point" if each is None else each.name for each in formats)
-            raise CheckpointError(
-                f"{checkpoint.name} stores {name} as {old}, and new rows are {new}. Change the layer loaded from it."
-            )
-
-
-def _check_precision(checkpoint: Checkpoint, folder: Path, copies: Copies) -> None:
-    """Raise a `CheckpointError` if a second copy has numbers in floating point for stored rows of the checkpoint."""
-    for file, keys in copies.items():
-        tensors = read_header(folder / file).tensors
-        if dense := [name for name, key in keys.items() if is_dense(tensors.get(name)) and checkpoint.stored(key)]:
-            raise CheckpointError(
-                f"{file} has {dense[0]} in floating point, of which {checkpoint.name} has quantised rows: its rows do "
-                f"not follow from these. Edit the vocabulary of the folder instead, or move {file} out of it."
-            )
 
 
 def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[str, tuple[int, ...]]:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from embedlayer.analysis.chance import ChanceGeometry
     from embedlayer.analysis.evaluation.judgements import AnalogyScores, WordPairScores
-    from embedlayer.analysis.geometry import FrequencyBand, TableGeometry
+    from embedlayer.analysis.geometry import ChanceGeometry, FrequencyBand, TableGeometry
     from embedlayer.analysis.health_report import TableHealth
     from embedlayer.analysis.movement import MovedRow, RowMovement
     from embedlayer.opening.opened_model import OpenedModel
@@ -110,8 +109,7 @@ def measure(
     opened: "OpenedModel", word_pairs: Path | None = None, analogies: Path | None = None, texts: Sequence[Path] = ()
 ) -> Measurements:
     """Compute all measurements of a table. `geometry` is `None` if every row is zero, NaN or infinite."""
-    from embedlayer.analysis.chance import chance_geometry
-    from embedlayer.analysis.geometry import norms_by_frequency, table_geometry
+    from embedlayer.analysis.geometry import chance_geometry, norms_by_frequency, table_geometry
     from embedlayer.analysis.health import model_health
     from embedlayer.analysis.vectors import TokenVectors
 

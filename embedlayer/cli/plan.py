@@ -17,8 +17,7 @@ from embedlayer.analysis.embedding_plan import (
     command_flag,
     plan_alternatives,
 )
-from embedlayer.analysis.plan_fields import DTYPES, INSTEAD
-from embedlayer.analysis.plan_presets import PRESETS
+from embedlayer.analysis.plan_presets import INSTEAD, PLAN_DTYPES, PRESETS
 from embedlayer.analysis.plan_presets import plan as plan_sizes
 from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
 from embedlayer.cli.printing import make_console, print_json, print_table
@@ -152,7 +151,7 @@ def planned(
     else:
         rows = base.source if isinstance(base, MappedEmbedding) else next(iter(base.state_dict().values()))
         stored_type = str(rows.dtype).removeprefix("torch.")
-    dtype = DTYPES.get(stored_type)
+    dtype = PLAN_DTYPES.get(stored_type)
     if isinstance(base, QuantizedEmbedding):
         dtype = base.row_format.layout().type_name(base.row_format.bits)
     if dtype is None:

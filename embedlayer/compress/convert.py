@@ -2,7 +2,6 @@
 
 import copy
 import re
-from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
@@ -15,7 +14,6 @@ from embedlayer.formats.compressed_tensors import PackQuantizedRows
 from embedlayer.formats.layouts import GGUFBlocks
 from embedlayer.formats.mlx import MLXAffineRows
 from embedlayer.formats.rounding import CovarianceRounding
-from embedlayer.formats.stored import StoredFormat
 from embedlayer.inputs.embedding import TransformerEmbedding
 from embedlayer.io.safetensors_files import DTYPE_NAMES
 from embedlayer.models.decoder import DecoderLM
@@ -62,7 +60,14 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
     if "rank" in numbers:
         return FactorizedEmbedding.from_table(table, numbers["rank"], counts)
     if to.startswith(("mlx", "ct")):
-        return StoredEmbedding.from_table(table, _stored_format(numbers, table))
+        dtype, width = table.rows(0, 1).dtype, table.embed_dim
+        scales = DTYPE_NAMES[torch.float32 if dtype == torch.float64 else dtype]
+        if "mlx_bits" in numbers:
+            return StoredEmbedding.from_table(
+                table, MLXAffineRows(width, numbers["mlx_bits"], numbers["mlx_group"], scales)
+            )
+        record = PackQuantizedRows(width, numbers.get("ct_group", width), scales, True, numbers["ct_bits"])
+        return StoredEmbedding.from_table(table, record)
     bits, layout = (numbers["blocks"], GGUFBlocks()) if "blocks" in numbers else (numbers["bits"], None)
     rounding = CovarianceRounding() if bits == 4 else None
     return QuantizedEmbedding.from_table(table, bits, group_size=numbers.get("group"), layout=layout, rounding=rounding)
@@ -72,21 +77,9 @@ def check_kind(to: str) -> dict[str, int]:
     """Check that `compress_table` knows the kind `to`, and return the numbers in its name. No table is needed."""
     match = _KIND.fullmatch(to)
     if match is None:
-        raise SizeError(
-            f"A table can be compressed to MLX's mlx-int4, compressed-tensors' ct-int4-g32, int8, int4, groups as in "
-            f"int4-g32, GGUF's q8_0 or q4_0, or rank=128; not to {to!r}."
-        )
+        raise SizeError(f"{to!r} is no kind such as int8, int4-g32, q8_0, q4_0, mlx-int4, ct-int4-g32 or rank=128.")
     numbers = {name: int(digits) for name, digits in match.groupdict().items() if digits is not None}
     return numbers | ({"mlx_group": numbers.get("mlx_group", 64)} if "mlx_bits" in numbers else {})
-
-
-def _stored_format(numbers: Mapping[str, int], table: TokenTable) -> StoredFormat:
-    """Return the format of another library that a kind names, with scales in the dtype of the table's rows."""
-    dtype = table.rows(0, 1).dtype
-    scale_dtype, width = DTYPE_NAMES[torch.float32 if dtype == torch.float64 else dtype], table.embed_dim
-    if "mlx_bits" in numbers:
-        return MLXAffineRows(width, numbers["mlx_bits"], numbers["mlx_group"], scale_dtype)
-    return PackQuantizedRows(width, numbers.get("ct_group", width), scale_dtype, True, numbers["ct_bits"])
 
 
 def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:

@@ -56,9 +56,7 @@ def export_onnx(table: TokenTable, path: Path | str, *, logits: bool = True, acc
     """
     path = named_path(path)
     if not has_onnx_layout(table):
-        raise SizeError(
-            f"export_onnx writes blocks of 32 columns, not {a_or_an(table)}: use compress_table(table, 'q4_0') first."
-        )
+        raise SizeError(f"export_onnx cannot write {a_or_an(table)}: use compress_table(table, 'q4_0') first.")
     if table.nbytes > LARGEST:
         raise SizeError(f"The table has {table.nbytes:,} bytes, and an ONNX file holds less than 2 GiB.")
     onnx = require("onnx", extra="onnx")

@@ -136,11 +136,9 @@ def row_error(table: TokenTable, other: TokenTable) -> float:
     The norms are Frobenius norms over all tokens, without `scale`, computed a block of rows at a time. The result is 0
     if `table` has only zeros.
     """
-    if (table.vocab_size, table.embed_dim) != (other.vocab_size, other.embed_dim):
-        raise SizeError(
-            f"A table of {other.vocab_size} x {other.embed_dim} cannot be compared with one of "
-            f"{table.vocab_size} x {table.embed_dim}."
-        )
+    sizes, other_sizes = (table.vocab_size, table.embed_dim), (other.vocab_size, other.embed_dim)
+    if sizes != other_sizes:
+        raise SizeError(f"A table of {other_sizes} cannot be compared with one of {sizes}.")
     missed = whole = 0.0
     for start, chunk in RowReader(table).chunks():
         rows = chunk.double()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from embedlayer.checkpoints.layer import EmbeddingLayer, load
+from embedlayer.checkpoints.layer import load
 from embedlayer.checkpoints.reader import CONFIG, SCHEMES, WEIGHT, Checkpoint
 from embedlayer.checkpoints.writer import weight_names
 from embedlayer.compress.transformers_models import copy_other_files, copy_tensors
@@ -13,7 +13,7 @@ from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
 from embedlayer.families.left_out_files import not_copied_message
 from embedlayer.formats.compressed_tensors import METHOD
 from embedlayer.formats.stored import StoredModule
-from embedlayer.io.files import JsonObject, check_new_folder, new_folder, write_json
+from embedlayer.io.files import check_new_folder, new_folder, write_json
 from embedlayer.io.safetensors_files import INDEX
 from embedlayer.saving import TOKENIZER
 from embedlayer.tables.stored_embedding import StoredEmbedding
@@ -69,17 +69,20 @@ def write_checkpoint(
     check_new_folder(out_dir)
     source = Path(checkpoint_dir)
     checkpoint, stored = Checkpoint.open(source), table.stored_rows
-    weights = _weights_of_table(load(source), checkpoint, source)
+    layer = load(source)
+    names = weight_names(layer, layer.tensor_names)
+    weights = names.get("table", names.get("table.weight", ()))  # the one that was read, then equal copies
+    if not weights or checkpoint.gguf is not None or not weights[0].endswith(WEIGHT):
+        raise CheckpointError(f"The table of {source} is not the weight of one module in a safetensors file.")
+    if (inner := checkpoint.matrix_info(weights[0]).file.parent) != source:
+        raise CheckpointError(f"The weights of {source} are in the folder {inner.name}: compress {inner}.")
     module, shape = weights[0].removesuffix(WEIGHT), checkpoint.matrix_info(weights[0]).shape
     if shape != stored.shape:
         raise SizeError(f"{weights[0]} of {source} is {list(shape)}, and the table {list(stored.shape)}.")
     settings = stored.format.settings_with(checkpoint.quantisation or {}, module)
     experts = next((name for name in checkpoint.names if ".experts." in name), None)
     if experts is not None and stored.format.library == METHOD:
-        raise CheckpointError(
-            f"{source} has experts ({experts}), and transformers opens experts beside a table of {METHOD} only if they "
-            f"are quantised too. Choose another kind, such as mlx-int4 or int4."
-        )
+        raise CheckpointError(f"{source}: choose mlx-int4 or int4, as transformers opens no {experts} beside {METHOD}.")
     parts = stored.format.write(stored, StoredModule(module, {}, checkpoint.read, {}, {}))
     new = {f"{module}.{rest}": part for rest, part in parts.items()}
     stored_names = {
@@ -100,30 +103,13 @@ def write_checkpoint(
         left_out = copy_other_files(source, partial, written=written, num_rows=table.vocab_size)
         if (source / INDEX).is_file():
             write_json(partial / INDEX, {"metadata": {"total_size": size}, "weight_map": files})
-        write_json(partial / CONFIG, _configured(checkpoint.config, settings))
+        config, nested = checkpoint.config, checkpoint.config.get("text_config")
+        schemes = dict.fromkeys(SCHEMES if "quant_method" not in settings else SCHEMES[:1], settings)
+        if isinstance(nested, dict) and nested.keys() & {*SCHEMES} and not config.keys() & {*SCHEMES}:
+            schemes = {"text_config": {**nested, **schemes}}  # where the old ones are
+        write_json(partial / CONFIG, {**config, **schemes})
         if tokenizer is not None and checkpoint.tokenizer_file() is None:
             save_tokenizer(tokenizer, partial / TOKENIZER)
     if left_out:
         warnings.warn(not_copied_message(left_out), EmbedLayerWarning, stacklevel=2)
     return tuple(left_out)
-
-
-def _weights_of_table(layer: EmbeddingLayer, checkpoint: Checkpoint, source: Path) -> list[str]:
-    """Return the names of the table's weight in a checkpoint folder: the one that was read, then equal copies."""
-    names = weight_names(layer, layer.tensor_names)
-    weights = [*names.get("table", names.get("table.weight", ()))]
-    inner = None if checkpoint.gguf is not None or not weights else checkpoint.matrix_info(weights[0]).file.parent
-    if inner is None or not weights[0].endswith(WEIGHT):
-        raise CheckpointError(f"The table of {source} is not the weight of one module in a safetensors file.")
-    if inner != source:
-        raise CheckpointError(f"The weights of {source} are in the folder {inner.name}: compress {inner}.")
-    return weights
-
-
-def _configured(config: JsonObject, settings: JsonObject) -> JsonObject:
-    """Return a configuration with other quantisation settings, where the old ones are, or else beside `model_type`."""
-    nested = config.get("text_config")
-    keys = SCHEMES if "quant_method" not in settings else SCHEMES[:1]
-    if isinstance(nested, dict) and nested.keys() & {*SCHEMES} and not config.keys() & {*SCHEMES}:
-        return {**config, "text_config": {**nested, **dict.fromkeys(keys, settings)}}
-    return {**config, **dict.fromkeys(keys, settings)}

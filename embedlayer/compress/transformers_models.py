@@ -89,22 +89,15 @@ def with_table(model: Model, table: TokenTable) -> Model:
     """Return a copy of a patched model of transformers with another table; see `replace_table`."""
     root = _table_of(model)
     if (table.vocab_size, table.embed_dim) != (root.vocab_size, root.embed_dim):
-        raise SizeError(
-            f"The table is {table.vocab_size} x {table.embed_dim}, the model needs {root.vocab_size} x "
-            f"{root.embed_dim}."
-        )
+        found, needed = f"{table.vocab_size} x {table.embed_dim}", f"{root.vocab_size} x {root.embed_dim}"
+        raise SizeError(f"The table is {found}, the model needs {needed}.")
     look_ups, heads = _users_of(root, model)
     if partial_head := next((name for name, head in heads.items() if head.is_partial), None):
-        raise CheckpointError(
-            f"A {type(model).__name__} multiplies the rows of {partial_head} itself, beside other rows: its table is "
-            f"not replaced."
-        )
+        raise CheckpointError(f"A {type(model).__name__} multiplies the rows of {partial_head} itself.")
     replaced = {id(part) for part in (*look_ups.values(), *heads.values())}
     for name, part in model.named_modules():
         if id(part) not in replaced and any(each is _rows(root) for each in part._parameters.values()):
-            raise CheckpointError(
-                f"{name} uses the weight of the table, and is no look-up and no LM head: the table is not replaced."
-            )
+            raise CheckpointError(f"{name} uses the weight of the table, and is no look-up and no LM head.")
     new = {id(part): _for_look_up(part, table) for part in look_ups.values()}
     # deepcopy keeps every object in its memo, so only tied heads and the parents of heads and look-ups are copied
     shared = [
@@ -115,13 +108,26 @@ def with_table(model: Model, table: TokenTable) -> Model:
     other = copy.deepcopy(model, {id(each): each for each in shared} | new)
     references = [_reference(other, name) for name in look_ups]
     for name in heads:
-        head = cast(OutputHead, other.get_submodule(name))
-        _tie(head, cast(TokenTable, references[0].module))
+        head, new_table = cast(OutputHead, other.get_submodule(name)), cast(TokenTable, references[0].module)
+        if isinstance(new_table, TokenEmbedding):  # as in a patched model, so that its logits are deferred
+            head.set_table(None)
+            head.weight = cast(nn.Parameter, new_table.weight)
+        else:
+            head._parameters.pop("weight", None)
+            remove_own_attribute(head, REPLACED)
+            head.set_table(new_table)
         head.follow_references(references, _reference(other, name))
-    tables = {id(each) for each in new.values()}
+    tables, has_blocks = {id(each) for each in new.values()}, hasattr(model, "get_input_embeddings")
     for part in other.modules():
-        if not isinstance(part, Pretrained) and not tables.isdisjoint(map(id, part.modules())):
-            _set_saving(part, table, has_blocks=hasattr(model, "get_input_embeddings"))
+        if isinstance(part, Pretrained) or tables.isdisjoint(map(id, part.modules())):
+            continue
+        # the methods by which other libraries save a module raise an error if they cannot store the table in it
+        for name in ("save_pretrained", "save"):  # of transformers and of sentence-transformers
+            own = vars(part).get(name)
+            if isinstance(own, partial) and own.func is _refuse_to_save:  # the table before was not dense
+                remove_own_attribute(part, name)
+            if not isinstance(table, TokenEmbedding) and hasattr(part, name):
+                set_own_attribute(part, name, partial(_refuse_to_save, type(table).__name__, has_blocks))
     return other
 
 
@@ -130,14 +136,9 @@ def _table_of(model: Any) -> TokenTable:
     bags = {part.table: name for name, part in model.named_modules() if isinstance(part, Bag)}
     root = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else next(iter(bags), None)
     if len(bags) > 1 and root in bags:
-        raise CheckpointError(
-            f"The bags of {a_or_an(model)} have several tables ({', '.join(bags.values())}): pass a module with one."
-        )
+        raise CheckpointError(f"{a_or_an(model)} has several tables: pass {' or '.join(bags.values())}.")
     if not isinstance(root, TokenTable):
-        raise CheckpointError(
-            f"The input embeddings of {a_or_an(model)} are {a_or_an(root)}, not a table of embedlayer: "
-            f"call embedlayer.patch(model) first, before adapters are added."
-        )
+        raise CheckpointError(f"The input embeddings are {a_or_an(root)}: call embedlayer.patch before adapters.")
     return root
 
 
@@ -194,38 +195,11 @@ def _reference(model: nn.Module, name: str) -> ChildReference:
     return ChildReference(model.get_submodule(parent), child)
 
 
-def _tie(head: OutputHead, table: TokenTable) -> None:
-    """Let a tied head of a patched model read another table, in place."""
-    if isinstance(table, TokenEmbedding):  # as in a patched model, so that its logits are deferred
-        head.set_table(None)
-        head.weight = cast(nn.Parameter, table.weight)
-    else:
-        head._parameters.pop("weight", None)
-        remove_own_attribute(head, REPLACED)
-        head.set_table(table)
-
-
-def _set_saving(module: nn.Module, table: TokenTable, *, has_blocks: bool) -> None:
-    """Let the methods by which other libraries save a module raise an error if they cannot store the table in it."""
-    for name in ("save_pretrained", "save"):  # of transformers and of sentence-transformers
-        own = vars(module).get(name)
-        if isinstance(own, partial) and own.func is _refuse_to_save:  # the table before was not dense
-            remove_own_attribute(module, name)
-        if not isinstance(table, TokenEmbedding) and hasattr(module, name):
-            set_own_attribute(module, name, partial(_refuse_to_save, type(table).__name__, has_blocks))
-
-
 def _refuse_to_save(kind: str, has_blocks: bool, *arguments: Any, **options: Any) -> NoReturn:
     """Raise the `CheckpointError` of saving a model whose table other libraries cannot store."""
     if not has_blocks:
-        raise CheckpointError(
-            f"sentence-transformers cannot store {a_or_an(kind)}. Call table.save_pretrained(folder, "
-            f"tokenizer=tokenizer), and replace_table again after the model is loaded."
-        )
-    raise CheckpointError(
-        f"transformers cannot store {a_or_an(kind)}, and would load random rows in its place. Call "
-        f"embedlayer.compress.save_model(model, folder), and read it with embedlayer.compress.load_model(folder)."
-    )
+        raise CheckpointError(f"sentence-transformers cannot store {a_or_an(kind)}: use table.save_pretrained(folder).")
+    raise CheckpointError(f"transformers cannot store {a_or_an(kind)}: embedlayer.compress.save_model(model, folder).")
 
 
 # Files
@@ -374,10 +348,7 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
     rest = folder / BLOCKS
     files = sorted(rest.glob("*.safetensors"))
     if not files or not (rest / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} has no folder {BLOCKS} with the blocks of a model of transformers: "
-            f"embedlayer.compress.save_model and embedlayer compress write it."
-        )
+        raise CheckpointError(f"{folder} has no folder {BLOCKS}, as embedlayer.compress.save_model writes it.")
     transformers = require("transformers", extra="hf")
     layer = Pretrained.from_pretrained(folder)
     table = layer if isinstance(layer, TokenTable) else getattr(layer, "table", None)

@@ -83,7 +83,7 @@ KINDS: dict[str, str] = {
     "context_gate": "embedlayer.inputs.context_gate:ContextGate",
     "short_convolution": "embedlayer.inputs.context_gate:ShortConvolution",
     "code_streams": "embedlayer.inputs.codes:CodeStreams",
-    "decoder_input": "embedlayer.inputs.decoder_input:DecoderInput",
+    "decoder_input": "embedlayer.inputs.parts:DecoderInput",
     "added_embedding": "embedlayer.inputs.injection:AddedEmbedding",
     "gated_embedding": "embedlayer.inputs.gated:GatedEmbedding",
     "per_layer_embedding": "embedlayer.inputs.per_layer_embedding:PerLayerEmbedding",

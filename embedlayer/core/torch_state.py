@@ -5,7 +5,7 @@ here and nowhere else. Every table, position scheme, head and loss imports this 
 torch that is outside of the tested range.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -58,6 +58,11 @@ def is_transformed(*tensors: Tensor | None) -> bool:
     """Return whether a `torch.func` transform is running, or a tensor takes part in an older form of one."""
     if transforms_active() or torch.compiler.is_compiling():
         return transforms_active()
+    return _is_transformed_as_before(tensors)
+
+
+def _is_transformed_as_before(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether a tensor is batched by torch's former `vmap`, or has a tangent of forward differentiation."""
     below_autograd = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
     has_tangents = forward_ad._current_level >= 0 and not below_autograd
     for x in tensors:
@@ -95,8 +100,9 @@ def constant_in_graphs(function: Function) -> Function:
 
 def fusible(*tensors: Tensor | None) -> bool:
     """Return whether a fused function may compute with `tensors`: in eager mode, without transforms and traces."""
-    is_recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    return not is_recorded and not is_transformed(*tensors)
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transforms_active():
+        return False
+    return not _is_transformed_as_before(tensors)
 
 
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack

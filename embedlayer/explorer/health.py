@@ -3,8 +3,7 @@
 from dataclasses import asdict
 from typing import cast
 
-from embedlayer.analysis.chance import chance_geometry
-from embedlayer.analysis.geometry import table_geometry
+from embedlayer.analysis.geometry import chance_geometry, table_geometry
 from embedlayer.analysis.health import model_health
 from embedlayer.analysis.health_report import TableHealth
 from embedlayer.analysis.near_duplicates import NEAR

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.health_report import row_ids
 from embedlayer.analysis.movement import row_movement
+from embedlayer.analysis.row_reader import row_ids
 from embedlayer.analysis.row_verdicts import VERDICTS, RowVerdicts
 from embedlayer.analysis.token_classes import CONTEXTS
 from embedlayer.analysis.tokenizer_fit import spelling_variants

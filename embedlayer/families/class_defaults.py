@@ -4,7 +4,7 @@ An edit writes them moved into the new file, so that the class reads there what 
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -57,7 +57,21 @@ def unknown_defaults(content: JsonObject) -> list[str]:
 
 def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversion, where: str) -> JsonObject:
     """Return an edited configuration with new values for IDs and sizes that it left to the defaults of its class."""
-    expected = dict(_new_entries(content, ids, where))
+    expected: dict[tuple[str, ...], Any] = {}
+    old = len(ids.new_ids)
+    for name, part, of_tokens in parts_of(with_defaults_of_class(content), old):
+        place, beside = tuple(name.split(".") if name else ()), entries_of(part)
+        names = getattr(part, "attribute_map", {})
+        for key in size_keys(part, old) if of_tokens else ():
+            if not _is_stated(content, place, key, names):
+                expected[*place, key] = ids.size
+        for key in id_keys(part, old, where) if of_tokens else ():
+            if not _is_stated(content, place, key, names):
+                try:
+                    expected[*place, key] = new_value(key, beside[key], ids, beside, where)
+                except VocabularyError as error:
+                    default = f"{where} leaves {key} to the default of its class, {beside[key]}"
+                    raise VocabularyError(f"{error}\n{default}: state it there if the model has another.") from error
     moved = copy.deepcopy(edited)
     differing = _differing(moved, expected)
     for *path, own_key in differing:
@@ -68,32 +82,8 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
             owner = owner[key]
         owner[own_key] = json_value(expected[*path, own_key])
     if differing and (wrong := [".".join(place) for place in _differing(moved, expected)]):
-        raise VocabularyError(
-            f"{where} leaves {', '.join(wrong)} to the defaults of its class: state it there before the edit."
-        )
+        raise VocabularyError(f"{where} leaves {', '.join(wrong)} to the defaults of its class: state it there first.")
     return moved
-
-
-def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the IDs and sizes that a configuration file leaves to its class, with their values after an edit."""
-    old = len(ids.new_ids)
-    for name, owner, of_tokens in parts_of(with_defaults_of_class(content), old):
-        path, beside = tuple(name.split(".") if name else ()), entries_of(owner)
-        if not of_tokens:
-            continue
-        names = getattr(owner, "attribute_map", {})
-        for key in size_keys(owner, old):
-            if not _is_stated(content, path, key, names):
-                yield (*path, key), ids.size
-        for key in id_keys(owner, old, where):
-            if not _is_stated(content, path, key, names):
-                try:
-                    yield (*path, key), new_value(key, beside[key], ids, beside, where)
-                except VocabularyError as error:
-                    raise VocabularyError(
-                        f"{error}\n{where} leaves {key} to the default of its class, {beside[key]}: state it there if "
-                        f"the model has another one."
-                    ) from error
 
 
 def _differing(content: JsonObject, expected: Mapping[tuple[str, ...], Any]) -> list[tuple[str, ...]]:

@@ -117,9 +117,7 @@ def id_keys(owner: Any, size: int, where: str) -> list[str]:
     for key, value in entries.items():
         is_known = key in KNOWN_IDS or key in NO_IDS or key in FIRST_IDS or key.startswith(COUNTS)
         if not is_known and key.endswith(ENDINGS) and _holds_id(value, size):
-            raise VocabularyError(
-                f"{where} has {key} = {value}, which may be a token ID. Remove it before the edit, and put it back."
-            )
+            raise VocabularyError(f"{where} has {key} = {value}, which may be a token ID: remove it for the edit.")
     return [key for key, value in entries.items() if key in KNOWN_IDS and value is not None]
 
 
@@ -152,28 +150,31 @@ def module_ids(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 def new_value(key: str, value: Any, ids: IdConversion, beside: Mapping[str, Any], where: str) -> Any:
     """Return the value after an edit of an entry that names token IDs; nothing is changed."""
-    if key in SUPPRESSED_IDS:
-        return _without_removed(value, ids)
-    if key in SEQUENCE_BIASES:
-        return _moved_biases(value, ids)
+    if key in SUPPRESSED_IDS and isinstance(value, list | tuple):
+        moved = [_sequence(one, ids) if isinstance(one, list | tuple) else _id_or_none(one, ids) for one in value]
+        return type(value)(one for one in moved if one is not None)
+    if key in SEQUENCE_BIASES and isinstance(value, Mapping):
+        biases = [(_sequence(sequence, ids), bias) for sequence, bias in value.items()]
+        return {sequence: bias for sequence, bias in biases if sequence is not None}
+    if key in SEQUENCE_BIASES and isinstance(value, list | tuple):
+        biases = [(_sequence(sequence, ids), bias) for sequence, bias in value]
+        return type(value)([sequence, bias] for sequence, bias in biases if sequence is not None)
+    if key in SUPPRESSED_IDS | SEQUENCE_BIASES:
+        return value
     if key in PLACED_IDS and isinstance(value, list | tuple):
         return type(value)(type(pair)((pair[0], ids.of(key, pair[1], {}, where))) for pair in value)
     if key in NAMED_IDS and isinstance(value, Mapping):
-        moved = {name: _id_or_none(one, ids) for name, one in value.items()}
-        return {name: one for name, one in moved.items() if one is not None}
+        named = {name: _id_or_none(one, ids) for name, one in value.items()}
+        return {name: one for name, one in named.items() if one is not None}
     if key in TEXTS_BY_ID and isinstance(value, Mapping):
         texts = {_id_or_none(int(one), ids): text for one, text in value.items()}
         return {str(one): text for one, text in texts.items() if one is not None}
     if key in FIXED_IDS:
         if isinstance(value, Mapping) and any(_id_or_none(one, ids) != one for one in value.values()):
-            raise VocabularyError(
-                f"The model reads the order of the token IDs in {key} of {where}: keep these tokens where they are."
-            )
+            raise VocabularyError(f"The model reads the order of the token IDs in {key} of {where}: keep their places.")
         return value
     if key not in ROLES and type(value) is int and len(ids.new_ids) <= value < ids.size:
-        raise VocabularyError(
-            f"{where} names token ID {value}, which has no row, as {key}. Set {key} to an ID from {ids.size} on."
-        )
+        raise VocabularyError(f"{where} has {key} = {value}, which has no row: set it to an ID from {ids.size} on.")
     return ids.of(key, value, beside, where, role=ROLES.get(key, ""))
 
 
@@ -184,41 +185,15 @@ def _id_or_none(value: Any, ids: IdConversion) -> Any:
     return ids.new_ids[value] if ids.new_ids[value] >= 0 else None
 
 
-def _without_removed(value: Any, ids: IdConversion) -> Any:
-    """Return the new IDs of a list of token IDs or of sequences of them, without what has removed tokens."""
-    if not isinstance(value, list | tuple):
-        return value
-    moved = [_sequence(one, ids) if isinstance(one, list | tuple) else _id_or_none(one, ids) for one in value]
-    return type(value)(one for one in moved if one is not None)
-
-
 def _sequence(value: Sequence[Any], ids: IdConversion) -> Any:
-    """Return the new IDs of a sequence of tokens, with its type; `None` if one of them is removed."""
+    """Return the new IDs of a sequence of tokens, in its form; `None` if one of them is removed."""
+    if isinstance(value, str):  # JSON has no tuples as keys, so they are their texts there
+        if not re.fullmatch(r"\((\d+, )*\d+,?\)", value):
+            raise VocabularyError(f"The key {value!r} of a sequence_bias is no tuple of token IDs: change it first.")
+        moved = _sequence(tuple(map(int, re.findall(r"\d+", value))), ids)
+        return None if moved is None else str(moved)
     moved = [_id_or_none(one, ids) for one in value]
     return None if None in moved else type(value)(moved)  # type: ignore[call-arg]
-
-
-def _moved_biases(value: Any, ids: IdConversion) -> Any:
-    """Return a `sequence_bias` with new IDs, in its form; sequences with removed tokens are left out."""
-    pairs = value.items() if isinstance(value, Mapping) else value
-    if not isinstance(value, list | tuple | Mapping):
-        return value
-    moved = [
-        (_written_sequence(one, ids) if isinstance(one, str) else _sequence(one, ids), bias) for one, bias in pairs
-    ]
-    if isinstance(value, Mapping):
-        return {sequence: bias for sequence, bias in moved if sequence is not None}
-    return type(value)([sequence, bias] for sequence, bias in moved if sequence is not None)
-
-
-def _written_sequence(text: str, ids: IdConversion) -> str | None:
-    """Return the text of a tuple of token IDs with the new IDs; `None` if one of them is removed."""
-    if not re.fullmatch(r"\((\d+, )*\d+,?\)", text):
-        raise VocabularyError(
-            f"The key {text!r} of a sequence_bias is no tuple of token IDs. Change it before the edit."
-        )
-    moved = _sequence(tuple(map(int, re.findall(r"\d+", text))), ids)
-    return None if moved is None else str(moved)
 
 
 def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
@@ -226,9 +201,7 @@ def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
     sizes = [(key, value) for owner in owners for key, value in _sizes(owner).items()]
     if old != new and sizes and all(value != old for _, value in sizes):
         key, value = sizes[0]
-        raise VocabularyError(
-            f"The table has {old:,} rows and {key} is {value:,}: what the other rows are for is not known."
-        )
+        raise VocabularyError(f"The table has {old:,} rows and {key} is {value:,}: the other rows are not known.")
 
 
 def edited_configuration(content: JsonObject, ids: IdConversion, where: str) -> JsonObject:
@@ -264,20 +237,34 @@ def json_value(value: Any) -> Any:
 def check_readers(configs: Sequence[Any], new_ids: Tensor, size: int) -> None:
     """Check that an edit leaves as it is what a model reads from the order or the size of token IDs."""
     entries = [entries_of(config) for config in configs]
-    _check_first_ids(entries, new_ids, size)
+    # a multimodal model looks up images or sounds at the IDs from a first one on
+    firsts = [(config[key], key) for key in FIRST_IDS for config in entries if type(config.get(key)) is int]
+    first = min(firsts, default=(size, ""))[0]
+    if firsts and (size != len(new_ids) or not _are_consecutive(new_ids[first:], first)):
+        keys = ", ".join(dict.fromkeys(key for _, key in firsts))
+        raise VocabularyError(f"Token IDs from {first:,} on are images or sounds ({keys}): edit the text model alone.")
     kept_ids = new_ids[new_ids >= 0]
     is_ordered = len(kept_ids) == size and bool((kept_ids[1:] > kept_ids[:-1]).all())
-    is_identity = bool((new_ids == new_ids.new_tensor(range(len(new_ids)))).all())
     for owner, config in zip(configs, entries, strict=True):
-        for key in IDS_BEFORE_RANGE:
-            _check_range(config.get(key), key, new_ids, size)
+        for key in IDS_BEFORE_RANGE:  # the IDs above are numbers: they stay in their order, and no other ID is there
+            last = config.get(key)
+            if type(last) is int and 0 <= last < len(new_ids):
+                above, start = new_ids[last:], int(new_ids[last])
+                is_last = start >= 0 and start + len(above) == size and not bool((new_ids[:last] > start).any())
+                if not is_last or not _are_consecutive(above, start):
+                    raise VocabularyError(
+                        f"The model reads each token ID above {key} = {last} as a number: place new tokens before them."
+                    )
         name = config.get("model_type") or getattr(owner, "model_type", None)
-        if name in HASHED_IDS and not is_identity:
-            raise VocabularyError(
-                f"A model of type {name} looks up rows by hashes of token IDs, so the vocabulary is not edited."
-            )
-        if name in LARGEST_ID:
-            _check_largest(str(name), config.get("eos_token_id"), new_ids, is_ordered=is_ordered)
+        if name in HASHED_IDS and not _are_consecutive(new_ids, 0):
+            raise VocabularyError(f"A model of type {name} looks up rows by hashes of token IDs, keep all IDs.")
+        if name in LARGEST_ID:  # the end of a text is at its largest ID: always, or with this `eos_token_id`
+            switch, end = LARGEST_ID[str(name)], config.get("eos_token_id")
+            new = int(new_ids[end]) if type(end) is int and 0 <= end < len(new_ids) else end
+            if switch in (None, end) and not is_ordered:
+                raise VocabularyError(f"A model of type {name} ends a text at its largest ID, which would change.")
+            if switch is not None and (end == switch) != (new == switch):
+                raise VocabularyError(f"A {name} with eos_token_id {switch} ends texts at the largest ID, not {new}.")
         family = family_of(name)
         if name in COUNTED_FROM_PADDING or (family is not None and family.numbering == "ids"):
             check_padding(f"{name} counts", config.get("pad_token_id"), new_ids)
@@ -286,45 +273,10 @@ def check_readers(configs: Sequence[Any], new_ids: Tensor, size: int) -> None:
 def check_padding(subject: str, padding: object, new_ids: Tensor) -> None:
     """Check that the padding token keeps its ID, in a family that counts positions from that ID."""
     if type(padding) is int and 0 <= padding < len(new_ids) and int(new_ids[padding]) != padding:
-        raise VocabularyError(
-            f"{subject} positions from the ID of the padding token, {padding}, which the edit would change."
-        )
+        counted = f"{subject} positions from the ID of the padding token, {padding}"
+        raise VocabularyError(f"{counted}, which the edit would change.")
 
 
-def _check_first_ids(entries: Sequence[Mapping[str, Any]], new_ids: Tensor, size: int) -> None:
-    """Check that an edit leaves the IDs at which a multimodal model looks up images or sounds as they are."""
-    known = [(config[key], key) for key in FIRST_IDS for config in entries if type(config.get(key)) is int]
-    first, _ = min(known, default=(size, ""))
-    ids = new_ids.new_tensor(range(first, len(new_ids)))
-    if known and (size != len(new_ids) or not bool((new_ids[first:] == ids).all())):
-        keys = ", ".join(dict.fromkeys(key for _, key in known))
-        raise VocabularyError(
-            f"This model takes token IDs from {first:,} on for images or sounds ({keys}): edit the text model alone."
-        )
-
-
-def _check_range(last: object, key: str, new_ids: Tensor, size: int) -> None:
-    """Check that all IDs above `last`, which are numbers, stay in their order above it, and no other ID is there."""
-    if type(last) is not int or not 0 <= last < len(new_ids):
-        return
-    above, start = new_ids[last:], int(new_ids[last])
-    moved = new_ids.new_tensor(range(start, start + len(above)))
-    is_last = start + len(above) == size
-    if start < 0 or not is_last or not bool((above == moved).all()) or bool((new_ids[:last] > start).any()):
-        raise VocabularyError(
-            f"The model reads each token ID above {key} = {last} as a number: place new tokens before them."
-        )
-
-
-def _check_largest(name: str, end: object, new_ids: Tensor, *, is_ordered: bool) -> None:
-    """Check that an edit keeps the place of the largest ID of a text, for a model that takes it as the text's end."""
-    switch = LARGEST_ID[name]
-    new = int(new_ids[end]) if type(end) is int and 0 <= end < len(new_ids) else end
-    if switch in (None, end) and not is_ordered:
-        raise VocabularyError(
-            f"A model of type {name} takes the largest token ID as the end of a text, and the edit would change it."
-        )
-    if switch is not None and (end == switch) != (new == switch):
-        raise VocabularyError(
-            f"A model of type {name} with eos_token_id {switch} ends texts at the largest ID; it would be {new}."
-        )
+def _are_consecutive(ids: Tensor, start: int) -> bool:
+    """Return whether IDs are `start`, `start + 1` and so on."""
+    return bool((ids == ids.new_tensor(range(start, start + len(ids)))).all())

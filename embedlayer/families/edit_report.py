@@ -36,24 +36,20 @@ class CensusReport:
             "files": list(self.files),
             "left out": [f"{path} ({what})" for path, what in self.left_out.items()],
         }
-        for what, found in names.items():
-            if found:
-                yield what, shown_files(found)
-            if what == "tensors":
-                yield from zip(chain(["token IDs"], repeat("")), self._token_id_lines(), strict=False)
-        yield from (("note", note) for note in self.notes)
-        if self.refused:
-            yield "refused", self.refused
-
-    def _token_id_lines(self) -> list[str]:
-        """Return all entries that name token IDs, grouped by file and wrapped to lines."""
         by_file: dict[str, list[str]] = {}
         for name, value in self.token_ids.items():
             file, colon, key = name.rpartition(": ")
             by_file.setdefault(file + colon, []).append(f"{key} = {value}")
-        texts = [file + ", ".join(entries) for file, entries in by_file.items()]
-        lines = textwrap.TextWrapper(80 - NAMES_AT, break_long_words=False, break_on_hyphens=False)
-        return [line for text in texts for line in lines.wrap(text)]
+        wrapper = textwrap.TextWrapper(80 - NAMES_AT, break_long_words=False, break_on_hyphens=False)
+        id_lines = [line for file, entries in by_file.items() for line in wrapper.wrap(file + ", ".join(entries))]
+        for what, found in names.items():
+            if found:
+                yield what, shown_files(found)
+            if what == "tensors":
+                yield from zip(chain(["token IDs"], repeat("")), id_lines, strict=False)
+        yield from (("note", note) for note in self.notes)
+        if self.refused:
+            yield "refused", self.refused
 
     def __str__(self) -> str:
         return "\n".join(f"{what:<{NAMES_AT}}{names}" for what, names in self.lines())

@@ -136,24 +136,19 @@ def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[st
     if 0 < heads <= width and rotated:
         config.setdefault("head_dim", width // heads)
         config["rotary_dim"] = rotated  # llama.cpp rotates so many channels in every architecture
-    scaling = _rope_scaling(own, config.get("max_position_embeddings"), factors)
-    return config if scaling is None else {**config, "rope_scaling": scaling}
-
-
-def _rope_scaling(
-    own: Mapping[str, Any], length: int | None, factors: Mapping[str, list[float]]
-) -> dict[str, Any] | None:
-    """Return the `rope_scaling` of transformers; `None` for unscaled frequencies."""
     kind, original = own.get("rope.scaling.type", "none"), own.get("rope.scaling.original_context_length")
-    lengths = {"factor": own.get("rope.scaling.factor"), "original_max_position_embeddings": original or length}
+    length = original or config.get("max_position_embeddings")
+    lengths = {"factor": own.get("rope.scaling.factor"), "original_max_position_embeddings": length}
     if ROPE_FACTORS in factors or LONG_FACTORS in factors:  # LLaMA 3.1 in this form; Phi-3
         both = factors.get(ROPE_FACTORS)
         long, short = factors.get(LONG_FACTORS, both), factors.get(SHORT_FACTORS, both)
-        scale = {"attention_factor": own.get("rope.scaling.attn_factor", 1.0)}
-        return {"rope_type": "longrope", "long_factor": long, "short_factor": short, **lengths, "factor": 1.0, **scale}
-    if kind == "linear":
-        return {"rope_type": kind, "factor": lengths["factor"]}
-    return None if kind == "none" else {"rope_type": kind, **lengths}
+        lengths |= {"factor": 1.0, "attention_factor": own.get("rope.scaling.attn_factor", 1.0)}
+        config["rope_scaling"] = {"rope_type": "longrope", "long_factor": long, "short_factor": short, **lengths}
+    elif kind == "linear":
+        config["rope_scaling"] = {"rope_type": kind, "factor": lengths["factor"]}
+    elif kind != "none":
+        config["rope_scaling"] = {"rope_type": kind, **lengths}
+    return config
 
 
 # Tokenizers
@@ -171,9 +166,9 @@ GGUF_TOKENIZERS: Mapping[str, Literal["byte-level", "sentencepiece", "unigram", 
 class PreTokenizer:
     """How a byte-level BPE tokenizer of a GGUF file splits a text before it merges bytes."""
 
-    patterns: tuple[str, ...]
-    ignores_merges: bool = False
-    adds_bos: bool = False
+    patterns: tuple[str, ...]  # that split a text one after the other
+    ignores_merges: bool = False  # whether a part that is a token is not merged from bytes
+    adds_bos: bool = False  # whether a text starts with that token if the file does not say
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

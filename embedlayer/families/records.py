@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embedlayer.families.field_types import End, Names, Numbering, Presence, Step
-from embedlayer.families.stream_records import CodeSpec
 
 CONFIG_KEYS: Mapping[str, Names] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "embedding_dim"),
@@ -44,12 +43,12 @@ OWN_MODEL_TYPE = "embedlayer"
 class Factor:
     """Factor `of / per` on looked-up rows or on logits, from numbers of the configuration."""
 
-    of: str | None = None
-    per: str | None = None
-    default: float | None = None
-    only_if: Names = ()
-    otherwise: bool = False
-    rounding: Literal["rows", "bfloat16"] | None = None
+    of: str | None = None  # configuration key, or "sqrt_dim"; `None` for 1
+    per: str | None = None  # configuration key, or "1/sqrt_dim"; `None` for 1
+    default: float | None = None  # if a key is missing or null; `None`: an error
+    only_if: Names = ()  # keys that switch the factor on or off; the first present one decides
+    otherwise: bool = False  # whether it applies if none of `only_if` is present
+    rounding: Literal["rows", "bfloat16"] | None = None  # to the dtype of the rows (Gemma), or to bfloat16
 
 
 SQRT_DIM = Factor("sqrt_dim")
@@ -70,42 +69,43 @@ class LearnedPositions:
     """Learned position embeddings of a family: a table with one row per position."""
 
     names: Names
-    offset: int | Literal["padding"] = 0
-    ids_include_offset: bool = False
+    offset: int | Literal["padding"] = 0  # rows before that of position 0; "padding": `pad_token_id + 1`
+    ids_include_offset: bool = False  # whether `position_ids` in transformers are rows of the table
 
 
 @dataclass(frozen=True)
 class SinusoidalPositions:
     """Fixed sinusoidal positions of a family: a vector holds all sines, then all cosines."""
 
-    after_padding: bool = True
-    offset: int | None = None
+    after_padding: bool = True  # whether positions start at `pad_token_id + 1`, and padding has a zero vector (M2M-100)
+    offset: int | None = None  # position of the first token, if the code has a fixed one (XGLM: 2)
+    # whether the last pair has exactly the longest wavelength; `None`: with `after_padding`
     endpoint: bool | None = None
-    stored: Names = ()
-    cosines_first: bool = False
+    stored: Names = ()  # names of stored vectors, which are read instead of computed (FSMT, Marian, Pegasus)
+    cosines_first: bool = False  # all cosines, then all sines (MusicGen)
 
 
 @dataclass(frozen=True)
 class AlibiPositions:
     """Linear attention biases (ALiBi) of a family, which are computed from the number of heads."""
 
-    is_divided: bool = False
+    is_divided: bool = False  # by the square root of a head's width (Falcon)
 
 
 @dataclass(frozen=True)
 class RelativePositions:
     """Learned relative attention biases of a family, one number for each head and bucket of distances (T5)."""
 
-    names: Names
-    bidirectional: bool = True
+    names: Names  # "{}" is the number of a block, if each has its own table (UMT5)
+    bidirectional: bool = True  # whether keys before and after the query differ (encoders)
 
 
 @dataclass(frozen=True)
 class AxialPositions:
     """Axial learned positions of a family: one table for the rows and one for the columns of a grid (Reformer)."""
 
-    names: tuple[Names, Names]
-    plain: LearnedPositions
+    names: tuple[Names, Names]  # of rows `(A, 1, D1)` and of columns `(1, B, D2)`
+    plain: LearnedPositions  # of a checkpoint without these tables
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,9 @@ class PositionChoice:
     """Position scheme of a family that a configuration key selects (ESM, Falcon, Zamba 2)."""
 
     key: str
+    # pairs (value, scheme)
     choices: tuple[tuple[str | bool, LearnedPositions | AlibiPositions | Literal["rotary"]], ...]
+    # without the key or with another value; "refused": the first choice, or an error
     otherwise: Literal["rotary", "refused"] | None = "refused"
 
 
@@ -151,11 +153,12 @@ PositionSpec = (
 class NormSpec:
     """Name and epsilon of a norm in a checkpoint."""
 
-    name: str | Names
-    eps_key: str | None = "layer_norm_eps"
+    name: str | Names  # end of the module's name
+    eps_key: str | None = "layer_norm_eps"  # `None`: the code has no other epsilon than `eps`
     eps: float = 1e-12
-    affine_key: tuple[str, str] | None = None
+    affine_key: tuple[str, str] | None = None  # (key, value) for which it only multiplies and adds (MobileBERT)
     bias: Presence = True
+    # rms: no bias; rms_offset: times `1 + weight` (Gemma); rms_plain, layer_plain: no tensors
     kind: Literal["layer", "rms", "rms_offset", "rms_plain", "layer_plain"] = "layer"
 
 
@@ -171,9 +174,9 @@ class ShiftSpec:
 class LinearSpec:
     """Name of a linear projection in a checkpoint, and whether it has a bias."""
 
-    name: str | Names
+    name: str | Names  # end of the module's name
     bias: Presence = True
-    optional: bool = False
+    optional: bool = False  # whether a head may lack this projection (OPT)
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ class TrigramSpec:
     """Projection that reads the vectors of the next token, the token and the token before (MobileBERT)."""
 
     linear: LinearSpec
-    key: str
+    key: str  # switches the neighbours on, as does its absence
 
 
 @dataclass(frozen=True)
@@ -212,10 +215,10 @@ class OtherTable:
     """A table of a family that `load` does not read, beside the token table that it reads."""
 
     name: str
-    use: str
-    end: End | None = None
+    use: str  # what the model does with its rows, as a sentence without full stop
+    end: End | None = None  # `None`: values of new tokens are not known, so the vocabulary is not edited
     of_tokens: bool = True
-    is_input: bool = False
+    is_input: bool = False  # whether it is a part of the first block's input, so that `load` refuses the checkpoint
 
 
 @dataclass(frozen=True)
@@ -225,10 +228,10 @@ class PerLayerSpec:
     table: str = "embed_tokens_per_layer.weight"
     projection: str = "per_layer_model_projection.weight"
     norm: str = "per_layer_projection_norm.weight"
-    rows: str = "vocab_size_per_layer_input"
-    width: str = "hidden_size_per_layer_input"
-    missing_row: int | None = None
-    round_scales: bool = False
+    rows: str = "vocab_size_per_layer_input"  # key of the number of rows, which may be below `vocab_size`
+    width: str = "hidden_size_per_layer_input"  # key of the width of a block's vector, P; 0 for none
+    missing_row: int | None = None  # row of tokens that the table lacks
+    round_scales: bool = False  # whether factors are rounded to the dtype of the weights
 
     @property
     def names(self) -> Names:
@@ -261,16 +264,17 @@ class WideRows:
 class HeadSpec:
     """Describe the LM head of a family: the names of its tensors, and the steps that it computes."""
 
-    weight: Names = ("lm_head.weight",)
-    bias: Names = ()
-    has_bias: Presence | Literal["stored"] = True
-    rows: AddedColumns | CountedRows | WideRows | None = None
-    dense: LinearSpec | None = None
-    activation: str | None = None
+    weight: Names = ("lm_head.weight",)  # rows of an untied head
+    bias: Names = ()  # `(V,)` or `(1, V)`
+    has_bias: Presence | Literal["stored"] = True  # "stored": the checkpoint decides (BART)
+    rows: AddedColumns | CountedRows | WideRows | None = None  # how they differ from one row of width D a token
+    dense: LinearSpec | None = None  # without its tensors there is no head, unless it is optional
+    activation: str | None = None  # a name, or its key, such as "hidden_act"
     norm: NormSpec | None = None
     logit_scale: Factor | None = None
-    scales_hidden: bool = False
-    softcap: str | None = None
+    scales_hidden: bool = False  # whether the factor is on the hidden states
+    softcap: str | None = None  # key of c in `c * tanh(x / c)`
+    # without `tie_word_embeddings`; "always": unless other rows are stored (T5); "never": whatever it says (Moshi)
     tied: bool | Literal["always", "never"] = False
 
     @property
@@ -283,45 +287,96 @@ class HeadSpec:
 class DecoderSpec:
     """Input embedding of the decoder of an encoder-decoder model, where it differs from that of the encoder."""
 
-    table: Names = ("decoder.embed_tokens.weight",)
-    vocab_size: str = "vocab_size"
-    position: PositionSpec | None = None
+    table: Names = ("decoder.embed_tokens.weight",)  # a second table, unless its rows are the encoder's
+    vocab_size: str = "vocab_size"  # key of the rows of a second table
+    position: PositionSpec | None = None  # `None` here and below: the encoder's
     norm: NormSpec | None = None
     recipe: tuple[Step, ...] | None = None
-    is_scaled: bool = True
-    layers: Names = ("num_decoder_layers", "decoder_layers")
-    sub_configs: Names = ()
+    is_scaled: bool = True  # whether the family's scale applies to it (not in Blenderbot Small)
+    layers: Names = ("num_decoder_layers", "decoder_layers")  # keys of the number of blocks, else that of the encoder
+    sub_configs: Names = ()  # keys of the configurations of both stacks (T5Gemma)
+
+
+Layout = Literal["joined", "stacked", "transposed"]
+"""How the rows of K streams are stored in one tensor: `(sum(V_k), D)`; `(K, V, D)` (Moshi); or `(K, D, V)` (CSM)."""
+
+
+def numbered(names: Names, number: int) -> Names:
+    """Return tensor names with the number of a stream or head in the place of `"{}"`."""
+    return tuple(name.format(number) for name in names)
+
+
+@dataclass(frozen=True)
+class CodeHeadSpec:
+    """Heads of K streams of codes: one matrix of rows for each stream that they predict, without a bias."""
+
+    weight: Names  # with "{}", one tensor for each head; else one of all, see `layout`
+    first: int = 0  # first stream that is predicted (1 in some depth decoders, and in Bark)
+    only: bool = False  # no other stream than `first` (CSM's backbone, Kyutai)
+    layout: Layout = "joined"
+    tied: str | None = None  # key that ties the rows to those of the input
+
+
+@dataclass(frozen=True)
+class CodeSpec:
+    """K streams of codes, such as those of a sound codec: their rows, whose sum is an input, and their heads."""
+
+    table: Names  # with "{}", one tensor for each stream; else one of all, stream after stream
+    size: Names  # keys of the number of codes of a stream, V_k
+    count: str = "num_codebooks"  # key of the number of streams, or of those of a side
+    sides: int = 1  # of a dialogue (Moshi: 2)
+    more_rows: int = 0  # rows of a stream beyond its codes (MusicGen: padding)
+    text_size: str | None = None  # key of the size of a stream of text before the others
+    shared_padding: str | None = None  # key of a row behind all streams, which is an ID of each
+    # the sum alone is the input, added to that of text, or in the place of `placeholders`
+    use: Literal["alone", "added", "placed"] = "alone"
+    placeholders: Names = ()  # keys of these tokens
+    head: CodeHeadSpec | None = None
+    depth_head: CodeHeadSpec | None = None  # heads of a depth decoder, one for each stream
+    # "steps": stream k by k; "first": all but the first of each side by one; or the key of a list
+    delays: str | None = None
+
+    def streams_of(self, head: CodeHeadSpec, num_streams: int) -> range:
+        """Return the streams that a head predicts, of so many, that of text included."""
+        if head.only:
+            return range(head.first, head.first + 1)
+        text = int(self.text_size is not None)
+        return range(text + head.first, text + (num_streams - text) // self.sides)
 
 
 @dataclass(frozen=True)
 class Family:
     """Description of one model family, from which the reader builds the embedding layer of its checkpoints."""
 
-    name: str
+    name: str  # in reports; empty for a group, whose layers have the `model_type`
     model_types: Names
-    table: Names
-    rows: ExtraRows | FoldedRows | None = None
-    width: Names = CONFIG_KEYS["hidden_size"]
-    aliases: tuple[tuple[str, str], ...] = ()
+    table: Names  # several in one checkpoint store the same rows; empty for `codes` alone
+    rows: ExtraRows | FoldedRows | None = None  # how they differ from one stored row for each of `vocab_size` tokens
+    width: Names = CONFIG_KEYS["hidden_size"]  # keys of the width; the first present one is used
+    aliases: tuple[tuple[str, str], ...] = ()  # (key of this family, common key of the same meaning)
     scale: Factor | None = None
     position: PositionSpec | None = None
     numbering: Numbering = "all"
-    recipe: tuple[Step, ...] = ()
-    optional: tuple[tuple[Step, str, bool | int], ...] = ()
-    types: Names | Literal["table"] = ()
-    more_types: tuple[tuple[Names, float], ...] = ()
-    norm: NormSpec | ShiftSpec | None = None
+    recipe: tuple[Step, ...] = ()  # steps after look-up and scale, in order
+    optional: tuple[tuple[Step, str, bool | int], ...] = ()  # (step, key, default): left out if the value is false or 0
+    types: Names | Literal["table"] = ()  # tensor names of segments; "table": rows of the token table (GPT-2)
+    more_types: tuple[tuple[Names, float], ...] = ()  # (tensor names, factor): more tables, by default their row 0
+    norm: NormSpec | ShiftSpec | None = None  # of the step `norm`
+    # of the step `project`, which a checkpoint without its tensors lacks
     projection: LinearSpec | TrigramSpec | FeatureSpec | None = None
     head: HeadSpec | None = HeadSpec()
     decoder_input: DecoderSpec | None = None
+    # (key, values): another value is refused; the first is the default
     not_computed: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    # tensor of `DecoderLM` -> its name here, for `load_llama`; `{}` is the block
     decoder: Mapping[str, str] | None = None
+    # (key, transformers' default) of keys that configurations leave out
     defaults: tuple[tuple[str, int | float | str], ...] = ()
-    other_tables: tuple[OtherTable, ...] = ()
+    other_tables: tuple[OtherTable, ...] = ()  # tables that are not read
     per_layer: PerLayerSpec | None = None
-    codes: CodeSpec | None = None
-    vocab_size: str = "vocab_size"
-    notes: Names = ()
+    codes: CodeSpec | None = None  # K streams of codes beside the tokens, or in their place
+    vocab_size: str = "vocab_size"  # key of the number of rows
+    notes: Names = ()  # what transformers computes and the layer does not; shown when it is loaded
 
     @property
     def extra_rows(self) -> int:
@@ -338,9 +393,10 @@ class Family:
 class MultimodalSpec:
     """How a multimodal model uses the head of its language model, whose record is that of `text_config.model_type`."""
 
+    # whose `tie_word_embeddings` decides; none: the code never ties
     tied_by: Literal["model", "text", "either", "none"] = "model"
-    tied: bool | Literal["text"] = False
-    scales_logits: bool = False
-    table: Names = ()
-    part: str = "text_config"
-    flat: str | None = None
+    tied: bool | Literal["text"] = False  # without that key; "text": as `text_config` says
+    scales_logits: bool = False  # whether it applies the language model's factor and cap to its logits
+    table: Names = ()  # if it looks tokens up by itself
+    part: str = "text_config"  # key of the language model's configuration
+    flat: str | None = None  # `model_type` of the language model in older configurations without `text_config`

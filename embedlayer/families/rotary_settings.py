@@ -16,17 +16,17 @@ from embedlayer.families.records import META_LLAMA
 class SectionAxes:
     """Several position axes, each of which rotates a section of the pairs of channels (Qwen2-VL)."""
 
-    layout: Literal["chunked", "interleaved", "alternating", "channels"]
-    sections: tuple[int, ...] | None = None
-    names: Names = ()
+    layout: Literal["chunked", "interleaved", "alternating", "channels"]  # a key of `AXES` in `positions.rotary.config`
+    sections: tuple[int, ...] | None = None  # without `mrope_section`; `None`: a single axis then
+    names: Names = ()  # other names of `mrope_section`
 
 
 @dataclass(frozen=True)
 class GridAxes:
     """Axes of a vision tower, with an equal number of pairs each: `AxialAxes` in which some options are set."""
 
-    num_axes: int = 2
-    options: Names = ()
+    num_axes: int = 2  # 2 for rows and columns
+    options: Names = ()  # arguments of `AxialAxes` that are true
 
 
 @dataclass(frozen=True)
@@ -41,27 +41,31 @@ class PowerQueries:
 class RotaryPositions:
     """Rotary settings of a family that transformers has in its code and not in `config.json`."""
 
-    base: float = 10000.0
-    fixed_base: bool = False
-    interleaved: bool = False
-    reads_layout: bool = False
-    rotation: Literal["reversed", "trailing"] | None = None
+    base: float = 10000.0  # theta, if a configuration states none
+    fixed_base: bool = False  # whether a configuration without a base is accepted
+    interleaved: bool = False  # pairs (2i, 2i + 1), not (i, i + half)
+    reads_layout: bool = False  # `rope_interleave`; elsewhere another layout there is an error
+    rotation: Literal["reversed", "trailing"] | None = None  # by the negative angle, or of the last channels of a head
+    # of channels, in code that rotates a part without a stated share, which is an error here
     default_share: float | None = None
-    reads_share: bool = False
-    rope_types: Names = ()
-    former_rope_types: tuple[tuple[str, str], ...] = ()
-    other_parameters: Names = ()
+    reads_share: bool = False  # although the default is all channels
+    rope_types: Names = ()  # besides "default"; empty: those of transformers
+    former_rope_types: tuple[tuple[str, str], ...] = ()  # (old name, present name)
+    other_parameters: Names = ()  # further keys of `rope_parameters`
+    # scaling of full attention only; or (layer type, its key in `rope_parameters`), "" for all others
     by_layer_type: Literal["full_attention"] | tuple[tuple[str, str], ...] = ()
+    # layers in `no_rope_layers` or by `no_rope_layer_interval`, those of full attention, or all
     without_positions: Literal["listed", "full_attention", "all"] | None = None
-    only_if: tuple[str, str | bool] | None = None
-    rotated_types: Names | None = None
-    aliases: tuple[tuple[str, str | None], ...] = ()
-    defaults: tuple[tuple[str, int | float], ...] = ()
-    stated: tuple[Names, ...] = ()
-    axes: SectionAxes | GridAxes | None = None
-    needs_head_dim: bool = False
-    base_key: str | None = "rope_theta"
-    original_beside: bool = False
+    only_if: tuple[str, str | bool] | None = None  # (key, value) for any layer to be rotated
+    rotated_types: Names | None = None  # layer types; `None` for all
+    aliases: tuple[tuple[str, str | None], ...] = ()  # (key of this family, common key); `None`: not read
+    defaults: tuple[tuple[str, int | float], ...] = ()  # (key, transformers' default) of keys that may be left out
+    stated: tuple[Names, ...] = ()  # groups of keys of which a configuration must have one
+    axes: SectionAxes | GridAxes | None = None  # several position axes
+    needs_head_dim: bool = False  # for frequencies of `dynamic`, `yarn` and `longrope`
+    base_key: str | None = "rope_theta"  # of the base beside `rope_parameters`
+    original_beside: bool = False  # `original_max_position_embeddings` beside the parameters, which counts more
+    # Ministral 3's rotated, Llama 4's unrotated, or Beam's
     query_scaling: Literal["rotated", "unrotated"] | PowerQueries | None = None
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from embedlayer.families.records import (
+    CodeHeadSpec,
+    CodeSpec,
     CountedRows,
     DecoderSpec,
     ExtraRows,
@@ -13,7 +15,6 @@ from embedlayer.families.records import (
     OtherTable,
     SinusoidalPositions,
 )
-from embedlayer.families.stream_records import CodeHeadSpec, CodeSpec
 
 _BARK = Family(
     "bark",

@@ -6,7 +6,7 @@ published checkpoints. A key that is in none of these lists, ends in one of `END
 
 from collections.abc import Mapping
 
-Names = tuple[str, ...]
+from embedlayer.families.field_types import Names
 
 ROLES: Mapping[str, str] = {
     **{key: key for key in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")},

@@ -20,18 +20,19 @@ Roles = Mapping[str, str]
 class BpeRules:
     """Rules of a class whose BPE has a vocabulary and a list of merges."""
 
+    # CLIP's NFC, single spaces and lower case; BERT's with lower case, or without
     normalizer: Literal["", "nfc", "clip", "lower case", "words"] = ""
-    patterns: Names = PRE_TOKENIZERS["gpt-2"].patterns
-    drops_rest: bool = False
-    is_byte_level: bool = True
-    end_of_word: str = ""
-    unknown: bool = False
-    adds_space: bool = False
-    roles: Roles = field(default_factory=dict)
-    starts: Names = ()
+    patterns: Names = PRE_TOKENIZERS["gpt-2"].patterns  # one after the other; empty: BERT's rules
+    drops_rest: bool = False  # whether what no pattern matches is left out (CLIP)
+    is_byte_level: bool = True  # whether entries are in GPT-2's alphabet of bytes
+    end_of_word: str = ""  # of an entry
+    unknown: bool = False  # whether `unk_token` replaces what the vocabulary lacks
+    adds_space: bool = False  # before a text, if `add_prefix_space` is not set
+    roles: Roles = field(default_factory=dict)  # tokens by role, if no file sets them
+    starts: Names = ()  # roles or tokens
     ends: Names = ()
-    between: Names | None = None
-    lstrip: Names = ()
+    between: Names | None = None  # two texts; `None` for `ends`, or `starts` without them
+    lstrip: Names = ()  # roles whose token takes the spaces before it
 
 
 _END = "<|endoftext|>"
@@ -140,9 +141,9 @@ BPE_CLASSES: Mapping[str, BpeRules] = {
 class WordPieceRules:
     """Rules of a class that reads `vocab.txt` and splits text as BERT does."""
 
-    roles: Roles = field(default_factory=lambda: dict(_BERT))
-    lstrip: Names = ()
-    doubles_separator: bool = False
+    roles: Roles = field(default_factory=lambda: dict(_BERT))  # tokens by role, if no file sets them
+    lstrip: Names = ()  # roles whose token takes the spaces before it
+    doubles_separator: bool = False  # between two texts
 
 
 WORDPIECE_CLASSES: Mapping[str, WordPieceRules] = {
@@ -169,30 +170,31 @@ WORDPIECE_CLASSES: Mapping[str, WordPieceRules] = {
 class TextSteps:
     """What a class changes in a text before SentencePiece reads it."""
 
-    quotes: bool = True
-    keeps_accents: bool = True
-    lower_case: bool = False
-    splits_commas: bool = False
+    quotes: bool = True  # two backticks or apostrophes become a double quotation mark
+    keeps_accents: bool = True  # if `keep_accents` is not set
+    lower_case: bool = False  # if `do_lower_case` is not set
+    splits_commas: bool = False  # whether a comma behind a digit is a subword of its own
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceRules:
     """Which IDs a class gives to the subwords of a SentencePiece model."""
 
-    fixed: Mapping[str, object] = field(default_factory=dict)
-    reads_vocabulary: bool = False
+    fixed: Mapping[str, object] = field(default_factory=dict)  # settings that are read with this value alone
+    reads_vocabulary: bool = False  # whether a `vocab.json` has the IDs
     steps: TextSteps | None = None
-    first: Names = ()
-    skipped: int = 0
-    last: Names = ()
-    unknown: str = ""
+    first: Names = ()  # tokens of the first IDs, in place of the model's first subwords
+    skipped: int = 0  # first subwords without an ID
+    last: Names = ()  # tokens behind the subwords
+    unknown: str = ""  # token of unknown text, if not the model's own
+    # whether a space is before each text between special tokens, else before the whole text; `None`: no setting
     legacy: bool | None = None
-    languages: Names = ()
-    language: str = ""
+    languages: Names = ()  # among `last`; `src_lang` names one
+    language: str = ""  # without `src_lang`
     language_form: str = "{}"
-    starts: Names = ()
-    ends: Names = ()
-    between: Names | None = None
+    starts: Names = ()  # tokens; "" is the language, and "bos" the token of that role
+    ends: Names = ()  # as `starts`, with "eos"
+    between: Names | None = None  # two texts; `None` for `ends`, or `starts` without them
     lstrip: Names = ()
     roles: Roles = field(default_factory=dict)
 

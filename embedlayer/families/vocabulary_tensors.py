@@ -135,23 +135,18 @@ def _config_parts(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
             yield from _config_parts(value, (*path, key))
 
 
-def _with_dtypes(config: Any) -> Any:
-    """Return a copy of a configuration in which dtypes are those of torch."""
-    other = copy.deepcopy(config)
-    for _, part in _config_parts(other):
-        if isinstance(vars(part).get("dtype"), str):
-            part.dtype = getattr(torch, part.dtype)
-    return other
-
-
 def built_on_meta(model_class: Any, config: Any) -> Any:
     """Return a model of a class of transformers on the meta device, without memory for its weights."""
+    config = copy.deepcopy(config)
+    for _, part in _config_parts(config):
+        if isinstance(vars(part).get("dtype"), str):
+            part.dtype = getattr(torch, part.dtype)
     with (
         transformers_errors(f"build {model_class.__name__} on the meta device, to see what follows the vocabulary"),
         torch.random.fork_rng(devices=[]),  # some models draw numbers as they are built
         torch.device("meta"),
     ):
-        return model_class(_with_dtypes(config))
+        return model_class(config)
 
 
 def _built_shapes(model_class: Any, config: Any) -> dict[str, tuple[int, ...]]:

@@ -1,10 +1,12 @@
 """The LM head: hidden states to logits and loss, with the rows of the input table (tied) or its own weight (untied)."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -14,7 +16,7 @@ from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, zero_rows_
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.core.torch_state import Proxy, calls_forward, is_observed, leaf_of_trace
+from embedlayer.core.torch_state import Proxy, calls_forward, is_observed, is_unchanged, leaf_of_trace
 from embedlayer.heads.deferred import DeferredLogits, defer_logits
 from embedlayer.heads.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
 from embedlayer.heads.peft import (
@@ -447,17 +449,21 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
         hidden = input  # torch's name, which tools pass by keyword
+        report = self.logits_report
+        if report is not None and torch.compiler.is_compiling():
+            report.read_by_compiled_graph()
+            report = None
+        elif report is not None:
+            report.is_head_called = True
+        defers = report is not None and hidden.dim() > 1 and hidden.shape[-2] > 1
+        if not defers and (rows := self._multiplied_weight(hidden)) is not None:
+            return F.linear(hidden, rows, self._parameters["bias"])
         if isinstance(hidden, Proxy):
             call: Tensor = leaf_of_trace(self, hidden)
             return call
         table, options = self.table, self.logit_options()
-        if self.logits_report is not None:
-            if torch.compiler.is_compiling():
-                self.logits_report.read_by_compiled_graph()
-            else:
-                self.logits_report.is_head_called = True
-                if (deferred := self._deferred(hidden, table, self.logits_report)) is not None:
-                    return deferred
+        if report is not None and (deferred := self._deferred(hidden, table, report)) is not None:
+            return deferred
         if table is not None:
             return table.logits(hidden, **options)
         self._check_width(hidden)
@@ -471,6 +477,34 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             lambda states: linear_with_fixed_row(states, weight, padding_idx, bias), hidden, self.head_dtype
         )
         return finish(products, LogitSettings(**options))
+
+    def _multiplied_weight(self, hidden: Tensor) -> Tensor | None:
+        """Return the weight of a call that computes `F.linear(hidden, weight, bias)` and nothing else, or `None`."""
+        if self.softcap is not None or self.head_dtype is not None or self.batch_invariant or self.mask_padding:
+            return None
+        if self.logit_scale != 1.0 or "opacus" in sys.modules:
+            return None
+        table, bias = self.own_table, self._parameters["bias"]
+        weight = (self if table is None else table)._parameters.get("weight")
+        if self.head_reference is not None and self.head_reference.module not in (None, self):
+            return None
+        for each in self.table_references:
+            here: Any = each.module
+            if here is not table and (table is not None or type(here) not in _DENSE or here.weight is weight):
+                return None
+        if table is not None:
+            if type(table) is not TokenEmbedding or table._forward_pre_hooks or not is_unchanged(table, **_PRODUCT):
+                return None
+            if bias is not None or table._stated_rows != table._stated_vocab_size:
+                return None
+        if weight is None or not {type(weight), type(hidden)} <= _ORDINARY or hidden.dtype is not weight.dtype:
+            return None
+        if weight.dim() != 2 or hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1]:
+            return None
+        if bias is not None and bias.shape[0] != weight.shape[0]:
+            return None
+        trains_all = self.padding_idx is None or not (weight.requires_grad and torch.is_grad_enabled())
+        return weight if trains_all else None
 
     def _deferred(self, hidden: Tensor, table: TokenTable | None, report: LogitsReport) -> Tensor | None:
         """Return deferred logits, or `None` if they must be computed now."""
@@ -626,6 +660,12 @@ def _one_of(value: int | None, other: int | None, name: str) -> int | None:
         raise SizeError(f"{name} was passed twice: {value} and {other}.")
     return other if value is None else value
 
+
+_ORDINARY = {Tensor, nn.Parameter}
+_DENSE = (TokenEmbedding, nn.Embedding)
+
+_PRODUCT: dict[str, Any] = {name: getattr(TokenEmbedding, name) for name in ("logits", "raw_logits", "as_linear")}
+"""Methods of a table that the product with its weight replaces."""
 
 _FORWARD = OutputHead.forward
 """The method that the fused loss replaces, saved at import to detect later changes."""

@@ -6,7 +6,7 @@ With delays, stream k begins some steps later, so that a step predicts a token b
 """
 
 from collections.abc import Sequence
-from numbers import Integral
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -103,7 +103,17 @@ class CodeStreams(Pretrained):
         table = build(config["table"])
         if not isinstance(table, StreamTable):
             raise CheckpointError(f"The rows of streams are those of a StreamTable, not of {a_or_an(table)}.")
-        heads = {name: _build_stream_head(config.get(name), table) for name in ("head", "depth_head")}
+        heads: dict[str, Any] = {}
+        for name in ("head", "depth_head"):
+            options = dict(config.get(name) or {})
+            if options.pop("tied", False):
+                options.pop("kind")
+                output = build_head({"tied": True, **options["output"]}, table.token_table)
+                heads[name] = StreamHead.construct(**{**options, "output": output})
+            else:
+                heads[name] = build(options) if options else None
+            if not isinstance(heads[name], StreamHead | None):
+                raise CheckpointError(f"The heads of streams are those of a StreamHead, not of {a_or_an(heads[name])}.")
         return cls.construct(**{**config, "table": table, **heads})
 
     def forward(
@@ -123,10 +133,7 @@ class CodeStreams(Pretrained):
             TokenIdError: A code is outside its stream.
         """
         if codes.shape[:-1] != ids.shape:
-            raise ShapeError(
-                f"Codes {tuple(codes.shape)} must be {(*ids.shape, self.table.num_streams)} beside token IDs "
-                f"{tuple(ids.shape)}: one of each stream for each token, the streams last."
-            )
+            raise ShapeError(f"Codes {tuple(codes.shape)} must be {(*ids.shape, self.table.num_streams)}.")
         sums: Tensor = self.table(codes)
         if self.placeholders is None:
             return sums + x
@@ -134,31 +141,12 @@ class CodeStreams(Pretrained):
         return torch.where(torch.isin(ids, placeholders).unsqueeze(-1), sums, x)
 
 
-def _build_stream_head(config: JsonObject | None, table: StreamTable) -> StreamHead | None:
-    """Build the head that `CodeStreams.config` describes, with initial weights; a tied one is tied to `table.rows`."""
-    if config is None:
-        return None
-    options = {name: value for name, value in config.items() if name != "tied"}
-    if not config["tied"]:
-        head = build(options)
-    else:
-        options.pop("kind")
-        output = build_head({"tied": True, **options["output"]}, table.token_table)
-        head = StreamHead.construct(**{**options, "output": output})
-    if not isinstance(head, StreamHead):
-        raise CheckpointError(f"The heads of streams are those of a StreamHead, not of {a_or_an(head)}.")
-    return head
-
-
 class StreamLookup:
     """The look-up of K streams as the first step of an input embedding, whose IDs are those of the first stream."""
 
     def __init__(self, table: StreamTable, ids: Int[Tensor, "*batch K"], streams: int | None = None) -> None:
         if ids.dim() < 2:
-            raise ShapeError(
-                f"IDs of {table.num_streams} streams are (..., T, {table.num_streams}), the streams last; found "
-                f"{tuple(ids.shape)}."
-            )
+            raise ShapeError(f"IDs of streams are (..., T, {table.num_streams}), streams last, not {tuple(ids.shape)}.")
         self.table, self.ids, self.streams = table, ids, streams
         self.first = ids[..., 0]
 
@@ -221,11 +209,6 @@ def _streams_of(ids: IdsLike, delays: Sequence[int]) -> Tensor:
     """Return IDs `(..., T, K)` as a tensor, after a check that they and K delays fit; see `delay_streams`."""
     ids = as_ids(ids, beside=torch.empty(0))
     check_integer_ids(ids)
-    if ids.dim() < 2:
-        raise ShapeError(f"IDs of K streams are (..., T, K), the streams last; found {tuple(ids.shape)}.")
-    if len(delays) != ids.shape[-1] or not len(delays):
-        raise SizeError(f"There is one delay for each stream: found {len(delays)} delays and {ids.shape[-1]} streams.")
-    for k, delay in enumerate(delays):
-        if not isinstance(delay, Integral) or delay < 0:
-            raise SizeError(f"A delay is a whole number of steps from 0 on; found {delay} of stream {k}.")
+    if len(delays) != ids.shape[-1] or min(delays) < 0:
+        raise SizeError(f"{ids.shape[-1]} streams, the last axis, have as many delays from 0 on, not {list(delays)}.")
     return ids

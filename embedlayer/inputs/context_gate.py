@@ -12,7 +12,7 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.initialization import NormalLinear
 from embedlayer.inputs.history import DecodingState, documents_of, prepend_history
 from embedlayer.io.files import JsonObject
-from embedlayer.saving import Pretrained, describe
+from embedlayer.saving import Pretrained, config_from_attributes
 
 SMALLEST_SCORE = 1e-6  # smallest magnitude of a gate's score before the square root, whose gradient at 0 is infinite
 
@@ -46,11 +46,9 @@ class ShortConvolution(Pretrained):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if width < 1 or kernel_size < 2 or dilation < 1:
-            raise SizeError(
-                f"A short convolution needs width >= 1, kernel_size >= 2 and dilation >= 1, not width {width}, "
-                f"kernel_size {kernel_size} and dilation {dilation}."
-            )
+        if kernel_size < 2 or dilation < 1:
+            raise SizeError(f"kernel_size must be at least 2 and dilation 1, not {kernel_size} and {dilation}.")
+        self.width, self.norm_eps = width, norm_eps
         self.kernel_size, self.dilation = kernel_size, dilation
         self.norm = nn.RMSNorm(width, eps=norm_eps, device=device, dtype=dtype)
         self.weight = nn.Parameter(torch.zeros(width, kernel_size, device=device, dtype=dtype))
@@ -58,12 +56,7 @@ class ShortConvolution(Pretrained):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON, without device and dtype."""
-        return {
-            "width": self.weight.shape[0],
-            "kernel_size": self.kernel_size,
-            "dilation": self.dilation,
-            "norm_eps": self.norm.eps,
-        }
+        return config_from_attributes(self)
 
     def reset_parameters(self) -> None:
         """Set the weight to zero."""
@@ -146,14 +139,8 @@ class ContextGate(Pretrained):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if embed_dim < 1 or vector_dim < 1:
-            raise SizeError(f"embed_dim and vector_dim must be at least 1, not {embed_dim} and {vector_dim}.")
-        if conv is not None and len(conv.weight) != embed_dim:
-            raise SizeError(
-                f"The convolution is of width {len(conv.weight)}, the gate's vectors of {embed_dim}: "
-                f"build ShortConvolution({embed_dim})."
-            )
-        self.embed_dim, self.vector_dim, self.init_std = embed_dim, vector_dim, init_std
+        self.embed_dim, self.vector_dim = embed_dim, vector_dim
+        self.bias, self.norm_eps, self.init_std = bias, norm_eps, init_std
         self.key_proj, self.value_proj = (
             NormalLinear(vector_dim, embed_dim, bias=bias, init_std=init_std, device=device, dtype=dtype)
             for _ in range(2)
@@ -166,14 +153,7 @@ class ContextGate(Pretrained):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON, without device and dtype."""
-        return {
-            "embed_dim": self.embed_dim,
-            "vector_dim": self.vector_dim,
-            "conv": None if self.conv is None else describe(self.conv),
-            "bias": self.key_proj.bias is not None,
-            "norm_eps": self.key_norm.eps,
-            "init_std": self.init_std,
-        }
+        return config_from_attributes(self)
 
     def forward(
         self,
@@ -193,22 +173,13 @@ class ContextGate(Pretrained):
         if x.dim() not in (2, 3):
             raise ShapeError(f"A ContextGate needs hidden states (T, D) or (B, T, D), not {tuple(x.shape)}.")
         documents = documents_of(documents, x.shape[:-1])
-        if x.dim() == 2:
-            return self._addend(x[None], vectors[None], None if documents is None else documents[None], state)[0]
-        return self._addend(x, vectors, documents, state)
-
-    def _addend(
-        self,
-        x: Float[Tensor, "B T D"],
-        vectors: Float[Tensor, "B T E"],
-        documents: Int64[Tensor, "B T"] | None,
-        state: DecodingState | None,
-    ) -> Float[Tensor, "B T D"]:
-        """Return the addend for a batch; see `forward`."""
+        is_batch = x.dim() == 3
+        x, vectors = (x, vectors) if is_batch else (x[None], vectors[None])
         keys, queries = self.key_norm(self.key_proj(vectors)), self.query_norm(x)
         score = (keys * queries).sum(-1, keepdim=True) / math.sqrt(self.embed_dim)
         gate = torch.sigmoid(score.abs().clamp_min(SMALLEST_SCORE).sqrt() * score.sign())
         gated: Tensor = gate * self.value_proj(vectors)
         if documents is not None:
             gated = gated.masked_fill((documents == 0)[..., None], 0.0)
-        return gated if self.conv is None else gated + self.conv(gated, documents, state)
+        gated = gated if self.conv is None else gated + self.conv(gated, documents, state)
+        return gated if is_batch else gated[0]

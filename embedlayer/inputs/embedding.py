@@ -33,12 +33,6 @@ from embedlayer.tables.lookup import LookupTable
 PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
 
 
-def as_dropout(probability: float) -> nn.Dropout:
-    if not 0 <= probability <= 1:
-        raise SizeError(f"dropout must be from 0 to 1, not {probability}.")
-    return nn.Dropout(probability)
-
-
 def as_position(
     position: Position | PositionName,
     *,
@@ -60,13 +54,8 @@ def as_position(
         return SinusoidalPositionalEmbedding(max_seq_len, embed_dim, layout="concatenated", init_scale=scale)
     if position == "none":
         return Position()
-    names = ", ".join(get_args(PositionName))
-    if not isinstance(position, str):
-        raise SizeError(
-            f"A position is needed here, not {type(position).__name__}: pass one of {names}, or a Position."
-        )
     if position not in get_args(PositionName):
-        raise SizeError(f"Position {position!r} is none of: {names}.")
+        raise SizeError(f"Position {position!r} is none of: {', '.join(get_args(PositionName))}.")
     if num_heads is None:
         raise SizeError(f"{position} positions are applied in attention: give num_heads, or the position as an object.")
     if position == "alibi":
@@ -196,14 +185,12 @@ class TransformerEmbedding(InputEmbedding):
             table = TokenEmbedding(vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, init_std=init_std)
         table = as_lookup_table(table)
         if (table.vocab_size, table.embed_dim) != (vocab_size, embed_dim):
-            raise SizeError(
-                f"The table has {table.vocab_size} tokens of width {table.embed_dim}, "
-                f"the layer was asked for {vocab_size} of {embed_dim}."
-            )
+            sizes = f"{table.vocab_size} tokens of width {table.embed_dim}"
+            raise SizeError(f"The table has {sizes}, the layer was asked for {vocab_size} of {embed_dim}.")
         self.table = table
         self.position = as_position(position, max_seq_len=max_seq_len, embed_dim=embed_dim, num_heads=num_heads)
         self.max_seq_len = max_seq_len
-        self.dropout = as_dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("token_embedding", "position_embedding"):
@@ -365,15 +352,12 @@ def sequence_of(
     if inputs_embeds is not None:
         width = getattr(table, "embed_dim", "D")  # a module that wraps a table need not have it
         if inputs_embeds.dim() < 2 or (isinstance(width, int) and inputs_embeds.shape[-1] != width):
-            raise ShapeError(
-                f"inputs_embeds must have shape (..., T, {width}), a vector for each token, "
-                f"not {tuple(inputs_embeds.shape)}."
-            )
+            raise ShapeError(f"inputs_embeds must have shape (..., T, {width}), not {tuple(inputs_embeds.shape)}.")
         return torch.zeros(inputs_embeds.shape[:-1], dtype=torch.int64, device=inputs_embeds.device)
     assert ids is not None
     sequence = as_ids(ids, beside=table)
     if sequence.dim() == 0:
-        raise ShapeError("IDs must have shape (..., T), not (): a single one is written torch.tensor([7]).")
+        raise ShapeError("IDs must have shape (..., T), not (): pass torch.tensor([7]) for a single one.")
     return sequence
 
 

@@ -3,7 +3,6 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.core.errors import SizeError
 from embedlayer.inputs.context_gate import ContextGate, ShortConvolution
 from embedlayer.inputs.injection import (
     EmbeddingInjection,
@@ -14,7 +13,6 @@ from embedlayer.inputs.injection import (
     vectors_of,
 )
 from embedlayer.inputs.ngram import NgramEmbedding
-from embedlayer.tables.lookup import check_positive
 
 
 class GatedEmbedding(EmbeddingInjection):
@@ -57,13 +55,11 @@ class GatedEmbedding(EmbeddingInjection):
     ) -> None:
         super().__init__()
         self.table = as_source(table)
-        self.width = check_positive("width", width)
+        self.width = width
         (self.block,) = check_blocks([block])
-        if kernel_size < 0:
-            raise SizeError(f"kernel_size must be at least 0, not {kernel_size}.")
         if dilation is None:
             dilation = self.table.hash.max_order if isinstance(self.table, NgramEmbedding) else 1
-        self.kernel_size, self.dilation = kernel_size, check_positive("dilation", dilation)
+        self.kernel_size, self.dilation = kernel_size, dilation
         self.norm_eps, self.init_std = norm_eps, init_std
         narrow = self.table.embed_dim
         self.gate = ContextGate(

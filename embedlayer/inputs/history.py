@@ -5,18 +5,18 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from embedlayer.core.documents import AttentionMask, check_mask
-from embedlayer.core.errors import ShapeError
 
 DecodingState = dict[str, Tensor]
 """State of one batch in cached decoding: start with an empty dictionary, and pass it to each call of one layer."""
 
 
-def documents_of(documents: AttentionMask | None, shape: torch.Size) -> Int64[Tensor, "*batch T"] | None:
-    """Return a mask of padding and packed documents of tokens of a shape `(..., T)` as int64; `None` for `None`."""
+def documents_of(documents: AttentionMask | None, shape: torch.Size) -> Int64[Tensor, "B T"] | None:
+    """Return a mask of padding and packed documents of tokens `(T,)` or `(B, T)` as int64; `None` for `None`."""
     if documents is None:
         return None
     check_mask(documents, shape, "documents", gaps=False)
-    return documents.to(torch.int64)
+    rows: Tensor = torch.atleast_2d(documents.to(torch.int64))
+    return rows
 
 
 def prepend_history(
@@ -31,11 +31,6 @@ def prepend_history(
     else:
         assert state is not None
         numbers = state[f"{name}_documents"]
-        if len(history) != batch:
-            raise ShapeError(
-                f"The state is of {len(history)} sequences and the new tokens are of {batch}: start an empty "
-                f"dictionary for each batch."
-            )
     x = torch.cat([history, x], dim=1)
     if documents is None and state is None:
         return x, None

@@ -13,7 +13,7 @@ calls all three for any injection.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ from embedlayer.inputs.ngram import NgramEmbedding
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import Pretrained, config_from_attributes
 from embedlayer.tables.conversions import as_lookup_table
-from embedlayer.tables.lookup import LookupTable, check_positive
+from embedlayer.tables.lookup import LookupTable
 
 
 class InjectionContext(NamedTuple):
@@ -127,9 +127,7 @@ class EmbeddingInjection(Pretrained, ABC):
             head_dim: Width of a head, K.
         """
         if self.width is not None and self.width != width:
-            raise SizeError(
-                f"This {type(self).__name__} has width {self.width}, the decoder has {width}: build it with {width}."
-            )
+            raise SizeError(f"{type(self).__name__} has width {self.width}, the decoder {width}: build it with that.")
 
     @property
     def config(self) -> JsonObject:
@@ -177,8 +175,8 @@ class AddedEmbedding(EmbeddingInjection):
     def __init__(self, table: VectorSource | nn.Embedding, width: int | None = None) -> None:
         super().__init__()
         self.table = as_source(table)
-        self.width = check_positive("width", self.table.embed_dim if width is None else width)
         narrow = self.table.embed_dim
+        self.width = narrow if width is None else width
         self.projection = None if narrow == self.width else NormalLinear(narrow, self.width, init_std=narrow**-0.5)
 
     def look_up(self, x: Float[Tensor, "B T D"], context: InjectionContext) -> Tensor:
@@ -195,12 +193,8 @@ class AddedEmbedding(EmbeddingInjection):
         return x + vectors.to(x.dtype)
 
 
-class Injected(NamedTuple):
-    """Hold an injection, the tokens of a batch, and the vectors that it looked up for them."""
-
-    injection: EmbeddingInjection
-    context: InjectionContext
-    vectors: Tensor
+Injected = tuple[EmbeddingInjection, InjectionContext, Tensor]
+"""An injection, the tokens of a batch, and the vectors that it looked up for them."""
 
 
 def look_up_injections(
@@ -214,7 +208,7 @@ def look_up_injections(
     injected = []
     for number, injection in enumerate(injections):
         context = InjectionContext(ids, documents, None if states is None else states[number])
-        injected.append(Injected(injection, context, injection.look_up(x, context)))
+        injected.append((injection, context, injection.look_up(x, context)))
     return tuple(injected)
 
 
@@ -243,27 +237,17 @@ def add_to_values(
     return values
 
 
-def injections_at_input(injections: Iterable[EmbeddingInjection]) -> "InputInjections | None":
+def injections_at_input(injections: Iterable[EmbeddingInjection]) -> Callable[..., Tensor] | None:
     """Return the step of an input embedding that adds vectors of injections; `None` if none enters at the input."""
     at_input = [each for each in injections if not is_unchanged(each, add_to_input=EmbeddingInjection.add_to_input)]
-    return InputInjections(at_input) if at_input else None
 
-
-class InputInjections:
-    """Step of an input embedding: the token vectors plus those of injections that enter at the input."""
-
-    def __init__(self, injections: Iterable[EmbeddingInjection]) -> None:
-        self.injections = list(injections)
-        self.__name__ = ", ".join(type(each).__name__ for each in self.injections)
-
-    def __call__(
-        self, x: Float[Tensor, "*batch T D"], ids: Int[Tensor, "*batch T"], attention_mask: AttentionMask | None
-    ) -> Float[Tensor, "*batch T D"]:
-        """Return the vectors of tokens `(T,)` or `(B, T)` with those of all injections."""
+    def add(x: Tensor, ids: Tensor, attention_mask: AttentionMask | None) -> Tensor:
         documents = None if attention_mask is None else torch.atleast_2d(attention_mask)
         rows = x.reshape(-1, *x.shape[-2:])
-        injected = look_up_injections(self.injections, rows, torch.atleast_2d(ids), documents)
-        return add_to_input(rows, injected).view(x.shape)
+        return add_to_input(rows, look_up_injections(at_input, rows, torch.atleast_2d(ids), documents)).view(x.shape)
+
+    add.__name__ = ", ".join(type(each).__name__ for each in at_input)  # which a trace shows
+    return add if at_input else None
 
 
 def check_blocks(blocks: Iterable[int], num_layers: int | None = None) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from embedlayer.core.computed_buffers import ComputedBuffers
@@ -96,29 +96,21 @@ class NgramHash(Pretrained, ComputedBuffers):
         self.multipliers = tuple(map(int, multipliers))
         self.head_sizes = tuple(tuple(map(int, sizes)) for sizes in head_sizes)
         self.max_order = len(self.multipliers)
-        self.heads = len(self.head_sizes[0]) if self.head_sizes else 0
-        _check_orders(self.max_order, self.heads)
-        if [len(sizes) for sizes in self.head_sizes] != [self.heads] * (self.max_order - 1):
+        self.heads = len(self.head_sizes[0])
+        if len(self.head_sizes) != self.max_order - 1:
             raise SizeError(
-                f"head_sizes has {[len(sizes) for sizes in self.head_sizes]} heads for each order, where "
-                f"{self.max_order} multipliers need {self.max_order - 1} orders of equally many."
+                f"{self.max_order} multipliers need head sizes of one order less, not of {len(self.head_sizes)}."
             )
-        smallest = min(vocab_size, pad_id + 1, *self.multipliers, *(min(sizes) for sizes in self.head_sizes))
-        if smallest < 1:
-            raise SizeError(
-                f"vocab_size ({vocab_size}), multipliers and head sizes must be at least 1, and pad_id ({pad_id}) 0."
-            )
-        if token_map is not None and (token_map.shape != (vocab_size,) or token_map.dtype != torch.int64):
-            raise ShapeError(
-                f"token_map must have one int64 number for each of {vocab_size} tokens, not {token_map.dtype} "
-                f"{tuple(token_map.shape)}."
-            )
+        if min(pad_id + 1, *self.multipliers, *map(min, self.head_sizes)) < 1:
+            raise SizeError(f"multipliers and head sizes must be at least 1, and pad_id ({pad_id}) 0.")
+        if token_map is not None and token_map.shape != (vocab_size,):  # a look-up on CUDA would end the process
+            raise SizeError(f"token_map must have {vocab_size} numbers, one for each token, not {[*token_map.shape]}.")
         self.register_buffer("token_map", token_map)
         self._mapped_size = compressed_size
         if token_map is not None and compressed_size is None:
             self._mapped_size = int(token_map.max()) + 1
         if (fault := self._fault_of(token_map)) is not None:
-            raise SizeError(f"{fault} Leave compressed_size out to use the largest ID plus one.")
+            raise SizeError(fault)
         self.require_products(self.compressed_size)
         self.num_hashes = (self.max_order - 1) * self.heads
         self.num_rows = sum(map(sum, self.head_sizes))
@@ -166,10 +158,7 @@ class NgramHash(Pretrained, ComputedBuffers):
         """
         token_map = tokenizer if isinstance(tokenizer, Tensor) else compressed_tokens(tokenizer)
         max_order = len(ngram_vocab_sizes) + 1
-        _check_orders(max_order, heads)
         layers = [layer_id] if layer_ids is None else list(layer_ids)
-        if layer_id not in layers:
-            raise SizeError(f"Layer {layer_id} is not one of the layers with a hash, {layers}: add it to layer_ids.")
         used: set[int] = set()
         sizes: list[list[int]] = []
         for _ in layers[: layers.index(layer_id) + 1]:
@@ -204,7 +193,6 @@ class NgramHash(Pretrained, ComputedBuffers):
         """
         config = getattr(config, "text_config", config)
         heads, max_order = config.heads_per_ngram, config.ngram_size
-        _check_orders(max_order, heads)
         hashes = heads * (max_order - 1)
         primes = list(islice(_primes(config.ngram_vocab_size_base), layer_index * hashes, (layer_index + 1) * hashes))
         sizes = [primes[first : first + heads] for first in range(0, hashes, heads)]
@@ -244,13 +232,11 @@ class NgramHash(Pretrained, ComputedBuffers):
             >>> ngrams.num_hashes, ngrams.num_rows, ngrams.head_sizes[0]
             (16, 16308, (971, 977, 983, 991, 997, 1009, 1013, 1019))
         """
-        _check_orders(max_order, heads)
         hashes = heads * (max_order - 1)
         smallest = list(islice(_primes(2), hashes))
         if num_rows < sum(smallest):
             raise SizeError(
-                f"{num_rows} rows have no room for {hashes} heads of distinct prime sizes, which need {sum(smallest)} "
-                f"rows: ask for more rows, fewer heads ({heads}) or a lower max_order ({max_order})."
+                f"{hashes} heads of distinct prime sizes need at least {sum(smallest)} rows, not {num_rows}."
             )
         below = sorted(islice(filter(_is_prime, range(num_rows // hashes, 1, -1)), hashes))
         chosen = below if len(below) == hashes else smallest
@@ -334,10 +320,8 @@ class NgramHash(Pretrained, ComputedBuffers):
         """Check that every compressed ID below `compressed_size`, and `pad_id`, can be multiplied in int64."""
         largest = max(compressed_size - 1, self.pad_id)
         if largest * max(self.multipliers) > LARGEST_INT64:
-            raise SizeError(
-                f"The compressed ID {largest} times the multiplier {max(self.multipliers)} exceeds int64: the largest "
-                f"ID for this multiplier is {LARGEST_INT64 // max(self.multipliers)}."
-            )
+            most = LARGEST_INT64 // max(self.multipliers)
+            raise SizeError(f"Compressed ID {largest} times a multiplier exceeds int64: IDs are at most {most}.")
 
     def _fault_of(self, token_map: Tensor | None) -> str | None:
         """Return what is wrong with the compressed IDs of a token map; `None` if nothing is."""
@@ -346,18 +330,12 @@ class NgramHash(Pretrained, ComputedBuffers):
         smallest, largest = map(int, torch.aminmax(token_map))
         if smallest >= 0 and largest < self.compressed_size:
             return None
-        return (
-            f"token_map has compressed IDs from {smallest} to {largest}, where {self.compressed_size} compressed IDs "
-            f"are those from 0 to {self.compressed_size - 1}."
-        )
+        return f"token_map has compressed IDs from {smallest} to {largest}, outside 0 to {self.compressed_size - 1}."
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         """Load as torch does, after a check of the token map."""
         if self.token_map is not None and (fault := self._fault_of(state_dict.get(f"{prefix}token_map"))) is not None:
-            raise CheckpointError(
-                f"{prefix}{fault} The weights and the configuration of the n-gram hash do not belong together, or one "
-                f"is damaged."
-            )
+            raise CheckpointError(f"{prefix}{fault} Weights and configuration do not belong together.")
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(
@@ -381,18 +359,14 @@ class NgramHash(Pretrained, ComputedBuffers):
         tokens: Tensor = self.index_check(ids)[0]
         if tokens.dim() not in (1, 2):
             raise ShapeError(f"An n-gram hash needs sequences of IDs, (T,) or (B, T), not {tuple(tokens.shape)}.")
-        documents = documents_of(documents, tokens.shape)
-        if tokens.dim() == 1:
-            return self._rows(tokens[None], None if documents is None else documents[None], state)[0]
-        return self._rows(tokens, documents, state)
-
-    def _rows(
-        self, ids: Int[Tensor, "B T"], documents: Int64[Tensor, "B T"] | None, state: DecodingState | None
-    ) -> Int64[Tensor, "B T hashes"]:
-        """Return the rows of the n-grams that end at each token of a batch; see `forward`."""
-        ids = ids.long() if self.token_map is None else self.token_map.index_select(0, ids.flatten()).view(ids.shape)
-        start, length = self.max_order - 1, ids.shape[1]
-        tokens, documents = prepend_history("ngram_ids", ids, documents, state, length=start, fill=self.pad_id)
+        documents, shape = documents_of(documents, tokens.shape), tokens.shape
+        tokens = torch.atleast_2d(tokens)
+        if self.token_map is None:
+            tokens = tokens.long()
+        else:
+            tokens = self.token_map.index_select(0, tokens.flatten()).view(tokens.shape)
+        start, length = self.max_order - 1, shape[-1]
+        tokens, documents = prepend_history("ngram_ids", tokens, documents, state, length=start, fill=self.pad_id)
         own = tokens[:, start:]
         here = None if documents is None else documents[:, start:]
         reached = torch.ones_like(own, dtype=torch.bool) if here is None else here != 0
@@ -407,7 +381,8 @@ class NgramHash(Pretrained, ComputedBuffers):
             mix = mix ^ (torch.where(reached, earlier, self.pad_id) * self.factors[back])
             mixes.append(mix)
         moduli = self.moduli.view(self.max_order - 1, self.heads)
-        return torch.remainder(torch.stack(mixes, -1)[..., None], moduli).flatten(-2) + self.offsets
+        rows = torch.remainder(torch.stack(mixes, -1)[..., None], moduli).flatten(-2) + self.offsets
+        return rows if len(shape) == 2 else rows[0]
 
     def extra_repr(self) -> str:
         """Return sizes for `print`: `"V=100, orders 2..3, 8 heads, 16308 rows"`."""
@@ -437,10 +412,7 @@ class NgramEmbedding(Pretrained):
     def __init__(self, hash: NgramHash, table: LookupTable) -> None:
         super().__init__()
         if table.vocab_size < hash.num_rows:
-            raise SizeError(
-                f"The hash needs {hash.num_rows} rows and the table has {table.vocab_size}: build a table of "
-                f"vocab_size {hash.num_rows}."
-            )
+            raise SizeError(f"The hash needs a table of vocab_size {hash.num_rows} or more, not {table.vocab_size}.")
         self.hash = hash
         self.table = table
 
@@ -465,7 +437,7 @@ class NgramEmbedding(Pretrained):
             device: Device of the table.
             dtype: Data type of the rows.
         """
-        if embed_dim < 1 or embed_dim % hash.num_hashes:
+        if embed_dim % hash.num_hashes:
             raise SizeError(f"embed_dim {embed_dim} must be a multiple of the {hash.num_hashes} rows of each token.")
         width = embed_dim // hash.num_hashes
         table = TokenEmbedding(
@@ -498,14 +470,6 @@ class NgramEmbedding(Pretrained):
         """
         vectors: Tensor = self.table(self.hash(ids, documents, state))
         return vectors.flatten(-2)
-
-
-def _check_orders(max_order: int, heads: int) -> None:
-    """Raise a `SizeError` if the longest n-gram has fewer than two tokens, or there is no head."""
-    if max_order < 2:
-        raise SizeError(f"An n-gram has at least 2 tokens; max_order is {max_order}. Ask for order 2 or more.")
-    if heads < 1:
-        raise SizeError(f"Each order needs at least 1 hash head, not {heads}.")
 
 
 def _splitmix_multipliers(seed: int, number: int, bound: int) -> list[int]:

@@ -1,6 +1,7 @@
-"""Parts of input embeddings beside table, positions and LayerNorm: several type tables, trigrams, token dropout."""
+"""Parts of input embeddings besides table, positions and LayerNorm: type tables, trigrams, a decoder's own parts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,21 @@ from torch import Tensor, nn
 from embedlayer.core.documents import AttentionMask
 from embedlayer.core.errors import SizeError
 from embedlayer.core.shapes import Ids
+from embedlayer.families.field_types import Step
+from embedlayer.heads.prediction import build_part, part_config
 from embedlayer.io.files import JsonObject
-from embedlayer.saving import Pretrained, build, describe
+from embedlayer.saving import Pretrained, build, config_from_attributes, describe
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
+
+
+class InputPart(Pretrained):
+    """Abstract: a part whose constructor stores each argument in an attribute of the same name."""
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return config_from_attributes(self)
 
 
 class TypeTables(Pretrained):
@@ -22,31 +35,28 @@ class TypeTables(Pretrained):
         super().__init__()
         if len({table.embed_dim for table in tables}) != 1:
             raise SizeError(f"Type tables need one width, not {[table.embed_dim for table in tables]}.")
-        self.tables = nn.ModuleList(tables)
+        self.tables: Any = nn.ModuleList(tables)
 
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
-        return {"tables": [describe(table) for table in self._tables()]}
+        return {"tables": [describe(table) for table in self.tables]}
 
     @classmethod
     def from_config(cls: type["TypeTables"], config: JsonObject) -> "TypeTables":
         """Build the tables that `config` describes, with initial weights."""
         return cls([build(table) for table in config["tables"]])
 
-    def _tables(self) -> list[TokenEmbedding]:
-        return [table for table in self.tables if isinstance(table, TokenEmbedding)]
-
     def forward(self, ids: Ids) -> Float[Tensor, "*batch T D"]:
         """Return the sum of one row of each table for each token: that of `ids` of the first, row 0 of the others."""
-        first, *others = self._tables()
+        first, *others = self.tables
         rows: Tensor = first(ids)
         for table in others:
             rows = rows + table(torch.zeros_like(ids))
         return rows
 
 
-class ElementwiseAffine(Pretrained):
+class ElementwiseAffine(InputPart):
     """Multiply and add without normalising: `out = x * weight + bias`, MobileBERT's `NoNorm`."""
 
     def __init__(self, width: int) -> None:
@@ -55,17 +65,12 @@ class ElementwiseAffine(Pretrained):
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
 
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {"width": self.width}
-
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Return `x * weight + bias`."""
         return x * self.weight + self.bias
 
 
-class OffsetRMSNorm(Pretrained):
+class OffsetRMSNorm(InputPart):
     """RMSNorm whose weight counts from one: `out = x / sqrt(mean(x^2) + eps) * (1 + weight)`, in float32 or wider."""
 
     def __init__(self, width: int, *, eps: float) -> None:
@@ -74,11 +79,6 @@ class OffsetRMSNorm(Pretrained):
         self.eps = eps
         self.weight = nn.Parameter(torch.zeros(width))
 
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {"width": self.width, "eps": self.eps}
-
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Return the normalised vectors in the dtype of `x`."""
         wide = x.double() if x.dtype == torch.float64 else x.float()
@@ -86,22 +86,16 @@ class OffsetRMSNorm(Pretrained):
         return (normalised * (1 + self.weight.to(wide.dtype))).to(x.dtype)
 
 
-class ShiftScale(Pretrained):
+class ShiftScale(InputPart):
     """Add one vector and multiply with another: `out = (x + shift) * scale` (Zaya), or `x + shift` (HRM-Text)."""
 
     scale: nn.Parameter | None
 
     def __init__(self, width: int, *, scales: bool = True) -> None:
         super().__init__()
-        self.width = width
-        self.scale: nn.Parameter | None
+        self.width, self.scales = width, scales
         self.shift = nn.Parameter(torch.zeros(width))
         self.register_parameter("scale", nn.Parameter(torch.ones(width)) if scales else None)
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {"width": self.width, "scales": self.scale is not None}
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         shifted = x + self.shift
@@ -132,7 +126,7 @@ class FeatureProjection(nn.Linear, Pretrained):
         self, in_features: int, out_features: int, bias: bool = True, *, features: Sequence[Sequence[int]] = ()
     ) -> None:
         nn.Linear.__init__(self, in_features, out_features, bias=bias)
-        self.features = nn.ModuleList(nn.Embedding(rows, width) for rows, width in features)
+        self.features: Any = nn.ModuleList(nn.Embedding(rows, width) for rows, width in features)
 
     @property
     def config(self) -> JsonObject:
@@ -141,29 +135,21 @@ class FeatureProjection(nn.Linear, Pretrained):
             "in_features": self.in_features,
             "out_features": self.out_features,
             "bias": self.bias is not None,
-            "features": [list(each.weight.shape) for each in self._tables()],
+            "features": [list(each.weight.shape) for each in self.features],
         }
 
-    def _tables(self) -> list[nn.Embedding]:
-        return [each for each in self.features if isinstance(each, nn.Embedding)]
-
     def forward(self, x: Float[Tensor, "*batch T D"]) -> Float[Tensor, "*batch T E"]:
-        rows = [each.weight[0].expand(*x.shape[:-1], -1) for each in self._tables()]
+        rows = [each.weight[0].expand(*x.shape[:-1], -1) for each in self.features]
         return F.linear(torch.cat([x, *rows], dim=-1), self.weight, self.bias)
 
 
-class TokenDropout(Pretrained):
+class TokenDropout(InputPart):
     """Set the vectors of the mask token to zero, and rescale the others by the share of mask tokens (ESM)."""
 
     def __init__(self, mask_token_id: int, expected: float = 0.15 * 0.8) -> None:
         super().__init__()
         self.mask_token_id = mask_token_id
         self.expected = expected
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {"mask_token_id": self.mask_token_id, "expected": self.expected}
 
     def forward(
         self, x: Float[Tensor, "*batch T D"], ids: Ids, attention_mask: AttentionMask | None
@@ -177,17 +163,13 @@ class TokenDropout(Pretrained):
         return (x * (1 - self.expected) / (1 - share)[..., None, None]).to(x.dtype)
 
 
-class PredictionStreams(Pretrained):
+class PredictionStreams(InputPart):
     """Append the first vectors of the streams that predict later tokens (ProphetNet)."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
+        self.count, self.width = count, width
         self.weight = nn.Parameter(torch.zeros(count, width))
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {"count": self.weight.shape[0], "width": self.weight.shape[1]}
 
     def forward(
         self, x: Float[Tensor, "*batch T D"], following: Float[Tensor, "*rows T D"]
@@ -195,3 +177,38 @@ class PredictionStreams(Pretrained):
         """Return the vectors of all streams, `(..., T, D)` to `(..., (1 + n) * T, D)`."""
         streams = [(row + following).expand_as(x) for row in self.weight.roll(1, 0)]
         return torch.cat([x, *streams], dim=-2)
+
+
+class DecoderInput(Pretrained):
+    """Parts of the decoder's input embedding that are not those of the encoder; the others are shared."""
+
+    def __init__(
+        self,
+        recipe: Sequence[Step] | None = None,
+        *,
+        table: TokenTable | None = None,
+        norm: nn.Module | None = None,
+        is_scaled: bool = True,
+    ) -> None:
+        super().__init__()
+        self.is_scaled = is_scaled
+        self.recipe = None if recipe is None else tuple(recipe)
+        self.table = table
+        self.norm = norm
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {
+            "recipe": None if self.recipe is None else list(self.recipe),
+            "table": None if self.table is None else describe(self.table),
+            "norm": part_config(self.norm),
+            "is_scaled": self.is_scaled,
+        }
+
+    @classmethod
+    def from_config(cls: type["DecoderInput"], config: JsonObject) -> "DecoderInput":
+        """Build the parts that `config` describes, with initial weights."""
+        table = None if config["table"] is None else build(config["table"])
+        norm = build_part(nn.LayerNorm, config["norm"])
+        return cls.construct(recipe=config["recipe"], table=table, norm=norm, is_scaled=config["is_scaled"])

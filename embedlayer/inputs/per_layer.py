@@ -10,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
-from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.core.index_checks import as_ids
 from embedlayer.core.initialization import NormalLinear
 from embedlayer.core.shapes import IdsLike
 from embedlayer.heads.prediction import ACTIVATIONS
 from embedlayer.io.files import JsonObject
-from embedlayer.saving import Pretrained, describe
+from embedlayer.saving import Pretrained, config_from_attributes
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.lookup import LookupTable
 
@@ -88,12 +88,11 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
     ) -> None:
         super().__init__()
         table = as_lookup_table(table)
-        if width < 1 or num_layers < 1 or table.embed_dim % num_layers:
-            raise SizeError(f"{num_layers} layers of width {width} do not divide a table of width {table.embed_dim}.")
-        if missing_row is not None and not 0 <= missing_row < table.vocab_size:
-            raise SizeError(f"missing_row {missing_row} is none of the {table.vocab_size} rows of the table.")
+        if table.embed_dim % num_layers:
+            raise SizeError(f"{num_layers} layers do not divide a table of width {table.embed_dim}.")
         self.width = width
         self.num_layers = num_layers
+        self.eps, self.init_std = eps, init_std
         self.missing_row = missing_row
         self.round_scales = round_scales
         self.table = table
@@ -106,15 +105,7 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
-        return {
-            "table": describe(self.table),
-            "width": self.width,
-            "num_layers": self.num_layers,
-            "eps": self.norm.eps,
-            "missing_row": self.missing_row,
-            "round_scales": self.round_scales,
-            "init_std": self.projection.init_std,
-        }
+        return config_from_attributes(self)
 
     @property
     def layer_width(self) -> int:
@@ -145,8 +136,6 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
 
         For vectors without a token, such as those of an image, Gemma uses this result alone.
         """
-        if x.dim() == 0 or x.shape[-1] != self.width:
-            raise ShapeError(f"Input embeddings of width {self.width} are needed here, not {tuple(x.shape)}.")
         projected: Tensor = self.norm(self._by_layer(self.projection(x) * self.projection_scale))
         return projected
 
@@ -204,11 +193,10 @@ class PerLayerResidual(Pretrained):
         init_std: float = 0.02,
     ) -> None:
         super().__init__()
-        if width < 1 or layer_width < 1:
-            raise SizeError(f"Both widths must be at least 1, not {width} and {layer_width}.")
         if activation not in ACTIVATIONS:
             raise CheckpointError(f"The activation {activation!r} is none of {', '.join(ACTIVATIONS)}.")
-        self.activation = activation
+        self.width, self.layer_width, self.activation = width, layer_width, activation
+        self.eps, self.init_std = eps, init_std
         self.gate = NormalLinear(width, layer_width, init_std=init_std)
         self.projection = NormalLinear(layer_width, width, init_std=init_std)
         self.norm = GemmaRMSNorm(width, eps)
@@ -216,13 +204,7 @@ class PerLayerResidual(Pretrained):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
-        return {
-            "width": self.gate.in_features,
-            "layer_width": self.gate.out_features,
-            "activation": self.activation,
-            "eps": self.norm.eps,
-            "init_std": self.gate.init_std,
-        }
+        return config_from_attributes(self)
 
     def forward(
         self, hidden: Float[Tensor, "*batch D"], per_layer_input: Float[Tensor, "*batch P"]

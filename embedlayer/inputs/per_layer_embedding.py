@@ -47,9 +47,7 @@ class PerLayerEmbedding(EmbeddingInjection):
         if isinstance(table, PerLayerInputs):
             inputs = table
             if width not in (None, inputs.width) or num_layers not in (None, inputs.num_layers):
-                raise SizeError(
-                    f"The PerLayerInputs have their own sizes: {inputs.width} and {inputs.num_layers} blocks."
-                )
+                raise SizeError(f"PerLayerInputs have width {inputs.width}, {inputs.num_layers} blocks: pass neither.")
         elif width is None or num_layers is None:
             raise SizeError("PerLayerEmbedding(table, width, num_layers=...) needs both sizes of the decoder.")
         else:
@@ -88,6 +86,4 @@ class PerLayerEmbedding(EmbeddingInjection):
         """Check the sizes of a decoder against those of the table, as `EmbeddingInjection.require_sizes` describes."""
         super().require_sizes(width=width, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
         if self.inputs.num_layers != num_layers:
-            raise SizeError(
-                f"The per-layer inputs are for {self.inputs.num_layers} blocks, the decoder has {num_layers}."
-            )
+            raise SizeError(f"PerLayerInputs are for {self.inputs.num_layers} blocks, the decoder has {num_layers}.")

@@ -133,9 +133,20 @@ def trace_steps(
     """
     x = inputs_embeds
     for step in steps:
-        for traced in _trace_look_up(step.module, batch.ids) if x is None else _trace(step, x, batch):
-            x = traced.vectors
-            yield traced
+        name, table = step
+        if x is None and isinstance(table, LookupTable) and may_skip_call(table):
+            x = table.look_up(batch.ids)
+            yield TracedStep("look_up", x, f"a table of {table.vocab_size:,} × {table.embed_dim}")
+            if table.factor is not None:
+                factor, x = float(table.factor), table.factor * x
+                root = " = √D" if abs(factor - table.embed_dim**0.5) < 0.01 * abs(factor) else ""
+                yield TracedStep("scale", x, f"each row times {factor:.6g}{root}")
+        elif x is None:
+            x = _run(step, None, batch)
+            yield TracedStep("look_up", x, f"{type(table).__name__}: rows, with any scale applied")
+        elif name != "look_up":
+            before, x = x, _run(step, x, batch)
+            yield TracedStep(name, x, *_effect(step, before, x, batch))
 
 
 def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
@@ -165,28 +176,18 @@ def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
     return x
 
 
-def _trace_look_up(table: Callable[..., Any], ids: Ids) -> Iterator[TracedStep]:
-    """Look up `ids`, and yield the rows and, if the table has a scale, the scaled rows, which equal `table(ids)`."""
-    if not isinstance(table, LookupTable) or not may_skip_call(table):
-        yield TracedStep("look_up", table(ids), f"{type(table).__name__}: rows, with any scale applied")
-        return
-    rows = table.look_up(ids)
-    yield TracedStep("look_up", rows, f"a table of {table.vocab_size:,} × {table.embed_dim}")
-    if table.factor is not None:
-        factor = float(table.factor)
-        root = " = √D" if abs(factor - table.embed_dim**0.5) < 0.01 * abs(factor) else ""
-        yield TracedStep("scale", table.factor * rows, f"each row times {factor:.6g}{root}")
-
-
-def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[TracedStep]:
-    """Run one step after the look-up, and yield its vectors with a description; nothing for the look-up itself."""
-    name, module = step
-    if name == "look_up":
-        return
-    result, added = _run(step, x, batch), None
+def _effect(step: EmbeddingStep, x: Tensor, result: Tensor, batch: TokenBatch) -> tuple[str, Tensor | None]:
+    """Return a description of what a step after the look-up did to `x`, and the vectors that it added."""
+    (name, module), added = step, None
     if name == "position":
         assert isinstance(module, Position)
-        note, added = _added_positions(module, x, result, batch.positions)
+        effects = {"add": "adds a vector for each position", "rotate": "it rotates queries and keys"}
+        effects |= {"bias": "it is a bias on attention scores"}
+        effect = effects.get(module.hook or "", "the model has none")
+        note = f"{type(module).__name__}: {'' if module.hook == 'add' else 'adds nothing to the input; '}{effect}"
+        if module.hook == "add":
+            is_plain = isinstance(module, AdditivePosition) and is_unchanged(module, add=AdditivePosition.add)
+            added = module(batch.positions).to(x.dtype) if is_plain else result - x
     elif name == "types":
         note = "no segments are passed, so none are added"
         if batch.token_type_ids is not None:
@@ -206,15 +207,4 @@ def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[Traced
         note = "no codes are passed, so none are added" if batch.codes is None else "sums of the rows of codes"
     else:
         note = f"width {result.shape[-1]}" if name == "norm" else f"p = {getattr(module, 'p', 0):g}, in training only"
-    yield TracedStep(name, result, note, added)
-
-
-def _added_positions(position: Position, x: Tensor, result: Tensor, positions: Positions) -> tuple[str, Tensor | None]:
-    """Return a description of what `position.add` did, and the vectors that it added."""
-    kind = type(position).__name__
-    if position.hook != "add":
-        effects = {"rotate": "it rotates queries and keys", "bias": "it is a bias on attention scores"}
-        return f"{kind}: adds nothing to the input; {effects.get(position.hook or '', 'the model has none')}", None
-    is_plain = isinstance(position, AdditivePosition) and is_unchanged(position, add=AdditivePosition.add)
-    added = position(positions).to(x.dtype) if is_plain else result - x
-    return f"{kind}: adds a vector for each position", added
+    return note, added

@@ -56,7 +56,7 @@ class ValueEmbedding(EmbeddingInjection):
     ) -> None:
         super().__init__()
         self.table = as_source(table)
-        if num_kv_heads < 1 or self.table.embed_dim % num_kv_heads:
+        if self.table.embed_dim % num_kv_heads:
             raise SizeError(f"A table of width {self.table.embed_dim} cannot be divided into {num_kv_heads} heads.")
         self.num_kv_heads = num_kv_heads
         self.blocks = check_blocks(blocks)

@@ -203,13 +203,17 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
             if _listing(target) != before:
                 raise _changed(target)
             if before:
-                _keep_permissions(target, partial)
+                for file in (partial, *partial.rglob("*")):  # keeps the permissions of files of the same names
+                    with suppress(FileNotFoundError):
+                        old = (target / file.relative_to(partial)).lstat().st_mode
+                        if stat.S_IFMT(old) == stat.S_IFMT(file.lstat().st_mode) and not stat.S_ISLNK(old):
+                            file.chmod(stat.S_IMODE(old))
                 _replace_folder(partial, target, before)
             else:
                 _name_folder(partial, target)
             flush_to_disk(target.parent)
-            for old in temporary_paths(target, OLD):
-                remove(old)
+            for left in temporary_paths(target, OLD):
+                remove(left)
 
 
 @contextmanager
@@ -261,9 +265,7 @@ def _name_folder(partial: Path, target: Path) -> None:
 
 def _changed(path: Path, what: str = "has changed") -> FileError:
     """Return the error about a target that is not what it was when the work began."""
-    return FileError(
-        f"{path} {what} while this was computed, and was not changed. Choose another name, or start again."
-    )
+    return FileError(f"{path} {what} while this was computed. Choose another name, or start again.")
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
@@ -283,15 +285,6 @@ def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
     except FileNotFoundError:
         return None
     return listing
-
-
-def _keep_permissions(old: Path, new: Path) -> None:
-    """Give a folder and its files the permissions of the folder that it replaces, and of files of the same names."""
-    for path in (new, *new.rglob("*")):
-        with suppress(FileNotFoundError):
-            before = (old / path.relative_to(new)).lstat().st_mode
-            if stat.S_IFMT(before) == stat.S_IFMT(path.lstat().st_mode) and not stat.S_ISLNK(before):
-                path.chmod(stat.S_IMODE(before))
 
 
 def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int]]) -> None:
@@ -333,10 +326,7 @@ def recover_folder(path: Path | str) -> Path:
             old.rename(target)
         except OSError as error:
             if not os.path.lexists(target) and os.path.lexists(old):  # no other process has done it meanwhile
-                raise FileError(
-                    f"{path} is missing since a process was killed, and {old} cannot be renamed: "
-                    f"{error.strerror or error}. Rename it to {target.name}."
-                ) from error
+                raise FileError(f"A killed process left {old}: rename it to {target} ({error.strerror}).") from error
         break
     return path
 

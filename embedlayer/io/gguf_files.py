@@ -160,9 +160,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
         metadata[key] = header.value()
         stored[key] = bytes(header.data[start : header.at])
     if (parts := metadata.get(_SPLITS)) is not None and parts != 1:
-        raise CheckpointError(
-            f"{path} is one of {parts} parts of a split model: join them with llama-gguf-split --merge."
-        )
+        raise CheckpointError(f"{path} is one of {parts} parts: join them with llama-gguf-split --merge.")
     alignment = metadata.get(_ALIGNMENT, gguf.GGUF_DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise header.damaged(f"{_ALIGNMENT} is {alignment!r}, no power of two")
@@ -173,9 +171,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
         if name in tensors:
             raise header.damaged(f"the tensor {name!r} is there twice")
         if kind not in types:
-            raise CheckpointError(
-                f"{path}: {name} has type {kind}, which the installed package gguf does not know: pip install -U gguf."
-            )
+            raise CheckpointError(f"{path}: the package gguf does not know type {kind} of {name}: pip install -U gguf.")
         dtype, (block, _) = types[kind].name, gguf.GGML_QUANT_SIZES[types[kind]]
         if not shape or 0 in shape or shape[-1] % block:
             raise header.damaged(f"{name} of shape {list(shape)} is no whole number of {dtype} blocks, of {block} each")

@@ -115,7 +115,13 @@ def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
         except OSError as error:
             raise FileError(f"Cannot write the lock file {path}: {error.strerror or error}.") from error
         try:
-            if _try_to_lock(descriptor, what) and is_still_at(descriptor, path):
+            try:
+                is_locked = flock(descriptor)
+            except OSError as error:
+                is_locked, reason = True, error.strerror or error
+                message = f"{what} is not protected from a second process that writes to it: no locks ({reason})."
+                warnings.warn(message, EmbedLayerWarning, stacklevel=4)
+            if is_locked and is_still_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                 return descriptor
@@ -131,20 +137,6 @@ def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
 def _key(path: Path) -> str:
     """Return one path for a lock file that is reached by several; the file itself must not be a link."""
     return os.path.join(os.path.realpath(path.parent), path.name)
-
-
-def _try_to_lock(descriptor: int, what: str) -> bool:
-    """Try to lock an open file without waiting; return `False` if another process has locked it."""
-    try:
-        return flock(descriptor)
-    except OSError as error:
-        warnings.warn(
-            f"{what} is not protected from a second process that writes to it: its file system has no locks "
-            f"({error.strerror or error}). Make sure that there is none.",
-            EmbedLayerWarning,
-            stacklevel=5,
-        )
-        return True
 
 
 def is_still_at(descriptor: int, path: str | Path) -> bool:

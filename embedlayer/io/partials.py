@@ -34,27 +34,22 @@ _own_folders: deque[Path] = deque(maxlen=256)
 def partial_folder(target: Path) -> Iterator[Path]:
     """Context manager: yield a new, locked folder beside `target`, and remove it with its content in the end."""
     remove_free_partials(target)
-    folder, descriptor = _new_folder(target)
+    is_locked = False
+    while not is_locked:
+        folder = temporary_path(target, PARTIAL)
+        _own_folders.append(folder)
+        folder.mkdir(0o700)
+        with suppress(FileNotFoundError):  # another process has just removed the folder, as it had no lock
+            descriptor, is_locked = os.open(lock_path(folder, target), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), True
+            with suppress(OSError):  # the file system has no locks
+                is_locked = flock(descriptor) and is_still_at(descriptor, lock_path(folder, target))
+            if not is_locked:
+                os.close(descriptor)
     try:
         yield folder
     finally:
         _remove_partial(folder, target)
         os.close(descriptor)
-
-
-def _new_folder(target: Path) -> tuple[Path, int]:
-    """Create a folder for what is written to `target`, and return it with the descriptor of its locked file."""
-    while True:
-        folder = temporary_path(target, PARTIAL)
-        _own_folders.append(folder)
-        folder.mkdir(0o700)
-        with suppress(FileNotFoundError):  # another process has just removed the folder, as it had no lock
-            descriptor = os.open(lock_path(folder, target), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            with suppress(OSError):  # the file system has no locks
-                if not (flock(descriptor) and is_still_at(descriptor, lock_path(folder, target))):
-                    os.close(descriptor)
-                    continue
-            return folder, descriptor
 
 
 @contextmanager

@@ -1,14 +1,12 @@
 """Read and write safetensors files: headers, tensors, and their rows.
 
 The `safetensors` library parses and checks every header. Tensors are memory-mapped, so that tensors which are never
-read cost nothing. Pickles are refused, with a command that converts them.
+read cost nothing. Pickles are refused.
 """
 
 import json
 import math
 import os
-import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,10 +50,8 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """The names by data type."""
 
 _MAX_DIMENSIONS = 16
-_FIRST_BYTES = 4096
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLE_STARTS = (b"PK", b"\x80")  # a zip file by torch.save, or a bare pickle
-_GENSIM_CLASS = re.compile(rb"gensim\.models\.(\w+)\W+(\w+)")
 
 
 @dataclass(frozen=True)
@@ -76,9 +72,7 @@ class TensorInfo:
     @property
     def torch_dtype(self) -> torch.dtype:
         if self.dtype not in DTYPES:
-            raise CheckpointError(
-                f"{self.name} in {self.file} is stored as {self.dtype}; embedlayer reads {', '.join(DTYPES)}."
-            )
+            raise CheckpointError(f"{self.file}: {self.name} is stored as {self.dtype}, which is not read.")
         return DTYPES[self.dtype]
 
     def read_rows(self, rows: slice | Int[Tensor, " N"]) -> Shaped[Tensor, "N ..."]:
@@ -127,9 +121,7 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
             raise pickle_error(path) from error
         if start.startswith(GGUF):
             raise CheckpointError(f"{path} is a GGUF file: pass this file itself.") from error
-        raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}): it is damaged, cut short or another kind of file."
-        ) from error
+        raise CheckpointError(f"{path} is not a whole safetensors file, or cut short ({error}).") from error
 
 
 def read_header(path: Path | str) -> Header:
@@ -171,8 +163,7 @@ def require_whole(tensors: Mapping[str, Tensor]) -> None:
     """Raise a `CheckpointError` if a tensor is sharded, as a `DTensor` is."""
     if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
         raise CheckpointError(
-            f"{', '.join(sharded)}: sharded over several ranks, each of which has some rows. Save them with "
-            f"embedlayer.distributed.distributed_state, or call full_tensor() on all ranks first."
+            f"{', '.join(sharded)}: sharded over several ranks. Use embedlayer.distributed.distributed_state."
         )
 
 
@@ -262,21 +253,4 @@ def rows_per_chunk(rows: Tensor, dtype: torch.dtype | None = None) -> int:
 
 def pickle_error(path: Path) -> CheckpointError:
     """Create, but do not raise, the error for a pickle; the file is not unpickled."""
-    with path.open("rb") as file:
-        gensim_class = _GENSIM_CLASS.search(file.read(_FIRST_BYTES))
-    module, name = ("", "") if gensim_class is None else (part.decode() for part in gensim_class.groups())
-    if name.endswith("KeyedVectors") or name in ("Word2Vec", "FastText", "Doc2Vec"):
-        vectors = "K.load(sys.argv[1])" + ".wv" * (not name.endswith("KeyedVectors"))
-        return CheckpointError(
-            f"{path} is a {name} that gensim saved: a pickle, which can run any code when it is loaded, so embedlayer "
-            f"does not read it. If you trust it, convert it once, with gensim:\n"
-            f'python -c "import sys; from gensim.models.{module} import {name} as K; '
-            f'{vectors}.save_word2vec_format(sys.argv[2])" {shlex.quote(path.name)} {shlex.quote(path.stem)}.vec'
-        )
-    return CheckpointError(
-        f"{path} is a pickle, which can run any code when it is loaded: embedlayer reads safetensors only. "
-        f"Convert it once, with torch and safetensors:\n"
-        f'python -c "import sys, torch, safetensors.torch as s; t = torch.load(sys.argv[1], weights_only=True); '
-        f"s.save_file({{k: v.contiguous().clone() for k, v in t.items()}}, sys.argv[2], {{'format': 'pt'}})\" "
-        f"{path.name} {WEIGHTS}"
-    )
+    return CheckpointError(f"{path} is a pickle, which can run any code when it is loaded: docs/errors.md, Pickles.")

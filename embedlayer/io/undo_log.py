@@ -135,9 +135,8 @@ def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
     with file_errors(f"read {path}"), path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size
         if size is not None and length != size:
-            raise CheckpointError(
-                f"{path} has {length:,} bytes and had {size:,} when the table was closed: restore a copy of the folder."
-            )
+            sizes = f"has {length:,} bytes and had {size:,} when the table was closed"
+            raise CheckpointError(f"{path} {sizes}: restore a copy of the folder.")
         checkpoints: list[LoggedCheckpoint] = []
         place = 0
         while place + _START.size <= length:
@@ -198,9 +197,7 @@ def _row_numbers(file: BinaryIO, block: Block) -> Tensor:
 
 def _damaged(path: Path, place: int) -> CheckpointError:
     """Create, but do not raise, the error for a log with a wrong block at an offset."""
-    return CheckpointError(
-        f"{path} is damaged at byte {place:,}: no rollback is possible. Restore a copy of the folder."
-    )
+    return CheckpointError(f"{path} is damaged at byte {place:,}: restore a copy of the folder.")
 
 
 def _block(kind: bytes, rows: int, checked: Any, arrays: Sequence[NDArray[Any]]) -> list[memoryview]:

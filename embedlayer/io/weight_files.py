@@ -106,9 +106,7 @@ class WeightFiles:
             index = {} if isinstance(self._files, str) else self._files
             twice = [name for name in header.tensors if index.get(name, file) != file]
             if twice:
-                raise CheckpointError(
-                    f"{path} has a tensor {twice[0]!r}, and the index of {self.name} locates it in {index[twice[0]]}."
-                )
+                raise CheckpointError(f"{path} has {twice[0]!r}, which the index locates in {index[twice[0]]}.")
             self._headers[file] = header
             self.bytes_read += self._headers[file].size
         return self._headers[file]
@@ -152,9 +150,7 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
     if index is not None:
         return _read_weight_map(index)
     if folder.path is None:
-        raise FileError(
-            f"{folder.name!r} has no {WEIGHTS} on the hub or, offline, in its cache, and is no folder or file here."
-        )
+        raise FileError(f"{folder.name!r} has no {WEIGHTS} on the hub or in its cache, and is no folder here.")
     files = sorted(path for path in folder.path.iterdir() if path.is_file())
     safetensors = [path for path in files if path.suffix == ".safetensors"]
     if len(safetensors) == 1:
@@ -162,9 +158,7 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
             raise _adapter_error(safetensors[0])
         return safetensors[0].name
     if safetensors:
-        raise CheckpointError(
-            f"{folder.name} holds {len(safetensors)} safetensors files and no {INDEX}: name the one with the table."
-        )
+        raise CheckpointError(f"{folder.name} holds {len(safetensors)} safetensors files and no {INDEX}: name one.")
     pickles = [path for path in files if path.suffix in PICKLE_SUFFIXES]
     if pickles:
         raise pickle_error(pickles[0])
@@ -196,8 +190,5 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 def _adapter_error(path: Path) -> CheckpointError:
     """Create, but do not raise, the error for the weights of a PEFT adapter, which are changes of a model."""
-    return CheckpointError(
-        f"{path} is an adapter of PEFT: it has changes of a model, and no table.\n"
-        f"Open the model that it was trained on, and write the changes into its table: "
-        f"embedlayer.vocab.merge_adapter(layer.table, {str(path.parent)!r})."
-    )
+    merge = f"embedlayer.vocab.merge_adapter(layer.table, {str(path.parent)!r})"
+    return CheckpointError(f"{path} is an adapter of PEFT, without a table: open its model, and {merge}.")

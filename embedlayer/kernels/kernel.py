@@ -19,7 +19,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from importlib import import_module
@@ -160,12 +160,12 @@ class Kernel:
             return "kernels are disabled"
         if not fusible(*tensors):
             return "a graph is traced, or a transform is running"
-        if self.has_triton and any(x is not None and device_kind(x) == "cuda" for x in tensors):
-            return triton_refusal(*tensors)
         for x in tensors:
             if x is None:
                 continue
             kind = device_kind(x)
+            if kind == "cuda" and self.has_triton:
+                return triton_refusal(*tensors)
             is_plain = type(x) in (Tensor, nn.Parameter) and kind == "cpu" and x.layout is torch.strided
             if not is_plain or (x.dtype not in FLOATS and (x.dtype.is_floating_point or x.dtype.is_complex)):
                 return f"no kernel takes {type(x).__name__} of {x.dtype}" if kind == "cpu" else f"no kernel for {kind}"
@@ -195,20 +195,18 @@ class Kernel:
         If it could not, nothing was computed, and the caller uses torch operators instead. Call it only with tensors
         for which `applies` returns `True`.
         """
-        arrays = [_as_arrays(each) for each in arguments]
-        function = self._compiled_for(arrays)
-        if function is None:
+        arrays, types = _as_arrays(arguments)
+        if _failure.reason is not None or not (types in self._compiled or self._compile(types, arrays)):
             return False
-        _divide(lambda start, stop: function(start, stop, *arrays), items, block)
+        function: Any = self._function
+        if block >= items or torch.get_num_threads() == 1:
+            function(0, items, *arrays)
+        else:
+            _divide(lambda start, stop: function(start, stop, *arrays), items, block)
         return True
 
-    def _compiled_for(self, arrays: list[Any]) -> Callable[..., None] | None:
-        """Return the function after compiling it for these types; `None` once any kernel of this process has failed."""
-        if _failure.reason is not None:
-            return None
-        types = tuple(_type_of(each) for each in arrays)
-        if types in self._compiled:
-            return self._function
+    def _compile(self, types: tuple[object, ...], arrays: list[Any]) -> bool:
+        """Compile the function for these types; return whether it could be."""
         with _compiling, _wait.measured():
             try:
                 if self._function is None:
@@ -221,9 +219,9 @@ class Kernel:
                 advice = "; NUMBA_CACHE_DIR can name another cache folder" if isinstance(error, FAILURES) else ""
                 reason = f"{type(error).__name__}: {error}".splitlines()[0] + advice
                 _failure.set(str(error) if isinstance(error, ImportError) else reason)
-                return None
+                return False
             self._compiled.add(types)
-        return self._function
+        return True
 
 
 def cpu_failure() -> str:
@@ -288,18 +286,22 @@ def as_array(x: Tensor) -> np.ndarray[Any, Any]:
     return np.asarray(SimpleNamespace(tensor=x, __array_interface__=memory))  # the array keeps the tensor
 
 
-def _as_arrays(argument: Any) -> Any:
-    """Return tensors as arrays, also those of a tuple; other arguments as they are."""
-    if isinstance(argument, tuple):
-        return tuple(_as_arrays(each) for each in argument)
-    return as_array(argument) if isinstance(argument, Tensor) else argument
-
-
-def _type_of(argument: Any) -> object:
-    """Return what decides whether numba compiles a function again."""
-    if isinstance(argument, tuple):
-        return tuple(_type_of(each) for each in argument)
-    return (argument.dtype, argument.ndim) if isinstance(argument, np.ndarray) else type(argument)
+def _as_arrays(arguments: Sequence[Any]) -> tuple[list[Any], tuple[object, ...]]:
+    """Return tensors as arrays, also those of tuples, and of each argument what numba compiles a function for."""
+    arrays: list[Any] = []
+    types: list[object] = []
+    for each in arguments:
+        if isinstance(each, Tensor):
+            arrays.append(as_array(each))
+            types.append((each.dtype, each.dim()))
+        elif isinstance(each, tuple):
+            parts, kinds = _as_arrays(each)
+            arrays.append(tuple(parts))
+            types.append(kinds)
+        else:
+            arrays.append(each)
+            types.append((each.dtype, each.ndim) if isinstance(each, np.ndarray) else type(each))
+    return arrays, tuple(types)
 
 
 def _require_numba() -> type[Exception]:
@@ -323,9 +325,6 @@ def _divide(work: Work, items: int, block: int) -> None:
     """Call `work(start, stop)` for consecutive blocks that cover `0 .. items - 1`, in several threads."""
     blocks = math.ceil(items / block)
     helpers = min(torch.get_num_threads(), blocks) - 1
-    if helpers < 1:
-        work(0, items)
-        return
     turns = count()
 
     def claim() -> None:

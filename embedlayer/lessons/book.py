@@ -143,47 +143,29 @@ def _gpt2_tokenizer() -> Tokenizer:
         TokenizerError: It is in none of these places, or the file there belongs to another tokenizer.
         FileError: The file cannot be read.
     """
-    file = next((path for path in sorted(Path().glob("*encoder.json")) if path.is_file()), None) or _cached_gpt2()
-    if file is None:
-        return _tokenizer_of_tiktoken()
-    tokenizer = load_tokenizer(file)
-    if table_size(tokenizer) != GPT2_SIZE or tokenizer.encode(" tokenizer").ids != GPT2_IDS:
-        raise TokenizerError(f"{file} is not GPT-2's tokenizer: pass the one to use, tokenizer='{file}'.")
-    return tokenizer
+    file = next((path for path in sorted(Path().glob("*encoder.json")) if path.is_file()), None)
+    if file is None and find_spec("huggingface_hub") is not None:
+        from huggingface_hub import try_to_load_from_cache
 
-
-def _cached_gpt2() -> Path | None:
-    """Return the path of GPT-2's `tokenizer.json` in Hugging Face's cache; `None` if it is not there."""
-    if find_spec("huggingface_hub") is None:
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    paths = (try_to_load_from_cache(name, "tokenizer.json") for name in ("openai-community/gpt2", "gpt2"))
-    return next((Path(path) for path in paths if isinstance(path, str)), None)
-
-
-def _tokenizer_of_tiktoken() -> Tokenizer:
-    """Return GPT-2's tokenizer with the tokens of `tiktoken`, which downloads two files of OpenAI and caches them.
-
-    Raises:
-        TokenizerError: tiktoken is not installed, or the download fails.
-    """
-    others = "Or pass its files, tokenizer='path/to/encoder.json', or another tokenizer."
+        paths = (try_to_load_from_cache(name, "tokenizer.json") for name in ("openai-community/gpt2", "gpt2"))
+        file = next((Path(path) for path in paths if isinstance(path, str)), None)
+    if file is not None:
+        tokenizer = load_tokenizer(file)
+        if table_size(tokenizer) != GPT2_SIZE or tokenizer.encode(" tokenizer").ids != GPT2_IDS:
+            raise TokenizerError(f"{file} is not GPT-2's tokenizer: pass the one to use, tokenizer='{file}'.")
+        return tokenizer
     if find_spec("tiktoken") is None:
-        raise TokenizerError(
-            f"GPT-2's tokenizer was not found: there is no encoder.json with vocab.bpe in {Path().absolute()}, no "
-            f"openai-community/gpt2 in Hugging Face's cache, and no tiktoken, which downloads it.\n"
-            f"Install it: pip install tiktoken. {others}"
+        looked = (
+            f"no encoder.json in {Path().absolute()}, no openai-community/gpt2 in Hugging Face's cache, no tiktoken"
         )
+        raise TokenizerError(f"GPT-2's tokenizer was not found: {looked}.\npip install tiktoken, or pass tokenizer=.")
     import tiktoken
 
     try:
-        encoding = tiktoken.get_encoding("gpt2")
+        encoding = tiktoken.get_encoding("gpt2")  # downloads two files of OpenAI, and caches them
     except OSError as error:  # all exceptions of requests are
-        raise TokenizerError(
-            f"GPT-2's tokenizer was not found, and tiktoken could not download it ({type(error).__name__}).\n"
-            f"Call tiktoken.get_encoding('gpt2') once where there is a network. {others}"
-        ) from error
+        failed = f"tiktoken could not download GPT-2's tokenizer ({type(error).__name__})"
+        raise TokenizerError(f"{failed}: call tiktoken.get_encoding('gpt2') where there is a network.") from error
     return _tokenizer_of_ranks({token: encoding.encode_single_token(token) for token in encoding.token_byte_values()})
 
 

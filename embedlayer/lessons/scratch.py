@@ -42,7 +42,15 @@ def one_hot(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Float[np.n
         array([[0., 0., 1.],
                [1., 0., 0.]])
     """
-    ids = _checked(np.asarray(ids), vocab_size)
+    ids = np.asarray(ids)
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise TokenIdError(f"token IDs are integers; found an array of {ids.dtype}. Convert it: ids.astype(np.int64).")
+    bad = np.argwhere((ids < 0) | (ids >= vocab_size))
+    if len(bad):
+        *rows_before, column = map(int, bad[0])
+        where = f"row {', '.join(map(str, rows_before))}, column {column}" if rows_before else f"column {column}"
+        table = f"this table of {vocab_size} rows (0..{vocab_size - 1})"
+        raise TokenIdError(f"token id {ids[tuple(bad[0])]} at {where} is outside {table}.")
     rows: np.ndarray = np.zeros((*ids.shape, vocab_size))
     np.put_along_axis(rows, ids[..., None].astype(np.int64), 1.0, axis=-1)
     return rows
@@ -242,11 +250,8 @@ class ScratchPositionEmbedding:
         """
         positions = np.arange(seq_len) if isinstance(seq_len, int) else seq_len
         if positions.size and not 0 <= positions.min() <= positions.max() < self.max_seq_len:
-            raise PositionError(
-                f"a sequence of length {positions.shape[-1]} at positions {positions.min()}..{positions.max()} "
-                f"does not fit this table of {self.max_seq_len} positions (0..{self.max_seq_len - 1}).\n"
-                "Cut the sequence, or build the table with a larger max_seq_len."
-            )
+            found = f"positions {positions.min()}..{positions.max()}"
+            raise PositionError(f"{found} do not fit a table of {self.max_seq_len} (0..{self.max_seq_len - 1}).")
         self._last_one_hot = one_hot(positions, self.max_seq_len).astype(self.W.dtype)
         rows: np.ndarray = self._last_one_hot @ self.W
         return rows
@@ -405,7 +410,6 @@ def scratch_sinusoidal(max_seq_len: int, embed_dim: int, *, base: float = 10000.
     Reference:
         Vaswani et al. 2017, section 3.5.
     """
-    check_at_least_one(max_seq_len=max_seq_len, embed_dim=embed_dim)
     columns = np.arange(embed_dim)
     angles = np.arange(max_seq_len)[:, None] / base ** (columns // 2 * 2 / embed_dim)
     return np.where(columns % 2 == 0, np.sin(angles), np.cos(angles))
@@ -440,13 +444,7 @@ def _table_gradient(
     if one_hot is None:
         raise ShapeError("backward needs the result of a forward pass: call the layer first.")
     *tokens, embed_dim = grad_output.shape
-    try:
-        each = np.broadcast_to(one_hot, (*tokens, one_hot.shape[-1]))
-    except ValueError:
-        raise ShapeError(
-            f"grad_output of shape {grad_output.shape} does not fit the last output, "
-            f"of shape {(*one_hot.shape[:-1], embed_dim)}."
-        ) from None
+    each = np.broadcast_to(one_hot, (*tokens, one_hot.shape[-1]))
     grad_W: np.ndarray = each.reshape(-1, one_hot.shape[-1]).T @ grad_output.reshape(-1, embed_dim)
     return grad_W
 
@@ -456,20 +454,12 @@ def _weights(weights: Float[np.ndarray, "..."] | None, std: float, **sizes: int)
 
     `sizes` are the name and the length of each dimension, in order.
     """
-    check_at_least_one(**sizes)
     shape = tuple(sizes.values())
     if weights is None:
         return np.random.standard_normal(shape) * std
     if weights.shape != shape:
-        raise SizeError(f"weights of shape {weights.shape} were passed where ({', '.join(sizes)}) = {shape} is needed.")
+        raise SizeError(f"weights have shape {weights.shape}; needed is ({', '.join(sizes)}) = {shape}.")
     return weights.copy()
-
-
-def check_at_least_one(**sizes: int) -> None:
-    """Raise `SizeError` if a size is below 1."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise SizeError(f"{name} must be at least 1, not {size}.")
 
 
 def _scale(scale: float | Literal["sqrt_dim"] | None, embed_dim: int) -> float:
@@ -481,32 +471,5 @@ def _scale(scale: float | Literal["sqrt_dim"] | None, embed_dim: int) -> float:
 
 def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None, *, is_new: bool = True) -> None:
     """Set the padding row of new rows to zero in place; without effect on others, and if `padding_idx` is `None`."""
-    if padding_idx is None:
-        return
-    if not 0 <= padding_idx < len(rows):
-        raise SizeError(f"padding_idx {padding_idx} is no row of a table of {len(rows)} rows (0..{len(rows) - 1}).")
-    if is_new:
+    if is_new and padding_idx is not None:
         rows[padding_idx] = 0
-
-
-def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[np.ndarray, "*batch T"]:
-    """Return `ids` unchanged after a check.
-
-    Raises:
-        TokenIdError: An ID is not an integer, or is outside `0..vocab_size - 1`.
-    """
-    if ids.ndim == 0:
-        raise ShapeError(f"IDs must have a sequence dimension; found the scalar {ids}. Write np.array([{ids}]).")
-    if ids.shape[-1] == 0:
-        raise ShapeError(f"IDs of shape {ids.shape} are sequences of length 0: there is nothing to look up.")
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise TokenIdError(f"token IDs are integers; found an array of {ids.dtype}. Convert it: ids.astype(np.int64).")
-    bad = np.argwhere((ids < 0) | (ids >= vocab_size))
-    if len(bad):
-        *rows, column = map(int, bad[0])
-        row = f"row {', '.join(map(str, rows))}, " if rows else ""
-        raise TokenIdError(
-            f"token id {ids[tuple(bad[0])]} at {row}column {column} is outside this table of {vocab_size} rows "
-            f"(0..{vocab_size - 1}).\nCheck that the tokenizer and the table belong together."
-        )
-    return ids

@@ -11,7 +11,6 @@ from embedlayer.lessons.scratch import (
     ScratchCombinedEmbedding,
     ScratchEmbedding,
     ScratchTiedHead,
-    check_at_least_one,
     cosine_similarity,
     scratch_sinusoidal,
 )
@@ -91,7 +90,6 @@ def demonstrate_embeddings(
     Returns:
         All results, as arrays and numbers.
     """
-    check_at_least_one(vocab_size=vocab_size, embed_dim=embed_dim, seq_len=seq_len)
     combined = ScratchCombinedEmbedding(vocab_size, embed_dim, seq_len)
     table = combined.token_emb
     token_ids = np.random.randint(vocab_size, size=seq_len)

@@ -22,7 +22,6 @@ from embedlayer.heads.prediction import PredictionHead, build_head, describe_hea
 from embedlayer.inputs.embedding import (
     InputOptions,
     PositionName,
-    as_dropout,
     as_position,
     embed,
     sequence_of,
@@ -186,7 +185,7 @@ class DecoderLM(Pretrained):
         self.sizes = sizes._asdict()
         self.table = table
         self.position = position
-        self.dropout = as_dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, sizes) for _ in range(num_layers))
         self.norm = nn.RMSNorm(width, eps=norm_eps)
         self.head = head.follow(self) if head.table is table else head

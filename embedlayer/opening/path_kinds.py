@@ -73,19 +73,16 @@ def _kind_of_folder(path: Path) -> PathKind:
     if "run.json" in names:
         return PathKind.RUN
     if CONFIG in names:
-        return PathKind.SAVED if _describes_layer(path / CONFIG) else PathKind.CHECKPOINT
+        try:
+            content = json.loads(read_bytes(path / CONFIG))
+        except (ValueError, RecursionError):
+            return PathKind.CHECKPOINT
+        # only `save_pretrained` of this library writes the key `kind`
+        is_ours = isinstance(content, dict) and isinstance(content.get("kind"), str)
+        return PathKind.SAVED if is_ours else PathKind.CHECKPOINT
     if "tensors.tsv" in names or {"vectors.tsv", "metadata.tsv"} <= names:
         return PathKind.VECTORS
     return PathKind.CHECKPOINT if any(name.endswith((".safetensors", ".gguf")) for name in names) else PathKind.FOLDER
-
-
-def _describes_layer(config: Path) -> bool:
-    """Return whether a `config.json` has the key `kind`, which only `save_pretrained` of this library writes."""
-    try:
-        content = json.loads(read_bytes(config))
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and isinstance(content.get("kind"), str)
 
 
 def _kind_of_file(path: Path) -> PathKind:

@@ -6,7 +6,7 @@ Importing this module imports no torch: what a kind of source needs is imported 
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TokenizerError
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from embedlayer.checkpoints.layer import EmbeddingLayer
-    from embedlayer.inputs.embedding import TransformerEmbedding
-    from embedlayer.models.decoder import DecoderLM
     from embedlayer.tables.table import TokenTable
     from embedlayer.training.run_directory import RunDirectory
 
@@ -109,17 +107,32 @@ def open_model(
 
 def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
     """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`."""
+    from embedlayer.saving import Pretrained, part_from_pretrained
+    from embedlayer.tables.table import TokenTable
+
     if not (path / CONFIG).exists():
-        raise FileError(
-            f"{path} holds no trained layer yet, because its run is not finished: continue it with "
-            f"{command_line('train', '--resume', '-o', path)}"
-        )
+        go_on = command_line("train", "--resume", "-o", path)
+        raise FileError(f"{path}: its run is not finished: continue it with {go_on}")
     class_name = CLASSES_WITH_TABLE.get(str(read_json(path / CONFIG).get("kind"))) if parts == "table" else None
-    if class_name is None:
-        class_name, table, model = _saved_layer(path, device)
-        table_only = ""
+    layer: Any
+    table: Any
+    model, table_only = None, "" if class_name is None else REQUESTED.format(parts)
+    if class_name is not None:
+        layer = table = part_from_pretrained(path, "table", device=device).eval()
     else:
-        table, model, table_only = _saved_table(path, device), None, REQUESTED.format(parts)
+        layer = table = Pretrained.from_pretrained(path, device=device).eval()
+        if not isinstance(layer, TokenTable):
+            from embedlayer.checkpoints.layer import EmbeddingLayer
+            from embedlayer.inputs.embedding import TransformerEmbedding
+            from embedlayer.inputs.ngram import NgramEmbedding
+            from embedlayer.models.decoder import DecoderLM
+
+            table = None if isinstance(layer, NgramEmbedding) else getattr(layer, "table", None)
+            model = layer if isinstance(layer, DecoderLM | EmbeddingLayer | TransformerEmbedding) else None
+            class_name = "DecoderLM" if isinstance(layer, DecoderLM) else None
+        class_name = class_name or type(layer).__name__
+    if not isinstance(table, TokenTable):
+        raise CheckpointError(f"{path} holds {a_or_an(layer)}, which has no table of tokens.")
     is_decoder = class_name == "DecoderLM"
     blocks = f"The blocks of {path} are those of a model of transformers: load it with embedlayer.compress.load_model."
     return OpenedModel(
@@ -133,39 +146,6 @@ def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
         table_only=table_only,
         no_decoder=blocks if (path / BLOCKS / CONFIG).exists() else table_only if is_decoder else "",
     )
-
-
-def _saved_layer(
-    path: Path, device: str
-) -> "tuple[str, TokenTable, DecoderLM | EmbeddingLayer | TransformerEmbedding | None]":
-    """Read all of a saved layer, in evaluation mode; return the name of its class, its table, and itself."""
-    from embedlayer.saving import Pretrained
-    from embedlayer.tables.table import TokenTable
-
-    layer = Pretrained.from_pretrained(path, device=device).eval()
-    if isinstance(layer, TokenTable):
-        return type(layer).__name__, layer, None
-    from embedlayer.checkpoints.layer import EmbeddingLayer
-    from embedlayer.inputs.embedding import TransformerEmbedding
-    from embedlayer.inputs.ngram import NgramEmbedding
-    from embedlayer.models.decoder import DecoderLM
-
-    table = getattr(layer, "table", None)
-    if not isinstance(table, TokenTable) or isinstance(layer, NgramEmbedding):
-        raise CheckpointError(f"{path} holds {a_or_an(layer)}, which has no table of tokens.")
-    model = layer if isinstance(layer, DecoderLM | EmbeddingLayer | TransformerEmbedding) else None
-    return "DecoderLM" if isinstance(layer, DecoderLM) else type(layer).__name__, table, model
-
-
-def _saved_table(path: Path, device: str) -> "TokenTable":
-    """Read the table of a saved layer, and nothing else of the layer, in evaluation mode."""
-    from embedlayer.saving import part_from_pretrained
-    from embedlayer.tables.table import TokenTable
-
-    table = part_from_pretrained(path, "table", device=device)
-    if not isinstance(table, TokenTable):
-        raise CheckpointError(f"The table in {path} is {a_or_an(table)}, which is no table of tokens.")
-    return table.eval()
 
 
 def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
@@ -242,7 +222,7 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
 def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Tokenizer | None":
     """Read the tokenizer of a checkpoint; return `None` if there is none, or if it cannot be read."""
     from embedlayer.tokenization.ids import missing_rows_message
-    from embedlayer.tokenization.read import load_tokenizer
+    from embedlayer.tokenization.read import load_tokenizer, tokenizer_file
 
     path = Path(opened.source)
     kind = path_kind(path)
@@ -256,26 +236,19 @@ def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Token
         return tokenizer
     except (FileError, TokenizerError, CheckpointError) as error:
         opened.no_tokenizer = str(error)
-    if _has_tokenizer_file(path):
+    is_stored = kind is PathKind.MISSING  # a model on the hub, where the error is that of a file
+    if kind not in (PathKind.GGUF, PathKind.MISSING):
+        try:
+            is_stored = tokenizer_file(folder_of(path)) is not None  # it may be one that is not read
+        except TokenizerError:  # several
+            is_stored = True
+    if is_stored:
         warnings.warn(
             f"{opened.no_tokenizer} Rows are named by their numbers, and what needs text is refused.",
             EmbedLayerWarning,
             stacklevel=2,
         )
     return None
-
-
-def _has_tokenizer_file(path: Path) -> bool:
-    """Return whether the folder of a checkpoint has a file of a tokenizer, which may be one that is not read."""
-    from embedlayer.tokenization.read import tokenizer_file
-
-    kind = path_kind(path)
-    if kind in (PathKind.GGUF, PathKind.MISSING):
-        return kind is PathKind.MISSING  # the error of a model on the hub is that of a file
-    try:
-        return tokenizer_file(folder_of(path)) is not None
-    except TokenizerError:
-        return True  # several
 
 
 def _title(path: Path) -> str:

@@ -1,8 +1,8 @@
 from .attention import attention_bias as attention_bias
 from .attention import rotary_angles as rotary_angles
 from .attention import rotary_scores as rotary_scores
-from .curves import dimension_curves as dimension_curves
 from .heatmaps import compare_positions as compare_positions
+from .heatmaps import dimension_curves as dimension_curves
 from .heatmaps import path_steps as path_steps
 from .heatmaps import position_heatmap as position_heatmap
 from .heatmaps import token_path as token_path

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.analysis.position_pictures import position_values
-from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.plots.labels import SIDES, write_labels
 from embedlayer.plots.style import (
     BLUE,
@@ -96,13 +96,11 @@ def rotary_scores(
         >>> figure = rotary_scores(RotaryEmbedding(64))
     """
     width = int(getattr(position, "head_dim", 0))
-    if position.hook != "rotate" or not width or not starts:
-        raise SizeError(f"{type(position).__name__} does not rotate, or starts is empty: choose RotaryEmbedding.")
+    if position.hook != "rotate" or not width:
+        raise SizeError(f"{type(position).__name__} does not rotate: choose RotaryEmbedding.")
     device = position.device
     q = torch.full((width,), width**-0.5, device=device) if q is None else q
     k = q if k is None else k
-    if len(q) != width or len(k) != width:
-        raise ShapeError(f"q and k must have the {width} channels of a head, not {len(q)} and {len(k)}.")
     queries, keys = (vector.expand(1, 1, length, -1) for vector in (q, k))
     with new_figure(7.2, 3.9, title=title) as (figure, axes):
         axes.axhline(0, color=MUTED, linewidth=0.8)
@@ -134,7 +132,7 @@ def rotary_angles(
 
     Args:
         position: Rotary positions.
-        pairs: Indices of up to six pairs of channels; `None` for five that are spread over all pairs.
+        pairs: Indices of pairs of channels, up to about six; `None` for five that are spread over all pairs.
         length: Number of positions to show.
         title: Title of the figure.
 
@@ -144,8 +142,6 @@ def rotary_angles(
     count = position.rotary_dim // 2
     if pairs is None:
         pairs = sorted({round(quarter * (count - 1) / 4) for quarter in range(5)})
-    if not 1 <= len(pairs) <= 6 or not all(0 <= pair < count for pair in pairs):
-        raise SizeError(f"Choose 1 to 6 of the {count} pairs (0..{count - 1}), not {list(pairs)}.")
     cos, sin = position.cos_sin(torch.arange(length, device=position.device))
     frequencies = position.frequencies(length)
     scaling = position.attention_scaling

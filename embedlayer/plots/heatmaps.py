@@ -1,4 +1,4 @@
-"""Heat maps: a position scheme, schemes side by side, and the steps of a text through the input embedding."""
+"""Heat maps and curves of position schemes, and the steps of a text through the input embedding."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,19 @@ from embedlayer.core.shapes import Ids
 from embedlayer.inputs.embedding import TransformerEmbedding
 from embedlayer.lessons.book import GPTEmbedding
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.plots.style import HOLE, MUTED, PAPER, Axes, Figure, colorbar, new_figure, numbers
+from embedlayer.plots.style import (
+    DASHES,
+    HOLE,
+    LINES,
+    MUTED,
+    PAPER,
+    Axes,
+    Figure,
+    colorbar,
+    new_figure,
+    numbers,
+    with_missing,
+)
 from embedlayer.positions.position import Position
 
 Layer = TransformerEmbedding | GPTEmbedding | DecoderLM | EmbeddingLayer
@@ -67,7 +79,7 @@ def compare_positions(
     """Draw one heat map for each of several schemes, each with its own range of colours.
 
     Args:
-        schemes: One to four schemes by name, each as in `position_heatmap`.
+        schemes: Schemes by name, up to about four, each as in `position_heatmap`.
         length: Number of positions to show.
         title: Title of the figure.
 
@@ -75,8 +87,6 @@ def compare_positions(
         >>> learned, fixed = LearnedPositionalEmbedding(50, 32), SinusoidalPositionalEmbedding(50, 32)
         >>> figure = compare_positions({"learned": learned, "sinusoidal": fixed})
     """
-    if not 1 <= len(schemes) <= 4:
-        raise SizeError(f"One figure shows 1 to 4 schemes; found {len(schemes)}.")
     with new_figure(7.2, 4.0, title=title, panels=(1, len(schemes))) as (figure, grid):
         for axes, (name, scheme) in zip(grid, schemes.items(), strict=True):
             picture = picture_of(scheme, length)
@@ -85,6 +95,46 @@ def compare_positions(
             axes.set(xlabel=picture.column_label, ylabel=picture.row_label)
             axes.locator_params(integer=True, nbins=6)
             colorbar(figure, image, axes, label=with_hole(picture.value_label, picture.values))
+    return figure
+
+
+def dimension_curves(
+    positions: Position | Float[Tensor, "T C"],
+    dimensions: Sequence[Sequence[int]] = ((0, 1), (10, 11), (30, 31)),
+    *,
+    length: int = 50,
+    title: str = "Single dimensions over positions",
+) -> Figure:
+    """Draw columns of a scheme as curves over positions, one panel for each group of columns.
+
+    Args:
+        positions: As in `position_heatmap`. The legend says how many numbers of a column are not finite.
+        dimensions: Columns of each panel, up to four; by default three sin/cos pairs of a width of at least 32.
+        length: Number of positions of a scheme to show.
+        title: Title of the figure.
+
+    Example:
+        >>> figure = dimension_curves(SinusoidalPositionalEmbedding(64, 64))
+    """
+    picture = picture_of(positions, length)
+    values = numbers(picture.values)
+    if any(len(group) > len(LINES) for group in dimensions):
+        raise SizeError(f"A panel shows at most {len(LINES)} dimensions; found {dimensions}.")
+    height, shape = 0.9 + 1.15 * len(dimensions), (len(dimensions), 1)
+    with new_figure(7.2, height, panels=shape, sharex=True, sharey=True) as (figure, strips):
+        strips[0].set_title(title)
+        for axes, group in zip(strips, dimensions, strict=True):
+            axes.axhline(0, color=MUTED, linewidth=0.8)
+            for column, colour, dashes in zip(group, LINES, DASHES, strict=False):
+                missing = int((~np.isfinite(values[:, column])).sum())
+                label = with_missing(f"{picture.column_label} {column}", missing)
+                axes.plot(values[:, column], color=colour, linestyle=dashes, marker="o", markersize=2.4, label=label)
+            axes.grid(visible=False, axis="x")
+            axes.margins(x=0.01, y=0.12)
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.8)
+        strips[-1].set_xlabel(picture.row_label)
+        strips[-1].locator_params(axis="x", integer=True)
+        figure.supylabel(picture.value_label, fontsize=9.5, color=MUTED)
     return figure
 
 
@@ -109,11 +159,6 @@ def token_path(
         >>> layer = TransformerEmbedding(100, 32, max_seq_len=16)
         >>> figure = token_path(path_steps(layer, torch.tensor([5, 2, 7])), ["I", " love", " dogs"])
     """
-    if not steps or not 1 <= len(tokens) <= MOST_TOKENS:
-        raise SizeError(
-            f"The path needs a step and 1 to {MOST_TOKENS} tokens; found {len(steps)} and {len(tokens)}. "
-            f"Show a part of a longer text."
-        )
     for name, vectors in steps.items():
         if len(vectors) != len(tokens):
             raise ShapeError(f"Step {name!r} has {len(vectors)} vectors for {len(tokens)} tokens.")
@@ -189,10 +234,7 @@ def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> Posit
         return PositionPicture(positions, "Positions", "position", "dimension", "value")
     picture = position_values(positions, length)
     if picture is None:
-        raise SizeError(
-            f"{type(positions).__name__} has no effect: there is nothing to draw. "
-            f"Choose a scheme that adds vectors, rotates, or has a bias."
-        )
+        raise SizeError(f"{type(positions).__name__} neither adds vectors, rotates nor has a bias: nothing to draw.")
     return picture
 
 

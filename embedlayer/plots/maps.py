@@ -6,18 +6,20 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import principal_components
 from embedlayer.analysis.layout import NeighborLayout
+from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_classes import token_texts
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.formatting import count_of, visible_text
 from embedlayer.plots.heatmaps import with_hole
-from embedlayer.plots.labels import hubs, write_labels
+from embedlayer.plots.labels import write_labels
 from embedlayer.plots.style import (
     BLUE,
     INK,
@@ -62,7 +64,8 @@ def table_map(
     Args:
         table: A table, drawn along its first two principal components, or two coordinates for each row, such as
             `principal_components(rows).coordinates`.
-        tokenizer: Used for labels if `labels` is `None`: whole words, hubs first (see `labels.hubs`).
+        tokenizer: Used for labels if `labels` is `None`: whole words, hubs first: those that are a
+            nearest neighbour of most others.
         labels: Text by row index, in order of priority. A label is left out if it would overlap an earlier one, or if
             no installed font has its characters.
         layout: Coordinates to draw in place of the principal components of a table: `analysis.neighbor_layout(table)`,
@@ -85,7 +88,10 @@ def table_map(
         if labels is None and tokenizer is not None:
             labels = _words(table, as_tokenizer(tokenizer))
         if layout is None:
-            coordinates, explained_variance_ratio = _components(table.rows(0, table.vocab_size))
+            rows = table.rows(0, table.vocab_size)
+            found = principal_components(rows, min(2, table.embed_dim), skip_nonfinite=True)
+            coordinates = F.pad(found.coordinates, (0, 2 - found.coordinates.shape[1])).cpu()
+            explained_variance_ratio = found.explained_variance_ratio.cpu()
         elif len(layout.places) != table.vocab_size:
             raise ShapeError(f"The layout has {len(layout.places)} places, and the table {table.vocab_size} rows.")
         else:
@@ -95,9 +101,6 @@ def table_map(
     else:
         coordinates = table
     count = len(coordinates)
-    outside = [index for index in labels or {} if not 0 <= index < count]
-    if outside:
-        raise ShapeError(f"Label for row {outside[0]}, but there are {count} rows (0..{count - 1}).")
     if values is not None and len(values) != count:
         raise ShapeError(f"values must be one for each of the {count} rows, not {len(values)}.")
     points = numbers(coordinates)
@@ -153,17 +156,8 @@ def _colours(values: Float[Tensor, " N"] | None, rows: Any) -> dict[str, Any]:
     return {"c": every[rows], "cmap": colours, "vmin": low, "vmax": high, "plotnonfinite": True}
 
 
-def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:
-    """Return the coordinates of rows along their first two principal components, and the shares of the variance."""
-    if not rows.isfinite().all(1).any():
-        return torch.full((len(rows), 2), torch.nan, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    components = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True)
-    coordinates = torch.nn.functional.pad(components.coordinates, (0, 2 - components.coordinates.shape[1]))
-    return coordinates.cpu(), components.explained_variance_ratio.cpu()
-
-
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
-    """Return up to `NAMED_ROWS` whole words of a tokenizer as ID -> text, hubs first (see `labels.hubs`)."""
+    """Return up to `NAMED_ROWS` whole words of a tokenizer as ID -> text, hubs first."""
     require_rows(tokenizer, table.vocab_size)
     texts = token_texts(tokenizer)
     begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""
@@ -171,7 +165,10 @@ def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
     whole = [(index, text) for index, text in named.items() if text.isalpha() and len(text) > 2]
     words = whole[:: math.ceil(len(whole) / NAMED_ROWS) or 1]
     rows = RowReader(table).take(torch.tensor([index for index, _ in words], dtype=torch.int64))
-    return dict(words[place] for place in hubs(rows).tolist())
+    # k-occurrence: how many of the other words have this one among their ten nearest rows
+    near = nearest_rows(rows, torch.arange(len(words)), min(10, max(1, (len(words) - 1) // 2))).ids
+    hubs = torch.bincount(near[near >= 0], minlength=len(words)).argsort(descending=True, stable=True)
+    return dict(words[place] for place in hubs.tolist())
 
 
 def _height_for(points: Any) -> float:

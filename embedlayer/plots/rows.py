@@ -5,18 +5,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import variance_shares
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.core.block_sizes import TABLE_ROWS
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.formatting import count_of, visible_text
 from embedlayer.plots.style import (
     BACKING,
     BLUE,
+    DASHES,
     LINES,
     MUTED,
     ORANGE,
@@ -28,7 +28,6 @@ from embedlayer.plots.style import (
     numbers,
     usual_range,
 )
-from embedlayer.plots.training import DASHES
 from embedlayer.tables.conversions import as_rows
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.bytes import token_text
@@ -57,7 +56,7 @@ def norm_histogram(
     """
     norms = as_rows(norms)
     if isinstance(norms, LookupTable):
-        norms = torch.cat([rows.float().norm(dim=1) for _, rows in RowReader(norms).chunks(TABLE_ROWS["cpu"])])
+        norms = RowReader(norms).norms()
     values = numbers(norms)
     finite = values[np.isfinite(values)]
     low, high = usual_range(finite)
@@ -121,8 +120,8 @@ def spectrum(
     Example:
         >>> figure = spectrum({"fresh": TokenEmbedding(100, 16)})
     """
-    if not 1 <= len(tables) <= len(LINES):
-        raise SizeError(f"One figure shows 1 to {len(LINES)} tables; found {len(tables)}.")
+    if len(tables) > len(LINES):
+        raise SizeError(f"One figure shows at most {len(LINES)} tables; found {len(tables)}.")
     with new_figure(7.2, 3.9, title=title) as (figure, axes):
         notes = []
         for number, ((name, table), colour, dashes) in enumerate(zip(tables.items(), LINES, DASHES, strict=False)):
@@ -175,11 +174,28 @@ def gradient_rows(
         >>> table(torch.tensor([3, 7, 1])).sum().backward()
         >>> figure = gradient_rows(table)
     """
-    size, ids, norms = used_rows(gradient)
+    gradient = as_rows(gradient)
+    if isinstance(gradient, LookupTable):
+        by_token = (part for part in gradient.parameters() if len(part) == gradient.num_rows)
+        gradients = [part.grad for part in by_token if part.grad is not None]
+        if not gradients:
+            raise ShapeError(f"This {type(gradient).__name__} has no gradient: call backward() first.")
+        gradient = gradients[0]
+    gradient = gradient.detach()
+    if gradient.is_sparse:
+        gradient = gradient.coalesce()
+        ids, rows = gradient.indices()[0].cpu(), gradient.values()
+    else:
+        ids, rows = torch.arange(len(gradient)), gradient
+    size, norms = len(gradient), RowReader(rows).norms()
+    ids, norms = ids[norms != 0], norms[norms != 0]
     finite = norms.isfinite()
     order = norms[finite].argsort(descending=True, stable=True)[:most]
     drawn_ids, drawn = ids[finite][order].tolist(), norms[finite][order]
-    names = [_named(tokenizer, index) for index in drawn_ids]
+    names = [f"row {row}" for row in drawn_ids]
+    if tokenizer is not None:
+        texts = [visible_text(token_text(tokenizer, row)) if row < table_size(tokenizer) else "" for row in drawn_ids]
+        names = [f"{text}   {row}" if text else f"row {row}" for text, row in zip(texts, drawn_ids, strict=True)]
     title = f"{len(ids):,} of {size:,} rows have a gradient" if title is None else title
     with new_figure(7.2, 1.3 + 0.22 * max(3, len(drawn)), title=title) as (figure, axes):
         bars = axes.barh(range(len(drawn)), numbers(drawn), height=0.72, color=BLUE)
@@ -199,32 +215,3 @@ def gradient_rows(
             left_out(size - len(ids), "row", "no gradient"),
         )
     return figure
-
-
-def used_rows(
-    gradient: LookupTable | nn.Embedding | Float[Tensor, "V D"],
-) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
-    """Return the number of rows, the IDs of the rows with a nonzero gradient, and the L2 norms of these gradients."""
-    gradient = as_rows(gradient)
-    if isinstance(gradient, LookupTable):
-        by_token = (part for part in gradient.parameters() if len(part) == gradient.num_rows)
-        gradients = [part.grad for part in by_token if part.grad is not None]
-        if not gradients:
-            raise ShapeError(f"This {type(gradient).__name__} has no gradient: call backward() first.")
-        gradient = gradients[0]
-    gradient = gradient.detach()
-    if gradient.is_sparse:
-        gradient = gradient.coalesce()
-        ids, rows = gradient.indices()[0].cpu(), gradient.values()
-    else:
-        ids, rows = torch.arange(len(gradient)), gradient
-    norms = RowReader(rows).norms()
-    used = norms != 0
-    return len(gradient), ids[used], norms[used]
-
-
-def _named(tokenizer: Tokenizer | None, index: int) -> str:
-    """Return the label of a row in a figure: the text and ID of its token, or `row ID` without a token."""
-    if tokenizer is None or index >= table_size(tokenizer):
-        return f"row {index}"
-    return f"{visible_text(token_text(tokenizer, index))}   {index}"

@@ -8,8 +8,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.nearest import cosines_with
-from embedlayer.analysis.token_names import Token
-from embedlayer.analysis.vectors import TokenVectors
+from embedlayer.analysis.vectors import Token, TokenVectors
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.formatting import visible_text
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
@@ -69,7 +68,7 @@ def similarity_matrix(
     values = cosines(rows)
     side = _side_of(labels, 4.6)
     with new_figure(2.6 + side, 1.0 + side, title=title) as (figure, axes):
-        image = _labelled(axes, values, labels, limit=1.0, side=side)
+        image = _square(axes, values, limit=1.0, labels=labels, side=side)
         is_labelled = 0 < len(labels) <= MOST_LABELS
         axes.set(xlabel="" if is_labelled else row_label, ylabel="" if is_labelled else row_label)
         colorbar(figure, image, axes, label=with_hole("cosine", values))
@@ -97,8 +96,6 @@ def token_similarity(
     """
     vectors = TokenVectors(table, tokenizer)
     ids = [vectors.id_of(token) for token in tokens]
-    if not ids:
-        raise SizeError("The picture needs at least one token; found none.")
     names = [token_text(tokenizer, index) for index in ids]
     return similarity_matrix(torch.stack([vectors[index] for index in ids]), names, title=title)
 
@@ -119,10 +116,7 @@ def position_similarity(
         >>> figure = position_similarity(SinusoidalPositionalEmbedding(64, 8))
     """
     if isinstance(positions, Position) and not isinstance(positions, AdditivePosition):
-        raise SizeError(
-            f"{type(positions).__name__} adds no vectors, so its positions have no cosine. "
-            f"See rotary_scores and attention_bias."
-        )
+        raise SizeError(f"{type(positions).__name__} adds no vectors: see rotary_scores and attention_bias.")
     values = cosines(picture_of(positions, length).values)
     means = torch.tensor([float(values.diagonal(distance).nanmean()) for distance in range(len(values))])
     ratios = {"width_ratios": [1.15, 1]}
@@ -172,7 +166,7 @@ def attention_orders(
     with new_figure(2.8 + 2 * side, 1.5 + side, title=title, panels=(1, 2)) as (figure, pair):
         for axes, values, places in zip(pair, scores, (range(len(x)), order), strict=True):
             names = [labels[place] for place in places]
-            image = _labelled(axes, values, names, limit=limit, side=side)
+            image = _square(axes, values, limit=limit, labels=names, side=side)
             text = " ".join(visible_text(name.strip()) for name in names)
             text = text if len(text) <= TITLE_LENGTH else text[: TITLE_LENGTH - 4] + " ..."
             axes.set_title(text, fontweight="normal", fontsize=10)
@@ -193,24 +187,20 @@ def _labels_left_out(labels: Sequence[str]) -> str:
     return left_out(len(labels), "label", f"they are readable up to {MOST_LABELS} rows") if is_many else ""
 
 
-def _square(axes: Axes, values: Float[Tensor, "N N"], *, limit: float) -> object:
-    """Draw a square matrix as a heat map with square cells, and return matplotlib's image; see `draw_matrix`."""
+def _square(
+    axes: Axes, values: Float[Tensor, "N N"], *, limit: float, labels: Sequence[str] = (), side: float = 0.0
+) -> object:
+    """Draw a square matrix as a heat map, and return its image; with a side, labels and numbers where they fit."""
     image = draw_matrix(axes, values, limit=limit)
     axes.set_aspect("equal")
     axes.tick_params(length=0)
     axes.locator_params(integer=True)
-    return image
-
-
-def _labelled(axes: Axes, values: Float[Tensor, "N N"], labels: Sequence[str], *, limit: float, side: float) -> object:
-    """Draw a square matrix as `_square` does, with labels and numbers where they can be read."""
-    image = _square(axes, values, limit=limit)
     if 0 < len(labels) <= MOST_LABELS:
         names, size = [visible_text(label) for label in labels], 9.5 if LABEL_HEIGHT * len(labels) <= side else 7.5
         upright = max(map(len, names)) * len(names) > 13 * side
         axes.set_xticks(range(len(names)), names, rotation=90 if upright else 0, fontsize=size)
         axes.set_yticks(range(len(names)), names, fontsize=size)
-    if len(values) <= MOST_NUMBERS:
+    if side and len(values) <= MOST_NUMBERS:
         for i, row in enumerate(values.tolist()):
             for j, value in enumerate(row):
                 colour = PAPER if abs(value) > 0.65 * limit else INK

@@ -72,6 +72,9 @@ STYLE: dict[str, Any] = {
     "svg.hashsalt": "embedlayer",
 }
 
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5)))
+"""Dash patterns of lines, which distinguish them without colours."""
+
 WIDE_FONTS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Malgun Gothic",
     "WenQuanYi Zen Hei", "Arial Unicode MS", "Noto Sans Arabic", "Noto Sans Devanagari", "Noto Sans Hebrew",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embedlayer.core.errors import FileError, SizeError
-from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, Axes, Figure, new_figure, with_missing
+from embedlayer.plots.style import BLUE, DASHES, INK, LINES, MUTED, ORANGE, Axes, Figure, new_figure, with_missing
 
 Metrics = Sequence[Mapping[str, Any]]
 """Lines of a run's `metrics.jsonl`: `step`, `loss` and, in some lines, `validation_loss`, in nats per token."""
@@ -62,9 +62,7 @@ def loss_curves(
     """
     if len(runs) > len(LINES):
         raise SizeError(f"One figure shows at most {len(LINES)} runs; found {len(runs)}.")
-    if key not in (names := {"loss": "training", "validation_loss": "validation"}):
-        raise SizeError(f"key must be one of {', '.join(names)}, not {key!r}.")
-    which = names[key]
+    which = {"loss": "training", "validation_loss": "validation"}[key]
     title = f"{which.capitalize()} loss of {len(runs)} runs" if title is None else title
     with new_figure(7.2, 3.9, title=title) as (figure, axes):
         for (name, run), colour, dashes in zip(runs.items(), LINES, DASHES, strict=False):
@@ -72,10 +70,6 @@ def loss_curves(
             _draw(axes, read_metrics(run), key, **style)
         _finish(axes, f"{which} loss (nats per token)", baseline)
     return figure
-
-
-DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5)))
-"""Dash patterns of lines, which distinguish them without colours."""
 
 
 def read_metrics(run: Metrics | Path | str) -> Metrics:

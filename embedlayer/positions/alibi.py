@@ -52,8 +52,6 @@ class AlibiBias(Position, ComputedBuffers):
 
     def __init__(self, num_heads: int, *, max_bias: float = 8.0, scale: float = 1.0) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise SizeError(f"num_heads must be at least 1, not {num_heads}.")
         if not 0 < max_bias < math.inf:
             raise SizeError(f"max_bias must be positive and finite, not {max_bias}.")
         self.num_heads = num_heads

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.core.errors import SizeError
 from embedlayer.core.initialization import init_normal_
 from embedlayer.core.shapes import Positions
 from embedlayer.kernels.index_check import IndexCheck
@@ -35,13 +34,12 @@ class AxialPositionalEmbedding(AdditivePosition):
 
     def __init__(self, grid: Sequence[int], widths: Sequence[int], *, init_std: float = 0.02) -> None:
         super().__init__()
-        if len(grid) != 2 or len(widths) != 2 or min(*grid, *widths) < 1:
-            raise SizeError(f"grid and widths must be two sizes of at least 1 each, not {grid} and {widths}.")
         self.grid, self.widths = list(grid), list(widths)
+        (rows, columns), (row_width, column_width) = grid, widths
         self.init_std = init_std
-        self.max_seq_len = grid[0] * grid[1]
-        self.rows = nn.Parameter(torch.empty(grid[0], 1, widths[0]))
-        self.columns = nn.Parameter(torch.empty(1, grid[1], widths[1]))
+        self.max_seq_len = rows * columns
+        self.rows = nn.Parameter(torch.empty(rows, 1, row_width))
+        self.columns = nn.Parameter(torch.empty(1, columns, column_width))
         self.index_check = IndexCheck(self.max_seq_len, "position")
         self.reset_parameters()
 

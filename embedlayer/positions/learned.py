@@ -51,8 +51,6 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if max_seq_len < 1 or embed_dim < 1:
-            raise SizeError(f"max_seq_len and embed_dim must be at least 1, not {max_seq_len} and {embed_dim}.")
         if offset < 0:
             raise SizeError(f"offset must be at least 0, not {offset}: it is a number of rows.")
         self.init_std = init_std

@@ -44,11 +44,11 @@ def causal_mask(
     keys = queries if keys is None else keys
     if queries > keys:
         raise SizeError(f"The {queries} queries are the last of the keys, and there are {keys} keys.")
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int | torch.SymInt) or window < 1):
+    if window is not None and window < 1:
         raise SizeError(f"A window is a number of keys, at least 1, the token itself, not {window}.")
     if documents is not None:
-        check_mask(documents, (*documents.shape[:-1], keys) if isinstance(documents, Tensor) else (keys,), "documents")
-    device = documents.device if device is None and documents is not None else device
+        check_mask(documents, (*documents.shape[:-1], keys), "documents")
+        device = documents.device if device is None else device
     return allowed_keys(queries, keys, documents, window, device)
 
 

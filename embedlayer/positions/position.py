@@ -106,15 +106,15 @@ class Position(Pretrained):
         on_axes = self.num_axes > 1 and len(sizes) == 3
         rows = sizes[1:] if on_axes else sizes
         tokens = (1, *shape) if on_axes and shape is not None and len(shape) == 1 else shape
-        fits = 1 <= len(rows) <= 2 if tokens is None else broadcasts(rows, tokens)
-        if fits and (not on_axes or sizes[0] == self.num_axes):
-            return
-        several = f", or ({self.num_axes}, B, T) with a position on each of the {self.num_axes} axes"
-        raise ShapeError(
-            f"positions of shape {sizes} do not fit "
-            f"{type(self).__name__ if shape is None else f'tokens of shape {tuple(shape)}'}: pass (T,) or (1, T) for "
-            f"all sequences alike, or (B, T){several if self.num_axes > 1 else ''}."
-        )
+        if tokens is None:
+            fits = 1 <= len(rows) <= 2
+        else:  # they broadcast to the tokens; graphs of torch 2.9 take `strict=False` for `True`
+            fits = 1 <= len(rows) <= len(tokens) and rows[-1] == tokens[-1]
+            fits = fits and all(a in (b, 1) for a, b in zip(rows, tokens[-len(rows) :], strict=True))
+        if not fits or (on_axes and sizes[0] != self.num_axes):
+            target = type(self).__name__ if shape is None else f"tokens of shape {tuple(shape)}"
+            several = f" or ({self.num_axes}, B, T)" if self.num_axes > 1 else ""
+            raise ShapeError(f"positions of shape {sizes} do not fit {target}: pass (T,), (1, T) or (B, T){several}.")
 
     def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
         """Return `x` plus a vector for each position; schemes that are not additive return `x` unchanged."""
@@ -162,20 +162,12 @@ class Position(Pretrained):
             steps: What is added to the position of each key; shapes are those of positions.
         """
         if self.hook in ("add", "rotate"):
-            how = "are added to the input" if self.hook == "add" else "rotate keys by a method of its own"
-            raise SizeError(
-                f"Cached keys cannot be moved to other positions: those of {type(self).__name__} {how}. Read the "
-                f"remaining text again with an empty KeyValueCache."
-            )
+            raise SizeError(f"Keys of {type(self).__name__} cannot be moved: read the text with an empty cache.")
         return cached_keys
 
     def forward(self, positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
         """Raise `ShapeError`: only additive schemes have a vector for each position."""
-        raise ShapeError(
-            f"{type(self).__name__} adds nothing to the input, so there is no vector of a position to look up.\n"
-            f"It is applied in attention: q, k = position.rotate(q, k, positions), and position.bias(query_positions, "
-            f"key_positions) is added to the scores."
-        )
+        raise ShapeError(f"{type(self).__name__} adds nothing to the input: call its rotate or bias in attention.")
 
     def require_sizes(
         self, *, embed_dim: int | None = None, num_heads: int | None = None, head_dim: int | None = None
@@ -192,9 +184,7 @@ class Position(Pretrained):
         for name, size in {"embed_dim": embed_dim, "num_heads": num_heads, "head_dim": head_dim}.items():
             own = getattr(self, name, None)
             if size is not None and own is not None and own != size:
-                raise SizeError(
-                    f"This {type(self).__name__} has {name} {own}, the model has {size}: build it with {name} {size}."
-                )
+                raise SizeError(f"{type(self).__name__} has {name} {own}, the model has {size}: build it with {size}.")
 
 
 class AdditivePosition(Position, ABC):
@@ -249,10 +239,8 @@ class AdditivePosition(Position, ABC):
             positions = positions.expand(torch.broadcast_shapes(positions.shape, x.shape[:-1]))
         vectors: Tensor = self(positions)
         if x.shape[-1] != vectors.shape[-1]:
-            raise ShapeError(
-                f"Hidden states of width {x.shape[-1]} cannot take positions of width {vectors.shape[-1]}: "
-                f"build {type(self).__name__} with embed_dim {x.shape[-1]}."
-            )
+            widths = f"width {x.shape[-1]} cannot take positions of width {vectors.shape[-1]}"
+            raise ShapeError(f"Hidden states of {widths}: build {type(self).__name__} with embed_dim {x.shape[-1]}.")
         return x + vectors.to(x.dtype)
 
 
@@ -282,8 +270,6 @@ def positions_of(
         tensor([[0, 0, 0, 1],
                 [0, 1, 0, 1]])
     """
-    if ids.dim() == 0:
-        raise ShapeError("IDs must have shape (..., T), not (): a single one is written torch.tensor([7]).")
     if attention_mask is None:
         return torch.arange(offset, offset + ids.shape[-1], device=ids.device)
     check_mask(attention_mask, ids.shape)
@@ -312,10 +298,3 @@ def score_mod_of(
         return score + bias(head, i, j)
 
     return add_bias
-
-
-def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Return whether a shape broadcasts to another one whose last size is the same: `(1, T)` or `(T,)` to `(B, T)`."""
-    fits = 1 <= len(shape) <= len(to) and shape[-1] == to[-1]
-    # graphs of torch 2.9 take `strict=False` for `True`
-    return fits and all(one in (other, 1) for one, other in zip(shape, to[-len(shape) :], strict=True))

@@ -50,12 +50,8 @@ class RelativePositionBias(Position, ComputedBuffers):
     ) -> None:
         super().__init__()
         side = num_buckets // 2 if bidirectional else num_buckets
-        if num_heads < 1 or side < 2 or max_distance <= side // 2 or (bidirectional and num_buckets % 2):
-            raise SizeError(
-                f"{num_heads} heads, {num_buckets} buckets and a max_distance of {max_distance} are not possible: "
-                f"there must be a head, {'4 buckets, an even number' if bidirectional else '2 buckets'}, "
-                f"and a max_distance above the {max(side // 2, 1)} distances that have a bucket each."
-            )
+        if side < 2 or max_distance <= side // 2:
+            raise SizeError(f"max_distance {max_distance} must exceed half of {side} buckets a direction, 2 or more.")
         self.num_heads = num_heads
         self.num_buckets = num_buckets
         self.max_distance = max_distance

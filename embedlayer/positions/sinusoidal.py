@@ -107,17 +107,12 @@ class SinusoidalPositionalEmbedding(AdditivePosition, ComputedBuffers):
         init_scale: float | None = None,
     ) -> None:
         super().__init__()
-        if max_seq_len < 1 or embed_dim < 1:
-            raise SizeError(f"max_seq_len and embed_dim must be at least 1, not {max_seq_len} and {embed_dim}.")
         if layout not in get_args(Layout):
             raise SizeError(f"layout must be one of {', '.join(map(repr, get_args(Layout)))}, not {layout!r}.")
         if endpoint and embed_dim < 4:
             raise SizeError(f"endpoint needs two waves, an embed_dim of at least 4, not {embed_dim}.")
         if offset < 0 or not (padding_idx is None or 0 <= padding_idx < max_seq_len + offset):
-            raise SizeError(
-                f"offset must be at least 0 and padding_idx one of the {max_seq_len + max(offset, 0)} rows, "
-                f"not {offset} and {padding_idx}."
-            )
+            raise SizeError(f"offset {offset} is below 0, or padding_idx {padding_idx} is none of the rows.")
         self.max_seq_len = max_seq_len
         self.embed_dim = embed_dim
         self.base = base

@@ -8,6 +8,7 @@ Adapters on modules of a live model (`heads.peft`) and adapters in files are the
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, NamedTuple, NotRequired, TypedDict
 
@@ -152,12 +153,11 @@ class ModuleAdapter:
 
     def equals(self, other: "ModuleAdapter") -> bool:
         """Return whether two modules are changed in the same way, bit for bit, as the two ends of a tied table are."""
-        ours, theirs = self._tensors(), other._tensors()
+        ours, theirs = (
+            [torch.as_tensor(part) for part in (each.weight, *chain(*each.adapters)) if part is not None]
+            for each in (self, other)
+        )
         return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
-
-    def _tensors(self) -> list[Tensor]:
-        numbers = [torch.as_tensor(each) for adapter in self.adapters for each in adapter]
-        return numbers if self.weight is None else [self.weight, *numbers]
 
 
 @dataclass(frozen=True)
@@ -180,29 +180,40 @@ class AdapterFolder:
         if not fitting:
             sizes = {name: "rows of width {1}" if c.sizes[0] is None else "{0} x {1}" for name, c in named.items()}
             shown = ", ".join(f"{name} ({sizes[name].format(*c.sizes)})" for name, c in sorted(named.items()))
-            raise CheckpointError(
-                f"The adapter in {self.directory} changes no {module or 'module'} of {vocab_size} x {embed_dim} "
-                f"numbers: it has {shown or ', '.join(sorted(self.modules)) or 'no module that can be read'}."
-            )
+            shown = shown or ", ".join(sorted(self.modules)) or "no module that can be read"
+            sizes_here = f"{module or 'module'} of {vocab_size} x {embed_dim} numbers"
+            raise CheckpointError(f"The adapter in {self.directory} changes no {sizes_here}: it has {shown}.")
         first, *rest = fitting.values()
         if not all(first.equals(change) for change in rest):
-            raise CheckpointError(
-                f"The adapter in {self.directory} changes {', '.join(sorted(fitting))} in different ways: pass module=."
-            )
+            names = ", ".join(sorted(fitting))
+            raise CheckpointError(f"The adapter in {self.directory} changes {names} in different ways: pass module=.")
         return first
 
 
 def read_adapter(directory: Path | str) -> AdapterFolder:
     """Read an adapter folder that PEFT or `write_token_rows` wrote."""
     directory = Path(directory)
-    config = read_json(directory / ADAPTER_CONFIG)
-    _check_kind(config, directory)
-    check_fields(config, AdapterFields, directory / ADAPTER_CONFIG)
+    path = directory / ADAPTER_CONFIG
+    config = read_json(path)
+    kind = config.get("peft_type")
+    if kind not in (TRAINABLE_TOKENS, "LORA"):
+        raise CheckpointError(f"{path} is of peft_type {printable(kind)}; TRAINABLE_TOKENS and LORA can be read.")
+    unknown = {key: value for key, value in config.items() if value and key not in _NEUTRAL and value != "none"}
+    if config.get("init_lora_weights", True) not in _STARTS:
+        unknown["init_lora_weights"] = config["init_lora_weights"]
+    if unknown:
+        shown = ", ".join(f"{printable(key)[1:-1]} {printable(value)}" for key, value in [*unknown.items()][:8])
+        raise CheckpointError(f"{path} has {shown}, which is not known here. Merge it with PEFT's merge_and_unload().")
+    check_fields(config, AdapterFields, path)
     tensors, metadata = load_tensors(directory / ADAPTER_WEIGHTS)
     by_module: dict[str, dict[str, Tensor]] = {}
     others: set[str] = set()
     for name, tensor in tensors.items():
-        module, what = _split(name, directory)
+        if not name.startswith(_PREFIX):
+            raise CheckpointError(f"{directory / ADAPTER_WEIGHTS} has {name!r}; PEFT's names start with {_PREFIX!r}.")
+        inner = name.removeprefix(_PREFIX)
+        what = next((part for part in _PARTS if inner.endswith(f".{part}")), inner.rpartition(".")[2])
+        module = inner.removesuffix(what).removesuffix(".")
         if what not in _PARTS or tensor.dim() != 2:
             others.add(module)
         elif what != f"base_layer.{_ROWS[0]}":  # a second name of the same rows
@@ -237,43 +248,13 @@ def write_token_rows(
     write_json(directory / ADAPTER_CONFIG, config)
 
 
-def _check_kind(config: JsonObject, directory: Path) -> None:
-    """Check that the changes of an adapter are known here, judged by its configuration."""
-    kind, path = config.get("peft_type"), directory / ADAPTER_CONFIG
-    if kind not in (TRAINABLE_TOKENS, "LORA"):
-        raise CheckpointError(f"{path} is of peft_type {printable(kind)}; TRAINABLE_TOKENS and LORA can be read.")
-    unknown = {key: value for key, value in config.items() if value and key not in _NEUTRAL and value != "none"}
-    if config.get("init_lora_weights", True) not in _STARTS:
-        unknown["init_lora_weights"] = config["init_lora_weights"]
-    if unknown:
-        shown = ", ".join(f"{printable(key)[1:-1]} {printable(value)}" for key, value in [*unknown.items()][:8])
-        raise CheckpointError(f"{path} has {shown}, which is not known here. Merge it with PEFT's merge_and_unload().")
-
-
-def _split(name: str, directory: Path) -> tuple[str, str]:
-    """Return `(module, what)` of the name of a tensor: `("lm_head", "lora_A.weight")`, for example."""
-    if not name.startswith(_PREFIX):
-        raise CheckpointError(
-            f"{directory / ADAPTER_WEIGHTS} has a tensor {name!r}; the names of PEFT start with {_PREFIX!r}."
-        )
-    name = name.removeprefix(_PREFIX)
-    for part in _PARTS:
-        if name.endswith(f".{part}"):
-            return name.removesuffix(f".{part}"), part
-    module, _, what = name.rpartition(".")
-    return module, what
-
-
 def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObject, directory: Path) -> ModuleAdapter:
+    weights = directory / ADAPTER_WEIGHTS
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
-            raise CheckpointError(
-                f"{directory / ADAPTER_WEIGHTS} stores {module}.{name} as {tensor.dtype}, not as floats: it is damaged."
-            )
+            raise CheckpointError(f"{weights} stores {module}.{name} as {tensor.dtype}: it is damaged.")
         if not tensor.isfinite().all():
-            raise CheckpointError(
-                f"{directory / ADAPTER_WEIGHTS} has NaN or infinity in {module}.{name}. Use an earlier checkpoint."
-            )
+            raise CheckpointError(f"{weights} has NaN or infinity in {module}.{name}. Use an earlier checkpoint.")
     weight = next((tensors[name] for name in _WEIGHTS if name in tensors), None)
     adapters: tuple[Adapter, ...] = ()
     for pair in _LOW_RANK:
@@ -281,62 +262,46 @@ def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObje
         if first is None and second is None:
             continue
         if first is None or second is None or len(first) != second.shape[1]:
-            raise CheckpointError(f"{directory / ADAPTER_WEIGHTS} has half of the LoRA of {module}: it is damaged.")
+            raise CheckpointError(f"{weights} has half of the LoRA of {module}: it is damaged.")
         targets = config.get("target_modules")
         if isinstance(targets, list) and not any(f".{module}".endswith(f".{name}") for name in targets):
-            raise CheckpointError(
-                f"{directory / ADAPTER_WEIGHTS} has a LoRA of {module}, which target_modules of {ADAPTER_CONFIG} lack."
-            )
+            raise CheckpointError(f"{weights} has a LoRA of {module}, which target_modules of {ADAPTER_CONFIG} lack.")
         rank, alpha = len(first), _of_module(config, "alpha_pattern", module, directory, config.get("lora_alpha", 8))
         config_rank = _of_module(config, "rank_pattern", module, directory, config.get("r", rank))
         if rank != config_rank or not rank:
-            raise CheckpointError(
-                f"{directory / ADAPTER_CONFIG} states the rank {config_rank} for {module}, and {ADAPTER_WEIGHTS} has "
-                f"matrices of rank {rank}: the files do not belong together. Copy the adapter again."
-            )
+            stated = f"{directory / ADAPTER_CONFIG}, r or rank_pattern, states the rank {config_rank} for {module}"
+            raise CheckpointError(f"{stated}, and {ADAPTER_WEIGHTS} has matrices of rank {rank}: copy it again.")
         a, b = (first, second) if pair == _LOW_RANK[0] else (second.T, first.T)
         scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
         adapters = (LoraAdapter(a.float(), b.float(), scaling),)
     rows = next((tensors[name] for name in _ROWS if name in tensors), None)
     if rows is not None:
-        token_ids = _token_ids(config, module, directory)
-        if len(token_ids) != len(rows):
-            raise CheckpointError(
-                f"{directory} has {len(rows)} rows of {module} and {len(token_ids)} token IDs: it is damaged."
-            )
-        adapters += (TrainableTokens(token_ids, rows),)
+        ids = config.get("token_indices") or config.get("trainable_token_indices") or []
+        if isinstance(ids, dict):
+            ids = next((ids[key] for key in ids if module == key or module.endswith(f".{key}")), [])
+        if len({*ids}) < len(ids):
+            twice = next(token_id for place, token_id in enumerate(ids) if token_id in ids[:place])
+            raise CheckpointError(f"{directory / ADAPTER_CONFIG} names token {twice} twice for {module}.")
+        if len(ids) != len(rows):
+            raise CheckpointError(f"{directory} has {len(rows)} rows of {module} and {len(ids)} token IDs.")
+        adapters += (TrainableTokens(list(ids), rows),)
     return ModuleAdapter(weight, adapters)
-
-
-def _token_ids(config: JsonObject, module: str, directory: Path) -> list[int]:
-    """Return the token IDs that a configuration states for a module; an empty list if it states none."""
-    ids = config.get("token_indices") or config.get("trainable_token_indices") or []
-    if isinstance(ids, dict):
-        ids = next((ids[key] for key in ids if module == key or module.endswith(f".{key}")), [])
-    if len({*ids}) < len(ids):
-        twice = next(token_id for place, token_id in enumerate(ids) if token_id in ids[:place])
-        raise CheckpointError(f"{directory / ADAPTER_CONFIG} names token {twice} twice for {module}, with a row each.")
-    return list(ids)
 
 
 def _of_module(config: JsonObject, patterns: str, module: str, directory: Path, default: float) -> float:
     """Return the number of a module: that of the first pattern that its name or the end of its name matches."""
     source = f"{directory / ADAPTER_CONFIG}, {patterns}"
     numbers: dict[str, float] = config.get(patterns) or {}
-    return next((number for text, number in numbers.items() if _matches(text, module, source)), default)
-
-
-def _matches(pattern: str, module: str, source: str) -> bool:
-    """Return whether a pattern matches a module, as PEFT's `get_pattern_key` does it: by one `re.match`."""
-    try:
-        if max(len(pattern), len(module)) <= 200 and _ways(pattern) < _MOST_WAYS:
-            return re.match(rf"(.*\.)?({pattern})$", module) is not None
-        reason = "it has too many choices, or more than 200 characters"
-    except re.error as error:
-        reason = str(error)
-    raise CheckpointError(
-        f"{source}: the pattern {pattern[:100]!a} cannot be matched: {reason}. Write the modules' names instead."
-    )
+    for pattern, number in numbers.items():
+        try:
+            if max(len(pattern), len(module)) > 200 or _ways(pattern) >= _MOST_WAYS:
+                raise re.error("it has too many choices, or more than 200 characters")
+            if re.match(rf"(.*\.)?({pattern})$", module):  # as PEFT's `get_pattern_key` does it
+                return number
+        except re.error as error:
+            shown = f"{source}: the pattern {pattern[:100]!a} cannot be matched: {error}"
+            raise CheckpointError(f"{shown}. Write the modules' names instead.") from error
+    return default
 
 
 def _ways(pattern: str) -> int:

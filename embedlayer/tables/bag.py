@@ -25,7 +25,7 @@ from embedlayer.core.torch_state import (
     values_are_read,
 )
 from embedlayer.io.files import JsonObject
-from embedlayer.saving import Pretrained, describe
+from embedlayer.saving import Pretrained, config_from_attributes
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable
@@ -69,9 +69,7 @@ class Bag(Pretrained):
     ) -> None:
         super().__init__()
         if mode not in ("sum", "mean"):
-            raise SizeError(
-                f'mode={mode!r} is not supported: a Bag is a "sum" or a "mean". For "max" use torch.nn.EmbeddingBag.'
-            )
+            raise SizeError(f'mode={mode!r} is not supported: a Bag is a "sum" or a "mean".')
         self.table = as_lookup_table(table)
         self.mode: Mode = mode
         self.include_last_offset = include_last_offset
@@ -92,14 +90,9 @@ class Bag(Pretrained):
             >>> Bag.from_embedding_bag(torch_bag).table.weight is torch_bag.weight
             True
         """
-        if not isinstance(bag, nn.EmbeddingBag):
-            raise SizeError(f"from_embedding_bag takes a torch.nn.EmbeddingBag; found {type(bag).__name__}.")
         own = type(bag).forward is not nn.EmbeddingBag.forward or "forward" in vars(bag)
         if own or "weight" not in dict(bag.named_parameters(recurse=False)):
-            raise SizeError(
-                f"This {type(bag).__name__} does not compute its bags as torch.nn.EmbeddingBag does, so a Bag of its "
-                f"rows could mean something else. For the rows alone: Bag(TokenEmbedding.from_pretrained(bag.weight))."
-            )
+            raise SizeError(f"This {type(bag).__name__} has its own forward. See docs/errors.md, Other forwards.")
         rows = nn.Embedding(
             bag.num_embeddings,
             bag.embedding_dim,
@@ -117,11 +110,7 @@ class Bag(Pretrained):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
-        return {
-            "table": describe(self.table),
-            "mode": self.mode,
-            "include_last_offset": self.include_last_offset,
-        }
+        return config_from_attributes(self)
 
     @property
     def embed_dim(self) -> int:
@@ -190,7 +179,9 @@ class Bag(Pretrained):
             taken = self._taken(ids, offsets, mask, lengths)
             bounds = torch.arange(prod(ids.shape[:-1]) + 1, device=ids.device) * ids.shape[-1]
         else:
-            bounds, taken = self._bounds(ids, offsets, mask, lengths), None
+            if offsets is None or ids.dim() == 0 or mask is not None or lengths is not None:
+                raise ShapeError(f"Ids {tuple(ids.shape)} need offsets, and nothing else; a batch of bags is (..., T).")
+            bounds, taken = offsets if self.include_last_offset else _with_end(offsets, len(ids)), None
         if table.padding_idx is not None:
             is_text = ids != table.padding_idx
             taken = is_text if taken is None else taken & is_text
@@ -215,15 +206,12 @@ class Bag(Pretrained):
     def _taken(self, ids: Tensor, offsets: Tensor | None, mask: Tensor | None, lengths: Any) -> Tensor | None:
         """Return which IDs of a batch take part; `None` for all."""
         if offsets is not None or (mask is not None and lengths is not None):
-            raise ShapeError(
-                f"Ids of shape {tuple(ids.shape)} are bags of {ids.shape[-1]} tokens: pass a mask or lengths, not both."
-            )
+            raise ShapeError(f"Ids {tuple(ids.shape)} are a batch of bags: pass a mask or lengths, not both.")
         if lengths is not None:
             lengths = as_ids(lengths, beside=ids)
             if lengths.shape != ids.shape[:-1] or lengths.dtype not in INTEGERS:
-                raise ShapeError(
-                    f"Lengths are integers {tuple(ids.shape[:-1])}; found {tuple(lengths.shape)} of {lengths.dtype}."
-                )
+                found = f"{tuple(lengths.shape)} of {lengths.dtype}"
+                raise ShapeError(f"Lengths are integers {tuple(ids.shape[:-1])}; found {found}.")
             if values_are_read(lengths) and not bool(((lengths >= 0) & (lengths <= ids.shape[-1])).all()):
                 raise ShapeError(f"A length is from 0 to {ids.shape[-1]}; found {lengths.min()} to {lengths.max()}.")
             taken: Tensor = torch.arange(ids.shape[-1], device=ids.device) < lengths.unsqueeze(-1)
@@ -232,16 +220,6 @@ class Bag(Pretrained):
             check_mask(mask, ids.shape, "mask")
             return mask != 0
         return None
-
-    def _bounds(self, ids: Tensor, offsets: Tensor | None, mask: Tensor | None, lengths: Any) -> Tensor:
-        """Return the bounds of bags whose IDs are one after the other, `(N + 1,)`."""
-        if offsets is None or ids.dim() == 0 or mask is not None or lengths is not None:
-            raise ShapeError(
-                f"Ids of shape {tuple(ids.shape)} need offsets, and nothing else; a batch of bags is (..., T)."
-            )
-        if offsets.dim() != 1 or offsets.dtype not in INTEGERS:
-            raise ShapeError(f"Offsets are integers (N,); found {tuple(offsets.shape)} of {offsets.dtype}.")
-        return offsets if self.include_last_offset else _with_end(offsets, len(ids))
 
     def _batch_sums(
         self, ids: Tensor, weights: Tensor | None, taken: Tensor | None, look_up: Callable[[Tensor], Tensor]

@@ -162,11 +162,8 @@ def _rows(table: TokenTable, start: int, stop: int) -> Tensor:
 def _refusal(name: str, arguments: Any) -> ShapeError:
     """Return, without raising it, the error for a function that cannot read the weight among its arguments."""
     table = next(each.table for each in tree_leaves(arguments) if isinstance(each, ComputedWeight))
-    return ShapeError(
-        f"{name} reads the weight of {a_or_an(table)}, which stores no such matrix: call head(hidden) or "
-        f"F.linear(hidden, weight), or read rows with weight[start:stop]; for a trainer of TRL call "
-        f"embedlayer.integrations.patch_trainer(trainer)."
-    )
+    way = "call head(hidden), F.linear(hidden, weight) or weight[start:stop], or patch_trainer(trainer) of TRL"
+    return ShapeError(f"{name} reads the weight of {a_or_an(table)}, which stores no such matrix: {way}.")
 
 
 def _is_readable(weight: object, *, is_transposed: bool = False) -> TypeGuard[ComputedWeight]:

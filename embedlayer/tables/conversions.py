@@ -21,24 +21,16 @@ def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
         return table
     if isinstance(table, nn.Embedding):
         return TokenEmbedding.from_embedding(table)
-    kind, remedy = type(table).__name__, "a TokenEmbedding or another TokenTable, or a torch.nn.Embedding"
-    if isinstance(table, Tensor | np.ndarray):
-        kind += f" of shape {tuple(table.shape)}"
-        remedy = "TokenEmbedding.from_pretrained(rows, freeze=False)"
-    raise SizeError(f"A table is needed here; found {kind}: pass {remedy}.")
+    raise SizeError(f"A table is needed here; found {type(table).__name__}: pass a TokenEmbedding.")
 
 
 def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> TokenTable:
     """Return a `TokenTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight."""
     if isinstance(table, nn.Embedding) and not isinstance(table, LookupTable) and not registered:
-        raise SizeError(
-            "A head cannot be tied to a torch.nn.Embedding. Tie it to TokenEmbedding.from_embedding(embedding)."
-        )
+        raise SizeError("A head cannot be tied to an nn.Embedding: tie it to TokenEmbedding.from_embedding(embedding).")
     rows = as_lookup_table(table)
     if not isinstance(rows, TokenTable):
-        raise SizeError(
-            f"A {type(rows).__name__} can only be looked up. Pass a TokenTable, or use an untied OutputHead."
-        )
+        raise SizeError(f"A {type(rows).__name__} can only be looked up: pass a TokenTable, or untie the head.")
     return rows
 
 

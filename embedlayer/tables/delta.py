@@ -21,7 +21,7 @@ from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import fusible, is_exporting, recompute_weights
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import parse_json
-from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, byte_chunks
+from embedlayer.io.safetensors_files import byte_chunks
 from embedlayer.saving import describe
 from embedlayer.tables.adapters import read_adapter, write_token_rows
 from embedlayer.tables.computed_weight import ComputedRows
@@ -78,7 +78,14 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
         super().__init__()
         base = as_table(base)
         given = [int(token) for token in token_ids]
-        check_token_ids(given, base)
+        if outside := [token for token in given if not 0 <= token < base.vocab_size]:
+            raise TokenIdError(f"token id {outside[0]} of token_ids is outside this table of {base.vocab_size} rows.")
+        if not given or len({*given}) < len(given):
+            raise SizeError(f"token_ids must name at least one token, and each once, not {given}.")
+        if base.padding_idx in given:
+            raise SizeError(
+                f"{base.padding_idx} is the padding token. See docs/errors.md, The padding token of a delta table."
+            )
         self.embed_dim = base.embed_dim
         self.padding_idx = base.padding_idx
         self.scale = base.scale
@@ -231,11 +238,7 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
             self.base.store_rows(self.token_tensor[changed], rows)
             return self.base
         if not isinstance(self.base, TokenEmbedding):
-            raise SizeError(
-                f"The rows cannot be written into {a_or_an(self.base)}, which does not store each row "
-                f"separately.\nKeep the DeltaEmbedding, or build a dense table of all rows: "
-                f"TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size).detach())."
-            )
+            raise SizeError(f"Rows cannot be written into {a_or_an(self.base)}: TokenEmbedding.from_pretrained(rows).")
         self.base.apply_pending_updates()
         self.base.weight.index_copy_(0, self.token_tensor, self.delta.to(self.base.weight.dtype))
         return self.base
@@ -292,13 +295,16 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
             return super().from_pretrained(directory, device=device)
         adapter = read_adapter(directory)
         if BASE in adapter.metadata:
-            _check_identity(parse_json(adapter.metadata[BASE], directory), base, source=Path(directory))
+            expected, identity = parse_json(adapter.metadata[BASE], directory), _identity(base)
+            if not isinstance(expected, dict) or expected.keys() != identity.keys():
+                raise CheckpointError(f"The adapter in {directory} does not say what table it is for: it is damaged.")
+            for name, value in identity.items():
+                if expected[name] != value:
+                    shown = f"{name} {expected[name]!r}, not {value!r}" if name != "fingerprint" else "other numbers"
+                    raise CheckpointError(f"The adapter in {directory} was trained on a table with {shown}.")
         tokens = adapter.choose(base.vocab_size, base.embed_dim, module).tokens_alone
         if tokens is None:
-            raise CheckpointError(
-                f"The adapter in {directory} changes more than the rows of some tokens: it has LoRA or a whole "
-                f"weight.\nWrite it into a dense table: embedlayer.vocab.merge_adapter(table, {str(directory)!r})."
-            )
+            raise CheckpointError(f"{directory} changes more than the rows of some tokens: call vocab.merge_adapter.")
         return cls(base, tokens.token_ids, values=tokens.values, dtype=tokens.values.dtype)
 
     def extra_repr(self) -> str:
@@ -338,25 +344,6 @@ def fingerprint(table: TokenTable) -> str:
     return digest.hexdigest()
 
 
-def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
-    """Check that the rows of `token_ids` in `base` can be trained."""
-    if not token_ids:
-        raise SizeError("token_ids is empty: name at least one token whose row is to be trained.")
-    seen: set[int] = set()
-    for place, token in enumerate(token_ids):
-        if not 0 <= token < base.vocab_size:
-            raise TokenIdError(
-                f"token id {token} at place {place} of token_ids is outside this table of {base.vocab_size} rows."
-            )
-        if token == base.padding_idx:
-            raise SizeError(
-                f"Token {token} is the padding token. See docs/errors.md, The padding token of a delta table."
-            )
-        if token in seen:
-            raise SizeError(f"Token {token} is named twice in token_ids: name each token once.")
-        seen.add(token)
-
-
 def _identity(base: TokenTable) -> JsonObject:
     """Return what an adapter file records about its base."""
     return {
@@ -366,17 +353,3 @@ def _identity(base: TokenTable) -> JsonObject:
         "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in base.state_dict().values()}),
         "fingerprint": fingerprint(base),
     }
-
-
-def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None:
-    """Raise a `CheckpointError` unless `base` is the table that an adapter was trained on."""
-    identity = _identity(base)
-    if not isinstance(expected, dict) or expected.keys() != identity.keys():
-        raise CheckpointError(f"{source / ADAPTER_WEIGHTS} does not say what table it is for: it is damaged.")
-    for name, value in identity.items():
-        if expected[name] != value:
-            shown = f"{name} {expected[name]!r}, not {value!r}" if name != "fingerprint" else "other numbers"
-            raise CheckpointError(
-                f"The adapter in {source} was trained on another table: on one with {shown}.\n"
-                f"Load it onto the table that it was trained on, in the same dtype and before any other change."
-            )

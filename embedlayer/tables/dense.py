@@ -341,10 +341,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
                 pending.apply_all(weight, 0, None)
             return weight
         if torch.is_grad_enabled() and weight.requires_grad:
-            raise ShapeError(
-                "A compiled function reads all rows of a row-sparse table with gradients on: every row would get one. "
-                "Read it under torch.no_grad(), untie the head, or build it with row_sparse=False."
-            )
+            raise ShapeError("A graph with gradients reads all rows. See docs/errors.md, Row-sparse tables.")
         copy: Tensor = with_updates_applied(weight.detach(), self._handle, False)
         return copy
 
@@ -354,9 +351,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             return
         gathered = pending_updates_of(weight) is None and getattr(self, "_is_fsdp_managed_module", False)
         if gathered or hasattr(weight, "to_local"):
-            raise ShapeError(
-                f"The {self.num_rows} rows of a row-sparse table are divided. See docs/errors.md, Row-sparse tables."
-            )
+            raise ShapeError(f"{self.num_rows} row-sparse rows are divided. See docs/errors.md, Row-sparse tables.")
 
     def _watch(self, weight: Tensor | None) -> None:
         """Attach `PendingUpdates` to a new weight of a row-sparse table. Without effect for other tables."""
@@ -374,9 +369,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         """Register a parameter, as in torch. A weight assigned to a row-sparse table starts without pending updates."""
         rows = param.shape[0] if name == "weight" and param is not None and param.dim() == 2 else None
         if rows is not None and self.padding_idx is not None and self.padding_idx >= rows:
-            raise SizeError(
-                f"A weight of {rows} rows has no padding token {self.padding_idx}: set table.padding_idx = None first."
-            )
+            raise SizeError(f"A weight of {rows} rows has no padding token {self.padding_idx}: set padding_idx = None.")
         former = former_parameter(self, name)
         super().register_parameter(name, param)
         if name == "weight":
@@ -450,7 +443,14 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             table = super().from_pretrained(source)
             table.weight.requires_grad_(not freeze)
             return table
-        weight = _rows_of(source)
+        if not isinstance(source, Tensor | np.ndarray):
+            raise ShapeError(f"A table is built from rows (V, D) or a folder; found {type(source).__name__}.")
+        weight = tensor_of(source).detach()
+        if weight.ndim != 2:
+            raise ShapeError(f"A table must have shape (V, D), not {tuple(weight.shape)}.")
+        if not weight.is_floating_point():
+            name = str(weight.dtype).removeprefix("torch.")
+            raise ShapeError(f"Rows must be floats, not {name}. See docs/errors.md, Rows that are not floats.")
         vocab_size, embed_dim = weight.shape
         table = cls(vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, device="meta", dtype=weight.dtype)
         table.weight = nn.Parameter(weight, requires_grad=freeze is False)
@@ -477,11 +477,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             >>> table.weight is embedding.weight, table.padding_idx
             (True, 0)
         """
-        if not isinstance(embedding, nn.Embedding):
-            raise SizeError(
-                f"from_embedding takes a torch.nn.Embedding; found {type(embedding).__name__}. "
-                f"For rows in a tensor call TokenEmbedding.from_pretrained."
-            )
         own = type(embedding).forward is not nn.Embedding.forward or "forward" in vars(embedding)
         if own or "weight" not in dict(embedding.named_parameters(recurse=False)):
             raise SizeError(f"This {type(embedding).__name__} has its own forward. See docs/errors.md, Other forwards.")
@@ -529,36 +524,13 @@ def tensor_of(rows: Tensor | npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(rows if fits else rows.astype(native, order="C"))
 
 
-def _rows_of(source: object) -> Tensor:
-    """Return the `(V, D)` tensor or array `source` as a tensor of floats, detached from autograd; see `tensor_of`."""
-    if isinstance(source, nn.Embedding):
-        raise SizeError(
-            "from_pretrained takes rows or a folder, not a module: call TokenEmbedding.from_embedding(embedding)."
-        )
-    if not isinstance(source, Tensor | np.ndarray):
-        raise ShapeError(f"A table is built from a (V, D) tensor or array, or a folder; found {type(source).__name__}.")
-    rows = tensor_of(source)
-    if rows.ndim != 2:
-        raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
-    if not rows.is_floating_point():
-        name = str(rows.dtype).removeprefix("torch.")
-        raise ShapeError(f"Rows must be floats, not {name}. See docs/errors.md, Rows that are not floats.")
-    return rows.detach()
-
-
 def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
     """Return a table's `scale` as a number: sqrt(D) for `"sqrt_dim"`, and `None` for `None`."""
     if scale == "sqrt_dim":
         return math.sqrt(embed_dim)
-    if isinstance(scale, str):
-        raise SizeError(f'scale must be a number, "sqrt_dim" or None, not {scale!r}.')
     return None if scale is None else float(scale)
 
 
 def resolve_init_std(init_std: float | str, embed_dim: int) -> float:
     """Return the standard deviation `init_std` of a table as a number: 1/sqrt(D) for `"1/sqrt_dim"`."""
-    if init_std == "1/sqrt_dim":
-        return 1 / math.sqrt(embed_dim)
-    if isinstance(init_std, str) or init_std < 0:
-        raise SizeError(f'init_std must be a number of at least 0, or "1/sqrt_dim", not {init_std!r}.')
-    return float(init_std)
+    return 1 / math.sqrt(embed_dim) if init_std == "1/sqrt_dim" else float(init_std)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.core.initialization import NormalLinear
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import calls_forward, recompute_weights
@@ -143,27 +143,23 @@ class FactorizedEmbedding(ComputedRows, checks_ids=True):
         kind = source.rows(0, 1)
         size = block_size(TABLE_ROWS, device_kind(kind))
 
-        def block(start: int) -> Tensor:
-            """Return a block of rows from row `start` on, in float64."""
-            return source.rows(start, min(start + size, vocab_size)).double()
-
         with torch.device("meta"):
             factors = cls(vocab_size, embed_dim, rank, padding_idx=padding_idx, scale=scale, dtype=kind.dtype)
         factors = factors.to_empty(device=kind.device)
-        weights = _weights(counts, vocab_size)
+        if counts is not None and (counts.shape != (vocab_size,) or counts.min() < 0):
+            raise SizeError(
+                f"counts are {vocab_size} numbers from 0 on; found {list(counts.shape)} from {counts.min()}."
+            )
+        weights = None if counts is None else counts.double() / counts.double().sum()
         gram = torch.zeros(embed_dim, embed_dim, dtype=torch.float64, device=kind.device)
         for start in range(0, vocab_size, size):
-            rows = block(start)
+            rows = source.rows(start, min(start + size, vocab_size)).double()
             weighted = rows if weights is None else rows * weights[start : start + len(rows), None].to(rows.device)
             gram.addmm_(weighted.T, rows)
-        if not gram.isfinite().all():
-            raise ShapeError(
-                "The table holds rows with NaN or infinity: repair them first, for instance set them to zero."
-            )
         leading = torch.linalg.eigh(gram).eigenvectors[:, embed_dim - rank :].flip(1)
         factors.projection.weight.copy_(leading)
         for start in range(0, vocab_size, size):
-            rows = block(start)
+            rows = source.rows(start, min(start + size, vocab_size)).double()
             factors.inner.weight[start : start + len(rows)] = (rows @ leading).to(kind.dtype)
         return factors
 
@@ -216,15 +212,3 @@ class FactorizedEmbedding(ComputedRows, checks_ids=True):
     def extra_repr(self) -> str:
         """Return the number of tokens, the width and the rank, for `print`: `"30000, 768, rank=128"`."""
         return f"{self.vocab_size}, {self.embed_dim}, rank={self.rank}"
-
-
-def _weights(counts: Tensor | None, vocab_size: int) -> Tensor | None:
-    """Return `counts` divided by their sum, in float64, as weights of the tokens; `None` for `None`."""
-    if counts is None:
-        return None
-    if counts.shape != (vocab_size,):
-        raise ShapeError(f"counts must have one number for each of the {vocab_size} tokens, not {tuple(counts.shape)}.")
-    weights = counts.double()
-    if not weights.isfinite().all() or weights.min() < 0 or weights.sum() == 0:
-        raise SizeError("counts must be finite, at least 0 and not all 0: how often each token occurs.")
-    return weights / weights.sum()

@@ -9,7 +9,7 @@ from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.formats.gguf import GGUFRows
 from embedlayer.formats.stored import StoredRows
 from embedlayer.io.files import JsonObject
-from embedlayer.tables.lookup import check_sizes
+from embedlayer.saving import config_from_attributes
 from embedlayer.tables.packed_rows import PackedRows
 
 
@@ -53,7 +53,6 @@ class GGUFEmbedding(PackedRows):
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
         try:
             stored_format = GGUFRows(embed_dim, block_type)
         except CheckpointError as error:
@@ -85,15 +84,7 @@ class GGUFEmbedding(PackedRows):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
-        return {
-            "vocab_size": self.vocab_size,
-            "embed_dim": self.embed_dim,
-            "block_type": self.block_type,
-            "padding_idx": self.padding_idx,
-            "scale": self.scale,
-            "round_scale": self.round_scale,
-            "dtype": self.dtype_name,
-        }
+        return {**config_from_attributes(self), "dtype": self.dtype_name}
 
     def extra_repr(self) -> str:
         """Return sizes and type of the blocks for `print`."""

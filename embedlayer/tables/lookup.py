@@ -95,9 +95,28 @@ class LookupTable(Pretrained, ABC):
             **arguments: Class arguments of other bases.
         """
         super().__init_subclass__(**arguments)
-        look_up = vars(cls).get("look_up")
-        if look_up is not None and not checks_ids:
-            cls.look_up = _with_checked_ids(look_up)  # type: ignore[method-assign,assignment]
+        look_up: LookUp | None = vars(cls).get("look_up")
+        if look_up is None or checks_ids:
+            return
+
+        @wraps(look_up)
+        def checked_look_up(self: LookupTable, ids: Ids) -> Vectors:
+            ids = as_ids(ids, beside=self)
+            if self._forward_pre_hooks:
+                recompute_weights(self)
+            rows, outside = rows_without_record(ids, self.vocab_size, "token id"), None
+            if rows is None:
+                check = self._modules.get("index_check")
+                if not isinstance(check, IndexCheck):
+                    check = self.index_check = IndexCheck(self.vocab_size, "token id")
+                check.size = self.vocab_size
+                rows, outside = check.clamp_and_record(ids)
+            vectors = look_up(self, rows)
+            if self.padding_idx is not None:
+                vectors = torch.where((rows == self.padding_idx).unsqueeze(-1), vectors.detach(), vectors)
+            return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
+
+        cls.look_up = checked_look_up  # type: ignore[method-assign]
 
     @abstractmethod
     def look_up(self, ids: Ids) -> Vectors:
@@ -190,29 +209,6 @@ class LookupTable(Pretrained, ABC):
     def device(self) -> torch.device:
         """Return the device of the table, which is that of its first parameter or buffer."""
         return next(chain(self.parameters(), self.buffers())).device
-
-
-def _with_checked_ids(look_up: LookUp) -> LookUp:
-    """Return a method `look_up` that checks the IDs first, and lets no gradient reach the padding row."""
-
-    @wraps(look_up)
-    def checked_look_up(self: LookupTable, ids: Ids) -> Vectors:
-        ids = as_ids(ids, beside=self)
-        if self._forward_pre_hooks:
-            recompute_weights(self)
-        rows, outside = rows_without_record(ids, self.vocab_size, "token id"), None
-        if rows is None:
-            check = self._modules.get("index_check")
-            if not isinstance(check, IndexCheck):
-                check = self.index_check = IndexCheck(self.vocab_size, "token id")
-            check.size = self.vocab_size
-            rows, outside = check.clamp_and_record(ids)
-        vectors = look_up(self, rows)
-        if self.padding_idx is not None:
-            vectors = torch.where((rows == self.padding_idx).unsqueeze(-1), vectors.detach(), vectors)
-        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
-
-    return checked_look_up
 
 
 def check_positive(name: str, size: int) -> int:

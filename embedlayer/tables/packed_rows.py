@@ -3,7 +3,7 @@
 import json
 from abc import abstractmethod
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +61,10 @@ class PackedRows(ComputedRows, ComputedBuffers, checks_ids=True):
         self.scale = resolve_scale(scale, embed_dim)
         self.round_scale = round_scale
         self.index_check = IndexCheck(vocab_size, "token id")
-        self.register_buffer("example", torch.empty(0, dtype=_dtype_of(dtype), device=device), persistent=False)
+        resolved = torch.get_default_dtype() if dtype is None else DTYPES.get(str(dtype).removeprefix("torch."))
+        if resolved is None:
+            raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
+        self.register_buffer("example", torch.empty(0, dtype=resolved, device=device), persistent=False)
         if not round_scale:
             self.embed_scale = self.scale
         self.recompute_buffers(self.example.device)
@@ -202,15 +205,7 @@ class PackedRows(ComputedRows, ComputedBuffers, checks_ids=True):
         return self
 
 
-def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
-    """Return the dtype of vectors that the constructor's argument `dtype` means."""
-    resolved = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if resolved not in DTYPES.values():
-        raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
-    return cast(torch.dtype, resolved)
-
-
-@constant_in_graphs
+@constant_in_graphs  # Dynamo takes no function with a cache for a constant one
 def _description_of(kind: type[StoredFormat], *config: tuple[str, Any]) -> str:
     """Return the description in JSON of the record of this class that has this `config`."""
     return _cached_description_of(kind, config)

@@ -30,10 +30,10 @@ from embedlayer.kernels.kernel import Kernel
 from embedlayer.kernels.quantized import logits_of_few_tokens, read_quantized_rows
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.products import write_product
-from embedlayer.saving import describe
+from embedlayer.saving import config_from_attributes
 from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense import describe_options
-from embedlayer.tables.lookup import LookupTable, check_sizes
+from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable, check_width
 
@@ -114,7 +114,6 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
         row_format = row_format_of(bits, embed_dim, group_size, layout)
         super().__init__(
             vocab_size,
@@ -125,8 +124,7 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
             dtype=dtype,
             device=device,
         )
-        self.group_size = group_size
-        self.layout = layout
+        self.bits, self.group_size, self.layout = bits, group_size, layout
         self.row_format = row_format
         packed = torch.zeros(vocab_size, row_format.row_bytes(), dtype=torch.uint8, device=device)
         self.register_buffer("packed", packed)
@@ -196,7 +194,10 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         at_least = 1 if rounding is None else ROWS_OF_A_PRODUCT
         for start, stop in _blocks(source.vocab_size, source.embed_dim, first.device, at_least=at_least):
             rows = source.rows(start, stop).to(torch.float32)
-            _refuse_unsound(rows, start, largest)
+            sound = (rows.abs() <= largest).all(dim=1)
+            if not sound.all():
+                row = start + int((~sound).nonzero()[0])
+                raise ShapeError(f"Row {row} holds NaN, or numbers above {largest:.3g}, which no code can represent.")
             packed, row_scale = quantise(
                 rows, quantised.row_format, symmetric=symmetric, clip=clip, rounding=rounding, weights=weights
             )
@@ -220,17 +221,7 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
-        return {
-            "vocab_size": self.vocab_size,
-            "embed_dim": self.embed_dim,
-            "bits": self.row_format.bits,
-            "group_size": self.group_size,
-            "layout": None if self.layout is None else describe(self.layout),
-            "padding_idx": self.padding_idx,
-            "scale": self.scale,
-            "round_scale": self.round_scale,
-            "dtype": self.dtype_name,
-        }
+        return {**config_from_attributes(self), "dtype": self.dtype_name}
 
     rows = PackedRows.rows  # beside `raw_logits` and `look_up`: a class that overrides one of them is recognised
     rows_as, vectors_as = PackedRows.rows_as, PackedRows.vectors_as
@@ -304,13 +295,9 @@ def gguf_blocks(table: TokenTable) -> UInt8[Tensor, "V bytes"]:
         torch.Size([100, 68])
     """
     if not isinstance(table, QuantizedEmbedding) or not isinstance(table.layout, GGUFBlocks):
-        raise SizeError(
-            "Only GGUF blocks can be written. Convert: QuantizedEmbedding.from_table(table, 4, layout=GGUFBlocks())."
-        )
+        raise SizeError("Only GGUF blocks can be written: QuantizedEmbedding.from_table(table, layout=GGUFBlocks()).")
     if table.embed_dim % table.row_format.group_size:
-        raise SizeError(
-            f"Width {table.embed_dim} is no multiple of GGUF's {table.row_format.group_size}: store float16 there."
-        )
+        raise SizeError(f"Width {table.embed_dim} must be a multiple of GGUF's {table.row_format.group_size}.")
     return table.packed
 
 
@@ -467,14 +454,3 @@ def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) 
     """Yield `(start, stop)` of consecutive blocks that cover `count` rows of `width` numbers."""
     step = max(1, at_least, block_size(NUMBERS, device_kind(device)) // width)
     return ((start, min(start + step, count)) for start in range(0, count, step))
-
-
-def _refuse_unsound(rows: Tensor, start: int, largest: float) -> None:
-    """Raise a `ShapeError` if a row holds NaN, infinity or a number whose absolute value is above `largest`."""
-    sound = (rows.abs() <= largest).all(dim=1)
-    if not sound.all():
-        unsound = (~sound).nonzero()
-        raise ShapeError(
-            f"Row {start + int(unsound[0])} holds NaN, infinity or a number too large for float32, or above the "
-            f"{largest:.3g} of this layout, which no code can represent: repair it first, for instance set it to zero."
-        )

@@ -11,7 +11,7 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.io.files import JsonObject
-from embedlayer.saving import describe
+from embedlayer.saving import config_from_attributes
 from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense import describe_options
 from embedlayer.tables.packed_rows import PackedRows
@@ -105,13 +105,9 @@ class StoredEmbedding(PackedRows):
         source, padding_idx = source_of_rows(table, padding_idx, scale)
         name, width = stored_format.name, stored_format.embed_dim
         if width != source.embed_dim:
-            raise SizeError(
-                f"The table has width {source.embed_dim}, and {name} is of width {stored_format.embed_dim}."
-            )
+            raise SizeError(f"The table has width {source.embed_dim}, and {name} is of width {width}.")
         if stored_format.shared_parts or not stored_format.can_quantise:
-            raise SizeError(
-                f"A table is not quantised to {name}: its rows share scales, or no function quantises them."
-            )
+            raise SizeError(f"No table is quantised to {name}: rows share scales, or no function quantises them.")
         first = source.rows(0, 1)
         quantised = cls(
             source.vocab_size,
@@ -145,14 +141,7 @@ class StoredEmbedding(PackedRows):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
-        return {
-            "vocab_size": self.vocab_size,
-            "stored_format": describe(self.stored_format),
-            "padding_idx": self.padding_idx,
-            "scale": self.scale,
-            "round_scale": self.round_scale,
-            "dtype": self.dtype_name,
-        }
+        return {**config_from_attributes(self), "dtype": self.dtype_name}
 
     def extra_repr(self) -> str:
         """Return the sizes, the format and the options that are set, for `print`."""

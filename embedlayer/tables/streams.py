@@ -17,7 +17,7 @@ from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.core.torch_state import calls_forward, may_use, values_are_read
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck, StreamCheck
-from embedlayer.saving import Pretrained, describe
+from embedlayer.saving import Pretrained, config_from_attributes
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable
@@ -56,14 +56,9 @@ class StreamTable(Pretrained, ComputedBuffers):
     ) -> None:
         super().__init__()
         rows, sizes = as_lookup_table(rows), tuple(sizes)
-        if not sizes or min(sizes) < 1:
-            raise SizeError(f"A StreamTable needs at least one stream, and each stream a row; found sizes {sizes}.")
         needed = sum(sizes) + (shared_padding_idx is not None)
-        if rows.vocab_size != needed:
-            raise SizeError(
-                f"Streams of sizes {sizes}{'' if shared_padding_idx is None else ' and a shared padding row'} need a "
-                f"table of {needed} rows; found {rows.vocab_size}."
-            )
+        if rows.vocab_size != needed or min(sizes) < 1:
+            raise SizeError(f"Streams of sizes {sizes} need a table of {needed} rows, not {rows.vocab_size}.")
         if shared_padding_idx not in (None, sum(sizes)):
             raise SizeError(f"The shared padding row is the last one, {sum(sizes)}; found {shared_padding_idx}.")
         self.rows, self.sizes, self.shared_padding_idx = rows, sizes, shared_padding_idx
@@ -77,7 +72,7 @@ class StreamTable(Pretrained, ComputedBuffers):
     def of_equal_sizes(cls, rows: LookupTable | nn.Embedding, num_streams: int) -> "StreamTable":
         """Build a table of K streams of `V / K` rows each, as CSM, Dia and Higgs Audio have them."""
         rows = as_lookup_table(rows)
-        if num_streams < 1 or rows.vocab_size % num_streams:
+        if rows.vocab_size % num_streams:
             raise SizeError(f"{num_streams} streams of equal sizes do not divide a table of {rows.vocab_size} rows.")
         return cls(rows, [rows.vocab_size // num_streams] * num_streams)
 
@@ -90,9 +85,9 @@ class StreamTable(Pretrained, ComputedBuffers):
         """
         parts = [as_lookup_table(table) for table in tables]
         dense = [part for part in parts if isinstance(part, TokenEmbedding)]
-        if not dense or len(dense) < len(parts):
-            kinds = sorted({type(part).__name__ for part in parts} - {"TokenEmbedding"})
-            raise SizeError(f"Rows of dense tables can be joined, at least one; found {', '.join(kinds) or 'none'}.")
+        if len(dense) < len(parts):
+            kinds = sorted({type(part).__name__ for part in parts})
+            raise SizeError(f"Rows of dense tables can be joined, not of {', '.join(kinds)}.")
         first = dense[0]
         for k, each in enumerate(dense):
             for name in ("embed_dim", "dtype", "device", "scale", "round_scale", "row_sparse", "weight.requires_grad"):
@@ -103,9 +98,7 @@ class StreamTable(Pretrained, ComputedBuffers):
         padding = [start + each.padding_idx for start, each in zip(_starts(sizes), dense, strict=True)
                    if each.padding_idx is not None]  # fmt: skip
         if len(padding) > 1:
-            raise SizeError(
-                f"A table has one padding row; {len(padding)} of these have one. Set the others' padding_idx to None."
-            )
+            raise SizeError(f"A table has one padding row; {len(padding)} of these have one: set the others' to None.")
         joined = TokenEmbedding(
             *(sum(sizes), first.embed_dim, padding[0] if padding else None), scale=first.scale,
             round_scale=first.round_scale, init_std=first.init_std, row_sparse=first.row_sparse, device="meta",
@@ -120,11 +113,7 @@ class StreamTable(Pretrained, ComputedBuffers):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
-        return {
-            "rows": describe(self.rows),
-            "sizes": list(self.sizes),
-            "shared_padding_idx": self.shared_padding_idx,
-        }
+        return config_from_attributes(self) | {"sizes": list(self.sizes)}
 
     @property
     def num_streams(self) -> int:
@@ -176,9 +165,7 @@ class StreamTable(Pretrained, ComputedBuffers):
         """
         ids = as_ids(ids, beside=self.rows)
         if ids.dim() == 0 or ids.shape[-1] != self.num_streams:
-            raise ShapeError(
-                f"IDs of {self.num_streams} streams are (..., {self.num_streams}); found {tuple(ids.shape)}."
-            )
+            raise ShapeError(f"{self.num_streams} streams have IDs (..., {self.num_streams}), not {tuple(ids.shape)}.")
         count = self.num_streams if streams is None else streams
         if not 1 <= count <= self.num_streams:
             raise SizeError(f"streams={streams} is none of 1..{self.num_streams}, the first streams that are summed.")
@@ -216,7 +203,8 @@ class StreamTable(Pretrained, ComputedBuffers):
         if values_are_read(ids):
             is_inside = (ids >= 0) & (ids < torch.tensor(self.sizes[:count], device=ids.device))
             if bool((is_inside if self.shared_padding_idx is None else is_inside | self._is_shared(ids)).all()):
-                return self._shifted(ids), None
+                rows = ids + self.offsets[:count]
+                return rows if self.shared_padding_idx is None else torch.where(self._is_shared(ids), ids, rows), None
         columns = [self._checked(ids[..., k], k) for k in range(count)]
         rows = torch.stack([numbers for numbers, _ in columns], -1)
         masks = [outside for _, outside in columns if outside is not None]
@@ -229,11 +217,6 @@ class StreamTable(Pretrained, ComputedBuffers):
         rows, outside = self.index_checks[k](own)
         rows = rows + start
         return rows if self.shared_padding_idx is None else torch.where(self._is_shared(ids), ids, rows), outside
-
-    def _shifted(self, ids: Tensor) -> Tensor:
-        """Return `ids + offsets` of the first streams, but the shared padding ID as it is."""
-        rows = ids + self.offsets[: ids.shape[-1]]
-        return rows if self.shared_padding_idx is None else torch.where(self._is_shared(ids), ids, rows)
 
     def _is_shared(self, ids: Tensor) -> Tensor:
         """Return where IDs are the shared padding ID."""

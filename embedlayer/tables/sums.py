@@ -51,19 +51,15 @@ def check_bags(ids: Tensor, bounds: Tensor | None, weights: Tensor | None) -> No
             raise ShapeError("The IDs of a sum are the last dimension, (..., K); found a single ID.")
         return
     if ids.dim() != 1 or bounds.dim() != 1 or not len(bounds) or bounds.dtype not in INTEGERS:
-        raise ShapeError(
-            f"Bags are ids (M,) and integer bounds (N + 1,); found ids {tuple(ids.shape)} and bounds "
-            f"{tuple(bounds.shape)} of {bounds.dtype}."
-        )
+        found = f"{tuple(ids.shape)} and {tuple(bounds.shape)} of {bounds.dtype}"
+        raise ShapeError(f"Bags are ids (M,) and integer bounds (N + 1,) or offsets (N,); found {found}.")
     if device_kind(bounds) != "cpu" or not fusible(bounds) or plain_operators_only():
         return
     if bounds[0] != 0 or bounds[-1] != len(ids) or not bool((bounds[1:] >= bounds[:-1]).all()):
         steps = pairwise([0, *bounds.tolist()])
         wrong = (k for k, (last, bound) in enumerate(steps) if not last <= bound <= (len(ids) if k else 0))
         place = next(wrong, len(bounds) - 1)
-        raise ShapeError(
-            f"Bounds of bags (offsets) ascend from 0 to {len(ids)}; found {bounds[place]} at place {place}."
-        )
+        raise ShapeError(f"Bounds of bags (offsets) ascend from 0 to {len(ids)}, not {bounds[place]} at place {place}.")
 
 
 def sum_vectors(

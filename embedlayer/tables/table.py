@@ -186,6 +186,4 @@ def logits_of_function(
 def check_width(hidden: Tensor, embed_dim: int) -> None:
     """Check that the last dimension of `hidden` is `embed_dim`; else raise a `ShapeError`."""
     if hidden.dim() == 0 or hidden.shape[-1] != embed_dim:
-        raise ShapeError(
-            f"hidden {tuple(hidden.shape)} does not fit a table of width {embed_dim}: pass (..., {embed_dim})."
-        )
+        raise ShapeError(f"hidden {tuple(hidden.shape)} does not fit a table of width {embed_dim}.")

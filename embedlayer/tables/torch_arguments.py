@@ -29,13 +29,9 @@ class EmbeddingArguments(TypedDict, total=False):
 
 
 UNSUPPORTED = {
-    "max_norm": "is not supported: a look-up would write to the weight, which a tied head reads.\n"
-    "Clip the rows after optimizer.step(): table.weight.data.copy_(table.weight.data.renorm(2, 0, max_norm)), or keep "
-    "torch.nn.Embedding.",
-    "scale_grad_by_freq": "is not supported: a row's gradient is the sum over its occurrences, also through a tied "
-    "head. Leave it out, or keep torch.nn.Embedding.",
-    "sparse": "is written row_sparse=True here: TokenEmbedding(vocab_size, embed_dim, row_sparse=True), trained by "
-    "RowAdamW, which gives dense AdamW's result from the looked-up rows.",
+    "max_norm": "is not supported: look-ups do not write. Call weight.data.renorm(2, 0, max_norm) after a step.",
+    "scale_grad_by_freq": "is not supported: a row's gradient is the sum over its occurrences.",
+    "sparse": "is written row_sparse=True here, for RowAdamW, which has the results of dense AdamW.",
 }
 """Arguments of `torch.nn.Embedding` that are refused if they are set, with the rest of the error message."""
 
@@ -43,18 +39,11 @@ UNSUPPORTED = {
 def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: EmbeddingArguments) -> tuple[int, int]:
     """Return `(vocab_size, embed_dim)`, each from our argument or from torch's name for it in `arguments`."""
     refuse_unsupported(arguments)
-    sizes = []
-    for name, torch_name, value, other in (
-        ("vocab_size", "num_embeddings", vocab_size, arguments.get("num_embeddings")),
-        ("embed_dim", "embedding_dim", embed_dim, arguments.get("embedding_dim")),
-    ):
-        passed = [size for size in (value, other) if size is not None]
-        if not passed:
-            raise TypeError(f"missing 1 required positional argument: {name!r} (in torch: {torch_name!r})")
-        if len(passed) > 1:
-            raise TypeError(f"{name} was passed twice, also under torch's name {torch_name!r}: {passed}")
-        sizes.append(operator.index(passed[0]))
-    return sizes[0], sizes[1]
+    sizes = (vocab_size, arguments.get("num_embeddings")), (embed_dim, arguments.get("embedding_dim"))
+    if any(pair.count(None) != 1 for pair in sizes):
+        raise TypeError(f"TokenEmbedding needs vocab_size and embed_dim, each under one name; found {sizes}.")
+    rows, width = (next(size for size in pair if size is not None) for pair in sizes)
+    return operator.index(rows), operator.index(width)
 
 
 def refuse_unsupported(arguments: EmbeddingArguments) -> None:

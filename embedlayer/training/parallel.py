@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,7 @@ class ParallelContext:
         self._config: JsonObject = {}
         self._sharded: dict[str, tuple[ShardedTable, int]] = {}
         self._ddp: DistributedDataParallel | None = None
+        self._wrapped = WeakSet[DistributedDataParallel]()
         self._mesh: DeviceMesh | None = None
         if self.collectives is not SINGLE_PROCESS:
             self._mesh = data_parallel_mesh(self.device.type, self.size, vocab_parallel_size)
@@ -221,6 +223,7 @@ class ParallelContext:
             return partial(mean_loss, model)
         module = _LossModule(cast(DecoderLM, model))  # or one in PEFT's wrapper; `shard` refuses others
         self._ddp = distributed_data_parallel(module, forward_sync_buffers=False)
+        self._wrapped.add(self._ddp)
         return self._ddp
 
     def no_sync(self) -> AbstractContextManager[Any]:
@@ -300,7 +303,14 @@ def parallel_context(
         vocab_parallel_size: Number of ranks over which the rows of a table are sharded; `None` for all.
     """
     with launched_processes(device, timeout_seconds) as launch:
-        yield ParallelContext(launch, vocab_parallel_size=vocab_parallel_size)
+        context = ParallelContext(launch, vocab_parallel_size=vocab_parallel_size)
+        try:
+            yield context
+        finally:
+            # A gloo group must not end by the destructor of a Reducer: it waits for gloo's threads while it holds the
+            # GIL, and a thread that frees its last tensors waits for the GIL.
+            for module in context._wrapped:
+                del module.logger, module.reducer
 
 
 class _LossModule(nn.Module):

@@ -78,9 +78,7 @@ def load_adapter(module: nn.Module, directory: Path | str) -> None:
     trained = {name: change.tokens_alone for name, (_, change) in changes.items()}
     first, *others = trained.values()
     if first is None or any(each is None or each.token_ids != first.token_ids for each in others):
-        raise CheckpointError(
-            f"The adapter in {directory} changes more than rows: merge_adapter(model, {str(directory)!r})."
-        )
+        raise CheckpointError(f"{directory} changes more than rows: merge_adapter(model, {str(directory)!r}).")
     train_only_rows(module, first.token_ids)
     order = torch.tensor(first.token_ids, dtype=torch.long).argsort()
     for name, rows in trained_rows(module).items():
@@ -141,9 +139,7 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
         if same is None:
             changes[name] = weight, change
         elif not same.equals(change):
-            raise CheckpointError(
-                f"The adapter in {adapter.directory} changes {name} otherwise than the table that it is tied to."
-            )
+            raise CheckpointError(f"{adapter.directory} changes {name} otherwise than its tied table.")
     if not changes:
         raise CheckpointError(f"The adapter in {adapter.directory} changes no module that has weights.")
     _check_fit(changes, adapter.directory)
@@ -160,9 +156,7 @@ def _weight(part: nn.Module) -> Weight:
     if isinstance(part, OutputHead) and part.own_table is not None:
         part = part.own_table
     if not isinstance(part, Weight):
-        raise SizeError(
-            f"An adapter cannot be merged into {a_or_an(part)}, which stores no single rows: use the dense table."
-        )
+        raise SizeError(f"An adapter cannot be merged into {a_or_an(part)}: use the dense table.")
     return part
 
 
@@ -171,9 +165,7 @@ def _merge_into(owner: Weight, change: ModuleAdapter) -> Callable[[], None]:
     if not isinstance(owner, PackedRows):
         return partial(_merge, owner, change)
     if (tokens := change.tokens_alone) is None:
-        raise SizeError(
-            f"An adapter that changes all rows cannot be merged into {a_or_an(owner)}: merge into the dense table."
-        )
+        raise SizeError(f"All rows of {a_or_an(owner)} cannot be changed: use the dense table.")
     ids = torch.tensor(tokens.token_ids, device=owner.device)
     return partial(owner.store_rows, ids, owner.stored_rows.quantised(tokens.values.to(owner.device)))
 
@@ -184,14 +176,12 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
         vocab_size, embed_dim = weight.vocab_size, weight.embed_dim
         if change.sizes not in ((vocab_size, embed_dim), (None, embed_dim)):
             raise CheckpointError(
-                f"The adapter in {directory} is for a {name} of {change.sizes[0] or vocab_size} x {change.sizes[1]} "
-                f"numbers; this one has {vocab_size} x {embed_dim}. Edit the vocabulary first, as before the training."
+                f"{directory} is for a {name} of {change.sizes[0] or vocab_size} x {change.sizes[1]} numbers, and this "
+                f"one has {vocab_size} x {embed_dim}: edit the vocabulary first."
             )
         ids = [row for each in change.adapters if isinstance(each, TrainableTokens) for row in each.token_ids]
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-            raise TokenIdError(
-                f"The adapter in {directory} has rows of tokens {min(ids)} to {max(ids)}; {name} has {vocab_size} rows."
-            )
+            raise TokenIdError(f"{directory} has tokens {min(ids)} to {max(ids)}; {name} has {vocab_size} rows.")
 
 
 @torch.no_grad()

@@ -216,9 +216,7 @@ class ModelResult:
         """
         row_map, tokens = self.edit.row_map, self.edit.tokens
         if num_rows != row_map.size:
-            raise CheckpointError(
-                f"The vocabulary has {num_rows:,} rows, and the receipt's {row_map.size:,}. Nothing was changed."
-            )
+            raise CheckpointError(f"The vocabulary has {num_rows:,} rows, the receipt's {row_map.size:,}.")
         return ModelEdit(row_map.inverse(), tokenizer=None if tokens is None else tokens.old_tokenizer, undoes=self)
 
 
@@ -249,9 +247,7 @@ class EditRequest:
         tokenizer = self.tokenizer
         for own in tokenizers:
             if own is not None and tokenizer is not None and fingerprint(own) != fingerprint(tokenizer):
-                raise VocabularyError(
-                    "The tokenizer that was passed is not that of the model: leave it out, or see transplant."
-                )
+                raise VocabularyError("tokenizer= is not that of the model: leave it out, or see transplant.")
             tokenizer = tokenizer if own is None else own
         mismatch = None if tokenizer is None else missing_rows(tokenizer, num_rows, self.source)
         tokens, multiple = self.token_map(tokenizer, num_rows), self.pad_to_multiple_of

@@ -63,9 +63,7 @@ def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
             there = old.by_bytes.get(text.encode())
             there = None if there is not None and old.is_byte(there) else there
         if there is not None:
-            raise VocabularyError(
-                f"{text!r} cannot be added: it is token {there} ({old.entries[there]!r}) of this tokenizer already."
-            )
+            raise VocabularyError(f"{text!r} cannot be added: it is token {there} ({old.entries[there]!r}).")
     _check_normalized(old, [text for text, token in added.items() if isinstance(token, str) and text not in specials])
     tokens: dict[str, AddedToken | None] = {}
     outside = has_added_ids(old)
@@ -81,9 +79,7 @@ def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
         else:
             mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)  # of a space in a file
             if isinstance(token, str) and mark is not None and mark in token:
-                raise VocabularyError(
-                    f"{token!r} cannot be added: {mark!r} is the file's space. Pass {token.replace(mark, ' ')!r}."
-                )
+                raise VocabularyError(f"{token!r} has the file's space: pass {token.replace(mark, ' ')!r}.")
             tokens[text] = _rules(old, token, word=entry == text, special=text in specials)
     return tokens
 
@@ -97,16 +93,12 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
         same = normalized(old.tokenizer, text).replace("▁", " ")
         other = seen.setdefault(same, text)
         if other.replace("▁", " ").strip() != text.replace("▁", " ").strip():
-            raise VocabularyError(
-                f"{other!r} and {text!r} are both {same!r} after the normalizer. Name one, or pass normalized=False."
-            )
+            raise VocabularyError(f"{other!r} and {text!r} are both {same!r}: pass normalized=False.")
         if same.strip() == text.strip():
             continue
         token_id = old.vocabulary.get(same, old.by_bytes.get(same.encode()))
         if token_id is not None:
-            raise VocabularyError(
-                f"{text!r} cannot be added: normalized it is {same!r}, token {token_id} already. Pass normalized=False."
-            )
+            raise VocabularyError(f"{text!r} is token {token_id}, {same!r}: pass normalized=False.")
 
 
 def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
@@ -157,16 +149,12 @@ def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: J
     """Check that the model of a tokenizer can have new merges, and that both parts of each exist before it."""
     kind = data["model"]["type"]
     if merges and kind != "BPE":
-        raise VocabularyError(
-            f"{next(iter(merges))!r} cannot be added as a merge: a {kind} tokenizer has none. Pass the text itself."
-        )
+        raise VocabularyError(f"{next(iter(merges))!r} cannot be added: a {kind} tokenizer has no merges.")
     known = set(names) - merges.keys()
     for name, merge in merges.items():
         missing = [part for part in (merge.left, merge.right) if part not in known]
         if missing:
-            raise VocabularyError(
-                f"{name!r} = {merge.left!r} + {merge.right!r} cannot be merged: {missing[0]!r} is no token before it."
-            )
+            raise VocabularyError(f"{name!r} cannot be merged: {missing[0]!r} is no token before it.")
         known.add(name)
 
 
@@ -186,8 +174,8 @@ def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], me
             continue
         tokens_of, where = (alone, "a text, which") if alone.ids != [token_id] else (running[0], "running text, which")
         raise VocabularyError(
-            f"{text!r} cannot be added: it would never be found in {where} is encoded as {tokens_of.tokens}. "
-            f"Pass an AddedToken with other rules, such as normalized=False, or remove the token that matches first."
+            f"{text!r} cannot be added: it would never be found in {where} is encoded as {tokens_of.tokens}. Pass an "
+            f"AddedToken with normalized=False, or remove the token that matches first."
         )
 
 

@@ -184,18 +184,14 @@ class Receipt:
         new_ids = self.new_ids.numpy()
         inside = ids >= 0
         if ids.size and ids.max() >= len(new_ids):
-            raise TokenIdError(
-                f"token id {int(ids.max())} is not one of the {len(new_ids)} of the old vocabulary: are these new IDs?"
-            )
+            raise TokenIdError(f"token id {int(ids.max())} is not in the old vocabulary of {len(new_ids)}.")
         new = np.where(inside, new_ids[np.where(inside, ids, 0)], ids)
         removed = inside & (new == DROPPED)
         if removed.any():
             if replacement is None:
                 old = int(ids[removed][0])
                 name = f" ({self.dropped[old]!r})" if old in self.dropped else ""
-                raise TokenIdError(
-                    f"token id {old}{name} is removed, {int(removed.sum()):,} times: pass replacement=..."
-                )
+                raise TokenIdError(f"token id {old}{name} is removed, {removed.sum()} times: replacement=...")
             if not 0 <= replacement < self.row_map.size:
                 raise TokenIdError(f"The replacement {replacement} is none of the {self.row_map.size} new IDs.")
             new = np.where(removed, replacement, new)
@@ -223,9 +219,7 @@ class Receipt:
             StaleRowsError: The optimizer's state is that before the edit, to which it was not passed.
         """
         if self.live is None:
-            raise CheckpointError(
-                "Only the receipt of the edit of a live module can undo it. A folder's edit left its source unchanged."
-            )
+            raise CheckpointError("Only the receipt of a live edit undoes it; the source of a folder is unchanged.")
         with merged_rows(module):
             apply_to_module(module, self.live.resolve_undo, optimizer)
 
@@ -260,9 +254,7 @@ class Receipt:
             CheckpointError: The file is damaged, not a receipt, or a receipt of another format version.
         """
         if Path(path).is_dir():
-            raise FileError(
-                f"{path} is a folder: the receipt of its last edit is embedlayer.vocab.last_receipt({str(path)!r})."
-            )
+            raise FileError(f"{path} is a folder: see embedlayer.vocab.last_receipt({str(path)!r}).")
         tensors, metadata = load_tensors(path)
         if "receipt" not in metadata:
             raise CheckpointError(f"{path} is not a receipt: it has no field of that name.")
@@ -270,9 +262,7 @@ class Receipt:
         fields: JsonObject = value if isinstance(value, dict) else {}
         found = fields.get("kind"), fields.get("format_version")
         if None not in found and found != (KIND, FORMAT_VERSION):
-            raise CheckpointError(
-                f"{path} is {printable(found[0])} {found[1]}; this embedlayer reads {KIND!r} {FORMAT_VERSION}."
-            )
+            raise CheckpointError(f"{path} is {printable(found[0])} {found[1]}, not {KIND} {FORMAT_VERSION}.")
         check_fields(value, ReceiptFields, f"The receipt in {path}")
         try:
             sources = tensors["sources"]

@@ -167,9 +167,7 @@ def distill_rows(
     pairs = [pair for pair in pairs if len(pair.ids) > 1]
     occurring = tuple(sorted(new_ids.intersection(*[[token for pair in pairs for token in pair.ids]])))
     if not occurring:
-        raise VocabularyError(
-            f"None of the {len(new_ids)} new tokens occurs in the {len(snippets)} snippets: no row can be trained."
-        )
+        raise VocabularyError(f"None of the {len(new_ids)} new tokens occurs in the {len(snippets)} snippets.")
     check_causal(model, torch.tensor(pairs[0].ids))
     check_causal(teacher, torch.tensor(pairs[0].teacher_ids))
     train_only_rows(model, new_ids)

@@ -154,9 +154,7 @@ def _save_merged(
         names.setdefault(id(parameter), []).append(name)
     for rows_name, rows in _deltas(model).items():
         if isinstance(rows.base, PackedRows):
-            raise CheckpointError(
-                f"transformers cannot store {rows_name}, {a_or_an(rows.base)}. Use save_adapter(model, folder)."
-            )
+            raise CheckpointError(f"{rows_name} is {a_or_an(rows.base)}: use save_adapter(model, folder).")
         if f"{rows_name}.delta" in merged:
             weight, delta = merged.pop(f"{rows_name}.base.weight").clone(), merged.pop(f"{rows_name}.delta")
             weight[rows.token_tensor.to(weight.device)] = delta.to(weight)
@@ -190,9 +188,7 @@ def _weight_name(name: str) -> str:
 def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
     """Raise a `StaleRowsError` before a step of an optimizer if `train_only_rows` froze all that it trains."""
     if not any(each.requires_grad for group in optimizer.param_groups for each in group["params"]):
-        raise StaleRowsError(
-            f"This {type(optimizer).__name__} was built before the new rows were made trainable. Build it again."
-        )
+        raise StaleRowsError(f"This {type(optimizer).__name__} trains nothing: build it again.")
 
 
 def _refuse_rows_frozen_by_peft(module: nn.Module, *_: object) -> None:
@@ -292,9 +288,7 @@ def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
 def _trained(name: str, table: TokenTable, token_ids: list[int]) -> DeltaEmbedding:
     """Return a table with trained rows over `table`: in its dtype if it is dense, and float32 over stored codes."""
     if not isinstance(table, TokenEmbedding | PackedRows):
-        raise SizeError(
-            f"{name} is {a_or_an(table)}, whose new rows cannot be trained without the others. Train the whole table."
-        )
+        raise SizeError(f"Single rows of {name}, {a_or_an(table)}, cannot be trained: train the whole table.")
     is_packed = isinstance(table, PackedRows)
     dtype = torch.promote_types(table.dtype, torch.float32) if is_packed else None
     return DeltaEmbedding(table, token_ids, dtype=dtype)

@@ -80,8 +80,7 @@ def tokenizer_with_roles(source: object, special: Mapping[str, str] | None = Non
     for role, token in (special or {}).items():
         if role not in USUAL_NAMES or token not in added:
             raise TokenizerError(
-                f"{role}={token!r} is no special token of the new tokenizer: a role is one of "
-                f"{', '.join(USUAL_NAMES)}, and its token one of {', '.join(sorted(added)) or 'none'}."
+                f"{role}={token!r}: a role is one of {', '.join(USUAL_NAMES)}, and its token one of {sorted(added)}."
             )
     return tokenizer, special_tokens_of(tokenizer, {**texts, **(special or {})})
 
@@ -209,9 +208,7 @@ class NewTokenIds:
                 return self.id_of(same)
         if self.new_ids[value] < 0:
             name = f" ({self.dropped[value]!r})" if value in self.dropped else ""
-            raise VocabularyError(
-                f"Token {value}{name} cannot be removed: {where} names it as {key}. Keep it, or change {where} first."
-            )
+            raise VocabularyError(f"Token {value}{name} cannot be removed: {where} names it as {key}.")
         return self.new_ids[value]
 
     def _by_role(self, role: str, value: Any, key: str, where: str) -> Any:
@@ -220,9 +217,7 @@ class NewTokenIds:
             return None
         new = self.id_of(role)
         if new is None and role == "pad_token":
-            raise VocabularyError(
-                f"{where} names a padding token as {key}, the new tokenizer none: pass special={{'pad_token': TOKEN}}."
-            )
+            raise VocabularyError(f"{where} names {key}, the new tokenizer none: special={{'pad_token': TOKEN}}.")
         if new is None and role == "eos_token":
             warnings.warn(
                 f"{where} names the token that ends a text as {key}, and the new tokenizer does not say which does: "
@@ -327,9 +322,7 @@ def transformers_tokenizer(tokenizer: Tokenizer, like: Any, *, special: Mapping[
     """
     roles = getattr(like, "special_tokens_map", None)
     if not isinstance(roles, Mapping):
-        raise TokenizerError(
-            f"like is {a_or_an(like)}, not a fast tokenizer of transformers, as of AutoTokenizer.from_pretrained."
-        )
+        raise TokenizerError(f"like must be a fast tokenizer of transformers, not {a_or_an(like)}.")
     there = added_texts(tokenizer)
     texts = {role: token_text(token) for role, token in {**roles, **(special or {})}.items()}
     named = {role: token for role, token in texts.items() if isinstance(token, str) and token in there}

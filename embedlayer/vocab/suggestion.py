@@ -117,9 +117,7 @@ def read_terms(lines: Sequence[str]) -> list[str | AddedMerge]:
     for line in filled[1:]:
         parts = line.split(" ")
         if len(parts) != 2 or not all(parts):
-            raise VocabularyError(
-                f"{line!r} is no merge: after the line {filled[0]!r}, each line names two tokens, separated by a space."
-            )
+            raise VocabularyError(f"{line!r} is no merge of two tokens, as after {filled[0]!r}.")
         merges.append(AddedMerge(*parts))
     return merges
 
@@ -175,9 +173,7 @@ def suggest_tokens(
         tokens = _whole_words(old, training, count)
     measured = parts.require_held_out() if held_out is None else [*text_chunks(held_out, old.tokenizer)]
     if not tokens:
-        raise VocabularyError(
-            f"The text has no token to add: no candidate occurs twice in its {parts.num_bytes:,} bytes. Pass more text."
-        )
+        raise VocabularyError(f"No candidate occurs twice in {parts.num_bytes:,} bytes: pass more text.")
     edit = edit_tokenizer(old.tokenizer, add=tokens)
     edited, unknown = TokenBytes(edit.tokenizer), _unknown(old, data)
     before, counts = _counted(measured, old.tokenizer), _counted(measured, edited.tokenizer)
@@ -270,9 +266,7 @@ class _Parts:
     def require_held_out(self) -> list[str]:
         """Return the chunks that are held out, after all chunks were read; without one, raise a `TextError`."""
         if not self.held_out:
-            raise TextError(
-                f"The text has {self.num_bytes:,} bytes, too few to hold out a tenth. Pass some thousand characters."
-            )
+            raise TextError(f"{self.num_bytes:,} bytes of text are too few to hold out a tenth.")
         return self.held_out
 
 

@@ -21,9 +21,7 @@ class NumberedTokens:
         """Return a token's ID, which is the token itself: without a tokenizer, a token is named by its ID only."""
         require_ids([token])
         if int(token) not in self.entries:
-            raise VocabularyError(
-                f"There is no token {token}: the model has {len(self.entries)} tokens (0..{len(self.entries) - 1})."
-            )
+            raise VocabularyError(f"There is no token {token}: the model has {len(self.entries)} tokens.")
         return int(token)
 
 
@@ -31,9 +29,7 @@ def require_ids(tokens: Iterable[object]) -> None:
     """Raise a `VocabularyError` if a token is no ID, for a model without a tokenizer."""
     text = next((token for token in tokens if not isinstance(token, int | np.integer)), None)
     if text is not None:
-        raise VocabularyError(
-            f"{text!r} is a text, and there is no tokenizer here: pass tokenizer=..., or IDs and add=2."
-        )
+        raise VocabularyError(f"{text!r} needs tokenizer=...; without one pass IDs, and add=2.")
 
 
 def select_tokens(
@@ -53,14 +49,10 @@ def select_tokens(
     merged = _merge_targets(old, merge or {}, new)
     removed = set(_ids(old, remove, "remove"))
     if keep is not None and removed:
-        raise VocabularyError(
-            "Both remove and keep were passed. Pass one: keep removes all tokens that it does not name."
-        )
+        raise VocabularyError("Pass remove or keep, not both.")
     for token_id in removed | merged.keys():
         if token_id in required:
-            raise VocabularyError(
-                f"{old.entries[token_id]!r} (token {token_id}) cannot be dropped: {required[token_id]}. Keep it."
-            )
+            raise VocabularyError(f"{old.entries[token_id]!r} cannot be dropped: {required[token_id]}.")
     if both := sorted(merged.keys() & removed):
         raise VocabularyError(f"Token {both[0]} ({old.entries[both[0]]!r}) is in merge and in remove. Choose one.")
     if keep is not None:
@@ -70,10 +62,8 @@ def select_tokens(
     along = unreachable(removed) - required.keys() - removed
     removed |= along
     for name in merged.values():
-        if (target := old.vocabulary.get(name)) in removed:
-            raise VocabularyError(
-                f"Token {target} ({name!r}) is being removed, so it cannot be a merge target. Keep it and its parts."
-            )
+        if old.vocabulary.get(name) in removed:
+            raise VocabularyError(f"{name!r} is removed, so it cannot be a merge target.")
     names = [old.entries[token_id] for token_id in sorted(old.entries.keys() - removed)] + list(new)
     if order is not None:
         names = _ordered(names, [_new_name(new, token) or old.entries[old.find(token)] for token in order])
@@ -95,9 +85,7 @@ def _ids(old: TokenBytes | NumberedTokens, tokens: Iterable[Token], option: str)
     for token in _listed(tokens, option):
         token_id = old.find(token)
         if token_id in passed:
-            raise VocabularyError(
-                f"{option} names token {token_id} twice: {passed[token_id]!r} and {token!r}. Name each token once."
-            )
+            raise VocabularyError(f"{option} names token {token_id} twice: {passed[token_id]!r}, {token!r}.")
         passed[token_id] = token
     return passed
 
@@ -127,8 +115,8 @@ def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
     extra, missing = [name for name in wanted if name not in known], sorted(known - set(wanted), key=names.index)
     if extra or missing or len(wanted) != len(names):
         raise VocabularyError(
-            f"The order names {len(set(wanted)):,} tokens in {len(wanted):,} places, and the result has {len(names):,}"
-            f"{shown_names('; missing:', missing)}{shown_names('; not in the result:', extra)}. Name each token once."
+            f"The order has {len(wanted):,} places for {len(names):,} tokens"
+            f"{shown_names('; missing:', missing)}{shown_names('; not in the result:', extra)}."
         )
     return wanted
 

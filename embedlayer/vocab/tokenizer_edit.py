@@ -264,9 +264,7 @@ def _built(
         data["padding"]["pad_id"] = new_id_of.get(data["padding"]["pad_id"], data["padding"]["pad_id"])
     edited = build_tokenizer(data)
     if edited.get_vocab(with_added_tokens=True) != ids:
-        raise TokenizerError(
-            "The tokenizers library numbers the edited vocabulary in another order than was requested."
-        )
+        raise TokenizerError("tokenizers orders the edited vocabulary otherwise than requested.")
     return edited
 
 

@@ -113,18 +113,14 @@ class _WrittenRows:
             if end == "head" and rows.local.dim() == 2:
                 raise CheckpointError(f"{self.folder} has an untied head, and the model of the table has none.")
             if len(self.row_map.initialised):
-                raise CheckpointError(
-                    f"{self.folder} has more values for each token than table and head: edit its vocabulary first."
-                )
+                raise CheckpointError(f"{self.folder} has more values for each token: edit its vocabulary.")
             return None
         if end in self.written:
             raise CheckpointError(f"{self.folder} has several tables of tokens, and one is written.")
         numbers = rows.local[:1] if rows.decode is None else rows.decode(rows.local[:1])
         width = source.embed_dim if isinstance(source, LookupTable) else source.shape[1]
         if width != numbers.shape[1]:
-            raise CheckpointError(
-                f"The rows have {width:,} numbers and those of {self.folder} {numbers.shape[1]:,}: another model."
-            )
+            raise CheckpointError(f"Rows of {self.folder} have {numbers.shape[1]:,} numbers, not {width:,}.")
         self.unchanged[end] = unchanged_rows(rows, source, self.row_map.sources)
         self.written[end] = written_rows(rows, source, self.row_map.sources, self.unchanged[end])
         return self.written[end]

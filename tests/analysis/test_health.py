@@ -111,29 +111,24 @@ def related_rows(count: int, width: int) -> torch.Tensor:
     return torch.randn(count // 2, width).repeat_interleave(2, 0) + 0.4 * torch.randn(count, width)
 
 
-FAULTS = {
-    "NaN": (lambda rows: rows[100:140].fill_(torch.nan), "40 rows hold NaN or infinity (40 words: 'badel', "),
+FAULTS = {  # those of whole tables are in test_verdicts.py
     "zero": (lambda rows: rows[7].fill_(0.0), "1 row is zero (1 word: 'babecs')."),
     "equal": (lambda rows: rows[40:60].copy_(rows[200:220]), "40 rows equal another row (40 words: "),
     "nearly equal": (
         lambda rows: rows[40:44].copy_(1.002 * rows[200:204]),
         "8 rows are nearly equal to another row, within 1 %",
     ),
-    **{
-        f"resized, {noise} from the mean": (
-            lambda rows, noise=noise: rows[-60:].copy_(rows[:-60].mean(0) * (1 + noise * torch.randn(60, 32))),
-            "60 rows are equal to the mean of the others within 1 %, as a resize adds them untrained (60 words: ",
-        )
-        for noise in (1e-3, 0)
-    },
+    "resized": (
+        lambda rows: rows[-60:].copy_(rows[:-60].mean(0) * (1 + 1e-3 * torch.randn(60, 32))),
+        "60 rows are equal to the mean of the others within 1 %, as a resize adds them untrained (60 words: ",
+    ),
+    "resized to the mean": (lambda rows: rows[-60:].copy_(rows[:-60].mean(0)), "60 rows are equal to the mean of the"),
     "scaled": (lambda rows: rows[300:320].mul_(8.0), "20 rows are longer than all others by a gap: norms of "),
     "shrunk": (lambda rows: rows[300:320].mul_(0.05), "20 rows are shorter than all others by a gap: norms of "),
     "exchanged": (
         lambda rows: rows[:400].copy_(rows[torch.randperm(400)]),
-        "Part of the rows do not fit the tokenizer: ",
+        "Part of the rows do not fit the ",
     ),
-    "shifted": (lambda rows: rows.copy_(rows.roll(1, 0)), "The tokenizer does not fit the rows: spelling variants "),
-    "random": (lambda rows: rows.copy_(torch.randn_like(rows)), "The rows look untrained: nothing tells "),
 }
 
 
@@ -156,11 +151,8 @@ def test_a_planted_fault_is_the_first_sentence_of_the_summary(fault) -> None:
     rows, ids, tokenizer = sound_rows()
     spoil, sentence = FAULTS[fault]
     rows, spoiled = rows.clone(), rows[ids]
-    if fault == "shifted":
-        spoil(rows)
-    else:
-        spoil(spoiled)
-        rows[ids] = spoiled
+    spoil(spoiled)
+    rows[ids] = spoiled
     found = table_health(rows, tokenizer)
     assert not found.is_sound
     first = found.summary()

@@ -1,7 +1,6 @@
 """GGUF files as checkpoints: table, head, positions and decoder, beside the same facts in transformers' layout."""
 
 import json
-import re
 from typing import Any
 
 import gguf
@@ -160,9 +159,9 @@ def test_what_does_not_belong_together_is_refused(tmp_path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "qwen2")
     writer.add_token_list(["a", "b"])
     writer.add_tensor("token_embd.weight", np.ones((3, 32), np.float32))
-    with pytest.raises(CheckpointError, match="has 3 rows and the configuration says vocab_size 2"):
+    with pytest.raises(CheckpointError, match="vocab_size 2"):
         el.open_model(finish(writer, tmp_path / "a.gguf"))
     writer = gguf.GGUFWriter(tmp_path / "b.gguf", "qwen2")
     writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
-    with pytest.raises(CheckpointError, match=re.escape("has no table of token rows")):
+    with pytest.raises(CheckpointError, match="has no table of token rows"):
         el.open_model(finish(writer, tmp_path / "b.gguf"))

@@ -152,7 +152,7 @@ def test_the_output_looks_as_before(kind) -> None:
     assert type(unpatch(patched)(**batch()).logits) is Tensor
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
+@pytest.mark.parametrize("kind", ["tied", "soft cap"])
 def test_some_logits_are_kept(kind) -> None:
     plain = built(kind)
     patched = patch(copy.deepcopy(plain))
@@ -242,9 +242,6 @@ def test_logits_are_read_before_the_optimizer_steps() -> None:
     assert torch.equal(read.logits, before)
     with pytest.raises(StaleRowsError, match=r"Use them before optimizer.step\(\)"):
         print(outputs.logits)
-
-
-# PEFT
 
 
 # Trainers
@@ -418,7 +415,7 @@ def test_a_compiled_model_has_a_head_in_float32(unchecked: None) -> None:
 
 def test_a_patched_head_keeps_its_options_until_it_is_unpatched() -> None:
     patched: Any = patch(built("tied", torch.bfloat16), head_dtype=torch.float32, batch_invariant=True)
-    with pytest.raises(CheckpointError, match="patched already: unpatch it first"):
+    with pytest.raises(CheckpointError, match="unpatch it first"):
         patch(patched, head_dtype=torch.float32)
     patched.resize_token_embeddings(V + 5)
     head = patched.get_output_embeddings()
@@ -429,7 +426,7 @@ def test_a_patched_head_keeps_its_options_until_it_is_unpatched() -> None:
     assert patched(**batch()).logits.dtype == torch.float32
     assert unpatch(patched)(**batch()).logits.dtype == torch.bfloat16
     assert not any(module._forward_pre_hooks for module in patched.modules())
-    with pytest.raises(CheckpointError, match="a LlamaModel has none that is an nn.Linear"):
+    with pytest.raises(CheckpointError, match="no LM head"):
         patch(cast(nn.Module, built("tied").model), batch_invariant=True)
     with pytest.raises(SizeError, match="head_dtype must be torch.float32 or None"):
         patch(built("tied"), head_dtype=torch.float64)

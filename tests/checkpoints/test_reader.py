@@ -53,7 +53,7 @@ def test_a_name_on_the_hub_is_found_in_the_cache_offline(tmp_path, monkeypatch) 
 
 def test_without_the_extra_a_mistyped_path_is_still_said_not_to_be_there(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(el.MissingExtraError, match=r"no folder or file 'some/where' here(.|\n)*pip install"):
+    with pytest.raises(el.MissingExtraError, match=r"'some/where'(.|\n)*pip install"):
         el.load("some/where")
 
 
@@ -97,7 +97,7 @@ def test_a_hub_that_cannot_be_reached_is_an_error_at_once(tmp_path, monkeypatch)
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.example")
-    with pytest.raises(el.FileError, match=r"'some/where' is not in the hub's cache .*Network is unreachable"):
+    with pytest.raises(el.FileError, match="Network is unreachable"):
         el.load("some/where")
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
     with pytest.raises(el.FileError):

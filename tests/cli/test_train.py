@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import leave_out_answers, run
+from commands import answer, leave_out_answers, printed, refused, run
 from launches import free_port
 from processes import run_program
 
@@ -52,36 +52,31 @@ def test_a_run_leaves_a_self_contained_folder(trained) -> None:
     assert not list(trained.glob(".*"))
 
 
-def test_embed_shows_the_way_in_step_by_step(trained, capsys) -> None:
-    assert run("embed", trained, "I love dogs") == 0
-    shown = capsys.readouterr().out
+def test_embed_shows_the_way_in_step_by_step(trained) -> None:
+    shown = printed("embed", trained, "I love dogs")
     words = ["1 tokens", "2 ids", "3 rows", "4 scale", "5 positions  LearnedPositionalEmbedding", "6 sum", "7 dropout"]
     for word in [*words, "8 block", "9 next token", "10 gradient"]:
         assert word in shown
-    assert run("embed", trained, "I love dogs", "--json") == 0
-    steps = json.loads(capsys.readouterr().out)
+    steps = answer("embed", trained, "I love dogs")
     assert steps["shape"] == [1, len(steps["ids"]), 24]
     for t, (row, added) in enumerate(zip(steps["rows"], steps["added"], strict=True)):
         expected = [steps["scale"] * a + b for a, b in zip(row, added, strict=True)]
         assert steps["vectors"][0][t] == pytest.approx(expected, abs=1e-6)
 
 
-def test_neighbors_are_those_of_most_similar(trained, capsys) -> None:
+def test_neighbors_are_those_of_most_similar(trained) -> None:
     opened = open_model(trained)
     vectors, tokens = TokenVectors(opened.table, opened.tokenizer), [" the", " and", " of"]
     for plus, minus, count in ((tokens[:1], [], 10), (tokens[:2], tokens[2:], 4)):
         words = [*plus, *(word for each in minus for word in ("--minus", each)), "-n", count]
-        assert run("neighbors", trained, *words, "--json") == 0
-        found = json.loads(capsys.readouterr().out)
+        found = answer("neighbors", trained, *words)
         assert [(row["token"], row["cosine"]) for row in found["neighbors"]] == vectors.most_similar(plus, minus, count)
         assert (found["tokens"], found["minus"]) == (plus, minus)
-        assert run("neighbors", trained, *words) == 0
-        assert len(capsys.readouterr().out.splitlines()) == count
+        assert len(printed("neighbors", trained, *words).splitlines()) == count
 
 
-def test_json_is_one_line_and_nothing_else(text, tmp_path, capsys) -> None:
-    assert run("train", text, "-o", tmp_path / "run", "--steps", 2, *SMALL, "--json") == 0
-    shown = capsys.readouterr().out
+def test_json_is_one_line_and_nothing_else(text, tmp_path) -> None:
+    shown = printed("train", text, "-o", tmp_path / "run", "--steps", 2, *SMALL, "--json")
     assert len(shown.splitlines()) == 1
     summary = json.loads(shown)
     assert summary["steps"] == 2
@@ -114,7 +109,7 @@ def test_every_option_of_the_decoder_trains_and_is_read_back(text, tmp_path, cap
     assert run("embed", folder, "a class", "--json") == 0
 
 
-def test_folders_gz_and_standard_input_are_read(text, tmp_path, capsys, monkeypatch) -> None:
+def test_folders_gz_and_standard_input_are_read(text, tmp_path, monkeypatch) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     content = text.read_bytes()
@@ -160,18 +155,16 @@ def test_ctrl_c_saves_and_resuming_gives_the_uninterrupted_result(text, tmp_path
         assert run(*command) == 0, capsys.readouterr().err
     assert "in 401 documents, vocabulary of" in capsys.readouterr().out
     assert RunDirectory(stopped).options().documents
-    assert run("train", "--resume", "--documents", "-o", stopped) == 2
-    assert "leave --documents out" in capsys.readouterr().err
+    assert "leave --documents out" in refused("train", "--resume", "--documents", "-o", stopped)
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_a_mixture_of_a_text_and_a_corpus_is_one_run_with_a_loss_for_each(text, tmp_path, capsys) -> None:
+def test_a_mixture_of_a_text_and_a_corpus_is_one_run_with_a_loss_for_each(text, tmp_path) -> None:
     (tmp_path / "dogs.txt").write_text("Dogs love dogs, and cats love naps. " * 400)
     corpus, folder = tmp_path / "dogs", tmp_path / "run"
     assert run("corpus", "build", tmp_path / "dogs.txt", "-o", corpus, "--vocab-size", 300) == 0
     mixture = [text, corpus, "--weights", "3,1"]
-    assert run("train", *mixture, "-o", folder, "--steps", 2, *SMALL) == 0
-    shown = capsys.readouterr().out
+    shown = printed("train", *mixture, "-o", folder, "--steps", 2, *SMALL)
     assert "75.0% of the windows" in shown
     directory = RunDirectory(folder)
     assert directory.read()["weights"] == [3, 1]
@@ -184,24 +177,19 @@ def test_a_mixture_of_a_text_and_a_corpus_is_one_run_with_a_loss_for_each(text, 
     trainer, _ = directory.open()
     assert trainer.sampler.counts == (768, 256)
     assert open_model(folder).counts.sum() == len(directory.open_corpus())
-
-    capsys.readouterr()
-    assert run("train", "--resume", "-o", folder, "--dim", 8, "--steps", 300, "--tokenizer", "word") == 2
-    assert "continues with the options of the run: leave --dim, --steps, --tokenizer out." in capsys.readouterr().err
-    assert run("train", "--resume", "-o", folder, "--device", "cpu", "--save-seconds", 5) == 0
-    assert "The run is complete at step" in capsys.readouterr().out
-    assert run("train", "--resume", "-o", folder, "--weights", "1,1") == 2
-    assert "which trains on the weights 3,1" in capsys.readouterr().err
+    resume = ("train", "--resume", "-o", folder)
+    said = refused(*resume, "--dim", 8, "--steps", 300, "--tokenizer", "word")
+    assert "continues with the options of the run: leave --dim, --steps, --tokenizer out." in said
+    assert "The run is complete at step" in printed(*resume, "--device", "cpu", "--save-seconds", 5)
+    assert "which trains on the weights 3,1" in refused("train", "--resume", "-o", folder, "--weights", "1,1")
     assert run("train", "--resume", "-o", folder, "--weights", "3,1") == 0
     assert run("train", text, "-o", folder, "--overwrite", "--steps", 1, *SMALL) == 0
-    assert run("train", "--resume", "-o", folder, "--weights", "3,1") == 2
-    assert "which trains on one text, without weights" in capsys.readouterr().err
-    assert run("train", *mixture, "-o", folder, "--overwrite", "--steps", 1, *SMALL, "--json") == 0
-    found = json.loads(capsys.readouterr().out)["corpora"]
+    assert "which trains on one text, without weights" in refused("train", "--resume", "-o", folder, "--weights", "3,1")
+    found = answer("train", *mixture, "-o", folder, "--overwrite", "--steps", 1, *SMALL)["corpora"]
     assert [(one["source"], one["weight"]) for one in found] == [(str(text), 3), (str(corpus), 1)]
 
 
-def test_a_report_can_be_written_again(trained, capsys, monkeypatch) -> None:
+def test_a_report_can_be_written_again(trained, monkeypatch) -> None:
     leave_out_answers(monkeypatch)
     (trained / "report.html").unlink()
     assert run("report", trained) == 0
@@ -209,15 +197,14 @@ def test_a_report_can_be_written_again(trained, capsys, monkeypatch) -> None:
 
 
 def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learned(
-    reference, tmp_path, monkeypatch, capsys
+    reference, tmp_path, monkeypatch
 ) -> None:
     """With the `sys.argv` of `python -m embedlayer demo`, where no shell finds `embedlayer`; what it prints is run."""
     assert len(reference) > 400_000
     monkeypatch.setattr("pydoc_data.topics.topics", {"": reference[:120_000]})
     monkeypatch.setattr(sys, "argv", [str(Path(embedlayer.__file__).with_name("__main__.py"))])
     monkeypatch.chdir(tmp_path)
-    assert run("demo", "--minutes", "0.0001", "--min-steps", "2") == 0
-    shown = capsys.readouterr().out
+    shown = printed("demo", "--minutes", "0.0001", "--min-steps", "2")
     first, *lines = shown.splitlines()
     assert first.endswith("(0.0001 minutes, longer on a busy or slow machine: at least 2 steps)")
     assert "step 2/2 " in shown
@@ -241,26 +228,24 @@ def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learn
     assert lines[-1].endswith(" -m embedlayer demo -o out/demo --minutes 5")
 
 
-def test_roles_have_rates_of_their_own_and_unknown_ones_are_refused(text, tmp_path, capsys) -> None:
+def test_roles_have_rates_of_their_own_and_unknown_ones_are_refused(text, tmp_path) -> None:
     rates = ["--rate", "tables", 0.02, "--rate", "heads", 0.004]
     assert run("train", text, "-o", tmp_path / "run", "--steps", 2, "--untied", *rates, *SMALL) == 0
     assert RunDirectory(tmp_path / "run").options().rates == {"tables": 0.02, "heads": 0.004}
     for wrong, message in (("head", "the roles of parameters are tables, heads,"), ("heads", "A tied head is trained")):
-        assert run("train", text, "-o", tmp_path / wrong, "--steps", 2, "--rate", wrong, 0.1, *SMALL) == 2
-        assert message in capsys.readouterr().err
+        assert message in refused("train", text, "-o", tmp_path / wrong, "--steps", 2, "--rate", wrong, 0.1, *SMALL)
         assert not (tmp_path / wrong / "run.json").exists()
 
 
-def test_torchrun_neither_starts_nor_resumes_a_run_with_mapped_tables(text, tmp_path, capsys, monkeypatch) -> None:
+def test_torchrun_neither_starts_nor_resumes_a_run_with_mapped_tables(text, tmp_path, monkeypatch) -> None:
     mapped = [*SMALL, "--steps", 2, "--value-embedding", "--mapped", "--tokenizer", "byte"]
     assert run("train", text, "-o", tmp_path / "run", *mapped) == 0
     place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     for name, value in place.items():  # as torchrun --nproc-per-node 1 sets them
         monkeypatch.setenv(name, str(value))
     files = {file: file.read_bytes() for file in (tmp_path / "run").rglob("[!.]*") if file.is_file()}
-    assert run("train", text, "-o", tmp_path / "new", *mapped) == 2
-    assert "--mapped is for one process" in capsys.readouterr().err
+    assert "--mapped is for one process" in refused("train", text, "-o", tmp_path / "new", *mapped)
     assert not (tmp_path / "new").exists()
-    assert run("train", "--resume", "-o", tmp_path / "run") == 2
-    assert "which only one process without torchrun can train: leave torchrun out" in capsys.readouterr().err
+    said = refused("train", "--resume", "-o", tmp_path / "run")
+    assert "which only one process without torchrun can train: leave torchrun out" in said
     assert files == {file: file.read_bytes() for file in files}

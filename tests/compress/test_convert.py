@@ -45,7 +45,7 @@ def test_a_name_says_which_kind() -> None:
 
 @looped("name", ["int5", "int4-g", "int4-g7x", "rank=", "rank=-1", "", "INT8", "q4_1"])
 def test_an_unknown_name_is_refused(name) -> None:
-    with pytest.raises(SizeError, match="int8, int4, groups as in int4-g32, GGUF's q8_0 or q4_0, or rank=128"):
+    with pytest.raises(SizeError, match=repr(name)):
         compress_table(TokenEmbedding(9, 4), name)
 
 

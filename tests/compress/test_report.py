@@ -70,7 +70,7 @@ def test_tables_already_made_are_compared_by_the_names_given() -> None:
     rows = compare_compression(table, {"mine": QuantizedEmbedding.from_table(table, symmetric=True)})
     assert rows[1].to == "mine"
     assert 0 < rows[1].row_error < 0.01
-    with pytest.raises(SizeError, match="cannot be compared with one of 100 x 16"):
+    with pytest.raises(SizeError, match="cannot be compared"):
         compare_compression(table, {"other": TokenEmbedding(99, 16)})
     with pytest.raises(SizeError, match="rank 17 exceeds embed_dim 16"):
         compare_compression(table, ["rank=17"])

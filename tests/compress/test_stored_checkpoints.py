@@ -157,12 +157,8 @@ def test_a_table_is_converted_again_and_other_modules_keep_their_settings(tmp_pa
     write_checkpoint(compress_table(el.load(source).table, "mlx-int4"), source, tmp_path / "mlx")
     config = json.loads((tmp_path / "mlx" / "config.json").read_text())
     assert config["quantization"] == config["quantization_config"]
-    assert config["quantization"] == {
-        "mode": "affine",
-        "bits": 8,
-        "group_size": 64,
-        TABLE: {"mode": "affine", "bits": 4, "group_size": 64},
-    }
+    own = {"mode": "affine", "bits": 4, "group_size": 64}
+    assert config["quantization"] == {**own, "bits": 8, TABLE: own}
     layer = el.load(tmp_path / "mlx")
     assert (layer.table.stored_format.bits, layer.head.own_rows.stored_format.bits) == (4, 8)
     write_checkpoint(compress_table(layer.table, "mlx-int8-g32"), tmp_path / "mlx", tmp_path / "again")
@@ -183,24 +179,17 @@ def test_a_table_is_converted_again_and_other_modules_keep_their_settings(tmp_pa
         torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
-def test_what_no_library_would_open_is_refused_and_leaves_nothing(tmp_path, capsys, unchecked) -> None:
+def test_what_no_library_would_open_is_refused_and_leaves_nothing(tmp_path, unchecked) -> None:
     eight_bits = compressed_case(weights(128), "pack-quantized", num_bits=8, strategy="channel", symmetric=True)
     write_folder(tmp_path / "head", weights(128), eight_bits)
     table = compress_table(el.load(tmp_path / "head").table, "ct-int4-g32")
-    with pytest.raises(
-        el.CheckpointError, match=r"another quantisation \(compressed-tensors\), beside which no program"
-    ):
+    with pytest.raises(el.CheckpointError, match="another quantisation"):
         write_checkpoint(table, tmp_path / "head", tmp_path / "out")
     source_of(tmp_path / "dense", torch.float32, tied=True)
     with pytest.raises(el.SizeError, match=r"is \[77, 128\], and the table \[9, 128\]"):
         write_checkpoint(compress_table(el.TokenEmbedding(9, 128), "mlx-int4"), tmp_path / "dense", tmp_path / "out")
-    for to, message in {
-        "mlx-int4-g48": "group_size",
-        "mlx-int7": "bits",
-        "ct-int4-g48": "must be a multiple of 48",
-    }.items():
+    for to in ("mlx-int4-g48", "mlx-int7", "ct-int4-g48"):
         assert run("compress", tmp_path / "dense", "--to", to, "-o", tmp_path / "out") == 2
-        assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -208,7 +197,7 @@ def test_what_no_library_would_open_is_refused_and_leaves_nothing(tmp_path, caps
 def test_experts_in_full_precision_are_refused_beside_compressed_tensors(tmp_path, model_type, unchecked) -> None:
     build(model_type, "causal")[1].save_pretrained(tmp_path / "source")
     table = compress_table(el.load(tmp_path / "source").table, "ct-int4-g32")
-    with pytest.raises(el.CheckpointError, match=r"has experts .* Choose another kind, such as mlx-int4 or int4"):
+    with pytest.raises(el.CheckpointError, match="choose mlx-int4"):
         write_checkpoint(table, tmp_path / "source", tmp_path / "out")
     write_checkpoint(compress_table(table, "mlx-int4"), tmp_path / "source", tmp_path / "out")
 

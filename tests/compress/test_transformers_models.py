@@ -70,7 +70,7 @@ def test_the_table_of_a_static_embedding_is_replaced_and_not_saved_as_another(is
 
 def test_bags_of_several_tables_are_an_error(unchecked) -> None:
     model = torch.nn.Sequential(el.tables.Bag(el.TokenEmbedding(9, 4)), el.tables.Bag(el.TokenEmbedding(9, 4)))
-    with pytest.raises(el.CheckpointError, match=r"several tables \(0, 1\)"):
+    with pytest.raises(el.CheckpointError, match="several tables"):
         replace_table(model, el.TokenEmbedding(9, 4))
 
 
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused(unchecked) -> None:
     with pytest.raises(el.SizeError, match="The table is 98 x 16, the model needs 99 x 16"):
         replace_table(model, el.TokenEmbedding(98, 16))
     el.unpatch(model)
-    with pytest.raises(el.CheckpointError, match=r"call embedlayer\.patch\(model\) first"):
+    with pytest.raises(el.CheckpointError, match="embedlayer.patch"):
         replace_table(model, el.TokenEmbedding(99, 16))
 
 
@@ -121,5 +121,5 @@ def test_a_damaged_folder_is_refused(tmp_path, unchecked) -> None:
     with pytest.raises(el.CheckpointError, match=r"lacks tensors of a GPT2LMHeadModel: .*transformer\.ln_f\.weight"):
         load_model(tmp_path / "out")
     shutil.rmtree(rest)
-    with pytest.raises(el.CheckpointError, match="has no folder model with the blocks"):
+    with pytest.raises(el.CheckpointError, match="has no folder model"):
         load_model(tmp_path / "out")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import run
+from commands import answer, printed
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
@@ -50,15 +50,9 @@ def checkpoint(folder: Path) -> None:
 FOLDERS: dict[str, Callable[[Path], None]] = {"layer": layer, "decoder": decoder, "checkpoint": checkpoint}
 
 
-@pytest.fixture
-def report_of(capsys):
-    """The part of a plan that says what follows the vocabulary of a folder."""
-
-    def plan(folder: Path) -> Any:
-        assert run("plan", "--checkpoint", folder, "--json") == 0
-        return json.loads(capsys.readouterr().out)[0]["vocabulary"]
-
-    return plan
+def report_of(folder: Path) -> Any:
+    """Return the part of a plan that says what follows the vocabulary of a folder."""
+    return answer("plan", "--checkpoint", folder)[0]["vocabulary"]
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*only its|.*blocks:embedlayer.EmbedLayerWarning")
@@ -80,7 +74,7 @@ def entries(content: Any, name: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_a_report_names_what_an_edit_changes(report_of, kind: str, tmp_path: Path) -> None:
+def test_a_report_names_what_an_edit_changes(kind: str, tmp_path: Path) -> None:
     folder, out = tmp_path / "old", tmp_path / "new"
     FOLDERS[kind](folder)
     for name in ("optimizer.pt", "scheduler.pt", "model.onnx"):
@@ -115,7 +109,7 @@ REFUSED: dict[str, dict[str, torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_a_report_says_why_an_edit_is_refused(report_of, kind: str, tmp_path: Path) -> None:
+def test_a_report_says_why_an_edit_is_refused(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "old"
     FOLDERS[kind](folder)
 
@@ -141,7 +135,7 @@ def test_a_report_says_why_an_edit_is_refused(report_of, kind: str, tmp_path: Pa
     check((el.TokenizerError, el.VocabularyError))
 
 
-def test_an_unknown_key_is_a_refusal_and_a_tensor_that_may_belong_to_tokens_a_note(report_of, tmp_path: Path) -> None:
+def test_an_unknown_key_is_a_refusal_and_a_tensor_that_may_belong_to_tokens_a_note(tmp_path: Path) -> None:
     folder = tmp_path / "old"
     checkpoint(folder)
     save_file({TABLE: torch.randn(V, D), "prior.weight": torch.randn(V)}, folder / "model.safetensors")
@@ -153,15 +147,14 @@ def test_an_unknown_key_is_a_refusal_and_a_tensor_that_may_belong_to_tokens_a_no
     assert "generation_config.json has call_id = 7" in report_of(folder)["refused"]
 
 
-def test_plan_prints_the_report_in_80_columns(tmp_path: Path, capsys) -> None:
+def test_plan_prints_the_report_in_80_columns(tmp_path: Path) -> None:
     folder = tmp_path / "old"
     checkpoint(folder)
     (folder / "optimizer.pt").write_bytes(b"of the old vocabulary")
     ids = {f"{name}_token_id": 10 + place for place, name in enumerate("bos pad sep cls mask decoder_start".split())}
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | ids))
-    assert run("plan", "--checkpoint", folder) == 0
-    text = capsys.readouterr().out
+    text = printed("plan", "--checkpoint", folder)
     assert f"tensors    {TABLE} (280 x 8), {HEAD} (280 x 8), " in text
     assert "token IDs  config.json: eos_token_id = 270\n" in text
     assert "\n           generation_config.json: eos_token_id = [270, 271], suppress_tokens =" in text

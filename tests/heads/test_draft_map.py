@@ -96,7 +96,7 @@ def test_a_missing_file_and_a_pickled_checkpoint_are_refused_by_name(tmp_path: P
     with pytest.raises(el.FileError, match="no folder or file"):
         load_draft_tokens(tmp_path / "none.safetensors")
     torch.save(GOOD, tmp_path / "pytorch_model.bin")
-    with pytest.raises(el.CheckpointError, match=r"pytorch_model.bin is a pickle.*(?s:.*)Convert it once"):
+    with pytest.raises(el.CheckpointError, match="pytorch_model.bin is a pickle"):
         load_draft_tokens(tmp_path)
 
 

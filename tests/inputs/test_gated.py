@@ -5,7 +5,7 @@ import torch
 from decoders import small
 from kinds import ngrams
 
-from embedlayer import SizeError, TokenEmbedding
+from embedlayer import TokenEmbedding
 from embedlayer.inputs import GatedEmbedding
 
 
@@ -26,12 +26,3 @@ def test_the_convolution_reaches_over_the_longest_n_gram(kernel_size, names) -> 
     assert sum("conv" in name for name, _ in injection.named_parameters()) >= names
     assert injection.dilation == 3
     assert GatedEmbedding(TokenEmbedding(50, 8), 24, block=0).dilation == 1
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(SizeError, match="There is no block 2"):
-        small(injections=[GatedEmbedding(ngrams(), 24, block=2)])
-    with pytest.raises(SizeError, match="has width 16, the decoder has 24"):
-        small(injections=[GatedEmbedding(ngrams(), 16, block=1)])
-    with pytest.raises(SizeError, match="kernel_size must be at least 0, not -1"):
-        GatedEmbedding(ngrams(), 24, block=1, kernel_size=-1)

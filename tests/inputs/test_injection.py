@@ -1,12 +1,23 @@
 """The points where the vectors of additional tables enter a decoder."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from covering import looped
 from decoders import small
+from kinds import ngrams
 
 from embedlayer import LookupTable, SizeError, TokenEmbedding
-from embedlayer.inputs import AddedEmbedding, EmbeddingInjection, InjectionContext, ValueEmbedding
+from embedlayer.inputs import (
+    AddedEmbedding,
+    EmbeddingInjection,
+    GatedEmbedding,
+    InjectionContext,
+    PerLayerEmbedding,
+    PerLayerInputs,
+    ValueEmbedding,
+)
 
 IDS = torch.randint(1, 50, (2, 10))
 
@@ -60,26 +71,25 @@ def test_a_decoder_calls_each_hook_at_its_point_and_looks_up_once() -> None:
     assert injection.config["table"]["kind"] == "token_embedding"
 
 
+def value(heads: int = 4, width: int = 24, blocks: Sequence[int] = (1,), channels: int = 8) -> ValueEmbedding:
+    return ValueEmbedding(TokenEmbedding(50, width), heads, blocks=blocks, gate_channels=channels)
+
+
 @looped(
-    "build, message",
+    "build",
     [
-        (lambda: AddedEmbedding(TokenEmbedding(50, 12)), "has width 12, the decoder has 24"),
-        (lambda: AddedEmbedding(TokenEmbedding(50, 12), 0), "width must be at least 1, not 0"),
-        (lambda: ValueEmbedding(TokenEmbedding(50, 12), 4, blocks=[1], gate_channels=8), "4 heads of width 6"),
-        (lambda: ValueEmbedding(TokenEmbedding(50, 24), 2, blocks=[1], gate_channels=8), "2 of width 12"),
-        (lambda: ValueEmbedding(TokenEmbedding(50, 24), 4, blocks=[2], gate_channels=8), "There is no block 2"),
-        (lambda: ValueEmbedding(TokenEmbedding(50, 24), 4, blocks=[1], gate_channels=32), "gate_channels 32 exceeds"),
-        (lambda: ValueEmbedding(TokenEmbedding(50, 24), 5, blocks=[1]), "cannot be divided into 5 heads"),
-        (lambda: ValueEmbedding(TokenEmbedding(50, 24), 4, blocks=[]), "at least one, not"),
+        lambda: AddedEmbedding(TokenEmbedding(50, 12)),
+        lambda: GatedEmbedding(ngrams(), 24, block=2),
+        lambda: GatedEmbedding(ngrams(), 24, block=1, kernel_size=-1),
+        lambda: PerLayerEmbedding(TokenEmbedding(50, 18), 24, num_layers=3),
+        lambda: PerLayerEmbedding(TokenEmbedding(50, 12), 24),
+        lambda: PerLayerEmbedding(PerLayerInputs(TokenEmbedding(50, 12), 24, 2), num_layers=3),
+        lambda: PerLayerInputs(TokenEmbedding(50, 12), 24, 5),
+        *(lambda options=options: value(**options) for options in ({"width": 12}, {"heads": 2}, {"heads": 5})),
+        *(lambda channels=channels: value(channels=channels) for channels in (0, 32)),
+        *(lambda blocks=blocks: value(blocks=blocks) for blocks in ([2], [], [1, 1], [-1, 1])),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(build, message) -> None:
-    with pytest.raises(SizeError, match=message):
+def test_sizes_that_do_not_fit_the_decoder_are_refused(build) -> None:
+    with pytest.raises(SizeError):
         small(injections=[build()])
-
-
-def test_block_numbers_are_distinct_and_not_negative() -> None:
-    assert tuple(ValueEmbedding(TokenEmbedding(50, 24), 4, blocks=[3, 1]).blocks) == (3, 1)
-    for blocks in ([1, 1], [-1, 1]):
-        with pytest.raises(SizeError, match="distinct block numbers"):
-            ValueEmbedding(TokenEmbedding(50, 24), 4, blocks=blocks)

@@ -248,33 +248,22 @@ def test_head_sizes_are_consecutive_primes_that_leave_few_rows(rows) -> None:
     assert rows * 0.94 <= ngrams.num_rows <= rows
 
 
-BAD = {
-    "at least 2 tokens; max_order is 1": lambda: NgramHash.for_rows(99, V, max_order=1),
-    "at least 2 tokens": lambda: NgramHash(V, [3], [], pad_id=0),
-    "at least 1 hash head, not 0": lambda: NgramHash.for_rows(99, V, heads=0),
-    r"\[2, 1\] heads for each order": lambda: NgramHash(V, [1, 3, 5], [[7, 11], [13]], pad_id=0),
-    "must be at least 1": lambda: NgramHash(V, [1, -3], [[7]], pad_id=0),
-    "exceeds int64: the largest ID for this multiplier is 1": lambda: NgramHash(V, [1, 1 << 62], [[7]], pad_id=0),
-    r"The compressed ID 8 times": lambda: NgramHash(2, [1, 1 << 60], [[7]], pad_id=8),
-    "IDs from 0 to 100, where 2 compressed IDs are those from 0 to 1": lambda: NgramHash(
-        4, [2**61 + 1, 3], [[5]], pad_id=0, token_map=torch.tensor([0, 1, 2, 100]), compressed_size=2
-    ),
-    "IDs from -1 to 29, where 30": lambda: NgramHash(V, [1, 3], [[7]], pad_id=0, token_map=MAP.where(MAP != 3, -1)),
-    "Layer 4 is not one of the layers": lambda: NgramHash.engram(MAP, [9], layer_id=4, layer_ids=[1]),
-    "16 rows have no room for 4 heads of distinct prime sizes, which need 17": lambda: NgramHash.for_rows(
-        16, V, heads=2
-    ),
-    "The hash needs [0-9]+ rows and the table has 17": lambda: NgramEmbedding(
-        HASHES["for rows"](), el.TokenEmbedding(17, 2)
-    ),
-    "embed_dim 13 must be a multiple of the 6 rows": lambda: NgramEmbedding.dense(HASHES["for rows"](), 13),
-}
+BAD = [
+    lambda: NgramHash(V, [1, 3, 5], [[7, 11]], pad_id=0),
+    *(lambda m=m: NgramHash(V, [1, m], [[7]], pad_id=0) for m in (-3, 1 << 62)),
+    lambda: NgramHash(2, [1, 1 << 60], [[7]], pad_id=8),
+    lambda: NgramHash(4, [3, 3], [[5]], pad_id=0, token_map=torch.tensor([0, 1, 2, 9]), compressed_size=2),
+    *(lambda m=m: NgramHash(V, [1, 3], [[7]], pad_id=0, token_map=m) for m in (MAP.where(MAP != 3, -1), MAP[1:])),
+    lambda: NgramHash.for_rows(16, V, heads=2),  # 2 + 3 + 5 + 7 are needed
+    lambda: NgramEmbedding(HASHES["for rows"](), el.TokenEmbedding(17, 2)),
+    lambda: NgramEmbedding.dense(HASHES["for rows"](), 13),
+]
 
 
-@looped("message", BAD)
-def test_sizes_that_do_not_fit_are_refused(message) -> None:
-    with pytest.raises(el.SizeError, match=message):
-        BAD[message]()
+@looped("build", BAD)
+def test_sizes_that_do_not_fit_are_refused(build) -> None:
+    with pytest.raises(el.SizeError):
+        build()
 
 
 @looped("bad", [-1, 30, 1 << 62])
@@ -284,33 +273,23 @@ def test_a_loaded_token_map_with_ids_outside_those_of_the_configuration_is_refus
     layer.save_pretrained(tmp_path)
     state["hash.token_map"][7] = bad
     save_file(state, tmp_path / "model.safetensors")
-    message = "hash.token_map has compressed IDs from .* where 30 compressed IDs are those from 0 to 29"
     for load in (lambda: NgramEmbedding.from_pretrained(tmp_path), lambda: layer.load_state_dict(state)):
-        with pytest.raises(el.CheckpointError, match=message):
+        with pytest.raises(el.CheckpointError):
             load()
     assert torch.equal(layer.hash.token_map, MAP)
 
 
 def test_bad_ids_and_masks_are_refused() -> None:
-    layer = embedding()
-    with pytest.raises(el.TokenIdError, match="token id 60 at row 1, column 0 is outside this table of 60 rows"):
+    layer, ids = embedding(), torch.ones(2, 4, dtype=torch.int64)
+    with pytest.raises(el.TokenIdError):
         layer([[0, 1], [V, 1]])
     with pytest.raises(el.TokenIdError):
         NgramHash.engram(MAP, [9], layer_id=0, pad_token_id=V)
-    with pytest.raises(el.ShapeError, match=r"needs sequences of IDs, \(T,\) or \(B, T\), not \(\)"):
-        layer(3)
-    ids = torch.ones(2, 4, dtype=torch.int64)
+    for wrong in (torch.tensor(3), ids[None]):
+        with pytest.raises(el.ShapeError):
+            layer(wrong)
     for row in ([1, 0, 1, 1], [1, 2, 1, 0], [0, 3, 0, 3]):
-        with pytest.raises(el.ShapeError, match="without padding inside of one; found row 1"):
+        with pytest.raises(el.ShapeError):
             layer(ids, torch.tensor([[1, 1, 1, 1], row]))
-    with pytest.raises(el.ShapeError, match=r"of shape \(2, 4\), one for each token.*found shape \(2, 3\)"):
-        layer(ids, torch.ones(2, 3).int())
-    state: dict[str, Any] = {}
-    layer(ids, None, state)
-    with pytest.raises(el.ShapeError, match="The state is of 2 sequences and the new tokens are of 1"):
-        layer(ids[:1], None, state)
-    assert torch.equal(
-        layer(ids, torch.tensor([[0, 0, 1, 1], [2, 2, 5, 5]]) > 0), layer(ids, torch.tensor([[0, 0, 1, 1], [1] * 4]))
-    )
-    with pytest.raises(el.ShapeError, match="token_map must have one int64 number for each of 9 tokens"):
-        NgramHash(9, [1, 3], [[7]], pad_id=0, token_map=MAP)
+    whole, right = torch.tensor([[0, 0, 1, 1], [2, 2, 5, 5]]) > 0, torch.tensor([[0, 0, 1, 1], [1] * 4])
+    assert torch.equal(layer(ids, whole), layer(ids, right))

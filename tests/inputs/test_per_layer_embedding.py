@@ -1,10 +1,9 @@
 """Per-layer embeddings in a decoder."""
 
-import pytest
 import torch
 from decoders import small
 
-from embedlayer import SizeError, TokenEmbedding
+from embedlayer import TokenEmbedding
 from embedlayer.inputs import PerLayerEmbedding, PerLayerInputs
 
 
@@ -21,12 +20,6 @@ def test_each_block_is_followed_by_the_addend_of_its_own_columns() -> None:
         torch.testing.assert_close(states[number + 1], output + added)
 
 
-def test_another_number_of_blocks_is_refused() -> None:
-    inputs = PerLayerInputs(TokenEmbedding(50, 3 * 6), 24, 3)
-    with pytest.raises(SizeError, match="are for 3 blocks, the decoder has 2"):
-        small(injections=[PerLayerEmbedding(inputs)])
-
-
 def test_it_takes_a_table_as_the_other_injections_do() -> None:
     table = TokenEmbedding(50, 2 * 6)
     injection = PerLayerEmbedding(table, 24, num_layers=2)
@@ -35,7 +28,3 @@ def test_it_takes_a_table_as_the_other_injections_do() -> None:
     again = type(model).from_config(model.config)
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(ids), model(ids))
-    with pytest.raises(SizeError, match=r"PerLayerEmbedding\(table, width, num_layers=...\) needs both sizes"):
-        PerLayerEmbedding(table, 24)
-    with pytest.raises(SizeError, match="their own sizes: 24 and 2 blocks"):
-        PerLayerEmbedding(PerLayerInputs(table, 24, 2), num_layers=3)

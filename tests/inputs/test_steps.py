@@ -30,7 +30,7 @@ def test_vectors_in_place_of_ids_have_no_look_up() -> None:
     steps = list(layer.trace(inputs_embeds=vectors))
     assert [step.name for step in steps] == ["position"]
     assert torch.equal(steps[-1].vectors, layer(inputs_embeds=vectors))
-    with pytest.raises(el.SizeError, match="exactly one"):
+    with pytest.raises(el.SizeError):
         next(layer.trace(IDS, inputs_embeds=vectors))
 
 

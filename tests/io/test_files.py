@@ -157,11 +157,11 @@ def contents(path):
     return {str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()}
 
 def replace(path):
-    if kind != "folder":
+    if "folder" not in kind:
         with (files.new_file if kind == "new file" else files.replace_file)(path) as partial:
             partial.write_text("new" * 10_000)
         return
-    with files.replace_folder(path) as partial:
+    with (files.new_folder if kind == "new folder" else files.replace_folder)(path) as partial:
         for name in ("new", "both"):
             (partial / name).write_text("new " + name)
         (partial / "inner").mkdir()
@@ -193,13 +193,15 @@ for kind in kinds:
             ended = code == 0
             missing = not path.exists()
             files.recover_folder(path)
-            if kind != "folder":
-                found = "old" if kind == "new file" and missing else path.read_text()
+            if missing and kind.startswith("new"):
+                found = "old"
+            elif "folder" not in kind:
+                found = path.read_text()
                 assert found in ("old", "new" * 10_000), found
                 found = found[:3]
             else:
                 found = contents(path)
-                assert found in (old, new), found
+                assert found == new or (found == old and kind == "folder"), found
                 found = "old" if found == old else "new"
             assert not ended or found == "new"
             files.remove_partials(path)
@@ -212,7 +214,7 @@ for kind in kinds:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each kill is of a process made by fork")
 @pytest.mark.parametrize("system", some(["Linux", "POSIX"], SYSTEMS), indirect=True)
 def test_a_process_killed_at_any_operation_leaves_the_old_or_the_new_whole(system: str) -> None:
-    kinds = ["file", "folder", "new file"]
+    kinds = ["file", "folder", "new file", "new folder"]
     code = [sys.executable, "-c", KILLS, system, *kinds]
     paths = os.pathsep.join((str(Path(__file__).parents[1]), *sys.path))
     result = subprocess.run(code, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": paths})
@@ -221,7 +223,7 @@ def test_a_process_killed_at_any_operation_leaves_the_old_or_the_new_whole(syste
         assert int(kills) > 8
         if kind == "folder" and system == "POSIX":
             assert "('old', True)" in seen  # it was missing, and is put back
-        elif kind != "new file":
+        elif not kind.startswith("new"):
             assert "True" not in seen
 
 
@@ -229,7 +231,7 @@ def test_an_old_folder_that_cannot_be_put_back_is_named(tmp_path: Path, monkeypa
     (tmp_path / ".a.12345678.old").mkdir()
     (tmp_path / ".a.b.12345678.old").mkdir()  # of another folder
     monkeypatch.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-    with pytest.raises(FileError, match=r"cannot be renamed: Permission denied\. Rename it to a"):
+    with pytest.raises(FileError, match="Permission denied"):
         files.recover_folder(tmp_path / "a")
     monkeypatch.undo()
     assert files.recover_folder(tmp_path / "a").is_dir()
@@ -237,16 +239,13 @@ def test_an_old_folder_that_cannot_be_put_back_is_named(tmp_path: Path, monkeypa
 
 
 def test_what_is_missing_or_no_json_or_no_folder_is_named(tmp_path: Path) -> None:
-    for content, error, message in (
-        (None, FileError, "Cannot read"),
-        ("{", CheckpointError, "not JSON"),
-        ("[1]", CheckpointError, "list where an object is expected"),
-    ):
-        if content is not None:
-            (tmp_path / "config.json").write_text(content)
-        with pytest.raises(error, match=message):
+    with pytest.raises(FileError):
+        el.TokenEmbedding.from_pretrained(tmp_path)
+    for content in ("{", "[1]"):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(CheckpointError, match="config.json"):
             el.TokenEmbedding.from_pretrained(tmp_path)
-    with pytest.raises(FileError, match="Cannot write into the folder"):
+    with pytest.raises(FileError):
         el.TokenEmbedding(2, 2).save_pretrained(tmp_path / "config.json" / "inner")
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shlex
 import struct
 import tracemalloc
 from pathlib import Path
@@ -34,6 +33,10 @@ def write_raw(path, header: object, body: bytes = b"", length: int | None = None
     path.write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + body)
 
 
+def info(shape: object, offsets: object, dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
 def test_tensors_are_those_that_safetensors_wrote(tmp_path, tensors) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     stored = Checkpoint.open(tmp_path)
@@ -56,10 +59,7 @@ def test_writing_to_what_was_read_does_not_change_the_file(tmp_path, tensors) ->
 def test_only_what_is_asked_for_is_read(tmp_path) -> None:
     table = torch.randn(10, 4)
     huge = 1 << 40
-    header = {
-        "other": {"dtype": "F32", "shape": [huge // 4], "data_offsets": [0, huge]},
-        "wte.weight": {"dtype": "F32", "shape": [10, 4], "data_offsets": [huge, huge + 160]},
-    }
+    header = {"other": info([huge // 4], [0, huge]), "wte.weight": info([10, 4], [huge, huge + 160])}
     path = tmp_path / "model.safetensors"
     write_raw(path, header)
     start = path.stat().st_size
@@ -77,10 +77,7 @@ def test_a_table_larger_than_memory_is_read_by_rows(tmp_path) -> None:
     """100 GB, which torch cannot map copy-on-write; the pages between the rows are a hole in the file."""
     rows, width = 25_000_000, 1000
     nbytes = rows * width * 4
-    header = {
-        "wte.weight": {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, nbytes]},
-        "bias": {"dtype": "F32", "shape": [], "data_offsets": [nbytes, nbytes + 4]},
-    }
+    header = {"wte.weight": info([rows, width], [0, nbytes]), "bias": info([], [nbytes, nbytes + 4])}
     path = tmp_path / "model.safetensors"
     write_raw(path, header)
     start = path.stat().st_size
@@ -96,10 +93,7 @@ def test_a_table_larger_than_memory_is_read_by_rows(tmp_path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     stored = Checkpoint.open(tmp_path)
     table = stored.info("wte.weight")
-    assert torch.equal(
-        table.read_rows(torch.tensor([rows - 1, 0, 12_345_678])),
-        torch.stack([known[r] for r in (rows - 1, 0, 12_345_678)]),
-    )
+    assert torch.equal(table.read_rows(torch.tensor([*known])), torch.stack([*known.values()]))
     assert torch.equal(table.read_rows(slice(12_345_677, 12_345_679))[1], known[12_345_678])
     assert stored.read("bias") == 0.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
@@ -107,11 +101,8 @@ def test_a_table_larger_than_memory_is_read_by_rows(tmp_path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool])
 def test_rows_are_those_of_the_whole_tensor(tmp_path, dtype) -> None:
-    stored = {
-        "a": torch.randn(5, 2, 3).to(dtype),
-        "scalar": torch.ones((), dtype=dtype),
-        "empty": torch.empty(0, 4).to(dtype),
-    }
+    stored = {"a": torch.randn(5, 2, 3).to(dtype), "scalar": torch.ones((), dtype=dtype)}
+    stored["empty"] = torch.empty(0, 4).to(dtype)
     save_file(stored, tmp_path / "model.safetensors")
     weights = Checkpoint.open(tmp_path)
     picked = torch.tensor([4, 0, 4])
@@ -123,7 +114,7 @@ def test_rows_are_those_of_the_whole_tensor(tmp_path, dtype) -> None:
 
 def test_a_tensor_at_an_odd_offset_is_read(tmp_path) -> None:
     values = torch.randn(3)
-    raw = json.dumps({"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode()
+    raw = json.dumps({"x": info([3], [0, 12])}).encode()
     write_raw(tmp_path / "a.safetensors", raw.ljust(len(raw) // 8 * 8 + 9), values.numpy().tobytes())
     read = Checkpoint.open(tmp_path / "a.safetensors").read("x")
     assert torch.equal(read, values)
@@ -150,24 +141,12 @@ def test_of_a_sharded_checkpoint_only_the_shards_with_the_tensor_are_opened(tmp_
         stored.read("d")
 
 
-def test_a_tensor_that_its_shard_does_not_hold_is_named(tmp_path) -> None:
-    save_file({"a": torch.ones(3)}, tmp_path / "one.safetensors")
-    shards(tmp_path, b="one.safetensors")
-    with pytest.raises(el.CheckpointError, match=r"no tensor 'b' in one.safetensors"):
-        Checkpoint.open(tmp_path).info("b")
-
-
-def test_a_shard_outside_the_folder_is_refused(tmp_path) -> None:
-    for name in ("../one.safetensors", "/etc/passwd", "sub/one.safetensors", "..", "a\\b.safetensors", "", "\0"):
+def test_a_shard_outside_the_folder_and_a_pickle_are_refused(tmp_path) -> None:
+    outside = ("../one.safetensors", "/etc/passwd", "sub/one.safetensors", "..", "a\\b.safetensors", "", "\0")
+    for name in (*outside, "pytorch_model-1.bin"):
         shards(tmp_path, a=name)
-        with pytest.raises(el.CheckpointError, match="refused"):
+        with pytest.raises(el.CheckpointError, match="names the shard"):
             Checkpoint.open(tmp_path)
-
-
-def test_an_index_of_pickles_is_refused(tmp_path) -> None:
-    (tmp_path / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "pytorch_model-1.bin"}}')
-    with pytest.raises(el.CheckpointError, match=r"pytorch_model-1.bin', which is no safetensors file"):
-        Checkpoint.open(tmp_path / "pytorch_model.bin.index.json")
 
 
 def test_an_index_that_is_none_is_refused(tmp_path) -> None:
@@ -177,31 +156,18 @@ def test_an_index_that_is_none_is_refused(tmp_path) -> None:
             Checkpoint.open(tmp_path)
 
 
-def test_pickles_are_refused_with_the_line_that_converts_them(tmp_path) -> None:
-    weights = {"wte.weight": torch.randn(5, 2)}
-    weights["lm_head.weight"] = weights["wte.weight"]
-    torch.save(weights, tmp_path / "pytorch_model.bin")
-    with pytest.raises(el.CheckpointError, match="is a pickle") as caught:
-        Checkpoint.open(tmp_path)
-    with pytest.raises(el.CheckpointError, match="is a pickle"):
-        Checkpoint.open(tmp_path / "pytorch_model.bin")
-    (tmp_path / "renamed.safetensors").write_bytes((tmp_path / "pytorch_model.bin").read_bytes())
-    with pytest.raises(el.CheckpointError, match="is a pickle"):
-        Checkpoint.open(tmp_path / "renamed.safetensors").names  # noqa: B018
-    (tmp_path / "renamed.safetensors").unlink()
-
-    line = str(caught.value).splitlines()[-1]
-    assert not set("$`!") & set(line)  # which shells would replace
-    python, *words = shlex.split(line)
-    assert python == "python"
-    code, _, errors = run_program(*words, cwd=tmp_path)
-    assert code == 0, errors
-    assert torch.equal(Checkpoint.open(tmp_path).read("lm_head.weight"), weights["wte.weight"])
+def test_pickles_are_refused(tmp_path) -> None:
+    for name in ("pytorch_model.bin", "renamed.safetensors"):
+        torch.save({"wte.weight": torch.randn(5, 2)}, tmp_path / name)
+        for path in (tmp_path, tmp_path / name):
+            with pytest.raises(el.CheckpointError, match="is a pickle"):
+                Checkpoint.open(path).names  # noqa: B018
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize("length", [0x80, 0x0280, 0x0480, 0x4B50])
 def test_a_header_whose_length_looks_like_a_pickle_is_a_header(tmp_path, length) -> None:
-    raw = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode().ljust(length)
+    raw = json.dumps({"a": info([4], [0, 4], "U8")}).encode().ljust(length)
     write_raw(tmp_path / "model.safetensors", raw, b"1234")
     assert Checkpoint.open(tmp_path).read("a").tolist() == [49, 50, 51, 52]
     whole = (tmp_path / "model.safetensors").read_bytes()
@@ -210,49 +176,31 @@ def test_a_header_whose_length_looks_like_a_pickle_is_a_header(tmp_path, length)
         Checkpoint.open(tmp_path / "cut.safetensors").names  # noqa: B018
 
 
-def test_several_files_without_an_index_are_not_guessed_among(tmp_path) -> None:
+def test_a_folder_of_no_file_or_of_several_without_an_index_is_refused(tmp_path) -> None:
+    with pytest.raises(el.FileError):
+        Checkpoint.open(tmp_path)
     for name in ("a", "b"):
         save_file({name: torch.ones(1)}, tmp_path / f"{name}.safetensors")
-    with pytest.raises(el.CheckpointError, match="2 safetensors files and no"):
+    with pytest.raises(el.CheckpointError):
         Checkpoint.open(tmp_path)
 
 
-def test_an_empty_folder_is_a_file_error(tmp_path) -> None:
-    with pytest.raises(el.FileError, match="no safetensors"):
-        Checkpoint.open(tmp_path)
-
-
-def info(shape: object, offsets: object, dtype: str = "F32") -> dict[str, object]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-
-
-DAMAGED: list[tuple[object, bytes, str]] = [
-    (b"{]", b"", "invalid JSON"),
-    (b"[" * 100_000, b"", "invalid JSON"),
-    (b"\xff\xfe", b"", "invalid UTF-8"),
-    ([], b"", "invalid type: sequence"),
-    ({"a": 1}, b"", "expected struct TensorInfo"),
-    ({"__metadata__": 1}, b"", "expected a map"),
-    ({"a": info([1], [0, 4])}, b"", "file not fully covered"),
-    ({"a": info([1], [-4, 0])}, b"1234", "invalid value: integer `-4`"),
-    ({"a": info([1], [4, 0])}, b"1234", "invalid offset for tensor `a`"),
-    ({"a": info([1], [0])}, b"1234", "expected a tuple of size 2"),
-    ({"a": info([True], [0, 4])}, b"1234", "boolean `true`"),
-    ({"a": info([2**62, 2**62], [0, 4])}, b"1234", "overflow computing buffer size"),
-    ({"a": info([1] * 17, [0, 4])}, b"1234", "17 dimensions"),
-    ({"a": info([4], [0, 4], "U8"), "b": info([2], [2, 4], "U8")}, b"1234", "invalid offset for tensor `b`"),
+NO_HEADERS: list[object] = [b"{]", b"[" * 100_000, b"\xff\xfe", [], {"a": 1}, {"__metadata__": 1}]
+DAMAGED: list[tuple[object, bytes]] = [
+    *((header, b"") for header in NO_HEADERS),
+    ({"a": info([1], [0, 4])}, b""),
+    *(({"a": info([1], offsets)}, b"1234") for offsets in ([-4, 0], [4, 0], [0])),
+    *(({"a": info(shape, [0, 4])}, b"1234") for shape in ([True], [2**62, 2**62], [1] * 17)),
+    ({"a": info([4], [0, 4], "U8"), "b": info([2], [2, 4], "U8")}, b"1234"),
 ]
 
 
 def test_a_header_that_cannot_be_is_refused(tmp_path) -> None:
     path = tmp_path / "model.safetensors"
-    for header, body, message in DAMAGED:
-        write_raw(path, header, body)
-        with pytest.raises(el.CheckpointError, match=message):
-            Checkpoint.open(path).names  # noqa: B018
-    for header, length, message in ((b"", 1, "invalid header length"), (b"{}", 1 << 62, "header too large")):
-        write_raw(path, header, b"", length)
-        with pytest.raises(el.CheckpointError, match=message):
+    cases: list[tuple[object, bytes, int | None]] = [(header, body, None) for header, body in DAMAGED]
+    for header, body, length in (*cases, (b"", b"", 1), (b"{}", b"", 1 << 62)):
+        write_raw(path, header, body, length)
+        with pytest.raises(el.CheckpointError, match=str(path)):
             Checkpoint.open(path).names  # noqa: B018
 
 
@@ -269,7 +217,7 @@ def test_a_header_over_the_formats_limit_is_refused_unread(tmp_path) -> None:
 
 def test_a_type_that_is_not_known_is_refused_only_when_it_is_asked_for(tmp_path) -> None:
     path = tmp_path / "model.safetensors"
-    write_raw(path, {"a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}, b"1234")
+    write_raw(path, {"a": info([8], [0, 4], "F4")}, b"1234")
     stored = Checkpoint.open(path)
     assert stored.info("a").nbytes == 4
     with pytest.raises(el.CheckpointError, match="stored as F4"):
@@ -336,12 +284,11 @@ def test_no_bytes_crash_the_reader(tmp_path, raw) -> None:
 
 def test_a_file_of_another_kind_and_a_place_with_nothing_are_said_to_be_so(tmp_path) -> None:
     (tmp_path / "notes.txt").write_text("not a checkpoint at all")
-    with pytest.raises(el.CheckpointError, match="another kind of file"):
+    with pytest.raises(el.CheckpointError, match="notes.txt"):
         Checkpoint.open(tmp_path / "notes.txt").names  # noqa: B018
-    with pytest.raises(el.FileError, match="no folder or file"):
-        Checkpoint.open(tmp_path / "nowhere")
-    with pytest.raises(el.FileError, match="Cannot read"):
-        Checkpoint.open(Path("a" * 5000))
+    for path in (tmp_path / "nowhere", Path("a" * 5000)):
+        with pytest.raises(el.FileError):
+            Checkpoint.open(path)
 
 
 def test_a_full_disk_leaves_the_old_tensors(tmp_path: Path) -> None:

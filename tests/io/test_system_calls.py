@@ -48,7 +48,7 @@ def test_the_start_of_the_machine_is_known_or_a_folder_that_was_left_open_is_ref
     if system != "POSIX":
         assert MappedEmbedding.resume(trained).weight.shape == (50, 4)
         return
-    with pytest.raises(CheckpointError, match="does not tell whether the machine has stopped since, so its rows"):
+    with pytest.raises(CheckpointError):
         MappedEmbedding.resume(trained)
     (trained / "open.json").unlink()
     assert MappedEmbedding.resume(trained).weight.shape == (50, 4)

@@ -26,7 +26,7 @@ REFUSED = {
         "saved table": "is a saved TokenEmbedding, which has no transformer blocks",
         "saved layer": "is a saved TransformerEmbedding, which has no transformer blocks",
         "GPT-2 folder": "lacks 14 tensors of a whole GPT2LMHeadModel",
-        "BERT folder": "is a BertModel, which is no causal language model",
+        "BERT folder": "is no causal language model: BertModel",
         "unknown family": "transformers cannot load SOURCE as a causal language model",
         **dict.fromkeys(("word2vec", "GloVe", ".npy"), "is a file of vectors, which has no transformer blocks"),
         "hub name, offline": "Only the embedding layer of SOURCE is read from the hub",

@@ -188,9 +188,12 @@ def test_a_patched_model_follows_the_setters_of_transformers(task, kind) -> None
     assert_same(patched, plain, ids)
 
 
-@pytest.mark.parametrize("kind", some(["t5"], ["t5", "bart"]))
-def test_a_sequence_to_sequence_model_is_saved_and_read_as_before(kind, tmp_path) -> None:
-    plain = built("seq2seq", kind).eval()
+SAVED = [("seq2seq", "t5"), ("causal", "gpt2"), ("causal", "gemma")]
+
+
+@pytest.mark.parametrize(("task", "kind"), some(SAVED, [*SAVED, ("seq2seq", "bart"), ("causal", "opt")]))
+def test_a_patched_model_generates_and_is_saved_as_before(task, kind, tmp_path) -> None:
+    plain = built(task, kind).eval()
     patched = patch(copy.deepcopy(plain))
     ids = IDS.clamp(min=3)
     options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids)}
@@ -287,10 +290,10 @@ def test_a_row_sparse_model_trains_and_is_saved_as_the_plain_one(task, kind, opt
 def test_row_sparse_look_ups_of_a_tied_weight_are_refused(task, kind) -> None:
     model = built(task, kind)
     kinds = [type(module) for module in model.modules()]
-    with pytest.raises(CheckpointError, match="shares the table's weight.*tie_word_embeddings=False"):
+    with pytest.raises(CheckpointError, match="shares the table's weight"):
         patch(model, row_sparse=True)
     assert [type(module) for module in model.modules()] == kinds
-    with pytest.raises(CheckpointError, match="patched already: unpatch it first"):
+    with pytest.raises(CheckpointError, match="unpatch it first"):
         patch(patch(model), row_sparse=True)
 
 
@@ -347,7 +350,7 @@ def test_hooks_of_every_kind_go_along_and_can_be_removed(hook) -> None:
 def test_a_forward_of_its_own_and_a_look_up_that_does_more_are_refused() -> None:
     model = built("causal", "llama")
     model.model.embed_tokens.forward = model.model.embed_tokens.forward
-    with pytest.raises(CheckpointError, match="before hooks replace a forward"):
+    with pytest.raises(CheckpointError, match="replaced forward"):
         patch(model)
     assert type(model.lm_head) is nn.Linear
 

@@ -34,18 +34,12 @@ def test_a_tied_head_starts_near_ln_v_only_from_small_rows():
 
 
 def test_the_tour_prints_a_line_a_stop_within_80_columns(capsys):
+    np.random.seed(0)
     tour = demonstrate_embeddings()
     lines = capsys.readouterr().out.splitlines()
     assert lines == str(tour).splitlines()
     assert [line[0] for line in lines] == list("1234567")
     assert max(map(len, lines)) <= 80
-    demonstrate_embeddings(verbose=False)
+    np.random.seed(0)
+    assert str(demonstrate_embeddings(verbose=False)) == str(tour)
     assert capsys.readouterr().out == ""
-
-
-def test_a_numpy_seed_fixes_the_tour():
-    def shown() -> str:
-        np.random.seed(5)
-        return str(demonstrate_embeddings(verbose=False))
-
-    assert shown() == shown()

@@ -138,7 +138,7 @@ def test_every_parameter_gets_a_gradient() -> None:
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    wrong = {"num_heads": 5}, {"dropout": 3.0}, {"num_kv_heads": 3}, {"head": OutputHead(vocab_size=51, embed_dim=24)}
+    wrong = {"num_heads": 5}, {"num_kv_heads": 3}, {"head": OutputHead(vocab_size=51, embed_dim=24)}
     for options in wrong:
         with pytest.raises(SizeError):
             small(**options)

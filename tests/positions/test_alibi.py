@@ -5,23 +5,6 @@ import torch
 
 from embedlayer import AlibiBias
 
-
-def test_eight_heads_fall_linearly_on_both_sides_with_the_slopes_of_the_paper() -> None:
-    at, slopes = torch.arange(5), torch.tensor([2.0**-i for i in range(1, 9)])
-    expected = -slopes[:, None, None] * (at[:, None] - at).abs()
-    torch.testing.assert_close(AlibiBias(8).bias(at, at)[0], expected)
-
-
-def test_it_depends_on_the_distance_only_and_on_each_rows_positions() -> None:
-    position = AlibiBias(4)
-    places = torch.arange(5)
-    assert torch.equal(position.bias(places + 100, places + 100), position.bias(places, places))
-    rows = torch.tensor([[0, 1, 2], [0, 0, 1]])
-    bias = position.bias(rows, rows)
-    assert bias.shape == (2, 4, 3, 3)
-    assert torch.equal(bias[1:], position.bias(rows[1], rows[1]))
-
-
 HEADS = [1, 2, 3, 6, 8, 12, 20, 71]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer import LearnedPositionalEmbedding, PositionError, positions_of
+from embedlayer import LearnedPositionalEmbedding, positions_of
 from embedlayer.lessons.scratch import ScratchPositionEmbedding
 
 
@@ -16,15 +16,6 @@ def test_values_and_gradients_equal_the_one_hot_oracle() -> None:
     vectors.backward(upstream)
     np.testing.assert_allclose(vectors.detach().numpy(), oracle(5), rtol=1e-15)
     np.testing.assert_allclose(position.weight.grad.numpy(), oracle.backward(upstream.numpy()), rtol=1e-15)
-
-
-def test_beyond_the_learned_length_the_error_names_length_limit_and_remedy() -> None:
-    position = LearnedPositionalEmbedding(7, 4)
-    with pytest.raises(PositionError, match="a sequence of 8 exceeds the 7 positions") as error:
-        position(torch.arange(8))
-    assert "Shorten the sequence to 7 tokens, or build the layer with a larger max_seq_len" in str(error.value)
-    with pytest.raises(PositionError, match="position -1 at row 1, column 0.*\nPositions count from 0"):
-        position.vectors(torch.tensor([[0, 1], [-1, 0]]))
 
 
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
@@ -46,20 +37,6 @@ def test_positions_from_padding_equal_those_of_roberta() -> None:
     ids = torch.where(MASK == 1, 7, 1)  # its padding_idx is 1
     theirs = RobertaEmbeddings.create_position_ids_from_input_ids(ids, 1)
     assert torch.equal(positions_of(ids, ids != 1, offset=2, padding_position=1), theirs)
-
-
-def test_errors_speak_of_positions_not_of_rows(unchecked: None) -> None:
-    position = LearnedPositionalEmbedding(7, 4, offset=2)
-    assert position.weight.shape == (9, 4)
-    with pytest.raises(PositionError, match="position 7 at row 0, column 1: a sequence of 8 exceeds the 7 positions"):
-        position.vectors(torch.tensor([6, 7]))
-    with pytest.raises(PositionError, match="position -3 at row 0, column 0"):
-        position.vectors(torch.tensor([-3]))
-    torch.compiler.reset()
-    compiled = torch.compile(position.vectors, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(torch.tensor([-2, 6])), position.weight[[0, 8]])
-    with pytest.raises(PositionError, match="position 7 at row 0, column 1: a sequence of 8 exceeds the 7 positions"):
-        compiled(torch.tensor([6, 7]))
 
 
 @pytest.mark.parametrize("offset", [0, 2])

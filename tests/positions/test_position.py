@@ -14,14 +14,10 @@ from embedlayer.explorer.positions import described
 from embedlayer.positions import AdditivePosition
 
 
-def test_without_a_mask_positions_count_from_the_offset() -> None:
-    ids = torch.zeros(2, 4, dtype=torch.long)
+def test_padding_shifts_nothing_and_packed_documents_count_from_the_offset() -> None:
+    ids = torch.zeros(1, 4, dtype=torch.long)
     assert positions_of(ids).tolist() == [0, 1, 2, 3]
     assert positions_of(ids, offset=5).tolist() == [5, 6, 7, 8]
-
-
-def test_padding_shifts_nothing_and_packed_documents_count_from_zero() -> None:
-    ids = torch.zeros(1, 4, dtype=torch.long)
     for mask, expected in (
         ([1, 1, 1, 1], [0, 1, 2, 3]),
         ([0, 0, 1, 1], [0, 0, 0, 1]),
@@ -75,7 +71,7 @@ STRANGE = {"add": lambda: Ramp(16), "bias": lambda: Window(2, 3)}
 
 SAVED = [
     el.LearnedPositionalEmbedding(40, 8, offset=2),
-    el.SinusoidalPositionalEmbedding(40, 8, base=100.0),
+    el.SinusoidalPositionalEmbedding(40, 8, base=100.0, init_scale=3.0),
     el.SinusoidalPositionalEmbedding(40, 8, layout="concatenated", endpoint=True, offset=2, padding_idx=1),
     el.RotaryEmbedding(8, 500000.0, interleaved=True, rotary_dim=4),
     el.AlibiBias(2, max_bias=16.0, scale=0.5),

@@ -35,7 +35,7 @@ def test_a_shift_is_one_fixed_linear_map(offset, base) -> None:
     assert torch.allclose(shifted, sinusoids(places + offset, 6, base), atol=1e-9)
 
 
-def test_a_learned_factor_is_on_every_row_and_learns(tmp_path) -> None:
+def test_a_learned_factor_is_on_every_row_and_learns() -> None:
     """x-transformers' ScaledSinusoidalEmbedding, written out."""
     position = SinusoidalPositionalEmbedding(10, 6, layout="concatenated", init_scale=6**-0.5)
     inverse = 10000 ** -(torch.arange(3).float() / 3)
@@ -50,11 +50,6 @@ def test_a_learned_factor_is_on_every_row_and_learns(tmp_path) -> None:
     torch.testing.assert_close(layer(ids), layer.table(ids) + rows[:7])
     layer(ids).sum().backward()
     assert position.scale.grad is not None
-    with torch.no_grad():
-        position.scale.fill_(3.0)
-    position.save_pretrained(tmp_path)
-    again = SinusoidalPositionalEmbedding.from_pretrained(tmp_path)
-    assert torch.equal(again.vectors(torch.arange(10)), position.vectors(torch.arange(10)))
 
 
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])

@@ -78,7 +78,7 @@ def test_tensors_that_are_not_finite_are_refused(method: str, tmp_path: Path) ->
         before = table.weight.detach().clone()
         bad = tensors[name].clone()
         bad[0, 0] = value
-        with pytest.raises(CheckpointError, match="has NaN or infinity in"):
+        with pytest.raises(CheckpointError, match="NaN or infinity"):
             merge_adapter(table, write(tmp_path, config, tensors | {name: bad}))
         assert torch.equal(table.weight, before)
 

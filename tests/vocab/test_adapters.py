@@ -3,7 +3,7 @@
 import copy
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,42 +159,44 @@ def test_what_cannot_be_read_right_is_refused_and_nothing_changes(tmp_path: Path
     model = model_of(tied=False)
     patched, table = patch(copy.deepcopy(model)), TokenEmbedding(64, 16)
     before = [parameter.clone() for parameter in (*patched.parameters(), table.weight)]
-    with pytest.raises(FileError, match="adapter_config"):
-        merge_adapter(table, tmp_path)
+
+    def refuse(error: type[Exception], *calls: Callable[[], object]) -> None:
+        for call in calls:
+            with pytest.raises(error):
+                call()
+        assert all(
+            torch.equal(one, two) for one, two in zip(before, (*patched.parameters(), table.weight), strict=True)
+        )
+
+    refuse(FileError, lambda: merge_adapter(table, tmp_path))
     adapted(model, tmp_path, target_modules=["embed_tokens"], use_dora=True)
-    with pytest.raises(CheckpointError, match="use_dora True"):
-        merge_adapter(table, tmp_path)
+    refuse(CheckpointError, lambda: merge_adapter(table, tmp_path))
     adapted(model, tmp_path, "IA3Config", target_modules=["k_proj"], feedforward_modules=[])
-    with pytest.raises(CheckpointError, match="peft_type 'IA3'"):
-        merge_adapter(table, tmp_path)
+    refuse(CheckpointError, lambda: merge_adapter(table, tmp_path))
     adapted(model, tmp_path, target_modules=[*BOTH, "q_proj"])
-    with pytest.raises(CheckpointError, match="changes other modules: .*q_proj"):
-        merge_adapter(patched, tmp_path)
-    with pytest.raises(CheckpointError, match="pass module="):
-        merge_adapter(table, tmp_path)
-    with pytest.raises(CheckpointError, match="changes more than the rows"):
-        DeltaEmbedding.from_pretrained(tmp_path, base=table, module="embed_tokens")
+    refuse(
+        CheckpointError,
+        lambda: merge_adapter(patched, tmp_path),  # other modules too
+        lambda: merge_adapter(table, tmp_path),  # no module is named
+        lambda: DeltaEmbedding.from_pretrained(tmp_path, base=table, module="embed_tokens"),  # more than rows
+    )
     adapted(model, tmp_path, "TrainableTokensConfig", **ROWS["trainable tokens"][1])
-    with pytest.raises(TokenIdError, match="tokens 3 to 60; weight has 32 rows"):
-        merge_adapter(TokenEmbedding(32, 16), tmp_path)
-    with pytest.raises(CheckpointError, match=r"changes no module of 64 x 8 numbers: it has model.embed_tokens"):
-        merge_adapter(TokenEmbedding(64, 8), tmp_path)
-    with pytest.raises(SizeError, match="stores no single rows"):
-        merge_adapter(DeltaEmbedding(table, [3]), tmp_path)
-    with pytest.raises(SizeError, match="call train_only_rows first"):
-        save_adapter(patched, tmp_path / "none")
+    refuse(TokenIdError, lambda: merge_adapter(TokenEmbedding(32, 16), tmp_path))
+    refuse(CheckpointError, lambda: merge_adapter(TokenEmbedding(64, 8), tmp_path))
+    refuse(
+        SizeError,
+        lambda: merge_adapter(DeltaEmbedding(table, [3]), tmp_path),
+        lambda: save_adapter(patched, tmp_path / "none"),
+    )
     tensors = load_file(tmp_path / ADAPTER_WEIGHTS)
     save_file({name: tensor[:2].clone() for name, tensor in tensors.items()}, tmp_path / ADAPTER_WEIGHTS)
-    with pytest.raises(CheckpointError, match="2 rows of model.embed_tokens and 3 token IDs"):
-        load_adapter(patched, tmp_path)
+    refuse(CheckpointError, lambda: load_adapter(patched, tmp_path))
     (tmp_path / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "init_lora_weights": "pissa"}))
-    with pytest.raises(CheckpointError, match="init_lora_weights 'pissa'"):
-        load_adapter(patched, tmp_path)
-    assert all(torch.equal(one, two) for one, two in zip(before, (*patched.parameters(), table.weight), strict=True))
+    refuse(CheckpointError, lambda: load_adapter(patched, tmp_path))
 
 
 @pytest.mark.parametrize("path", ["", ADAPTER_WEIGHTS])
 def test_an_adapter_is_not_opened_as_a_model(path, tmp_path: Path) -> None:
     adapted(model_of(tied=False), tmp_path, **WEIGHTS["LoRA"])
-    with pytest.raises(CheckpointError, match="is an adapter of PEFT: it has changes of a model, and no table"):
+    with pytest.raises(CheckpointError, match="adapter of PEFT"):
         open_model(tmp_path / path)

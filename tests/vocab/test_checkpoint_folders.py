@@ -8,32 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from covering import LONG
 from safetensors.torch import load_file, save_file
 from stored_cases import compressed_case
 from tiny_models import build, model_types, quiet
 from vocab_models import close
 
 import embedlayer as el
-
-SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-
-
-def gpt2() -> torch.nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(GPT2Config(vocab_size=50257, n_embd=16, n_layer=1, n_head=2, n_positions=64))
-
-
-def opened(folder: Path, like: torch.nn.Module) -> torch.nn.Module:
-    with quiet():
-        return type(like).from_pretrained(folder).eval()
-
-
-def logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    extra = {"decoder_input_ids": ids[:, :3]} if type(model).__name__.startswith("T5") else {}
-    with torch.no_grad():
-        return model(input_ids=ids, **extra).logits
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -56,17 +36,13 @@ def small_gpt2(tmp_path) -> Path:
     tokenizer = el.vocab.edit_tokenizer(base, special=["<|endoftext|>", "<|end|>"]).tokenizer
     tokenizer.save(str(folder / "tokenizer.json"))
     specials = {"pad_token": "<|endoftext|>", "eos_token": "<|end|>"}
+    generation = {"suppress_tokens": [5, 380, 7], "bad_words_ids": [[380], [40, 8]]}
     decoder = {"400": {"content": "<|endoftext|>", "special": True}, "401": {"content": "<|end|>", "special": True}}
     files = {
         "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": decoder, **specials},
         "special_tokens_map.json": specials,
         "added_tokens.json": {"<|endoftext|>": 400, "<|end|>": 401},
-        "generation_config.json": {
-            "eos_token_id": [400, 0],
-            "suppress_tokens": [5, 380, 7],
-            "bad_words_ids": [[380], [40, 8]],
-            "top_k": 5,
-        },
+        "generation_config.json": {"eos_token_id": [400, 0], **generation, "top_k": 5},
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
@@ -84,12 +60,8 @@ def test_every_file_that_names_tokens_follows(small_gpt2, tmp_path) -> None:
     def read(name: str) -> dict:
         return json.loads((out / name).read_text())
 
-    assert read("generation_config.json") == {
-        "eos_token_id": [end, 0],
-        "suppress_tokens": [five, seven],
-        "bad_words_ids": [[forty, eight]],
-        "top_k": 5,
-    }
+    named = {"suppress_tokens": [five, seven], "bad_words_ids": [[forty, eight]]}
+    assert read("generation_config.json") == {"eos_token_id": [end, 0], **named, "top_k": 5}
     config = read("config.json")
     assert (config["eos_token_id"], config["bos_token_id"]) == ([end, end + 1], end)
     assert config["vocab_size"] == receipt.row_map.size == end + 4
@@ -103,7 +75,7 @@ def test_every_file_that_names_tokens_follows(small_gpt2, tmp_path) -> None:
         before, after = (GPT2LMHeadModel.from_pretrained(folder).eval() for folder in (small_gpt2, out))
         theirs = AutoTokenizer.from_pretrained(out)
     ids, kept = torch.tensor([[40, 8, 400]]), receipt.row_map.sources >= 0
-    close(logits(after, receipt.remap(ids))[..., kept], logits(before, ids)[..., receipt.row_map.sources[kept]])
+    close(after(receipt.remap(ids)).logits[..., kept], before(ids).logits[..., receipt.row_map.sources[kept]])
     text = "An otterly fine day.<|endoftext|>"
     assert theirs(text)["input_ids"] == receipt.tokenizer.encode(text).ids
 
@@ -129,24 +101,10 @@ def test_a_token_that_a_configuration_names_cannot_be_removed(file, small_gpt2, 
     for name in ("config.json", "generation_config.json"):
         content = json.loads((small_gpt2 / name).read_text())
         (small_gpt2 / name).write_text(json.dumps({**content, "eos_token_id": [400, 401] if name == file else 400}))
-    with pytest.raises(el.VocabularyError, match=f"'<.end.>'.* cannot be removed: {file} names it as eos_token"):
+    with pytest.raises(el.VocabularyError, match=f"'<.end.>'.*{file}"):
         el.vocab.remove_tokens(small_gpt2, ["<|end|>"], out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
     assert not list(tmp_path.glob(".*"))
-
-
-def test_roberta_counts_positions_from_its_padding_token_which_must_stay_where_it_is(tmp_path) -> None:
-    from transformers import RobertaConfig, RobertaForMaskedLM
-
-    config = RobertaConfig(
-        vocab_size=300, max_position_embeddings=20, pad_token_id=1, bos_token_id=0, eos_token_id=2, **SMALL
-    )
-    with quiet():
-        RobertaForMaskedLM(config).save_pretrained(tmp_path / "old")
-    with pytest.raises(el.VocabularyError, match="which the edit would change"):
-        el.vocab.edit_vocabulary(tmp_path / "old", order=[1, 0, *range(2, 300)], out=tmp_path / "new")
-    el.vocab.remove_tokens(tmp_path / "old", [299], out=tmp_path / "new")
-    assert el.load(tmp_path / "new").table.vocab_size == 299
 
 
 def plain(folder: Path, tensors: dict[str, torch.Tensor], family: str = "gpt2") -> Path:
@@ -191,8 +149,10 @@ def test_a_tensor_of_as_many_rows_that_is_not_known_is_named(tmp_path) -> None:
 def test_of_an_unknown_family_a_table_without_a_head_is_edited(tmp_path) -> None:
     rows = torch.randn(20, 4)
     tensors = {"embed_tokens.weight": rows, "lm_head.weight": rows.clone(), "block.weight": torch.randn(4, 4)}
-    only, defaults = r"model_type 'novel'\): only its table, embed_tokens\.weight", "does not state bos_token_id"
-    with pytest.warns(el.EmbedLayerWarning, match=only), pytest.warns(el.EmbedLayerWarning, match=defaults):
+    with (
+        pytest.warns(el.EmbedLayerWarning, match=r"only its table, embed_tokens\.weight"),
+        pytest.warns(el.EmbedLayerWarning, match="bos_token_id"),
+    ):
         el.vocab.remove_tokens(plain(tmp_path / "old", tensors, "novel"), [3], out=tmp_path / "new")
     after = tensors_of(tmp_path / "new")
     assert torch.equal(after["embed_tokens.weight"], rows[[token for token in range(20) if token != 3]])
@@ -203,7 +163,7 @@ def test_of_an_unknown_family_a_table_without_a_head_is_edited(tmp_path) -> None
 def test_of_an_unknown_family_nothing_that_may_belong_to_tokens_is_left_as_it_is(tmp_path, shape) -> None:
     tensors = {"embed_tokens.weight": torch.randn(20, 4), "other.weight": torch.randn(shape)}
     folder = plain(tmp_path / "old", tensors, "novel")
-    with pytest.raises(el.CheckpointError, match=r"is unknown .*other\.weight has 20 rows"):
+    with pytest.raises(el.CheckpointError, match=r"other\.weight"):
         el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -212,100 +172,66 @@ def test_of_an_unknown_family_the_padding_token_keeps_its_id(tmp_path) -> None:
     folder = plain(tmp_path / "old", {"embed_tokens.weight": torch.randn(20, 4)}, "novel")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": 9}))
-    with pytest.warns(el.EmbedLayerWarning), pytest.raises(el.VocabularyError, match="may count positions from the ID"):
+    with pytest.warns(el.EmbedLayerWarning), pytest.raises(el.VocabularyError, match="positions"):
         el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
 
 
-@pytest.mark.parametrize("stated", [None, {"quant_method": "foreign"}, {"quant_method": "fp8"}])
 @pytest.mark.parametrize("place", ["model.embed_tokens.weight", "lm_head.weight"])
-def test_an_edit_refuses_codes_as_load_does(place, stated, tmp_path) -> None:
+def test_an_edit_refuses_codes_as_load_does(place, tmp_path) -> None:
     """Also where the class of transformers names the tensors, which says nothing about what their numbers mean."""
     with quiet():
-        build("llama", "causal")[1].save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    settings = {} if stated is None else {"quantization_config": stated}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False} | settings))
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors.setdefault("lm_head.weight", torch.randn_like(tensors["model.embed_tokens.weight"]))
-    scale = {} if stated is None else {f"{place}_scale": torch.tensor([0.01])}
-    for dtype in (torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn):
-        save_file(tensors | scale | {place: torch.ones_like(tensors[place]).to(dtype)}, tmp_path / "model.safetensors")
+        build("llama", "causal", {"tie_word_embeddings": False})[1].save_pretrained(tmp_path)
+    config, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
+    for stated, dtype in (
+        (None, torch.int8),
+        (None, torch.float8_e4m3fn),
+        ({"quant_method": "foreign"}, torch.uint8),
+        ({"quant_method": "fp8"}, torch.float8_e4m3fn),
+    ):
+        settings = {} if stated is None else {"quantization_config": stated}
+        (tmp_path / "config.json").write_text(json.dumps(config | settings))
+        scale = {} if stated is None else {f"{place}_scale": torch.tensor([0.01])}
+        codes = {place: torch.ones_like(tensors[place]).to(dtype)}
+        save_file(tensors | scale | codes, tmp_path / "model.safetensors")
         with pytest.raises(el.CheckpointError, match=place) as refused:
             el.load(tmp_path)
         reason = str(refused.value).removesuffix(refused.value.advice).strip()
-        for edit in ({"add": ["new"]}, {"remove": [5]}):
-            with pytest.raises(el.CheckpointError) as caught:
-                el.vocab.edit_vocabulary(tmp_path, **edit, out=tmp_path / "new")
-            assert str(caught.value).startswith(reason)
-            assert not (tmp_path / "new").exists()
-
-
-def test_a_bias_that_is_stored_as_one_row_is_edited(tmp_path) -> None:
-    from transformers import BartConfig, BartForConditionalGeneration
-
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1, "decoder_attention_heads": 1}
-    config = BartConfig(**sizes, vocab_size=20, d_model=4, encoder_ffn_dim=4, decoder_ffn_dim=4, pad_token_id=1)
-    model = BartForConditionalGeneration(config)
-    model.final_logits_bias.normal_()
-    model.save_pretrained(tmp_path / "old")
-    el.vocab.remove_tokens(tmp_path / "old", [7], out=tmp_path / "new")
-    kept = [token for token in range(20) if token != 7]
-    assert torch.equal(tensors_of(tmp_path / "new")["final_logits_bias"], model.final_logits_bias[:, kept])
-    assert el.load(tmp_path / "new").head.bias.shape == (19,)
+        with pytest.raises(el.CheckpointError) as caught:
+            el.vocab.edit_vocabulary(tmp_path, add=["new"], remove=[5], out=tmp_path / "new")
+        assert str(caught.value).startswith(reason)
+        assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("model_type", "kind", "settings", "message"),
-    [
-        pytest.param("mllama", "image-text", {}, r"do not share a vocabulary \(table 139, head 131\)", marks=LONG),
-        pytest.param("moshi", "causal", {}, r"do not share a vocabulary \(table 132, head 131\)", marks=LONG),
-        ("inkling_text", "causal", {"unpadded_vocab_size": 120}, r"do not share a vocabulary \(table 131, head 120\)"),
-        pytest.param(
-            *("apertus1p5_text", "causal", {"output_vocab_size": 99}),
-            r"do not share a vocabulary \(table 131, head 99\)",
-            marks=LONG,
-        ),
-        ("ibert", "masked", {}, "more tensors with rows for tokens"),
-        pytest.param("deepseek_v4", "causal", {}, "more tensors with rows for tokens", marks=LONG),
-        ("qwen4_exp_text", "causal", {"ple_layer_ids": [1], "ngram_vocab_size_base": 10}, "has hashed n-grams"),
-        ("inkling_text", "causal", {"unpadded_vocab_size": 131}, ""),
-        ("marian", "causal", {}, ""),
-        ("t5gemma", "seq2seq", {}, ""),
-        pytest.param("layoutlm", "masked", {}, "", marks=LONG),
-    ],
-)
-def test_tokens_are_added_in_all_sizes_of_a_configuration_or_refused(
-    tmp_path, model_type, kind, settings, message
-) -> None:
-    if model_type not in model_types(kind):
-        pytest.skip(f"the installed transformers has no {model_type}")
-    _, model = build(model_type, kind, settings)
+@pytest.mark.parametrize(("size", "is_edited"), [(120, False), (131, True)])
+def test_a_table_and_a_head_of_two_sizes_are_not_edited(size, is_edited, tmp_path) -> None:
+    """`tests/laws/test_edited_families.py` has all types of models."""
+    if "inkling_text" not in model_types("causal"):
+        pytest.skip("the installed transformers has no inkling_text")
+    _, model = build("inkling_text", "causal", {"unpadded_vocab_size": size})
     with quiet():
         model.save_pretrained(tmp_path / "old")
-        if message:
-            with pytest.raises(el.EmbedLayerError, match=message):
+        if not is_edited:
+            with pytest.raises(el.EmbedLayerError, match="share a vocabulary"):
                 el.vocab.add_tokens(tmp_path / "old", 3, out=tmp_path / "new")
             return
         el.vocab.add_tokens(tmp_path / "old", 3, out=tmp_path / "new")
         again = type(model).from_pretrained(tmp_path / "new")
-        layer = el.load(tmp_path / "new")
-        assert layer.head is not None
-        ids = torch.tensor([[5, 133, 40]])
-        inputs = {"decoder_input_ids": ids} if again.config.is_encoder_decoder else {}
-        assert again(input_ids=ids, **inputs).logits.shape[-1] == layer.table.vocab_size == 134
-    assert layer.head(torch.randn(1, 1, layer.input(ids).shape[-1])).shape[-1] == 134
+    ids = torch.tensor([[5, 133, 40]])
+    assert again(input_ids=ids).logits.shape[-1] == el.load(tmp_path / "new").table.vocab_size == 134
 
 
 @pytest.mark.parametrize(
     "name", ["model.layers.1.engram.value_proj.weight", "model.ngram_embeddings.embedders.3.weight"]
 )
 def test_a_checkpoint_with_hashed_ngrams_is_refused(tmp_path, name) -> None:
-    folder = plain(
-        tmp_path / "old", {"model.embed_tokens.weight": torch.randn(20, 4), name: torch.zeros(7, 2)}, "llama"
-    )
-    with pytest.raises(el.VocabularyError, match=f"hashed n-grams \\({name}\\), which an edit would break"):
+    tensors = {"model.embed_tokens.weight": torch.randn(20, 4), name: torch.zeros(7, 2)}
+    folder = plain(tmp_path / "old", tensors, "llama")
+    with pytest.raises(el.VocabularyError, match=name):
         el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
+
+
+FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 @pytest.mark.parametrize(
@@ -313,11 +239,8 @@ def test_a_checkpoint_with_hashed_ngrams_is_refused(tmp_path, name) -> None:
     [
         ({"tokenizer_class": "GPT2Tokenizer"}, {"model_type": "gpt2"}),
         ({"tokenizer_class": "GPT2Tokenizer", "unk_token": "<unk>"}, {"model_type": "gpt2", "pad_token_id": 2}),
-        ({"tokenizer_class": "PreTrainedTokenizerFast"}, {"model_type": "gpt2", "eos_token_id": 1}),
-        (
-            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"},
-            {"model_type": "llama", "bos_token_id": 2},
-        ),
+        (FAST, {"model_type": "gpt2", "eos_token_id": 1}),
+        ({"eos_token": "</s>", **FAST}, {"model_type": "llama", "bos_token_id": 2}),
         ({"tokenizer_class": "LlamaTokenizer"}, {"model_type": "llama", "pad_token_id": 4}),
         ({"tokenizer_class": "Qwen2Tokenizer"}, {"model_type": "qwen2", "bos_token_id": 0}),
         ({}, {"model_type": "gpt_neox", "bos_token_id": 0, "pad_token_id": 4}),

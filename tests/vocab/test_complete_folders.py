@@ -1,4 +1,4 @@
-"""Folders: the new one is complete or not there, whatever stops the edit."""
+"""Folders: the new one is complete or not there, also on a full disk; `tests/io/test_files.py` kills the process."""
 
 import os
 import resource
@@ -8,22 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from commands import run
-from processes import Program
 from vocab_models import checkpoint as write_checkpoint
 
 import embedlayer as el
 from embedlayer.vocab import last_receipt
-
-
-@pytest.fixture
-def checkpoint(tmp_path) -> Path:
-    return write_checkpoint(tmp_path / "old", 3000)
-
-
-@pytest.fixture
-def layer(tmp_path) -> Path:
-    el.TransformerEmbedding(3000, 8, 8).save_pretrained(tmp_path / "old")
-    return tmp_path / "old"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -31,8 +19,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "layer"])
-def test_a_disk_that_is_full_leaves_nothing_behind(kind, tmp_path, request) -> None:
-    folder = request.getfixturevalue(kind)
+def test_a_disk_that_is_full_leaves_nothing_behind(kind, tmp_path) -> None:
+    folder = tmp_path / "old"
+    if kind == "layer":
+        el.TransformerEmbedding(3000, 8, 8).save_pretrained(folder)
+    else:
+        write_checkpoint(folder, 3000)
     before = contents(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -48,24 +40,8 @@ def test_a_disk_that_is_full_leaves_nothing_behind(kind, tmp_path, request) -> N
     el.vocab.remove_tokens(folder, [7], out=tmp_path / "new")
 
 
-def test_a_killed_edit_leaves_no_folder_of_that_name(checkpoint, tmp_path) -> None:
-    code = (
-        "import sys, time, embedlayer as el\n"
-        "from embedlayer.vocab import Receipt\n"
-        "Receipt.save = lambda *_: (print('now', flush=True), time.sleep(600))\n"
-        "el.vocab.remove_tokens(sys.argv[1], [7], out=sys.argv[2])\n"
-    )
-    with Program("-c", code, checkpoint, tmp_path / "new") as program:
-        assert program.stdout.readline() == "now\n"
-        program.kill()
-        assert program.wait() == -signal.SIGKILL
-    assert not (tmp_path / "new").exists()
-    receipt = el.vocab.remove_tokens(checkpoint, [7], out=tmp_path / "new")
-    assert receipt.row_map.size == 2999
-
-
-def test_receipts_are_numbered_and_the_last_is_that_of_the_last_edit(checkpoint, tmp_path) -> None:
-    folder = checkpoint
+def test_receipts_are_numbered_and_the_last_is_that_of_the_last_edit(tmp_path) -> None:
+    checkpoint = folder = write_checkpoint(tmp_path / "old", 3000)
     for number in range(1, 4):
         el.vocab.remove_tokens(folder, [number], out=tmp_path / str(number))
         folder = tmp_path / str(number)

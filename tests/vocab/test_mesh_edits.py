@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from processes import PRELOADED, on_ranks
-from sharded_tensors import assert_same, full, gathered, local, sharded_like
+from sharded_tensors import assert_same, edit_both, full, local, sharded_like, state_of
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import embedlayer as el
 from embedlayer.distributed import distributed_state, load_distributed_state
 from embedlayer.kernels import kernels_disabled
-from embedlayer.vocab import MeanNoiseInit, RandomInit, Receipt, edit_vocabulary
+from embedlayer.vocab import MeanNoiseInit, RandomInit, edit_vocabulary
 
 PRELOADED += ["torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
 PRELOADED += ["embedlayer.vocab.operations", "transformers.models.llama.modeling_llama"]
@@ -101,27 +101,6 @@ def shard(model: nn.Module, kind: str, mesh_name: str) -> nn.Module:
     return model
 
 
-def state_of(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """A parameter, its moments and its gradient, if any."""
-    state = {key: value for key, value in optimizer.state[parameter].items() if key != "step"}
-    return state | {"": parameter} | ({} if parameter.grad is None else {"grad": parameter.grad})
-
-
-def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, grad: bool = True) -> dict[str, torch.Tensor]:
-    """Whole parameters, moments and gradients."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, parameter in model.named_parameters():
-        state = {key: value for key, value in state_of(parameter, optimizer).items() if grad or key != "grad"}
-        tensors |= {f"{name} {key}": value for key, value in gathered(parameter, state).items()}
-    return tensors
-
-
-def tensors_of_this_rank(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """What this rank has of parameters, moments and gradients."""
-    states = {name: state_of(parameter, optimizer) for name, parameter in model.named_parameters()}
-    return {f"{name} {key}": local(value) for name, state in states.items() for key, value in state.items()}
-
-
 def made(kind: str, mesh_name: str) -> tuple[Any, Any, Any, Any]:
     """A sharded model with moments and gradients, its optimizer, and a whole one with the same bits."""
     models: list[Any] = []
@@ -154,15 +133,13 @@ def edits(folder: str) -> None:
     for mesh_name, kinds in CASES.items():
         for kind, numbers in kinds.items():
             goes_on = len(numbers) > 1  # edited again after an undo
-            model, optimizer, whole, its = models = made(kind, mesh_name)
-            parameters = list(model.parameters())
-            before = tensors_of(whole, its, grad=False)
+            model, optimizer, whole, its = made(kind, mesh_name)
+            before = state_of(whole, its, grads=False)
             for number in numbers:
-                is_undone = goes_on and number == 0
-                receipt = edit_both(*models, EDITS[number], f"{mesh_name}, {kind}, {number}", is_undone=is_undone)
+                case, is_undone = f"{mesh_name}, {kind}, {number}", goes_on and number == 0
+                receipt = edit_both((model, whole), (optimizer, its), EDITS[number], case, is_undone=is_undone)
                 if mesh_name == "two dimensions" and number == 0:
                     move_to_another_mesh(kind, next(others), model, optimizer, f"{folder}/{kind}")
-            assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
             losses = []
             for each, steps in ((model, optimizer), (whole, its)):
                 losses.append(each(IDS))
@@ -171,33 +148,11 @@ def edits(folder: str) -> None:
                     steps.step()
                 losses[-1].detach_()
             torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-5)
-            ours, theirs = tensors_of(model, optimizer), tensors_of(whole, its)
+            ours, theirs = state_of(model, optimizer), state_of(whole, its)
             torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
             if not goes_on:
-                undo(receipt, model, optimizer, before, f"{mesh_name}, {kind}")
-
-
-def edit_both(
-    model: Any, optimizer: Any, whole: Any, its: Any, options: dict[str, Any], case: str, *, is_undone: bool
-) -> Receipt:
-    """Edit a sharded model and a whole one with the same bits; the sharded one twice if the edit is undone."""
-    before = tensors_of(whole, its, grad=False) if is_undone else {}
-    torch.manual_seed(7)
-    expected = edit_vocabulary(whole, **options, optimizer=its)
-    for is_first in (True, False)[not is_undone :]:
-        torch.manual_seed(7 + dist.get_rank())  # rank 0's numbers count
-        receipt = edit_vocabulary(model, **options, optimizer=optimizer)
-        assert receipt.origins == expected.origins
-        if is_first:
-            undo(receipt, model, optimizer, before, case)
-    assert_same(tensors_of(model, optimizer), tensors_of(whole, its), case)
-    return receipt
-
-
-def undo(receipt: Receipt, model: Any, optimizer: Any, before: dict[str, torch.Tensor], case: str) -> None:
-    """Undo an edit of a sharded model, which is then as the whole one was before."""
-    receipt.undo(model, optimizer=optimizer)
-    assert_same(tensors_of(model, optimizer, grad=False), before, f"{case}, undone")
+                receipt.undo(model, optimizer=optimizer)
+                assert_same(state_of(model, optimizer, grads=False), before, f"{mesh_name}, {kind}, undone")
 
 
 def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str, **options: Any) -> None:
@@ -210,13 +165,13 @@ def move_to_another_mesh(
     kind: str, mesh_name: str, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str
 ) -> None:
     dcp.save(distributed_state(model, optimizer), checkpoint_id=folder)
-    saved = tensors_of(model, optimizer, grad=False)
+    saved = state_of(model, optimizer, grads=False)
     if dist.get_rank() == 0:
         torch.save(saved, f"{folder}.pt")
     other = shard(KINDS[kind][0](AFTER), kind, mesh_name)
     its = torch.optim.AdamW(other.parameters(), fused=True)
     load(other, its, folder)
-    assert_same(tensors_of(other, its, grad=False), saved, f"{kind} on {mesh_name}")
+    assert_same(state_of(other, its, grads=False), saved, f"{kind} on {mesh_name}")
 
 
 def refusals() -> list[str]:
@@ -224,7 +179,7 @@ def refusals() -> list[str]:
     messages = []
     for mesh_name in ("two dimensions", "replicas"):
         model, optimizer, *_ = made("rows", mesh_name)
-        before = tensors_of_this_rank(model, optimizer)
+        before = state_of(model, optimizer, is_whole=False)
         is_last = dist.get_rank() == RANKS - 1  # of another replica than rank 0
         cases: list[tuple[type[Exception], dict[str, Any]]] = [
             (el.EmbedLayerError, {"remove": [V if is_last else 5]}),
@@ -236,7 +191,7 @@ def refusals() -> list[str]:
             with pytest.raises(error) as caught:
                 edit_vocabulary(model, **{"optimizer": optimizer, **options})
             messages.append(f"{type(caught.value).__name__}: {caught.value}")
-            assert_same(tensors_of_this_rank(model, optimizer), before, messages[-1])
+            assert_same(state_of(model, optimizer, is_whole=False), before, messages[-1])
     return messages
 
 
@@ -267,7 +222,7 @@ def test_models_over_dimensions_of_a_mesh_are_edited_saved_and_moved_as_whole_on
         optimizer = torch.optim.AdamW(model.parameters())
         load(model, optimizer, str(tmp_path / name), no_dist=True)
         saved = torch.load(f"{tmp_path / name}.pt", weights_only=True)
-        assert_same(tensors_of(model, optimizer, grad=False), saved, name)
+        assert_same(state_of(model, optimizer, grads=False), saved, name)
 
 
 def test_a_refusal_on_one_rank_changes_nothing_on_any_rank_of_the_mesh() -> None:

@@ -1,7 +1,7 @@
 """Edits of models with per-layer tables, with transformers' Gemma 3n and 4 as the judge."""
 
-import filecmp
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,22 +47,12 @@ def check(model: nn.Module, edited: nn.Module) -> None:
     assert edited(torch.tensor([[129, 132]])).logits.isfinite().all()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content))
-
-
-def same_files(one: Path, other: Path) -> bool:
-    names = {file.name for file in one.iterdir()}
-    return names == {file.name for file in other.iterdir()} and not any(filecmp.cmpfiles(one, other, names, False)[1:])
-
-
-def saved(layer: el.EmbeddingLayer, folder: Path) -> Path:
-    """Save a layer, and return its folder."""
-    layer.save_pretrained(folder)
+@pytest.fixture(scope="module")
+def gemma3n(tmp_path_factory) -> Path:
+    """A saved Gemma 3n, which no test changes."""
+    folder = tmp_path_factory.mktemp("gemma3n")
+    with quiet():
+        small("gemma3n_text").save_pretrained(folder)
     return folder
 
 
@@ -71,27 +61,24 @@ def test_a_folder_is_edited(model_type, states_rows, tmp_path) -> None:
     model: Any = small(model_type)
     with quiet():
         model.save_pretrained(tmp_path / "old", max_shard_size="40KB")
-    config = read_json(tmp_path / "old/config.json")
-    write_json(tmp_path / "old/config.json", config := {**config, "eoa_token_index": 130})
+    config = json.loads((tmp_path / "old/config.json").read_text()) | {"eoa_token_index": 130}
     if not states_rows:
         del config["vocab_size_per_layer_input"]
-        write_json(tmp_path / "old/config.json", config)
+    (tmp_path / "old/config.json").write_text(json.dumps(config))
     edit_vocabulary(tmp_path / "old", remove=REMOVED, add=4, out=tmp_path / "new")
     with quiet():
         check(model, type(model).from_pretrained(tmp_path / "new"))
-    assert read_json(tmp_path / "new/config.json")["eoa_token_index"] == 128
+    assert json.loads((tmp_path / "new/config.json").read_text())["eoa_token_index"] == 128
     new, old = el.load(tmp_path / "new").per_layer.table.weight, model.model.embed_tokens_per_layer.weight
     complete = torch.cat([old, old[:1].expand(VOCAB - len(old), -1)])
     assert torch.equal(new[: len(KEPT)], complete[KEPT])
     assert torch.allclose(new[len(KEPT) :], complete.double().mean(0).float())
 
 
-def test_tokens_in_another_order_keep_the_row_that_stands_in_for_theirs(tmp_path) -> None:
+def test_tokens_in_another_order_keep_the_row_that_stands_in_for_theirs(gemma3n, tmp_path) -> None:
     model = small("gemma3n_text")
-    with quiet():
-        model.save_pretrained(tmp_path / "old")
     order = [*range(1, VOCAB), 0]  # the row of token 0 is that of tokens without one
-    edit_vocabulary(tmp_path / "old", order=order, out=tmp_path / "new")
+    edit_vocabulary(gemma3n, order=order, out=tmp_path / "new")
     with quiet():
         edited = type(model).from_pretrained(tmp_path / "new")
     new = torch.tensor([[order.index(token) for token in OLD[0].tolist()]])
@@ -120,15 +107,12 @@ def test_a_patched_model_and_its_optimizer_are_edited_and_the_undo_restores_them
     assert all(torch.equal(tensor, edited.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_loaded_layer_is_edited_and_written_back_only_with_its_per_layer_table(tmp_path) -> None:
-    model = small("gemma3n_text")
-    with quiet():
-        model.save_pretrained(tmp_path / "old")
-    layer = el.load(tmp_path / "old")
+def test_a_loaded_layer_is_edited_and_written_back_only_with_its_per_layer_table(gemma3n, tmp_path) -> None:
+    model, layer = small("gemma3n_text"), el.load(gemma3n)
     rows = torch.randn(4, 48)
     receipt = edit_vocabulary(layer, remove=REMOVED, add=4, init=VectorsInit(rows))
     assert torch.equal(layer.table.weight[-4:], rows)
-    layer.write_into(tmp_path / "old", tmp_path / "new")
+    layer.write_into(gemma3n, tmp_path / "new")
     with quiet():
         check(model, type(model).from_pretrained(tmp_path / "new"))
     receipt.undo(layer)
@@ -137,80 +121,59 @@ def test_a_loaded_layer_is_edited_and_written_back_only_with_its_per_layer_table
 
 
 @pytest.mark.parametrize("options", [{"per_layer": False}, {"table_only": True}], ids=str)
-@pytest.mark.parametrize(
-    "edit", [{"order": range(130, -1, -1)}, {"remove": REMOVED}, {"add": 3}], ids=["reorder", "remove", "add"]
-)
-@pytest.mark.parametrize("saved_first", [False, True])
-def test_a_part_of_a_checkpoint_is_put_back_only_in_its_old_order(saved_first, edit, options, tmp_path) -> None:
-    with quiet():
-        small("gemma3n_text").save_pretrained(tmp_path / "old")
-    layer = el.load(tmp_path / "old", **options)
-    if saved_first:
-        layer.save_pretrained(tmp_path / "part")
-        layer = el.load(tmp_path / "part")
-    layer.write_into(tmp_path / "old", tmp_path / "same")
-    receipt = edit_vocabulary(layer, **edit)
-    layer.save_pretrained(tmp_path / "edited")
-    for each in (layer, el.load(tmp_path / "edited")):
-        with pytest.raises(el.CheckpointError, match="edit the checkpoint's folder"):
-            each.write_into(tmp_path / "old", tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-    receipt.undo(layer)
-    layer.write_into(tmp_path / "old", tmp_path / "undone")
-
-
-@pytest.mark.parametrize("options", [{"per_layer": False}, {"table_only": True}], ids=str)
-def test_a_part_of_a_saved_layer_remembers_that_the_whole_layer_was_edited(options, tmp_path) -> None:
-    with quiet():
-        small("gemma3n_text").save_pretrained(tmp_path / "old")
-    layer = el.load(tmp_path / "old")
-    receipt = edit_vocabulary(layer, order=range(130, -1, -1))
-    layer.save_pretrained(tmp_path / "edited")
-    el.load(tmp_path / "edited").write_into(tmp_path / "old", tmp_path / "whole")  # it has all rows of the checkpoint
-    part = el.load(tmp_path / "edited", **options)
+@pytest.mark.parametrize("edit", [{"order": range(130, -1, -1)}, {"remove": REMOVED}, {"add": 3}], ids=str)
+def test_a_part_of_a_checkpoint_is_put_back_only_in_its_old_order(edit, options, gemma3n, tmp_path) -> None:
+    """Also a part that was saved, and one of a saved layer that was edited whole."""
+    part = el.load(gemma3n, **options)
+    part.write_into(gemma3n, tmp_path / "same")
     part.save_pretrained(tmp_path / "part")
-    for each in (part, el.load(tmp_path / "part")):
+    whole, saved = el.load(gemma3n), el.load(tmp_path / "part")
+    receipts = [edit_vocabulary(each, **edit) for each in (part, saved, whole)]
+    part.save_pretrained(tmp_path / "edited part")
+    whole.save_pretrained(tmp_path / "edited")
+    el.load(tmp_path / "edited").write_into(gemma3n, tmp_path / "whole")  # it has all rows of the checkpoint
+    for each in (part, saved, el.load(tmp_path / "edited part"), el.load(tmp_path / "edited", **options)):
         assert each.is_part
-        with pytest.raises(el.CheckpointError, match="edit the checkpoint's folder"):
-            each.write_into(tmp_path / "old", tmp_path / "new")
-    receipt.undo(layer)
-    layer.save_pretrained(tmp_path / "undone")
-    assert same_files(tmp_path / "undone", saved(el.load(tmp_path / "old"), tmp_path / "unedited"))
-    el.load(tmp_path / "undone", **options).write_into(tmp_path / "old", tmp_path / "back")
+        with pytest.raises(el.CheckpointError):
+            each.write_into(gemma3n, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    for each, receipt in zip((part, saved, whole), receipts, strict=True):
+        receipt.undo(each)
+        each.write_into(gemma3n, tmp_path / "undone")
+        shutil.rmtree(tmp_path / "undone")
 
 
 def test_the_table_of_a_saved_layer_with_an_untied_head_remembers_an_edit_of_its_folder(tmp_path) -> None:
     with quiet():
         build("llama", "causal", {"tie_word_embeddings": False})[1].save_pretrained(tmp_path / "old")
-    saved(el.load(tmp_path / "old"), tmp_path / "layer")
+    el.load(tmp_path / "old").save_pretrained(tmp_path / "layer")
     edit_vocabulary(tmp_path / "layer", order=range(130, -1, -1), out=tmp_path / "edited")
     el.load(tmp_path / "edited").write_into(tmp_path / "old", tmp_path / "whole")
-    with pytest.raises(el.CheckpointError, match="edit the checkpoint's folder"):
+    with pytest.raises(el.CheckpointError):
         el.load(tmp_path / "edited", table_only=True).write_into(tmp_path / "old", tmp_path / "new")
 
 
 def test_a_table_without_a_rule_for_missing_tokens_must_have_all_of_them() -> None:
     table = el.TokenEmbedding(9, 8)
     inputs = el.inputs.PerLayerInputs(el.TokenEmbedding(7, 12), 8, 3)
-    with pytest.raises(el.SizeError, match="do not share a vocabulary"):
+    with pytest.raises(el.SizeError, match="share a vocabulary"):
         el.vocab.remove_tokens(nn.ModuleList([table, inputs]), [1])
     el.vocab.remove_tokens(inputs, [1])
     assert inputs.table.vocab_size == 6
 
 
-def test_a_multimodal_model_that_finds_images_by_their_ids_is_refused(tmp_path) -> None:
-    with quiet():
-        small("gemma3n_text").save_pretrained(tmp_path / "old")
-    text = read_json(tmp_path / "old/config.json")
+def test_a_multimodal_model_that_finds_images_by_their_ids_is_refused(gemma3n, tmp_path) -> None:
+    shutil.copytree(gemma3n, tmp_path / "old")
+    text = json.loads((gemma3n / "config.json").read_text())
     config = {"model_type": "gemma3n", "text_config": text, "vision_config": {"vocab_offset": 100}}
-    write_json(tmp_path / "old/config.json", config)
-    with pytest.raises(el.VocabularyError, match=r"IDs from 100 on for images or sounds \(vocab_offset\)"):
+    (tmp_path / "old/config.json").write_text(json.dumps(config))
+    with pytest.raises(el.VocabularyError, match="vocab_offset"):
         edit_vocabulary(tmp_path / "old", remove=[120], out=tmp_path / "new")
     for owner, key in (("part", "vocab_offset"), ("configuration", "image_token_offset")):
         edited = nn.ModuleDict({"vision": nn.Linear(1, 1), "table": el.TokenEmbedding(9, 2)})
         edited.vision.config = SimpleNamespace()
         setattr(edited.vision if owner == "part" else edited.vision.config, key, 6)
-        with pytest.raises(el.VocabularyError, match=rf"from 6 on for images or sounds \({key}\)"):
+        with pytest.raises(el.VocabularyError, match=key):
             edit_vocabulary(edited, add=1)
 
 
@@ -228,5 +191,5 @@ def test_the_per_layer_table_of_a_gguf_file_is_moved_with_its_tokens(tmp_path) -
     assert torch.equal(new[:-1], expected[[row for row in range(300) if row != 280]])
     assert new[-1].any()
     table = el.TokenEmbedding(300, WIDTH)
-    with pytest.raises(el.CheckpointError, match="edit the vocabulary of the file itself"):
+    with pytest.raises(el.CheckpointError):
         write_into(table, el.load_tokenizer(tmp_path / "new.gguf"), old, tmp_path / "x.gguf", head=None)

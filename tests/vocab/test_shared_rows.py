@@ -95,7 +95,7 @@ def test_a_trained_table_is_written_into_the_folder(folder, tmp_path) -> None:
 
 def test_a_second_copy_of_shared_rows_is_refused(folder, tmp_path) -> None:
     (folder / "copy.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    with pytest.raises(el.CheckpointError, match="copy.safetensors has a"):
+    with pytest.raises(el.CheckpointError, match="copy.safetensors"):
         el.vocab.remove_tokens(folder, [280], out=tmp_path / "new")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from covering import some
@@ -103,14 +104,8 @@ def test_an_added_token_with_rules_keeps_them() -> None:
     token = AddedToken("zeal", lstrip=True, rstrip=True, single_word=True, normalized=False)
     edit = edit_tokenizer(TRAINED["bpe"], add=[token], special=["<|call|>"])
     *_, zeal, call = edit.tokenizer.get_added_tokens_decoder().values()
-    assert (zeal.lstrip, zeal.rstrip, zeal.single_word, zeal.normalized, zeal.special) == (
-        True,
-        True,
-        True,
-        False,
-        False,
-    )
-    assert call.special
+    found = {name for name in ("lstrip", "rstrip", "single_word", "normalized", "special") if getattr(zeal, name)}
+    assert (found, call.special) == ({"lstrip", "rstrip", "single_word"}, True)
     assert edit.tokenizer.encode("zealous  zeal  dog").tokens[-3:] == ["  zeal  ", *TRAINED["bpe"].encode("dog").tokens]
     both = edit_tokenizer(TRAINED["bpe"], add=["<a>", "<b>"], special=["<a>"])
     assert [t.special for t in both.tokenizer.get_added_tokens_decoder().values()][-2:] == [True, False]
@@ -185,12 +180,9 @@ def test_real_tokenizers_are_trimmed_to_a_corpus_and_read_it_as_before(real, sha
 def test_real_tokenizers_are_the_same_after_adding_and_removing(real) -> None:
     added = edit_tokenizer(real, add=["photosynthesises", "<tool>"], special=["<|call|>"])
     text = "Dogs <tool>photosynthesises<|call|>"
-    assert [t for t in added.tokenizer.encode(text).tokens if t in ("<tool>", "photosynthesises", "<|call|>")] == [
-        "<tool>",
-        "photosynthesises",
-        "<|call|>",
-    ]
-    back = edit_tokenizer(added.tokenizer, remove=["photosynthesises", "<tool>", "<|call|>"])
+    names = ["<tool>", "photosynthesises", "<|call|>"]
+    assert [token for token in added.tokenizer.encode(text).tokens if token in names] == names
+    back = edit_tokenizer(added.tokenizer, remove=names)
     assert back.tokenizer.to_str() == real.to_str()
 
 
@@ -252,21 +244,16 @@ def test_merged_tokens_are_stood_for_by_others() -> None:
 
 # IDs that stand elsewhere in the file
 
+TEMPLATE = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 3), ("[SEP]", 4)])
+
 
 @pytest.mark.parametrize(
     "processor",
     [
         processors.BertProcessing(("[SEP]", 4), ("[CLS]", 3)),
         processors.RobertaProcessing(("[SEP]", 4), ("[CLS]", 3)),
-        processors.TemplateProcessing(
-            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 3), ("[SEP]", 4)]
-        ),
-        processors.Sequence(
-            [
-                processors.ByteLevel(),
-                processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 3), ("[SEP]", 4)]),
-            ]
-        ),
+        TEMPLATE,
+        processors.Sequence([processors.ByteLevel(), TEMPLATE]),
     ],
     ids=lambda processor: type(processor).__name__,
 )
@@ -284,13 +271,8 @@ def test_what_stands_around_a_text_gets_its_new_ids_and_cannot_be_removed(proces
     assert edit.tokenizer.encode("a y").tokens == old.encode("a y").tokens
     kept = edit_tokenizer(old, keep=["a"])
     assert in_order(kept.tokenizer) == in_order(edit.tokenizer)
-    for name, why in (
-        ("[CLS]", "around texts"),
-        ("[SEP]", "around texts"),
-        ("[PAD]", "pads"),
-        ("[UNK]", "cannot encode"),
-    ):
-        with pytest.raises(VocabularyError, match=rf"{re.escape(name)}' \(token \d\) cannot be dropped: .*{why}"):
+    for name in ("[CLS]", "[SEP]", "[PAD]", "[UNK]"):
+        with pytest.raises(VocabularyError, match=re.escape(name)):
             edit_tokenizer(old, remove=["a", name])
 
 
@@ -307,66 +289,44 @@ def test_the_unknown_token_and_lowest_score_of_unigram_stay(shared_data) -> None
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"add": ["dog"]}, r"'dog' cannot be added: it is token \d+ \('dog'\) of this tokenizer already"),
-        ({"special": ["dog"]}, "'dog' cannot be added"),
-        ({"add": ["zebra", "zebra"]}, "add names 'zebra' twice"),
-        ({"add": [""]}, "An empty text"),
-        ({"add": "zebra"}, "Give a list of tokens, not the text 'zebra'"),
-        ({"remove": "dog"}, "remove must be a list of tokens, not the text 'dog'"),
-        ({"remove": ["zebra"]}, r"no token 'zebra': it encodes that as \['<unk>'\]"),
-        ({"remove": ["dog", "dog"]}, "remove names token .* twice"),
-        ({"remove": [4000]}, "no token 4000"),
-        ({"remove": ["<unk>"]}, "'<unk>' .* cannot be dropped: it replaces all"),
-        ({"merge": {"<unk>": "dog"}}, "'<unk>' .* cannot be dropped"),
-        ({"remove": ["dog"], "keep": ["dogs"]}, "remove and keep were passed"),
-        ({"merge": {"dogs": "dog"}, "remove": ["dogs"]}, "'dogs'.*is in merge and in remove"),
-        (
-            {"merge": {"dogs": "dog"}, "remove": ["dog"]},
-            r"Token \d+ \('dog'\) is being removed, so it cannot be a merge target",
-        ),
-        ({"merge": {"dogs": "dog", "dog": "love"}}, "is being removed, so it cannot be a merge target"),
-        ({"merge": {"dogs": "dogs"}}, "it is that token"),
-        ({"order": ["dog", "dogs"]}, r"The order names 2 tokens in 2 places, and the result has \d+; missing: '"),
-        ({"order": ["zebra"]}, "no token 'zebra'"),
-    ],
-)
-def test_what_cannot_be_done_is_an_error(options, message) -> None:
+REFUSED: list[dict[str, Any]] = [
+    *({"add": ["dog"]}, {"special": ["dog"]}, {"add": ["zebra", "zebra"]}, {"add": [""]}, {"add": "zebra"}),
+    *({"remove": "dog"}, {"remove": ["zebra"]}, {"remove": ["dog", "dog"]}, {"remove": [4000]}, {"remove": ["<unk>"]}),
+    *({"merge": {"<unk>": "dog"}}, {"merge": {"dogs": "dogs"}}, {"merge": {"dogs": "dog", "dog": "love"}}),
+    *({"merge": {"dogs": "dog"}, "remove": [name]} for name in ("dogs", "dog")),
+    *({"remove": ["dog"], "keep": ["dogs"]}, {"order": ["dog", "dogs"]}, {"order": ["zebra"]}),
+]
+
+
+def test_what_cannot_be_done_is_an_error() -> None:
     before = TRAINED["word"].to_str()
-    with pytest.raises(VocabularyError, match=message):
-        edit_tokenizer(TRAINED["word"], **options)
+    for options in REFUSED:
+        with pytest.raises(VocabularyError):
+            edit_tokenizer(TRAINED["word"], **options)
     assert TRAINED["word"].to_str() == before
 
 
-@pytest.mark.parametrize(("kind", "token"), [("bpe", "Ġzebra"), ("unigram", "two▁words x")])
-def test_a_new_token_is_given_as_text_and_not_as_a_file_writes_it(kind, token) -> None:
-    with pytest.raises(VocabularyError, match=r"cannot be added: '.' is the file's space. Pass '.* "):
-        edit_tokenizer(TRAINED[kind], add=[token])
-    with pytest.raises(VocabularyError, match="named twice"):
-        edit_tokenizer(TRAINED["unigram"], add=[" zebra", "▁zebra"])
+def test_a_new_token_is_given_as_text_and_not_as_a_file_writes_it() -> None:
+    for kind, new in (("bpe", ["Ġzebra"]), ("unigram", ["two▁words x"]), ("unigram", [" zebra", "▁zebra"])):
+        with pytest.raises(VocabularyError):
+            edit_tokenizer(TRAINED[kind], add=new)
 
 
 def test_a_token_that_could_never_be_found_is_an_error() -> None:
-    old = edit_tokenizer(TRAINED["bpe"], special=["eb"]).tokenizer
-    with pytest.raises(VocabularyError, match=r"'zebra' cannot be added: it would never be found .* \['z', 'eb'"):
-        edit_tokenizer(old, add=[AddedToken("zebra", normalized=True)])
-
-
-def test_a_token_that_is_found_only_where_a_text_begins_is_an_error() -> None:
     """A normalizer that puts a space before each text puts one into the pattern of a normalized token."""
-    tokenizer = tokenizer_of("SentencePiece BPE with byte fallback")
-    with pytest.raises(VocabularyError, match=r"' zebra' cannot be added: .* in running text, .*normalized=False"):
-        edit_tokenizer(tokenizer, add=[AddedToken(" zebra", rstrip=True)])
+    merged = edit_tokenizer(TRAINED["bpe"], special=["eb"]).tokenizer
+    tokenizer = tokenizer_of("SentencePiece BPE with byte fallback")  # where it is found only where a text begins
+    for old, token in ((merged, AddedToken("zebra", normalized=True)), (tokenizer, AddedToken(" zebra", rstrip=True))):
+        with pytest.raises(VocabularyError, match="found"):
+            edit_tokenizer(old, add=[token])
     edit = edit_tokenizer(tokenizer, add=[AddedToken(" zebra", rstrip=True, normalized=False)])
     assert len(edit.sources) - 1 in edit.tokenizer.encode("a zebra b").ids
 
 
-@pytest.mark.parametrize("texts", ["", [], ["", "  "], "Ω Ψ"])
-def test_texts_with_none_of_the_tokens_are_an_error(texts) -> None:
-    with pytest.raises(VocabularyError, match="The texts hold none of the tokenizer's tokens"):
-        used_tokens(TRAINED["word"], texts)
+def test_texts_with_none_of_the_tokens_are_an_error() -> None:
+    for texts in ("", [], ["", "  "], "Ω Ψ"):
+        with pytest.raises(VocabularyError):
+            used_tokens(TRAINED["word"], texts)
 
 
 def test_a_tokenizer_with_parts_written_in_python_is_refused() -> None:
@@ -380,22 +340,14 @@ def test_a_tokenizer_with_parts_written_in_python_is_refused() -> None:
         edit_tokenizer(tokenizer, add=["a"])
 
 
-NORMALIZED = [
-    (["zebra", "Zebra"], "'zebra' and 'Zebra' are both 'zebra'"),
-    (["cafe\u0301s", "cafés"], "are both 'cafés'"),
-    (["Dog"], "'Dog' cannot be added: normalized it is 'dog', token"),
-]
-
-
-@pytest.mark.parametrize(("new", "message"), NORMALIZED)
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "word", "unigram"])
-def test_new_tokens_that_are_the_same_after_normalization_are_refused(kind, new, message) -> None:
+def test_new_tokens_that_are_the_same_after_normalization_are_refused(kind) -> None:
     tokenizer = Tokenizer.from_str(TRAINED[kind].to_str())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    if "Dog" in new:
-        tokenizer = edit_tokenizer(tokenizer, add=[] if kind in ("wordpiece", "word") else ["dog"]).tokenizer
-    with pytest.raises(VocabularyError, match=message):
-        edit_tokenizer(tokenizer, add=new)
-    as_written = [AddedToken(text, normalized=False) for text in new[-1:]]
-    edited = edit_tokenizer(tokenizer, add=as_written).tokenizer
-    assert new[-1] in edited.encode(f"the {new[-1]}", add_special_tokens=False).tokens
+    tokenizer = edit_tokenizer(tokenizer, add=[] if kind in ("wordpiece", "word") else ["dog"]).tokenizer
+    for new in (["zebra", "Zebra"], ["cafe\u0301s", "cafés"], ["Dog"]):
+        with pytest.raises(VocabularyError):
+            edit_tokenizer(tokenizer, add=new)
+        as_written = [AddedToken(text, normalized=False) for text in new[-1:]]
+        edited = edit_tokenizer(tokenizer, add=as_written).tokenizer
+        assert new[-1] in edited.encode(f"the {new[-1]}", add_special_tokens=False).tokens

@@ -137,9 +137,8 @@ def evaluate_word_pairs(table: TableLike, words: Mapping[str, int], file: Path |
         try:
             pairs.append((fields[0].strip().lower(), fields[1].strip().lower(), float(fields[2])))
         except (IndexError, ValueError):
-            raise TextError(
-                f"{file}, line {number}: {line[:60]!r} is not two words and a number, separated by tabs."
-            ) from None
+            format_ = "two words and a number, separated by tabs"
+            raise TextError(f"{file}, line {number}: {line[:60]!r} is not {format_}.") from None
     usable = [(words[one], words[other], score) for one, other, score in pairs if one in words and other in words]
     spearman = pearson = None
     if len(usable) >= FEWEST_PAIRS:
@@ -176,12 +175,18 @@ def evaluate_word_analogies(
     """
     rows = RowReader(table)
     words = {word: row for word, row in words.items() if row < (restrict_vocab or len(rows))}
-    questions = _questions(file)
+    heading = "questions"
+    questions: list[tuple[str, list[str]]] = []
+    for number, line in _lines(file):
+        if line.startswith(":"):
+            heading = line[1:].strip()
+        elif len(question := line.lower().split()) == 4:
+            questions.append((heading, question))
+        else:
+            raise TextError(f"{file}, line {number}: {line[:60]!r} is neither four words nor a heading (': family').")
     usable = [(heading, question) for heading, question in questions if all(word in words for word in question)]
     if not usable:
-        raise SizeError(
-            f"Of the {len(questions)} questions in {file}, none has four words that are a single token each."
-        )
+        raise SizeError(f"None of the {len(questions)} questions in {file} has four words of a single token each.")
     ids = torch.tensor([[words[word] for word in question] for _, question in usable])
     candidates = torch.zeros(len(rows), dtype=torch.bool)
     candidates[list(words.values())] = True
@@ -192,22 +197,6 @@ def evaluate_word_analogies(
     correct = Counter(compress((heading for heading, _ in usable), right))
     sections = tuple(AnalogySection(name, correct[name], used[name], total[name]) for name in total)
     return AnalogyScores(sections, len(words), _missing((word for _, each in questions for word in each), words))
-
-
-def _questions(file: Path | str) -> list[tuple[str, list[str]]]:
-    """Return the questions of an analogy file as `(heading, four words)`, in order and in lower case."""
-    heading, questions = "questions", []
-    for number, line in _lines(file):
-        if line.startswith(":"):
-            heading = line[1:].strip()
-            continue
-        question = line.lower().split()
-        if len(question) != 4:
-            raise TextError(
-                f"{file}, line {number}: {line[:60]!r} is not four words, nor a heading such as ': family'."
-            )
-        questions.append((heading, question))
-    return questions
 
 
 def _lines(file: Path | str) -> list[tuple[int, str]]:

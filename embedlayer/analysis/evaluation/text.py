@@ -1,4 +1,4 @@
-"""Evaluate causal language models on a text: bits per byte, entropy, divergence of two models, and losses by token.
+"""Evaluate causal language models on a text: bits per byte, divergence of two models, losses by token and position.
 
 Logits are computed and dropped in blocks, so tokens x V of them are never in memory. The text is read in overlapping
 windows. Each token is predicted once, so each byte counts once.
@@ -7,6 +7,7 @@ windows. Each token is predicted once, so each byte counts once.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,8 @@ from embedlayer.tokenization.train import raise_if_path
 
 WINDOW, UNKNOWN_WINDOW = 1024, 256
 """Longest default window, in tokens: of a model that states its longest sequence, and of one that does not."""
+
+WINDOWS = 16  # most windows that `evaluate_positions` reads
 
 TOKENS_AT_ONCE = 4096  # tokens in a batch of windows; a model that computes its logits reads one window at a time
 
@@ -77,7 +80,14 @@ class CausalModel:
         model = opened.require_causal() if model is None else model
         tokenizer = opened.require_tokenizer()
         starts = opened.text_limits[0] or opened.text_limits[1]
-        return cls(model, tokenizer, opened.title, starts[0] if starts else None, _trained_length(opened))
+        trained_length = None  # that of a `DecoderLM`, if a run or a configuration states it
+        is_checkpoint = path_kind(Path(opened.source)) in (PathKind.CHECKPOINT, PathKind.GGUF)
+        if opened.run is not None and opened.run.contains_run:
+            trained_length = opened.run.options().max_length
+        elif isinstance(opened.model, DecoderLM) and is_checkpoint:
+            config = Checkpoint.open(Path(opened.source)).config
+            trained_length = next((config[key] for key in POSITION_KEYS if isinstance(config.get(key), int)), None)
+        return cls(model, tokenizer, opened.title, starts[0] if starts else None, trained_length)
 
     @property
     def max_seq_len(self) -> int | None:
@@ -96,17 +106,6 @@ class CausalModel:
     def device(self) -> torch.device:
         """Return the device of the model."""
         return next(self.model.parameters()).device
-
-
-def _trained_length(opened: OpenedModel) -> int | None:
-    """Return the length of the sequences on which a `DecoderLM` was trained, if a run or a configuration states it."""
-    if opened.run is not None and opened.run.contains_run:
-        return opened.run.options().max_length
-    is_checkpoint = path_kind(Path(opened.source)) in (PathKind.CHECKPOINT, PathKind.GGUF)
-    if not isinstance(opened.model, DecoderLM) or not is_checkpoint:
-        return None
-    config = Checkpoint.open(Path(opened.source)).config
-    return next((config[key] for key in POSITION_KEYS if isinstance(config.get(key), int)), None)
 
 
 @dataclass(frozen=True)
@@ -269,19 +268,25 @@ def evaluate_text(
         (499, 499, True)
     """
     models = [one if isinstance(one, CausalModel) else CausalModel.of(one) for one in (model, other) if one is not None]
-    has_one_vocabulary = len(models) == 2 and _vocabulary(models[0]) == _vocabulary(models[1])
+    has_one_vocabulary = False
+    if other is not None:
+        first, second = (as_tokenizer(each.tokenizer).get_vocab(with_added_tokens=True) for each in models)
+        has_one_vocabulary = first == second
     if has_one_vocabulary:  # the same input for both, so that they are compared at each place
         models[1] = replace(models[1], start_id=models[0].start_id)
     texts = [encode_text(one, text) for one in models]
     if window is None:
         window = max(2, min(*(one.default_window for one in models), *(each.predicted for each in texts)))
-    stride = _checked_stride(models, window, stride)
+    stride = window // 2 if stride is None else stride
     for one, encoded in zip(models, texts, strict=True):
+        if window < 2 or window > (one.max_seq_len or window):
+            limit = f" to {one.max_seq_len:,}" if one.max_seq_len else " up"
+            raise SizeError(f"window must be from 2{limit} tokens for {one.title}; found {window}.")
+        if not 1 <= stride <= window:
+            raise SizeError(f"stride must be from 1 to the window of {window}, else tokens are left out; not {stride}.")
         if encoded.predicted < window:
-            raise TextError(
-                f"The text has {encoded.predicted:,} tokens that {one.title} can predict, fewer than one window of "
-                f"{window:,}: pass a longer text, or a window of at most {encoded.predicted:,}."
-            )
+            found = f"{encoded.predicted:,} tokens that {one.title} can predict"
+            raise TextError(f"The text has {found}, a window {window:,}: pass a longer text or a shorter window.")
         check_causal(one.model, encoded.ids)
     with evaluating(*(one.model for one in models)):
         probes = [
@@ -294,41 +299,28 @@ def evaluate_text(
             for one, each in zip(models, probes, strict=True)
         ]
         at_once = window if any(is_computed) else TOKENS_AT_ONCE
-        reason = "" if other is None else _no_difference(texts, sizes, has_one_vocabulary=has_one_vocabulary)
+        reason = ""
+        if other is not None and not (has_one_vocabulary and torch.equal(texts[0].ids, texts[1].ids)):
+            reason = "The models have different tokenizers, so only their bits per byte can be compared."
+        elif len({*sizes}) > 1:
+            reason = f"The models have {sizes[0]:,} and {sizes[1]:,} logits, so their distributions cannot be compared."
         groups = [[one] for one in models] if reason else [models]  # the models of a group read the same tokens
-        sums = [
+        measured = [
             _measure(group, encoded, size, window, stride, at_once)
             for group, encoded, size in zip(groups, texts, sizes, strict=False)
         ]
-    places = [(group, place) for group, some in enumerate(groups) for place in range(len(some))]
-    scores = [
-        _scores(one, encoded, sums[group], place)
-        for one, encoded, (group, place) in zip(models, texts, places, strict=True)
-    ]
-    difference = None if other is None or reason else _difference(scores, sums[0])
+    sums = [own for of_models, _ in measured for own in of_models]
+    scores = [_scores(*each) for each in zip(models, texts, sums, strict=True)]
+    difference = None if other is None or reason else _difference(scores, measured[0][1])
     return TextEvaluation(window, stride, scores[0], scores[1] if other is not None else None, difference, reason)
-
-
-def _checked_stride(models: Sequence[CausalModel], window: int, stride: int | None) -> int:
-    """Return the stride, by default half a window; raise a `SizeError` if it or the window is out of range."""
-    for one in models:
-        if window < 2 or (one.max_seq_len is not None and window > one.max_seq_len):
-            limit = (
-                " up" if one.max_seq_len is None else f" to {one.max_seq_len:,}, the longest sequence of {one.title}"
-            )
-            raise SizeError(f"window must be from 2{limit}; found {window}.")
-    stride = max(1, window // 2) if stride is None else stride
-    if not 1 <= stride <= window:
-        raise SizeError(f"stride must be from 1 to the window of {window}, so that no token is left out; not {stride}.")
-    return stride
 
 
 class EncodedText(NamedTuple):
     """A text as one model reads it."""
 
-    ids: Int[Tensor, " T"]
-    num_bytes: int
-    unknown: int | None
+    ids: Int[Tensor, " T"]  # with the start token in front, if there is one
+    num_bytes: int  # of all tokens but the first
+    unknown: int | None  # ID of the unknown token
 
     @property
     def predicted(self) -> int:
@@ -355,66 +347,36 @@ def encode_text(model: CausalModel, text: str | Path) -> EncodedText:
     return EncodedText(torch.cat(parts), num_bytes, unknown_id(tokenizer))
 
 
-def _vocabulary(model: CausalModel) -> dict[str, int]:
-    """Return token -> ID of a model's tokenizer, added tokens too."""
-    return as_tokenizer(model.tokenizer).get_vocab(with_added_tokens=True)
-
-
-def _no_difference(texts: Sequence[EncodedText], sizes: Sequence[int], *, has_one_vocabulary: bool) -> str:
-    """Return why two models cannot be compared at each place of a text, or `""` if they can."""
-    if not has_one_vocabulary or not torch.equal(texts[0].ids, texts[1].ids):
-        return "The models have different tokenizers, so only their bits per byte can be compared."
-    if sizes[0] != sizes[1]:
-        return f"The models have {sizes[0]:,} and {sizes[1]:,} logits, so their distributions cannot be compared."
-    return ""
-
-
-class _Sums(NamedTuple):
-    """Sums over a text by token ID, for M models."""
-
-    counts: Float[Tensor, " V"]
-    losses: Float[Tensor, "M V"]
-    entropies: Float[Tensor, "M V"]
-    divergences: Float[Tensor, " V"]
-    correct: Int[Tensor, " M"]
-    agreed: Int[Tensor, ""]
-
-
 def _measure(
     models: Sequence[CausalModel], text: EncodedText, size: int, window: int, stride: int, at_once: int
-) -> _Sums:
-    """Run models that have the same tokens over a text, and sum what they predict by token ID."""
-    starts = models[0].start_id
-    by_token, by_model = torch.zeros(size, dtype=torch.float64), torch.zeros(len(models), size, dtype=torch.float64)
-    sums = _Sums(
-        counts=by_token,
-        losses=by_model,
-        entropies=by_model.clone(),
-        divergences=by_token.clone(),
-        correct=torch.zeros(len(models), dtype=torch.int64),
-        agreed=torch.zeros((), dtype=torch.int64),
-    )
-    for inputs, targets in windows_of(text.ids, window, stride, starts, at_once):
+) -> tuple[Float[Tensor, "M 4 V"], Float[Tensor, "2 V"]]:
+    """Run M models that have the same tokens over a text, and sum what they predict by token ID.
+
+    Return, of each model, the number of places, losses, entropies and right predictions; of two models, the divergences
+    and the number of places with one most likely token.
+    """
+    sums = torch.zeros(len(models), 4, size, dtype=torch.float64)
+    differences = torch.zeros(2, size, dtype=torch.float64)
+    for inputs, targets in windows_of(text.ids, window, stride, models[0].start_id, at_once):
         counted = targets != IGNORED
         tokens = targets[counted]
-        sums.counts.index_add_(0, tokens, torch.ones(len(tokens), dtype=torch.float64))
         logits, best = [], []
-        for place, one in enumerate(models):
+        for one, own in zip(models, sums, strict=True):
             logits.append(causal_logits(one.model, inputs.to(one.device)))
             statistics = token_statistics_of(logits[-1], targets.to(one.device), top_k=1)
             assert statistics.log_probs is not None
             assert statistics.entropy is not None
             assert statistics.top_ids is not None
-            sums.losses[place].index_add_(0, tokens, -statistics.log_probs.cpu()[counted].double())
-            sums.entropies[place].index_add_(0, tokens, statistics.entropy.cpu()[counted].double())
+            losses, entropies = (each.cpu()[counted].double() for each in (-statistics.log_probs, statistics.entropy))
             best.append(statistics.top_ids.cpu()[..., 0][counted])
-            sums.correct[place] += (best[-1] == tokens).sum()
+            right = (best[-1] == tokens).double()
+            own.index_add_(1, tokens, torch.stack([torch.ones_like(losses), losses, entropies, right]))
         if len(models) == 2:
             labels = targets.to(models[1].device)
             kl = divergence(logits[1], logits[0], labels=labels, ignore_index=IGNORED, reduction="none")
-            sums.divergences.index_add_(0, tokens, kl.cpu()[counted].double())
-            sums.agreed.add_((best[0] == best[1]).sum())
-    return sums
+            is_same = (best[0] == best[1]).double()
+            differences.index_add_(1, tokens, torch.stack([kl.cpu()[counted].double(), is_same]))
+    return sums, differences
 
 
 def windows_of(
@@ -436,16 +398,16 @@ def windows_of(
             yield torch.stack([one for one, _ in ready]), torch.stack([two for _, two in ready])
 
 
-def _scores(model: CausalModel, text: EncodedText, sums: _Sums, place: int) -> ModelScores:
-    """Return the scores of the model at index `place` of the sums; a loss that is not finite is a `CheckpointError`."""
-    tokenizer, count = as_tokenizer(model.tokenizer), int(sums.counts.sum())
-    ids = sums.counts.nonzero()[:, 0]
-    counts, losses, entropies = sums.counts[ids], sums.losses[place, ids], sums.entropies[place, ids]
-    total = float(losses.sum())
+def _scores(model: CausalModel, text: EncodedText, sums: Float[Tensor, "4 V"]) -> ModelScores:
+    """Return the scores of a model; a loss that is not finite is a `CheckpointError`."""
+    ids = sums[0].nonzero()[:, 0]
+    counts, losses, entropies, right = sums[:, ids]
+    total, count = float(losses.sum()), int(counts.sum())
     if not math.isfinite(total):
         raise CheckpointError(f"{model.title} gives the text a loss of {total}: it has weights that are not finite.")
     order = (losses - counts * total / count).argsort(descending=True, stable=True)
     rows = zip(*(column[order].tolist() for column in (ids, counts, losses, entropies)), strict=True)
+    tokenizer = as_tokenizer(model.tokenizer)
     return ModelScores(
         title=model.title,
         tokens=count,
@@ -453,8 +415,8 @@ def _scores(model: CausalModel, text: EncodedText, sums: _Sums, place: int) -> M
         bits_per_byte=total / math.log(2) / text.num_bytes,
         loss=total / count,
         entropy=float(entropies.sum()) / count,
-        accuracy=int(sums.correct[place]) / count,
-        unknown=int(sums.counts[text.unknown]) if text.unknown is not None else 0,
+        accuracy=int(right.sum()) / count,
+        unknown=int(sums[0, text.unknown]) if text.unknown is not None else 0,
         by_token=tuple(
             TokenScore(token_text(tokenizer, token), token, int(number), loss / number, entropy / number)
             for token, number, loss, entropy in rows
@@ -462,16 +424,85 @@ def _scores(model: CausalModel, text: EncodedText, sums: _Sums, place: int) -> M
     )
 
 
-def _difference(scores: Sequence[ModelScores], sums: _Sums) -> ModelDifference:
+def _difference(scores: Sequence[ModelScores], sums: Float[Tensor, "2 V"]) -> ModelDifference:
     """Return how two models differ at each place, from the scores of both and the sums over the text."""
-    count = scores[0].tokens
     others = {each.id: each.loss for each in scores[1].by_token}
     changes = [
-        TokenChange(
-            *(each.token, each.id, each.count, each.loss, others[each.id]),
-            float(sums.divergences[each.id]) / each.count,
-        )
+        TokenChange(each.token, each.id, each.count, each.loss, others[each.id], float(sums[0, each.id]) / each.count)
         for each in scores[0].by_token
     ]
     changes.sort(key=lambda each: -abs(each.count * (each.other_loss - each.loss)))
-    return ModelDifference(float(sums.divergences.sum()) / count, int(sums.agreed) / count, tuple(changes))
+    kl, agreed = (sums.sum(1) / scores[0].tokens).tolist()
+    return ModelDifference(kl, agreed, tuple(changes))
+
+
+class PositionLoss(NamedTuple):
+    """Mean loss at a range of positions.
+
+    Attributes:
+        start: First number of tokens before the predicted one.
+        stop: End of the range, which is not in it.
+        loss: Mean loss, in nats per token.
+        tokens: Number of predicted tokens.
+    """
+
+    start: int
+    stop: int
+    loss: float
+    tokens: int
+
+
+@torch.no_grad()
+def evaluate_positions(
+    model: CausalModel, text: str | Path, window: int, trained: int, *, read: int | None = None
+) -> list[PositionLoss]:
+    """Measure the loss at ranges of positions: up to half of the trained length, up to it, up to twice it, and so on.
+
+    The model reads at most 16 windows, at equal distances in the text, each from position 0, so that every position
+    has the same number of predicted tokens.
+
+    Args:
+        model: The model, with its tokenizer.
+        text: The text, or the path of a UTF-8 file.
+        window: Tokens of a window; those of a text that is shorter.
+        trained: Trained length of the model, in tokens.
+        read: Tokens that the model reads of each window, where it has no more positions; `None` for the window.
+
+    Raises:
+        TextError: The text is not UTF-8, is empty, or has a single token.
+        FileError: The file cannot be read.
+        PositionError: The model has fewer positions.
+        CheckpointError: The model is no causal language model.
+        TokenizerError: There is no tokenizer, or it has IDs outside the table.
+
+    Example:
+        >>> losses = evaluate_positions(CausalModel(model, tokenizer), "the cat sat on the mat . " * 20, 64, trained=16)
+        >>> [(each.start, each.stop) for each in losses]
+        [(0, 8), (8, 16), (16, 32), (32, 64)]
+    """
+    if window < 2 or trained < 2:
+        raise SizeError(f"window and trained must be at least 2, not {window} and {trained}.")
+    encoded = encode_text(model, text)
+    window = min(window, encoded.predicted)
+    if window < 2:
+        raise TextError("The text has a single token: pass a longer one.")
+    read = window if read is None else min(read, window)
+    check_causal(model.model, encoded.ids)
+    last = encoded.predicted - window
+    starts = torch.linspace(0, last, min(WINDOWS, last // window + 1)).long().tolist()
+    sums = torch.zeros(read, dtype=torch.float64)
+    with evaluating(model.model):
+        for start in starts:
+            inputs, targets = (encoded.ids[start + shift : start + shift + read].clone() for shift in (0, 1))
+            if model.start_id is not None:
+                inputs[0] = model.start_id
+            logits = causal_logits(model.model, inputs[None].to(model.device))
+            log_probs = token_statistics_of(logits, targets[None].to(model.device)).log_probs
+            assert log_probs is not None
+            sums -= log_probs[0].cpu().double()
+    bounds, end = [0, trained // 2], trained
+    while end < read:
+        bounds, end = [*bounds, end], 2 * end
+    bounds = [*(each for each in bounds if each < read), read]
+    counts = [(first, end, (end - first) * len(starts)) for first, end in pairwise(bounds)]
+    return [PositionLoss(first, end, float(sums[first:end].sum()) / count, count) for first, end, count in counts]

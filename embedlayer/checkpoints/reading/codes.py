@@ -9,7 +9,7 @@ from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
 from embedlayer.checkpoints.reading.head import refuse_missing_head
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.core.errors import CheckpointError
-from embedlayer.families.stream_records import CodeHeadSpec, CodeSpec, numbered
+from embedlayer.families.records import CodeHeadSpec, CodeSpec, numbered
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.streams import StackedRows, StreamHead
 from embedlayer.inputs.codes import CodeStreams
@@ -34,9 +34,7 @@ def read_codes(model: CheckpointModel, spec: CodeSpec) -> CodeStreams | None:
     sizes = [*text, *sizes]
     shared = None if spec.shared_padding is None else config.get(spec.shared_padding)
     if shared not in (None, sum(sizes)):
-        raise CheckpointError(
-            f"{config.file}: {spec.shared_padding} {shared!r} is not the row after those of all streams, {sum(sizes)}."
-        )
+        raise CheckpointError(f"{config.file}: {spec.shared_padding} must be {sum(sizes)}, not {shared!r}.")
     rows = _read_rows(model, spec, sizes, 0 if shared is None else 1)
     is_zero = shared is not None and not rows[-1].any()
     table = StreamTable(
@@ -78,8 +76,7 @@ def _read_rows(model: CheckpointModel, spec: CodeSpec, sizes: list[int], more: i
             tensors.dtype = tensors.dtype or parts[0].dtype
         if further := tensors.checkpoint.find(*numbered(spec.table, len(parts))):
             raise CheckpointError(
-                f"{tensors.checkpoint.name} has {further[0]}, and by {model.config.file} the model has {len(parts)} "
-                f"streams ({spec.count}): they do not belong together. {tensors.remedy}"
+                f"{model.config.file}: {spec.count} states {len(parts)} streams, and there is {further[0]}."
             )
         tensors.by_key[ROWS] = torch.cat(parts)
     else:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS, is_tied, logit_factors
-from embedlayer.checkpoints.reading.inputs import read_linear, read_norm, weight_names
+from embedlayer.checkpoints.reading.inputs import read_linear, read_norm, tensor_names
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.table import packed_table
 from embedlayer.checkpoints.reading.tensors import is_in_block
@@ -14,7 +14,7 @@ from embedlayer.checkpoints.refusals import combined_error
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import BASE_CLASSES, HEAD_CLASSES
 from embedlayer.families.field_types import Names, Presence
-from embedlayer.families.records import AddedColumns, CountedRows, HeadSpec, LinearSpec, WideRows
+from embedlayer.families.records import AddedColumns, CountedRows, HeadSpec, WideRows
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import ACTIVATIONS, PredictionHead
 from embedlayer.tables.table import TokenTable
@@ -25,11 +25,17 @@ def read_head(model: CheckpointModel, table: TokenTable, width: int) -> OutputHe
     spec, tensors = model.family.head, model.tensors
     if spec is None:
         return None
-    for names in (() if spec.dense is None else weight_names(spec.dense), spec.weight):
+    dense_names = () if spec.dense is None else tensor_names(spec.dense.name, "weight")
+    for names in (dense_names, spec.weight):
         if not tensors.has(names):
             tensors.refuse_quantised("head.weight", names)
-    dense = spec.dense if spec.dense is not None and tensors.has(weight_names(spec.dense)) else None
-    if not _has_transform(model, spec, dense, is_needed=width != table.embed_dim):
+    dense = spec.dense if spec.dense is not None and tensors.has(dense_names) else None
+    if dense is not None:
+        classes = _model_classes(model)  # a classifier may have a layer of the same name (ModernBERT)
+        if classes and not _have_head(classes) and not tensors.has(spec.bias):
+            return None
+    elif spec.dense is not None and not (spec.dense.optional and width == table.embed_dim):
+        refuse_missing_head(model, dense_names)
         return None
     output = _read_output(model, spec, table, width, "head" if dense is None else "head.output")
     if output is None or dense is None:
@@ -59,11 +65,25 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
         if model.family.codes is None or model.family.codes.head is None:  # else the class names the heads of codes
             refuse_missing_head(model, spec.weight if is_absent else spec.bias)
         return None
-    if rows is not None:
-        _check_shape(model, spec, f"{key}.weight", table, width, has_dense=has_dense)
+    if rows is not None and f"{key}.weight" in tensors.names:  # a row for each row of the table
+        expected = tensors.by_key[_tied_to(model)].shape[0] - model.family.extra_rows
+        hidden, widths = width, {width, table.embed_dim, model.config.get("hidden_size", width)}
+        if isinstance(spec.rows, WideRows):
+            hidden = width * spec.rows.hidden
+            widths = {hidden}
+        if rows.shape[0] != expected or (not has_dense and rows.shape[1] not in widths):
+            raise CheckpointError(
+                f"{tensors.config_file}: the head {tensors.names[f'{key}.weight'][0]} has shape {list(rows.shape)} "
+                f"where [{expected}, {hidden}] fits the table. {tensors.remedy}"
+            )
     vocab_size, embed_dim = (table.vocab_size, table.embed_dim) if rows is None else rows.shape
-    if has_bias:
-        _read_bias(model, f"{key}.bias", spec.bias, vocab_size)
+    if has_bias:  # stored as `(V,)` or `(1, V)`
+        stored_names = tensors.checkpoint.find(*spec.bias)
+        is_matrix = bool(stored_names) and len(tensors.checkpoint.info(stored_names[0]).shape) == 2
+        shape = (1, vocab_size) if is_matrix else (vocab_size,)
+        tensors.by_key[f"{key}.bias"] = tensors.require(f"{key}.bias", spec.bias, "bias of the head", shape).flatten()
+        same = (name for name in stored_names if tensors.checkpoint.is_same(stored_names[0], name))
+        tensors.names[f"{key}.bias"] = tuple(same)
     with model.config.naming_file():
         factors = logit_factors(spec, model.config.content, table.embed_dim)
     weight, module = f"{key}.weight", f"{key}.rows"
@@ -74,27 +94,6 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
     else:
         source = {"vocab_size": vocab_size, "embed_dim": embed_dim}
     return OutputHead(**source, bias=has_bias, **factors)
-
-
-def _has_transform(model: CheckpointModel, spec: HeadSpec, dense: LinearSpec | None, *, is_needed: bool) -> bool:
-    """Return whether a checkpoint has the projection `dense` of a head, or may have the head without it."""
-    if dense is not None:
-        classes = _model_classes(model)  # a classifier may have a layer of the same name (ModernBERT)
-        return not classes or _have_head(classes) or model.tensors.has(spec.bias)
-    if spec.dense is None or (spec.dense.optional and not is_needed):
-        return True
-    refuse_missing_head(model, weight_names(spec.dense))
-    return False
-
-
-def _read_bias(model: CheckpointModel, key: str, names: Names, vocab_size: int) -> None:
-    """Read the bias of the head, which is stored as `(V,)` or `(1, V)`."""
-    tensors = model.tensors
-    stored_names = tensors.checkpoint.find(*names)
-    is_matrix = bool(stored_names) and len(tensors.checkpoint.info(stored_names[0]).shape) == 2
-    bias = tensors.require(key, names, "bias of the head", (1, vocab_size) if is_matrix else (vocab_size,))
-    tensors.by_key[key] = bias.flatten()
-    tensors.names[key] = tuple(name for name in stored_names if tensors.checkpoint.is_same(stored_names[0], name))
 
 
 def _model_classes(model: CheckpointModel) -> list[str]:
@@ -113,30 +112,8 @@ def refuse_missing_head(model: CheckpointModel, names: Names) -> None:
     classes, tensors = _model_classes(model), model.tensors
     if _have_head(classes):
         raise CheckpointError(
-            f"{tensors.checkpoint.name}: {' or '.join(names)} is missing, and {model.config.file} has architectures "
-            f"{', '.join(classes)}, a model with an LM head. {tensors.remedy} If the checkpoint is meant to have no "
-            f"head, remove architectures."
-        )
-
-
-def _check_shape(
-    model: CheckpointModel, spec: HeadSpec, key: str, table: TokenTable, width: int, *, has_dense: bool
-) -> None:
-    """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states."""
-    tensors, config = model.tensors, model.config
-    if key not in tensors.names:
-        return
-    rows, columns = tensors.by_key[key].shape
-    expected = tensors.by_key[_tied_to(model)].shape[0] - model.family.extra_rows
-    hidden, widths = width, {width, table.embed_dim, config.get("hidden_size", width)}
-    if isinstance(spec.rows, WideRows):
-        hidden = width * spec.rows.hidden
-        widths = {hidden}
-    if rows != expected or (not has_dense and columns not in widths):
-        name = tensors.names[key][0]
-        raise CheckpointError(
-            f"{tensors.info(name).file}: {name} has shape {[rows, columns]} where [{expected}, {hidden}] "
-            f"belongs to the head, by {config.file} and the table. {tensors.remedy}"
+            f"{model.config.file}: {' or '.join(names)} of a {', '.join(classes)} is missing. {tensors.remedy} If the "
+            f"checkpoint is meant to have no head, remove architectures."
         )
 
 
@@ -176,20 +153,12 @@ def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | N
                 f"head is read as untied."
             )
     rows = tensors.read(key, names[0])
-    if isinstance(spec.rows, CountedRows):
-        rows = _counted_rows(model, spec.rows, key, rows, tensors.by_key[tied_to].shape[0])
+    if isinstance(spec.rows, CountedRows) and model.config.get(spec.rows.key) is not None:
+        count, size = model.config.whole(spec.rows.key, most=MOST_POSITIONS), rows.shape[0]
+        if count <= size and count < max(size, tensors.by_key[tied_to].shape[0]):
+            rows = tensors.by_key[key] = rows[:count]
+            if key in tensors.stored:
+                tensors.stored[key] = tensors.stored[key].take(slice(count))
+            del tensors.names[key]  # there is not one row for each token, so they cannot be written back
     tensors.count_nonfinite("head", key, rows)
-    return rows
-
-
-def _counted_rows(model: CheckpointModel, spec: CountedRows, key: str, rows: Tensor, table_rows: int) -> Tensor:
-    """Return the rows of a head that count, without stored rows beyond the number in the configuration."""
-    if model.config.get(spec.key) is None:
-        return rows
-    count = model.config.whole(spec.key, most=MOST_POSITIONS)
-    if count <= rows.shape[0] and count < max(rows.shape[0], table_rows):
-        rows = model.tensors.by_key[key] = rows[:count]
-        if key in model.tensors.stored:
-            model.tensors.stored[key] = model.tensors.stored[key].take(slice(count))
-        del model.tensors.names[key]  # there is not one row for each token, so they cannot be written back
     return rows

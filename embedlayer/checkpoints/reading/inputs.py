@@ -23,8 +23,8 @@ from embedlayer.families.records import (
     StreamPositions,
     TrigramSpec,
 )
-from embedlayer.inputs.decoder_input import DecoderInput
 from embedlayer.inputs.parts import (
+    DecoderInput,
     ElementwiseAffine,
     FeatureProjection,
     OffsetRMSNorm,
@@ -75,13 +75,13 @@ def read_norm(model: CheckpointModel, key: str, spec: NormSpec | ShiftSpec | Non
         plain = nn.RMSNorm if spec.kind == "rms_plain" else nn.LayerNorm
         return plain(width, eps=eps, elementwise_affine=False)
     has_bias = spec.kind == "layer" and config.has(spec.bias)
-    tensors.require(f"{key}.weight", _ends(spec.name, "weight", "gamma"), "norm", (width,))
+    tensors.require(f"{key}.weight", tensor_names(spec.name, "weight", "gamma"), "norm", (width,))
     if spec.kind == "rms":
         return nn.RMSNorm(width, eps=eps)
     if spec.kind == "rms_offset":
         return OffsetRMSNorm(width, eps=eps)
     if has_bias:
-        tensors.require(f"{key}.bias", _ends(spec.name, "bias", "beta"), "norm", (width,))
+        tensors.require(f"{key}.bias", tensor_names(spec.name, "bias", "beta"), "norm", (width,))
     if spec.affine_key is not None and config.get(spec.affine_key[0]) == spec.affine_key[1]:
         return ElementwiseAffine(width)
     return nn.LayerNorm(width, eps=eps, bias=has_bias)
@@ -93,9 +93,7 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
     checkpoint, [table, *_] = tensors.checkpoint, next(iter(tensors.names.values()))  # of tokens, or of codes
     if checkpoint.gguf is not None or model_type not in FINAL_NORMS:
         what = "a GGUF file" if checkpoint.gguf is not None else f"the model type {model_type!r}"
-        raise CheckpointError(
-            f"{checkpoint.name}: the final norm of {what} is not known here. Leave out final_norm=True."
-        )
+        raise CheckpointError(f"{checkpoint.name}: the final norm of {what} is not known. Leave out final_norm=True.")
     spec = FINAL_NORMS[str(model_type)]
     if spec is None or spec.kind in ("rms_plain", "layer_plain"):
         return read_norm(model, "final_norm", spec, width)
@@ -126,19 +124,14 @@ def attention_windows(model: CheckpointModel) -> dict[str, Any]:
 def read_linear(model: CheckpointModel, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
     """Read the tensors of a projection, and return a new module for them."""
     what = "projection to hidden_size" if key == "projection" else "projection"
-    weight = model.tensors.require(f"{key}.weight", _ends(spec.name, "weight"), what, shape)
+    weight = model.tensors.require(f"{key}.weight", tensor_names(spec.name, "weight"), what, shape)
     has_bias = model.config.has(spec.bias)
     if has_bias:
-        model.tensors.require(f"{key}.bias", _ends(spec.name, "bias"), "projection", (weight.shape[0],))
+        model.tensors.require(f"{key}.bias", tensor_names(spec.name, "bias"), "projection", (weight.shape[0],))
     return nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias)
 
 
-def weight_names(spec: LinearSpec) -> Names:
-    """Return the names of a projection's weight, such as `("project_in.weight",)`."""
-    return _ends(spec.name, "weight")
-
-
-def _ends(modules: str | Names, *ends: str) -> Names:
+def tensor_names(modules: str | Names, *ends: str) -> Names:
     """Return the names of a tensor of a module that may have several names: each name with each end."""
     names = (modules,) if isinstance(modules, str) else modules
     return tuple(f"{name}.{end}" for name in names for end in ends)
@@ -149,46 +142,34 @@ def read_projection(model: CheckpointModel) -> nn.Linear | None:
     spec, tensors = model.family.projection, model.tensors
     if spec is None:
         return None
-    names = weight_names(spec if isinstance(spec, LinearSpec) else spec.linear)
+    names = tensor_names((spec if isinstance(spec, LinearSpec) else spec.linear).name, "weight")
     hidden, width = stated_size(model.config.content, "hidden_size"), tensors.by_key["table.weight"].shape[1]
     is_stored = tensors.has(names)
     if hidden not in (width, None) and not is_stored:
         tensors.refuse_quantised("projection.weight", names)
         raise CheckpointError(
-            f"{model.config.file} says hidden_size {hidden!r}, the table has rows of width {width:,}, and "
-            f"{tensors.checkpoint.name} has no projection: no tensor is called {' or '.join(names)}. {tensors.remedy}"
+            f"{model.config.file} says hidden_size {hidden!r}, the table has width {width:,}, and there is no "
+            f"projection {' or '.join(names)}. {tensors.remedy}"
         )
-    if isinstance(spec, FeatureSpec):
-        return _feature_projection(model, spec, width)
-    if isinstance(spec, TrigramSpec):
-        return _trigram_projection(model, spec, width)
-    return None if hidden == width and not is_stored else _projection(model, spec, width)
+    if isinstance(spec, FeatureSpec):  # of each vector with constant features appended
+        features = [
+            tensors.require(f"projection.features.{i}.weight", each, "table of features", (None, None))
+            for i, each in enumerate(filter(tensors.has, spec.tables))
+        ]
+        linear = _projection(model, spec.linear, width + sum(rows.shape[1] for rows in features))
+        sizes = linear.in_features, linear.out_features, linear.bias is not None
+        return FeatureProjection(*sizes, features=[rows.shape for rows in features]) if features else linear
+    if isinstance(spec, TrigramSpec) and model.config.get(spec.key, True):  # of each vector with its neighbours
+        linear = _projection(model, spec.linear, 3 * width)
+        return TrigramProjection(linear.in_features, linear.out_features, linear.bias is not None)
+    if hidden == width and (isinstance(spec, TrigramSpec) or not is_stored):
+        return None
+    return _projection(model, spec if isinstance(spec, LinearSpec) else spec.linear, width)
 
 
 def _projection(model: CheckpointModel, spec: LinearSpec, width: int) -> nn.Linear:
     """Read a projection to the width of the model from vectors of another width."""
     return read_linear(model, "projection", spec, (model.config.whole(*CONFIG_KEYS["hidden_size"]), width))
-
-
-def _trigram_projection(model: CheckpointModel, spec: TrigramSpec, width: int) -> nn.Linear | None:
-    """Read a projection of each vector with its neighbours; `None` without neighbours if both widths are equal."""
-    if not model.config.get(spec.key, True):
-        is_same = stated_size(model.config.content, "hidden_size") == width
-        return None if is_same else _projection(model, spec.linear, width)
-    linear = _projection(model, spec.linear, 3 * width)
-    return TrigramProjection(linear.in_features, linear.out_features, linear.bias is not None)
-
-
-def _feature_projection(model: CheckpointModel, spec: FeatureSpec, width: int) -> nn.Linear:
-    """Read a projection of each vector with constant features appended, and the tables of these features."""
-    names = [each for each in spec.tables if model.tensors.has(each)]
-    features = [
-        model.tensors.require(f"projection.features.{i}.weight", each, "table of features", (None, None))
-        for i, each in enumerate(names)
-    ]
-    linear = _projection(model, spec.linear, width + sum(rows.shape[1] for rows in features))
-    sizes = linear.in_features, linear.out_features, linear.bias is not None
-    return FeatureProjection(*sizes, features=[rows.shape for rows in features]) if features else linear
 
 
 def read_streams(model: CheckpointModel, width: int) -> PredictionStreams | None:

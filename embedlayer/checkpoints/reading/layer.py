@@ -31,15 +31,13 @@ from embedlayer.checkpoints.reading.table import (
     note_other_inputs,
     other_tables,
     read_rows,
-    refuse_other_input,
     unread_copies,
 )
 from embedlayer.checkpoints.reading.tensors import LoadedTensor
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, SizeError
-from embedlayer.families.records import FoldedRows, PerLayerSpec
+from embedlayer.families.records import FoldedRows
 from embedlayer.inputs.parts import TokenDropout
-from embedlayer.inputs.per_layer import PerLayerInputs
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import assign
 
@@ -95,8 +93,14 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
     rows = read_rows(model) if family.table or model.table_only else None
     if model.table_only:
         assert rows is not None
-        return _table_alone(model, rows)
-    refuse_other_input(model)
+        parts = {"table": new_table(model, rows, is_scaled=False), "family": tensors.family_name, "is_part": True}
+        if not model.table_name:
+            note_other_inputs(model)
+        return {**parts, "padding_id": model.padding_id, "tensor_names": tensors.state_names}
+    for other in family.other_tables:
+        for name in tensors.checkpoint.find(other.name) if other.is_input else ():
+            source, size = tensors.checkpoint.name, tensors.sizes(name)
+            raise CheckpointError(f"{source}: {name}, {size}, is not read, and {other.use}.")
     table = None if rows is None else new_table(model, rows)
     codes = None if family.codes is None else read_codes(model.of_decoder(), family.codes)
     recipe = [step for step in model.used_steps(family.recipe) if step != "codes" or codes is not None]
@@ -119,6 +123,12 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         output_table = decoder.table or first
     is_dropped = "token_dropout" in recipe
     mask_token = model.config.whole("mask_token_id", most=MOST_POSITIONS) if is_dropped else None
+    per_layer_inputs = None
+    if per_layer and family.per_layer is not None:
+        try:
+            per_layer_inputs = read_per_layer(model, family.per_layer, width)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error} To leave the per-layer inputs out: load(..., per_layer=False).") from error
     last = codes.table.embed_dim if decoder is not None and codes is not None else width
     return {
         "table": table,
@@ -136,7 +146,7 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         "token_dropout": None if mask_token is None else TokenDropout(mask_token),
         "decoder": decoder,
         "codes": codes,
-        "per_layer": _per_layer(model, family.per_layer, width) if per_layer and family.per_layer else None,
+        "per_layer": per_layer_inputs,
         "final_norm": read_final_norm(model, last) if final_norm else None,
         **attention_windows(model),
         "other_positions": others,
@@ -144,28 +154,6 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         "encoder_block_positions": encoder_blocks,
         "tensor_names": tensors.state_names,
         "is_part": any(other_tables(model)),
-    }
-
-
-def _per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> PerLayerInputs | None:
-    """Return what `read_per_layer` does, with an error that says how to leave the per-layer inputs out."""
-    try:
-        return read_per_layer(model, spec, width)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error} To leave the per-layer inputs out: load(..., per_layer=False).") from error
-
-
-def _table_alone(model: CheckpointModel, rows: torch.Tensor) -> dict[str, Any]:
-    """Return the arguments of an `EmbeddingLayer` that has a table and nothing else; the table has no factor."""
-    table = new_table(model, rows, is_scaled=False)
-    if not model.table_name:
-        note_other_inputs(model)
-    return {
-        "table": table,
-        "family": model.tensors.family_name,
-        "padding_id": model.padding_id,
-        "tensor_names": model.tensors.state_names,
-        "is_part": True,
     }
 
 

@@ -61,32 +61,25 @@ def checkpoint_model(
     if table_name:
         tensors.notes.append(f"Only {table_name} was read, as the table: everything else was left out.")
     tensors.family_name = family.name or tensors.family_name
-    stacks = _stored_stacks(checkpoint, family)
+    family, stack = _of_stored_stacks(checkpoint, family)
     whole = content = with_defaults(family, config)
     if family.sub_configs:
-        content = _stack_config(family, whole, "encoder" if "encoder" in stacks else "decoder", checkpoint.name)
-    family = _with_stored_stacks(family, stacks)
+        content = _stack_config(family, whole, stack, checkpoint.name)
     checked = Configuration(content, tensors.config_file)
-    if not table_only:
-        _check_values(family, checked, tensors.family_name)
+    for key in () if table_only else (*SIZE_KEYS, *(() if family.position is None else HEAD_WIDTH_KEYS)):
+        if checked.get(key) is not None:
+            checked.whole(key)
+    for key, values in () if table_only else family.not_computed:
+        if checked.get(key, values[0]) not in values:
+            raise CheckpointError(
+                f"{checked.file}: {key} {checked.get(key)!r} is not supported in {tensors.family_name}, only "
+                f"{' or '.join(map(repr, values))}."
+            )
     for key in () if table_name else ("vocab_size", "pad_token_id"):
         if type(content.get(key, 0)) not in (int, NoneType):
             raise CheckpointError(f"{checked.file}: {key} must be a whole number or null, not {content[key]!r}.")
     padding_id = None if table_name else content.get("pad_token_id")
     return CheckpointModel(family, checked, tensors, whole, padding_id, bool(table_only), table_name)
-
-
-def _check_values(family: Family, config: Configuration, family_name: str) -> None:
-    """Check the sizes of a configuration, and that the family computes nothing else for one of its values."""
-    for key in (*SIZE_KEYS, *(() if family.position is None else HEAD_WIDTH_KEYS)):
-        if config.get(key) is not None:
-            config.whole(key)
-    for key, values in family.not_computed:
-        if config.get(key, values[0]) not in values:
-            raise CheckpointError(
-                f"{config.file}: {key} {config.get(key)!r} changes what {family_name} computes at its input or head, "
-                f"and is not supported; supported: {' or '.join(map(repr, values))}."
-            )
 
 
 def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool) -> Family:
@@ -108,30 +101,23 @@ def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool)
         whole = checkpoint.config.get("tie_word_embeddings", outer.tied)
         text = checkpoint.config.get("text_config")
         if not table_only and isinstance(text, dict) and text.get("tie_word_embeddings", whole) != whole:
-            raise CheckpointError(
-                f"{tensors.config_file}: tie_word_embeddings is {whole!r}, and another in text_config. Correct one."
-            )
+            raise CheckpointError(f"{tensors.config_file}: tie_word_embeddings {whole!r} is another in text_config.")
     return with_whole_model(family, checkpoint.config.get("model_type"))
 
 
-def _stored_stacks(checkpoint: Checkpoint, family: Family) -> set[str]:
-    """Return which stacks of an encoder-decoder model a checkpoint stores; empty for a model with one stack."""
+def _of_stored_stacks(checkpoint: Checkpoint, family: Family) -> tuple[Family, Literal["encoder", "decoder"]]:
+    """Return the record for the stacks that a checkpoint stores of an encoder-decoder model, and the first of them."""
     spec = family.decoder_input
     if spec is None:
-        return set()
+        return family, "decoder"
     prefix = spec.table[0].partition(".")[0].removesuffix("decoder")  # "text_" in families with other encoders
     stack = re.compile(rf"(?:^|[.{'' if prefix else '_'}]){prefix}((?:en|de)coder)\.")
-    return {each for name in checkpoint.names for each in stack.findall(name)}
-
-
-def _with_stored_stacks(family: Family, stacks: set[str]) -> Family:
-    """Return the record for the stacks that a checkpoint stores."""
-    spec = family.decoder_input
-    if spec is None or len(stacks) != 1:
-        return family
+    stacks = {each for name in checkpoint.names for each in stack.findall(name)}
     if stacks == {"encoder"}:
-        return replace(family, decoder_input=None, head=None)
-    return replace(
+        return replace(family, decoder_input=None, head=None), "encoder"
+    if stacks != {"decoder"}:
+        return family, "encoder" if stacks else "decoder"
+    alone = replace(
         family,
         table=tuple(dict.fromkeys((*spec.table, *family.table))),
         position=spec.position or family.position,
@@ -140,6 +126,7 @@ def _with_stored_stacks(family: Family, stacks: set[str]) -> Family:
         scale=family.scale if spec.is_scaled else None,
         decoder_input=None,
     )
+    return alone, "decoder"
 
 
 def _stack_config(family: Family, whole: JsonObject, stack: Literal["encoder", "decoder"], name: str) -> JsonObject:

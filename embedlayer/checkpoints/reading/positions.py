@@ -58,11 +58,17 @@ def read_positions(
         return _rotary(model)
     if isinstance(spec, RelativePositions):
         return _relative(model, spec, key, num_layers)
-    if isinstance(spec, BiasedPositions):
-        return _biased(model, spec, width, key)
+    if isinstance(spec, BiasedPositions):  # added positions, and a bias that all blocks apply in attention (MPNet)
+        bias = _relative(model, spec.bias, "other_positions.attention", None)[0][""]
+        count = model.config.whole(*CONFIG_KEYS["num_hidden_layers"])
+        return {"": _learned(model, spec.added, width, key), "attention": bias}, ("attention",) * count
     scheme = Position()
     if isinstance(spec, AlibiPositions):
-        scheme = _alibi(model, spec, width)
+        heads, attention = model.config.whole(*CONFIG_KEYS["num_attention_heads"]), model.config.get("attn_config")
+        max_bias = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
+        with model.config.naming_file():
+            max_bias = as_number(max_bias, "attn_config.alibi_bias_max", above=0.0)
+        scheme = AlibiBias(heads, max_bias=max_bias, scale=(width // heads) ** -0.5 if spec.is_divided else 1.0)
     elif isinstance(spec, AxialPositions):
         rows = model.tensors.require(f"{key}.rows", spec.names[0], "position table of rows", (None, 1, None))
         columns = model.tensors.require(f"{key}.columns", spec.names[1], "position table of columns", (1, None, None))
@@ -70,7 +76,15 @@ def read_positions(
     elif isinstance(spec, LearnedPositions | StreamPositions):
         scheme = _learned(model, spec if isinstance(spec, LearnedPositions) else spec.added, width, key)
     elif isinstance(spec, SinusoidalPositions):
-        scheme = _sinusoidal(model, spec, width)
+        counts_from_padding = spec.after_padding and spec.offset is None
+        scheme = SinusoidalPositionalEmbedding(
+            model.config.whole(*POSITION_KEYS, most=MOST_POSITIONS),
+            width,
+            layout="cosines_first" if spec.cosines_first else "concatenated",
+            endpoint=spec.after_padding if spec.endpoint is None else spec.endpoint,
+            offset=first_position(model) if counts_from_padding else spec.offset or 0,
+            padding_idx=model.padding_id if spec.after_padding else None,
+        )
     return {"": scheme}, ()
 
 
@@ -81,8 +95,8 @@ def chosen_positions(model: CheckpointModel, spec: PositionSpec | None) -> Posit
         value = model.config.get(spec.key, spec.choices[0][0] if spec.otherwise == "refused" else None)
         scheme = next((scheme for choice, scheme in spec.choices if choice == value), spec.otherwise)
         if scheme == "refused":
-            known = " or ".join(repr(choice) for choice, _ in spec.choices)
-            raise CheckpointError(f"{tensors.checkpoint.name}: {spec.key} {value!r} is not known here, only {known}.")
+            known = [choice for choice, _ in spec.choices]
+            raise CheckpointError(f"{tensors.checkpoint.name}: {spec.key} {value!r} is not read, only {known}.")
         return scheme
     if isinstance(spec, AxialPositions) and not tensors.has(spec.names[0]):
         return spec.plain
@@ -99,27 +113,6 @@ def _learned(model: CheckpointModel, spec: LearnedPositions, width: int, key: st
     offset = first_position(model) if spec.offset == "padding" else int(spec.offset)
     check_rows(model, f"{key}.weight", LENGTH_KEYS, more=offset)
     return LearnedPositionalEmbedding(length - offset, width, offset=offset)
-
-
-def _biased(model: CheckpointModel, spec: BiasedPositions, width: int, key: str) -> StackPositions:
-    """Read positions that are added, and the bias that all blocks apply in attention (MPNet)."""
-    added = _learned(model, spec.added, width, key)
-    bias = _relative(model, spec.bias, "other_positions.attention", None)[0][""]
-    count = model.config.whole(*CONFIG_KEYS["num_hidden_layers"])
-    return {"": added, "attention": bias}, ("attention",) * count
-
-
-def _sinusoidal(model: CheckpointModel, spec: SinusoidalPositions, width: int) -> Position:
-    """Build fixed sinusoidal positions."""
-    counts_from_padding = spec.after_padding and spec.offset is None
-    return SinusoidalPositionalEmbedding(
-        model.config.whole(*POSITION_KEYS, most=MOST_POSITIONS),
-        width,
-        layout="cosines_first" if spec.cosines_first else "concatenated",
-        endpoint=spec.after_padding if spec.endpoint is None else spec.endpoint,
-        offset=first_position(model) if counts_from_padding else spec.offset or 0,
-        padding_idx=model.padding_id if spec.after_padding else None,
-    )
 
 
 def _rotary(model: CheckpointModel) -> StackPositions:
@@ -165,22 +158,11 @@ def _warn_of_another_reading(model: CheckpointModel, ours: RotaryBlocks) -> None
     if differences:
         listed = "; ".join(f"{' and '.join(dict.fromkeys(kinds))}: {text}" for text, kinds in differences.items())
         warnings.warn(
-            f"{model.config.file}: transformers {version('transformers')} ignores rotary keys of this file and takes "
-            f"numbers of its own; those of the file are used here. {listed}. Write rope_parameters with a dictionary "
-            f"for each type of layer, which all releases read.",
+            f"{model.config.file}: transformers {version('transformers')} ignores rotary keys of this file, which are "
+            f"used here. {listed}. All releases read rope_parameters with a dictionary for each type of layer.",
             EmbedLayerWarning,
             stacklevel=2,
         )
-
-
-def _alibi(model: CheckpointModel, spec: AlibiPositions, width: int) -> Position:
-    """Return linear attention biases (ALiBi) for the number of heads that the configuration states."""
-    heads = model.config.whole(*CONFIG_KEYS["num_attention_heads"])
-    attention = model.config.get("attn_config")
-    max_bias = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
-    with model.config.naming_file():
-        max_bias = as_number(max_bias, "attn_config.alibi_bias_max", above=0.0)
-    return AlibiBias(heads, max_bias=max_bias, scale=(width // heads) ** -0.5 if spec.is_divided else 1.0)
 
 
 def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_layers: int | None) -> StackPositions:
@@ -207,9 +189,7 @@ def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_lay
 def first_position(model: CheckpointModel) -> int:
     """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID."""
     if model.padding_id is None:
-        raise CheckpointError(
-            f"{model.config.file}: positions of {model.tensors.family_name} need pad_token_id, which is missing."
-        )
+        raise CheckpointError(f"{model.config.file}: positions of {model.tensors.family_name} need pad_token_id.")
     return model.padding_id + 1
 
 

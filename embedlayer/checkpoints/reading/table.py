@@ -50,9 +50,16 @@ def table_with_scale(
     model: CheckpointModel, rows: Tensor, key: str, scale: float | None, *, round_scale: bool
 ) -> PackedRows | TokenEmbedding:
     """Return what `new_table` does, with a factor; `round_scale` says whether the model rounds it."""
-    options: dict[str, Any] = {"padding_idx": padding_row(model, rows, key), "scale": scale}
-    if key in model.tensors.stored:
-        options["round_scale"] = round_scale and model.tensors.stored[key].format.rounds_factor
+    stored, pad = model.tensors.stored.get(key), model.padding_id
+    if pad is not None and 0 <= pad < rows.shape[0]:
+        with torch.device("cpu"):  # layers are built on the meta device
+            row = rows[pad] if stored is None else stored.take(slice(pad, pad + 1)).dequantise(torch.float32)
+        pad = None if row.any() else pad  # a row that was trained can be trained again
+    else:
+        pad = None
+    options: dict[str, Any] = {"padding_idx": pad, "scale": scale}
+    if stored is not None:
+        options["round_scale"] = round_scale and stored.format.rounds_factor
         return packed_table(model, key, key.removesuffix(".weight"), rows.dtype, **options)
     return TokenEmbedding(*rows.shape, dtype=rows.dtype, round_scale=round_scale, **options)
 
@@ -93,12 +100,24 @@ def find_table(model: CheckpointModel) -> list[str]:
         is_there = model.table_name in checkpoint.names or checkpoint.stored(model.table_name) is not None
         names = [model.table_name] if is_there else []
         if not names or len(tensors.info(model.table_name).shape) != 2:
+            advice = table_advice(checkpoint, is_found=False)
+            raise CheckpointError(f"{checkpoint.name} has no matrix {model.table_name!r}. {advice}".rstrip())
+    else:  # the preferred one that has a row for each token, and its equal copies
+        candidates, needed = _candidates(model), model.config.get(model.family.vocab_size) or 0
+        first, *others = [name for name in candidates if tensors.info(name).shape[0] >= needed] or candidates
+        names = [first, *(name for name in others if checkpoint.is_same(name, first))]
+        suffix = next((name for name in model.family.table if f".{first}".endswith(f".{name}")), first)
+        rivals = [
+            name
+            for name in others
+            if name not in names and f".{name}".endswith(f".{suffix}") and is_in_block(name) == is_in_block(first)
+        ]
+        if rivals:
+            listed = ", ".join(f"{name} ({tensors.sizes(name)})" for name in (first, *rivals))
             raise CheckpointError(
-                f"{checkpoint.name} has no matrix {model.table_name!r}. "
-                f"{table_advice(checkpoint, is_found=False)}".rstrip()
+                f"{checkpoint.name} has several tables called {suffix.removesuffix('.weight')}.weight: {listed}. Which "
+                f"of them is that of the tokens is not known."
             )
-    else:
-        names = _only_table(model, _candidates(model))
     info = tensors.info(names[0])
     if 0 in info.shape:
         raise CheckpointError(f"{info.file}: the table {names[0]} is empty: its shape is {list(info.shape)}.")
@@ -119,60 +138,23 @@ def _candidates(model: CheckpointModel) -> list[str]:
         candidates = tensors.matrices(family.head.weight)
         if family is UNKNOWN:
             candidates = [name for name in candidates if tensors.info(name).shape[0] == vocab_size]
-        _refuse_rivals(model, candidates)
+        for name in checkpoint.names if candidates else ():  # the table itself, by a name that is not known here?
+            is_known = name in candidates or is_in_block(name) or any(word in name for word in OTHER_WORDS)
+            is_alike = checkpoint.info(name).shape == tensors.info(candidates[0]).shape
+            if is_alike and not is_known and not checkpoint.is_same(name, candidates[0]):
+                raise CheckpointError(
+                    f"{checkpoint.name} has no {' or '.join(family.table)}. {name} has the shape of the head "
+                    f"{candidates[0]}, but other numbers: which of them is the table is not known. Rename the table."
+                )
     if candidates:
         return candidates
     tensors.refuse_quantised("table.weight", family.table)
-    known = f"family {tensors.family_name} and has" if family is not UNKNOWN else "an unknown family and has"
     others = [tensors.info(name).shape[0] for name in table_names(checkpoint)]
     is_elsewhere = vocab_size in others or (others and family is UNKNOWN)
     remedy = "" if is_elsewhere else f" {tensors.remedy} Or check model_type in {config.file}."
     raise CheckpointError(
-        f"{checkpoint.name} is of {known} no table of token rows: no tensor with rows and columns is called "
-        f"{' or '.join(family.table)}.{remedy}"
+        f"{checkpoint.name} has no table of token rows: no matrix is called {' or '.join(family.table)}.{remedy}"
     )
-
-
-def _refuse_rivals(model: CheckpointModel, heads: list[str]) -> None:
-    """Raise a `CheckpointError` if a tied head stands for a missing table, and another matrix may be the table."""
-    tensors = model.tensors
-    rivals = [
-        name
-        for name in tensors.checkpoint.names
-        if heads
-        and tensors.checkpoint.info(name).shape == tensors.info(heads[0]).shape
-        and not (name in heads or is_in_block(name) or any(word in name for word in OTHER_WORDS))
-        and not tensors.checkpoint.is_same(name, heads[0])
-    ]
-    if rivals:
-        raise CheckpointError(
-            f"{tensors.info(rivals[0]).file} has no table called {' or '.join(model.family.table)}. {rivals[0]} has "
-            f"the shape of the head {heads[0]}, {tensors.sizes(heads[0])}, to which {model.config.file} ties it, but "
-            f"other numbers: which of them is the table is not known. Rename the table."
-        )
-
-
-def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
-    """Return the names of the token table: the preferred one and its equal copies."""
-    family, tensors, checkpoint = model.family, model.tensors, model.tensors.checkpoint
-    needed = model.config.get(family.vocab_size) or 0
-    large = [name for name in candidates if tensors.info(name).shape[0] >= needed] or candidates
-    first, *others = large
-    equal = [name for name in others if tensors.checkpoint.is_same(name, first)]
-    suffix = next((name for name in family.table if f".{first}".endswith(f".{name}")), first)
-    rivals = [
-        name
-        for name in others
-        if name not in equal and f".{name}".endswith(f".{suffix}") and is_in_block(name) == is_in_block(first)
-    ]
-    if rivals:
-        listed = ", ".join(f"{name} ({tensors.sizes(name)})" for name in (first, *rivals))
-        which = "an unknown family" if family is UNKNOWN else f"family {tensors.family_name}"
-        raise CheckpointError(
-            f"{checkpoint.name} is of {which} and has several tables called {suffix.removesuffix('.weight')}.weight: "
-            f"{listed}. Which of them is that of the tokens is not known."
-        )
-    return [first, *equal]
 
 
 def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
@@ -187,17 +169,13 @@ def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
     if mapping:
         index = checkpoint.read(mapping[0], dtype=torch.int64, device=device)
         if index.dim() != 1 or not ((index >= 0) & (index < rows.shape[0])).all():
-            raise CheckpointError(
-                f"{checkpoint.name}: {mapping[0]} names rows beyond the {rows.shape[0]} of the table. Copy it again."
-            )
+            raise CheckpointError(f"{checkpoint.name}: {mapping[0]} names rows beyond the {len(rows)} of the table.")
     factors = None
     if weights:
         factors = checkpoint.read(weights[0], device=device)
         size = len(rows) if index is None else len(index)
         if factors.shape != (size,):
-            raise CheckpointError(
-                f"{checkpoint.name}: {weights[0]} has shape {list(factors.shape)} for {size} tokens. Copy it again."
-            )
+            raise CheckpointError(f"{checkpoint.name}: {weights[0]} has shape {list(factors.shape)} for {size} tokens.")
     rows = fold_rows(rows, index, factors)
     tensors.by_key["table.weight"] = rows
     return rows
@@ -218,20 +196,15 @@ def _check_sizes(
     model: CheckpointModel, name: str, vocab_size: int | None, width: int, *, key: str = "vocab_size"
 ) -> None:
     """Check that the token table has the sizes that the configuration states."""
-    config, extra, source = model.config, model.family.extra_rows, model.tensors.checkpoint.name
+    config, extra, remedy = model.config, model.family.extra_rows, model.tensors.remedy
     rows = config.get(key)
     if rows is not None and vocab_size not in (None, rows + extra):
-        expected = f"{rows:,}, so {rows + extra:,} rows in this family" if extra else f"{rows:,}"
-        raise CheckpointError(
-            f"{source}: {name} has {vocab_size:,} rows and the configuration says {key} {expected}: they do not belong "
-            f"together, or one of them was changed alone. Copy both from the same model."
-        )
+        stated = f"{rows:,}, so {rows + extra:,} rows in this family" if extra else f"{rows:,}"
+        raise CheckpointError(f"{config.file} says {key} {stated}, and {name} has {vocab_size:,} rows. {remedy}")
     width_key = config.first_key(model.family.width)
     if width_key is not None and config.get(width_key) != width:
-        raise CheckpointError(
-            f"{source}: {name} has rows of width {width:,} and the configuration says {width_key} "
-            f"{config.get(width_key)}: they do not belong together. Copy both from the same model."
-        )
+        stated = config.get(width_key)
+        raise CheckpointError(f"{config.file} says {width_key} {stated}, and {name} has width {width:,}. {remedy}")
 
 
 def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: int = 0) -> None:
@@ -239,22 +212,8 @@ def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: in
     counts = {each: model.config.get(each) for each in config_keys if type(model.config.get(each)) is int}
     rows = model.tensors.by_key[key].shape[0]
     if counts and not any(rows in (count, count + more) for count in counts.values()):
-        name = model.tensors.names[key][0]
-        shown = " and ".join(f"{each} {count:,}" for each, count in counts.items())
-        raise CheckpointError(
-            f"{model.tensors.info(name).file}: {name} has {rows:,} rows and {model.config.file} says "
-            f"{shown}: they do not belong together, or one of them was changed alone. Copy both from the same model."
-        )
-
-
-def padding_row(model: CheckpointModel, rows: Tensor, key: str) -> int | None:
-    """Return the padding token if its row is zero; else `None`: a row that was trained can be trained again."""
-    pad, stored = model.padding_id, model.tensors.stored.get(key)
-    if pad is None or not 0 <= pad < rows.shape[0]:
-        return None
-    with torch.device("cpu"):  # layers are built on the meta device
-        row = rows[pad] if stored is None else stored.take(slice(pad, pad + 1)).dequantise(torch.float32)
-    return None if row.any() else pad
+        name, stated = model.tensors.names[key][0], " and ".join(f"{each} {count:,}" for each, count in counts.items())
+        raise CheckpointError(f"{model.config.file} says {stated}, and {name} has {rows:,} rows.")
 
 
 def other_tables(model: CheckpointModel) -> Iterator[str]:
@@ -282,17 +241,6 @@ def unread_copies(model: CheckpointModel) -> Iterator[str]:
     for name in tensors.matrices(model.family.table):
         if name not in read_names and tensors.info(name).shape == shape:
             yield name
-
-
-def refuse_other_input(model: CheckpointModel) -> None:
-    """Raise a `CheckpointError` if the checkpoint has a table whose rows are a part of the input of the first block."""
-    tensors = model.tensors
-    for table in model.family.other_tables:
-        for name in tensors.checkpoint.find(table.name) if table.is_input else ():
-            raise CheckpointError(
-                f"{tensors.checkpoint.name}: {name}, {tensors.sizes(name)}, is not read, and {table.use}: the input of "
-                f"the first block is not computed from {tensors.names['table.weight'][0]} alone."
-            )
 
 
 def note_other_inputs(model: CheckpointModel) -> None:

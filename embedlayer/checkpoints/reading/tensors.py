@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.reading.configuration import stated_dtype
-from embedlayer.checkpoints.refusals import quantised_error, quantised_parts
+from embedlayer.checkpoints.refusals import quantised_parts
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families.field_types import Names
 from embedlayer.formats.stored import StoredRows
@@ -84,10 +84,7 @@ class CheckpointTensors:
     def remedy(self) -> str:
         """Return what to do about a tensor that is missing or has another shape, as a sentence."""
         if "auto_map" in self.checkpoint.config:
-            return (
-                f"The model is defined by code of its own, which auto_map in {self.config_file} names and which is not "
-                f"run, and it differs from that of {self.family_name}."
-            )
+            return f"The model has code of its own (auto_map), which is not run: it may not be a {self.family_name}."
         return "Copy the checkpoint again."
 
     def has(self, names: Names) -> bool:
@@ -99,10 +96,7 @@ class CheckpointTensors:
         matrices = [name for name in candidates if len(self.info(name).shape) == 2]
         if candidates and not matrices and not is_in_block(candidates[0]):
             info = self.info(candidates[0])
-            raise CheckpointError(
-                f"{info.file}: {info.name} has shape {list(info.shape)} where a matrix with a row for each token "
-                f"belongs, by {self.config_file}. {self.remedy}"
-            )
+            raise CheckpointError(f"{info.file}: {info.name} {list(info.shape)} is no matrix. {self.remedy}")
         return matrices
 
     def info(self, name: str) -> TensorInfo:
@@ -114,10 +108,18 @@ class CheckpointTensors:
         return " x ".join(f"{size:,}" for size in self.info(name).shape)
 
     def read(self, key: str, name: str, *, aliases: Names = ()) -> Tensor:
-        """Read a tensor by its full name, and store it in `by_key` and a line about it in `read_tensors`."""
+        """Read a tensor by its full name into `by_key`; stored rows into `stored`, and one of their size on meta."""
         self.refuse_quantised(key, (name,), name)
         if key in (*ENDS, *DEQUANTISED) and self.checkpoint.stored(name) is not None:
-            tensor = self._read_stored(key, name)
+            rows = self.stored[key] = self.checkpoint.read_stored(name)
+            for rest, full_name in self.checkpoint.module_tensors(name).items():
+                info, own_key = self.checkpoint.info(full_name), f"{key.removesuffix('.weight')}.{rest}"
+                self.read_tensors.append(LoadedTensor(own_key, full_name, info.shape, info.dtype, info.nbytes))
+            own = rows.format.dtype
+            if rows.format.is_of_model:
+                stated = f"torch.{stated_dtype(self.checkpoint.config)}"
+                own = next((each for each in FLOATS if str(each) == stated), own)
+            tensor = torch.empty(rows.shape, dtype=self.dtype or own, device="meta")
             if key in DEQUANTISED:  # it cannot be written back, so it has no names
                 with torch.device("cpu"):  # layers are built on the meta device
                     self.by_key[key] = self.stored.pop(key).dequantise(tensor.dtype).to(self.device)
@@ -129,18 +131,6 @@ class CheckpointTensors:
         self.by_key[key] = tensor
         self.names[key] = (name, *aliases)
         return tensor
-
-    def _read_stored(self, key: str, name: str) -> Tensor:
-        """Read the stored rows of a weight into `stored[key]`, and return a tensor of their size on the meta device."""
-        rows = self.stored[key] = self.checkpoint.read_stored(name)
-        module = key.removesuffix(".weight")
-        for rest, full_name in self.checkpoint.module_tensors(name).items():
-            info = self.checkpoint.info(full_name)
-            self.read_tensors.append(LoadedTensor(f"{module}.{rest}", full_name, info.shape, info.dtype, info.nbytes))
-        own = rows.format.dtype
-        if rows.format.is_of_model:
-            own = next((each for each in FLOATS if str(each) == f"torch.{stated_dtype(self.checkpoint.config)}"), own)
-        return torch.empty(rows.shape, dtype=self.dtype or own, device="meta")
 
     def use_stored(self, key: str, module: str, parts: Mapping[str, str]) -> None:
         """Assign the stored rows `stored[key]` to a table: its tensors become entries of `by_key`."""
@@ -156,8 +146,8 @@ class CheckpointTensors:
         self.refuse_quantised(key, names if name is None else (name,), name or "")
         if name is None:
             raise CheckpointError(
-                f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: no tensor is called "
-                f"{' or '.join(names)}. {self.remedy}"
+                f"{self.checkpoint.name} is of family {self.family_name} but has no {what} {' or '.join(names)}. "
+                f"{self.remedy}"
             )
         info = self.info(name)
         if len(info.shape) != len(shape) or any(
@@ -165,8 +155,8 @@ class CheckpointTensors:
         ):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise CheckpointError(
-                f"{info.file}: {name} has shape {list(info.shape)} where [{wanted}] belongs to the {what}, by "
-                f"{self.config_file} and the other tensors. {self.remedy}"
+                f"{info.file}: the {what}, {name}, has shape {list(info.shape)}, not [{wanted}] as in "
+                f"{self.config_file}. {self.remedy}"
             )
         return self.read(key, name)
 
@@ -186,10 +176,15 @@ class CheckpointTensors:
         if not parts and has_no_scheme:
             raise CheckpointError(
                 f"{self.checkpoint.info(stored_name).file}: the {what}, {stored_name}, is stored as {dtype}: without "
-                f"scales those are no vectors. If its numbers need no scales, pass a dtype, such as load(..., "
-                f"dtype=torch.float32)."
+                f"scales those are no vectors. If its numbers need none, load(..., dtype=torch.float32)."
             )
-        raise quantised_error(self.checkpoint, what, stored_name if is_in_file else parts[0], parts)
+        info = self.checkpoint.info(stored_name if is_in_file else parts[0])
+        scales = ", ".join(part for part in parts if part != info.name)
+        method = (self.checkpoint.quantisation or {}).get("quant_method", "by a method that is not stated")
+        raise CheckpointError(
+            f"{info.file}: the {what} is quantised ({method}): {info.name} is {info.dtype} {list(info.shape)} with "
+            f"{scales or 'no scales'}. Load the model from which it was quantised; see docs/checkpoints.md."
+        )
 
     def count_nonfinite(self, what: str, key: str, rows: Tensor) -> None:
         """Count the rows of `by_key[key]` that contain NaN or infinity."""

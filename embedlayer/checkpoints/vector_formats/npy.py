@@ -49,10 +49,8 @@ def read_npy(path: Path) -> VectorRows:
         while len(content) <= size and (more := file.read(BYTES_AT_ONCE)):
             content += more
         if len(content) != size:
-            raise CheckpointError(
-                f"{path}: its header states {size:,} bytes of numbers, and the file "
-                f"{'goes on' if len(content) > size else f'ends after {len(content):,}'}."
-            )
+            count_read = f"at least {len(content):,}" if len(content) > size else f"{len(content):,}"
+            raise CheckpointError(f"{path}: its header states {size:,} bytes of numbers, and there are {count_read}.")
     array = np.frombuffer(content, dtype).reshape((width, count) if by_columns else (count, width))
     array = array.T if by_columns else array
     with np.errstate(over="ignore"):

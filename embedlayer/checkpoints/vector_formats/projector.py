@@ -21,9 +21,7 @@ def read_projector(path: Path, errors: DecodeErrors) -> VectorRows:
     folder = folder_of(path)
     name = path.name if path.is_file() else TENSORS if (folder / TENSORS).exists() else "vectors.tsv"
     if name not in FILES and (folder / name).exists():
-        raise CheckpointError(
-            f"{folder / name} has another name here: rename it to {TENSORS}, and its labels to {METADATA}."
-        )
+        raise CheckpointError(f"{folder / name}: rename it to {TENSORS}, and its labels to {METADATA}.")
     content = bytearray()
     count = width = 0
     tensors = folder / TENSORS
@@ -33,9 +31,7 @@ def read_projector(path: Path, errors: DecodeErrors) -> VectorRows:
             fields = line.split(b"\t")
             width = width or len(fields)
             if len(fields) != width:
-                raise CheckpointError(
-                    f"{tensors}, line {number}: found {len(fields)} numbers where there should be {width}."
-                )
+                raise CheckpointError(f"{tensors}, line {number}: found {len(fields)} numbers, not {width}.")
             content += streams.numbers(tensors, number, fields).astype("<f4").tobytes()
             count += 1
     if not count:
@@ -65,9 +61,7 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> tuple[list[str], 
             label = decoder.decode(fields[0], number)
             tokens.append(re.sub(r"\\[\\tnr]", lambda escape: _UNESCAPES[escape[0]], label))
     if len(tokens) != count:
-        raise CheckpointError(
-            f"{path} has {len(tokens)} labels, and {TENSORS} has {count} rows. With one column it has no header."
-        )
+        raise CheckpointError(f"{path} has {len(tokens)} labels, and {TENSORS} has {count} rows.")
     return tokens, decoder.warnings()
 
 

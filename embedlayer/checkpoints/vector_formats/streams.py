@@ -51,8 +51,7 @@ class TokenDecoder:
             place = f"{self.place} {number}"
             if self.errors == "strict":
                 raise CheckpointError(
-                    f"{self.path}, {place}: the token {raw[:40]!r} is not UTF-8 ({error.reason}). "
-                    f'Read it with errors="replace" or errors="ignore".'
+                    f'{self.path}, {place}: the token {raw[:40]!r} is not UTF-8: read it with errors="replace".'
                 ) from error
             self.first = self.first or f"{raw[:40]!r} at {place}"
             self.count += 1
@@ -85,9 +84,7 @@ def reading(path: Path) -> Iterator[BufferedIOBase]:
             with gzip.open(file) as content:
                 yield content
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise CheckpointError(
-                f"{path} is not a whole gzip file ({error}): it is damaged or was cut short."
-            ) from error
+            raise CheckpointError(f"{path} is not a whole gzip file ({error}).") from error
 
 
 @contextmanager
@@ -107,9 +104,7 @@ def lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, b
     number = first
     while line := file.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
-            raise CheckpointError(
-                f"{path}, line {number}: it is longer than {LONGEST_LINE:,} bytes: no text of vectors."
-            )
+            raise CheckpointError(f"{path}, line {number}: it is longer than {LONGEST_LINE:,} bytes.")
         stripped = line.rstrip(b" \t\r\n")
         if stripped and empty is not None:
             raise CheckpointError(f"{path}, line {empty}: it is empty.")

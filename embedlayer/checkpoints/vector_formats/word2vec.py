@@ -5,7 +5,6 @@ In all of them a row is a token and its numbers, and the first row of a duplicat
 
 import codecs
 import re
-import shlex
 from array import array
 from collections.abc import Iterator, Sequence
 from io import BufferedIOBase
@@ -35,28 +34,36 @@ _Block = tuple[Sequence[int], list[bytes], Row]
 """Line or row numbers, tokens and numbers `(N, D)` of some rows."""
 
 
-def read_text(path: Path, errors: DecodeErrors, *, has_header: bool | None = None) -> VectorRows:
-    """Read a file with a token and its numbers in each line."""
+def read_words(path: Path, errors: DecodeErrors, *, binary: bool = False, has_header: bool | None = None) -> VectorRows:
+    """Read a file as text or in binary; without `has_header`, the first line of a text tells whether it has one."""
     with streams.reading(path) as file:
-        start = _check_text(path, file)
-        file.seek(start)
+        if binary:
+            return _collected(path, _binary_rows(path, file), errors, "row")
+        start = file.read(FIRST_BYTES)
+        if start.startswith(PICKLE):
+            raise pickle_error(path)
+        rows = start.partition(b"\n")[2] if _header(start.partition(b"\n")[0]) else start
+        if b"\r" in rows.strip(b"\r") and b"\n" not in rows:
+            raise CheckpointError(f"{path} has lines that end in carriage returns alone: use tr '\\r' '\\n'.")
+        first = len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
+        file.seek(first)
         if has_header is None:
             has_header = _header(file.readline(LONGEST_LINE)) is not None
-            file.seek(start)
+            file.seek(first)
         return _collected(path, _text_rows(path, file, has_header=has_header), errors, "line")
-
-
-def read_binary(path: Path, errors: DecodeErrors) -> VectorRows:
-    """Read a file in word2vec's binary format: a header, and a token and its float32 numbers for each row."""
-    with streams.reading(path) as file:
-        return _collected(path, _binary_rows(path, file), errors, "row")
 
 
 def write_words(
     path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int, *, has_header: bool, binary: bool
 ) -> None:
     """Write a file as text or in binary, one block of rows after another."""
-    _check_tokens(tokens)
+    seen: dict[str, int] = {}
+    for row, token in enumerate(tokens):
+        if not token or _SPACES.search(token):
+            what = "has white space, where a token ends in this format" if token else "is empty"
+            raise CheckpointError(f"Row {row}: the token {token!r} {what}. Choose the format npy or projector.")
+        if seen.setdefault(streams.check_utf8(token, row), row) != row:
+            raise CheckpointError(f"Row {row}: the token {token!r} is that of row {seen[token]} too.")
     words = iter(tokens)
     with streams.writing(path) as file:
         if has_header:
@@ -75,20 +82,6 @@ def is_text(path: Path) -> bool:
     first, _, rest = start.partition(b"\n")
     sizes, fields = _header(first), rest.partition(b"\n")[0].split()
     return sizes is not None and len(fields) > sizes[1] and all(map(streams.is_number, fields[-sizes[1] :]))
-
-
-def _check_text(path: Path, file: BufferedIOBase) -> int:
-    """Check the first bytes of a file of text, and return its start: behind a byte-order mark if there is one."""
-    start = file.read(FIRST_BYTES)
-    if start.startswith(PICKLE):
-        raise pickle_error(path)
-    rows = start.partition(b"\n")[2] if _header(start.partition(b"\n")[0]) else start
-    if b"\r" in rows.strip(b"\r") and b"\n" not in rows:
-        raise CheckpointError(
-            f"{path} has lines that end in carriage returns alone, as old programs wrote them. Convert it:\n"
-            f"tr -s '\\r' '\\n' < {shlex.quote(str(path))} > NEW_FILE{''.join(path.suffixes[:1])}"
-        )
-    return len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
 
 
 def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place: str) -> VectorRows:
@@ -132,9 +125,7 @@ def _checked_header(path: Path, line: bytes) -> tuple[int, int]:
     """Return `(V, D)`, the numbers of rows and columns, from the first line of a file in a format with a header."""
     sizes = _header(line)
     if sizes is None:
-        raise CheckpointError(
-            f'{path}, line 1: {line[:40]!r} is no header of word2vec. A text without one is format="glove".'
-        )
+        raise CheckpointError(f'{path}, line 1: {line[:40]!r} is no header. A text without one is format="glove".')
     if not 1 <= sizes[1] <= MOST_COLUMNS:
         raise CheckpointError(f"{path}, line 1: the header states {sizes[1]} columns: it is damaged.")
     return sizes
@@ -146,7 +137,13 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
     number = row = 0
     for number, line in streams.lines(path, file, first=1 + has_header):
         if not width:
-            width = _width_of(path, line)
+            last = [streams.is_number(field) for field in reversed(line.split()[1:])]
+            width = [*last, False].index(False)
+        if not width:
+            train = command_line("train", path, "-o", "DIR")
+            raise CheckpointError(
+                f"{path}, line 1: {line[:40]!r} is not a token and its numbers. To train on it: {train}"
+            )
         row += 1
         if count is not None and row > count:
             raise CheckpointError(f"{path}, line {number}: the header states {count} rows, and here is one more.")
@@ -154,28 +151,12 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
         if len(fields) == width - 1 and line[:1].isspace():
             token, fields = b"", [token, *fields]
         if len(fields) < width or streams.is_number((token.split()[1:] or [b"-"])[-1]):
-            raise CheckpointError(
-                f"{path}, line {number}: found {len(line.split()) - 1} numbers where there should be {width}."
-            )
+            raise CheckpointError(f"{path}, line {number}: found {len(line.split()) - 1} numbers, not {width}.")
         if not token:
             raise CheckpointError(f"{path}, line {number}: it has no token, only numbers.")
         yield (number,), [token], streams.numbers(path, number, fields)[None]
     if count is not None and row < count:
         raise CheckpointError(f"{path}: the header states {count} rows, and the file ends after {row}.")
-
-
-def _width_of(path: Path, line: bytes) -> int:
-    """Return the number of columns of a file without a header, from its first line."""
-    fields = line.split()
-    width = 0
-    while width < len(fields) - 1 and streams.is_number(fields[-1 - width]):
-        width += 1
-    if not width:
-        raise CheckpointError(
-            f"{path}, line 1: {line[:40]!r} is not a token and its numbers. If the file is a text, a table is trained "
-            f"on it by {command_line('train', path, '-o', 'DIR')}"
-        )
-    return width
 
 
 def _has_bytes_of_numbers(token: bytes) -> bool:
@@ -210,8 +191,8 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
                 break
             if _has_bytes_of_numbers(token):
                 raise CheckpointError(
-                    f"{path}, row {number + len(tokens)}: the token {token[:40]!r} has bytes of numbers. A token ends "
-                    f"at its first space in this format, and the one before may have a space: write the file as text."
+                    f"{path}, row {number + len(tokens)}: the token {token[:40]!r} has bytes of numbers. The token "
+                    f"before it may have a space, where a token ends in this format."
                 )
             tokens.append(token)
             starts.append(end + 1)
@@ -235,19 +216,3 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[_Block]:
     rest = buffer + file.read(2)
     if rest.strip(b"\n"):
         raise CheckpointError(f"{path}: the header states {count} rows of {width} numbers, and the file goes on.")
-
-
-def _check_tokens(tokens: Sequence[str]) -> None:
-    """Check that the formats of word2vec, GloVe and fastText can represent all tokens."""
-    seen: dict[str, int] = {}
-    for row, token in enumerate(tokens):
-        if not token or _SPACES.search(token):
-            what = "holds white space, where readers of this format end a token" if token else "is empty"
-            raise CheckpointError(
-                f"Row {row}: the token {token!r} {what}. Write a mark in its place, as SentencePiece does with '▁', or "
-                f"choose the format npy or projector."
-            )
-        if seen.setdefault(streams.check_utf8(token, row), row) != row:
-            raise CheckpointError(
-                f"Row {row}: the token {token!r} is that of row {seen[token]} too; each token may occur once."
-            )

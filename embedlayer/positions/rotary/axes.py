@@ -74,10 +74,7 @@ class SectionedAxes(RotaryAxes, ABC):
     sections: Sequence[int]
 
     def __post_init__(self) -> None:
-        sections = tuple(self.sections)
-        object.__setattr__(self, "sections", sections)  # JSON has lists
-        if len(sections) < 2 or not all(isinstance(size, int) and size > 0 for size in sections):
-            raise SizeError(f"{type(self).__name__}: sections must be two or more positive numbers, not {sections}.")
+        object.__setattr__(self, "sections", tuple(self.sections))  # JSON has lists
 
     @property
     def num_axes(self) -> int:
@@ -89,13 +86,11 @@ class SectionedAxes(RotaryAxes, ABC):
         return rotary_frequencies(rotary_dim, base)
 
     def _require(self, rotary_dim: int) -> int:
-        """Return the number of pairs; raise a `SizeError` unless the sections add up to it."""
-        if sum(self.sections) != rotary_dim // 2:
-            raise SizeError(
-                f"{type(self).__name__}: sections {self.sections} add up to {sum(self.sections)}, but rotary_dim "
-                f"{rotary_dim} has {rotary_dim // 2} pairs."
-            )
-        return rotary_dim // 2
+        """Return the number of pairs, to which the sections must add up."""
+        pairs, total = rotary_dim // 2, sum(self.sections)
+        if total != pairs or min(self.sections) < 1:
+            raise SizeError(f"{type(self).__name__}: positive sections must add up to {pairs} pairs: {self.sections}.")
+        return pairs
 
 
 @dataclass(frozen=True)
@@ -203,8 +198,6 @@ class AxialAxes(RotaryAxes):
     has_own_frequencies = True
 
     def __post_init__(self) -> None:
-        if self.num_axes < 2:
-            raise SizeError(f"AxialAxes: num_axes must be at least 2, not {self.num_axes}.")
         if self.alternating and self.pairs_within_axis:
             raise SizeError("AxialAxes: axes either alternate, or have their pairs within each axis.")
 
@@ -224,10 +217,7 @@ class AxialAxes(RotaryAxes):
         return (order.T if self.alternating else order).flatten()
 
     def _pairs(self, rotary_dim: int) -> int:
-        """Return the number of pairs of one axis; raise a `SizeError` if those of a head do not divide evenly."""
+        """Return the number of pairs of one axis."""
         if rotary_dim % (2 * self.num_axes):
-            raise SizeError(
-                f"AxialAxes: rotary_dim {rotary_dim} has {rotary_dim // 2} pairs, which {self.num_axes} axes cannot "
-                f"share evenly."
-            )
+            raise SizeError(f"AxialAxes: {self.num_axes} axes cannot share {rotary_dim // 2} pairs evenly.")
         return rotary_dim // 2 // self.num_axes

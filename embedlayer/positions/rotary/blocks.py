@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from embedlayer.core.errors import CheckpointError
-from embedlayer.families import RotaryPositions, rotary_facts, stated_size
+from embedlayer.families import RotaryPositions, stated_size
 from embedlayer.families.rotary_settings import PowerQueries
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import as_number, as_whole_number
@@ -50,13 +50,18 @@ def read_blocks(
     config = common_keys(config, facts)
     types = layer_types(config)
     if rotated is None:
-        flags = rotated_layers(config)
+        flags = _rotated_layers(config, facts, types)
     else:
         flags = [rotated] * len(types) if isinstance(rotated, bool) else _list_of(len(types), rotated, "rotated")
     kinds = types if has_layer_types(config) else [None] * len(types)
     bases = _list_of(len(types), config.get("layer_rope_theta") or [None] * len(types), "layer_rope_theta")
     scaled = config.get("rope_scaling_layers")
-    unrotated = _unrotated_queries(config, facts)
+    unrotated: QueryScaling | None = None  # the factor on queries of blocks without a rotation
+    if isinstance(facts.query_scaling, PowerQueries):
+        unrotated = PowerQueryScaling(facts.query_scaling.exponent, facts.query_scaling.length)
+    elif facts.query_scaling == "unrotated" and config.get("attn_temperature_tuning", True):
+        scale, length = as_number(config.get("attn_scale"), "attn_scale"), config.get("floor_scale")
+        unrotated = LogQueryScaling(scale, as_whole_number(length, "floor_scale"), offset=1)
     keys: list[str] = []
     arguments: dict[str, dict[str, Any]] = {}
     by_settings: dict[tuple[Any, ...], dict[str, Any] | None] = {}
@@ -64,15 +69,8 @@ def read_blocks(
         block, key = None, kind or SAME_FOR_ALL
         settings = (kind, base, scaled is None or layer in scaled)
         if flag and settings not in by_settings:
-            by_settings[settings] = read_layer_type(
-                config,
-                facts,
-                kind,
-                interleaved=interleaved,
-                default_base=default_base,
-                base=base,
-                scaled=settings[-1],
-            )
+            stated: dict[str, Any] = {"interleaved": interleaved, "default_base": default_base, "base": base}
+            by_settings[settings] = read_layer_type(config, facts, kind, **stated, scaled=settings[-1])
         if flag:
             block = by_settings[settings]
         if block is None and unrotated is not None and types[layer] in (None, FULL, SLIDING, "chunked_attention"):
@@ -114,11 +112,8 @@ def layer_types(config: JsonObject) -> list[str | None]:
     return [None] * count
 
 
-def rotated_layers(config: JsonObject) -> list[bool]:
+def _rotated_layers(config: JsonObject, facts: RotaryPositions, types: Sequence[str | None]) -> list[bool]:
     """Return for each layer whether it rotates queries and keys; the others have no positions (NoPE)."""
-    facts = rotary_facts(config.get("model_type")) or RotaryPositions()
-    config = common_keys(config, facts)
-    types = layer_types(config)
     count = len(types)
     listed, every = config.get("no_rope_layers"), config.get("no_rope_layer_interval")
     unless = facts.only_if is not None and config.get(facts.only_if[0]) != facts.only_if[1]
@@ -128,10 +123,8 @@ def rotated_layers(config: JsonObject) -> list[bool]:
     elif every:
         flags = [(layer + 1) % as_whole_number(every, "no_rope_layer_interval") != 0 for layer in range(count)]
     elif facts.without_positions == "listed":
-        raise CheckpointError(
-            f"{config['model_type']} has layers without positions, but neither no_rope_layers nor "
-            f"no_rope_layer_interval is present."
-        )
+        name = config["model_type"]
+        raise CheckpointError(f"{name} lacks no_rope_layers or no_rope_layer_interval: some layers are not rotated.")
     if config.get("layer_rope_theta"):
         flags = [base != 0 for base in _list_of(count, config["layer_rope_theta"], "layer_rope_theta")]
     crossed = config.get("cross_attention_layers") or ()
@@ -142,27 +135,12 @@ def rotated_layers(config: JsonObject) -> list[bool]:
         rotated_types = facts.rotated_types
     if rotated_types is not None:
         if None in types:
-            raise CheckpointError(
-                f"{config['model_type']} rotates only layers of type {' or '.join(rotated_types)}: layer_types is "
-                f"missing."
-            )
+            kinds, name = " or ".join(rotated_types), config["model_type"]
+            raise CheckpointError(f"{name} rotates only layers of type {kinds}: layer_types is missing.")
         flags = [flag and kind in rotated_types for flag, kind in zip(flags, types, strict=True)]
     parameters = config.get("rope_parameters") or {}
     absent = {key for key, value in parameters.items() if value is None} if is_nested(parameters) else set()
     return [flag and kind not in absent for flag, kind in zip(flags, types, strict=True)]
-
-
-def _unrotated_queries(config: JsonObject, facts: RotaryPositions) -> QueryScaling | None:
-    """Return the factor on queries by position in blocks without a rotation; `None` for no factor."""
-    if isinstance(facts.query_scaling, PowerQueries):
-        return PowerQueryScaling(facts.query_scaling.exponent, facts.query_scaling.length)
-    if facts.query_scaling != "unrotated" or not config.get("attn_temperature_tuning", True):
-        return None
-    return LogQueryScaling(
-        as_number(config.get("attn_scale"), "attn_scale"),
-        as_whole_number(config.get("floor_scale"), "floor_scale"),
-        offset=1,
-    )
 
 
 def _list_of(count: int, values: object, name: str) -> list[Any]:

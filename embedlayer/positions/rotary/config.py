@@ -20,7 +20,7 @@ from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import REFUSED_ROTARY, ROTARY, RotaryPositions, rotary_facts, stated_size
 from embedlayer.families.rotary_settings import GridAxes, SectionAxes
 from embedlayer.io.files import JsonObject
-from embedlayer.io.json_fields import as_number, as_whole_number, printable
+from embedlayer.io.json_fields import as_number, as_whole_number
 from embedlayer.positions.rotary.axes import (
     AlternatingAxes,
     AxialAxes,
@@ -126,7 +126,12 @@ def read_layer_type(
     scaled: bool = True,
 ) -> dict[str, Any] | None:
     """Return the arguments of `RotaryEmbedding` for the layers of a type; `None` for layers without positions."""
-    _check_keys(config, facts)
+    known = ROTARY_KEYS | ({facts.only_if[0]} if facts.only_if else set())
+    for key in config:
+        if ("rope" in key or "rotary" in key) and key not in known and config[key] is not False:
+            raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, known)}")
+    if config.get("alibi"):
+        raise CheckpointError("This configuration says alibi: its positions are an AlibiBias, not rotary.")
     if facts.without_positions == "all" or (facts.only_if and config.get(facts.only_if[0]) != facts.only_if[1]):
         return None
     parameters = _parameters(config, facts, layer_type)
@@ -134,10 +139,8 @@ def read_layer_type(
         return None
     kind = rope_type_of(parameters, facts)
     if ROPE_TYPES[kind].scaling is not None and facts.rope_types and kind not in facts.rope_types:
-        raise CheckpointError(
-            f"The code of {config['model_type']} has no rope_type {kind!r} that is read here: "
-            f"{' or '.join(facts.rope_types)} are known."
-        )
+        types = " or ".join(facts.rope_types)
+        raise CheckpointError(f"The code of {config['model_type']} has no rope_type {kind!r}, only {types}.")
     allowed = COMMON_KEYS | ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional | {*facts.other_parameters}
     allowed |= {QUERY_BETA, ORIGINAL_LENGTH} if facts.query_scaling == "rotated" else set()
     allowed |= {SECTIONS, *facts.axes.names, "mrope_interleaved"} if isinstance(facts.axes, SectionAxes) else set()
@@ -146,7 +149,12 @@ def read_layer_type(
             raise CheckpointError(f"Rotary positions of type {kind!r} have no key {key!r}.{_hint(key, allowed)}")
     width = head_width(config, layer_type)
     share = _rotated_share(config, facts, parameters, width, kind)
-    layout = _layout(config, facts) if interleaved is None else interleaved
+    stated = config.get("rope_interleave")
+    if interleaved is None and stated is not None and bool(stated) != facts.interleaved and not facts.reads_layout:
+        name = config.get("model_type")
+        raise CheckpointError(f"{name} does not read rope_interleave {stated}: remove it, or pass interleaved.")
+    if interleaved is None:
+        interleaved = facts.interleaved if stated is None else bool(stated)
     rotary_dim = width if kind == "proportional" else int(width * share)
     if isinstance(facts.axes, GridAxes):  # an equal number of pairs for each axis
         rotary_dim -= rotary_dim % (2 * facts.axes.num_axes)
@@ -154,23 +162,21 @@ def read_layer_type(
         "head_dim": width,
         "base": _base(config, facts, parameters, layer_type, default_base) if base is None else as_number(base, "base"),
         "scaling": _scaling(kind if scaled else "default", config, facts, parameters, share),
-        "interleaved": layout,
+        "interleaved": interleaved,
         "rotary_dim": rotary_dim,
     }
     if facts.rotation == "reversed":
         arguments["reversed"] = True
     elif facts.rotation == "trailing":  # the whole head: all of its query is scaled (Mistral 4)
-        arguments |= {"trailing": True, "head_dim": _whole_head(config, width)}
-    optional = {"axes": _axes(facts.axes, parameters, rotary_dim // 2), "query_scaling": _query_scaling(parameters)}
-    return arguments | {name: value for name, value in optional.items() if value is not None}
-
-
-def _whole_head(config: JsonObject, width: int) -> int:
-    """Return the number of channels of a head, rotated or not: `head_dim` if it is more than the rotated `width`."""
-    parts = config.get("qk_nope_head_dim")
-    if parts is not None:
-        return as_whole_number(parts, "qk_nope_head_dim") + width
-    return max(as_whole_number(config.get("head_dim") or width, "head_dim"), width)
+        others, whole = config.get("qk_nope_head_dim"), as_whole_number(config.get("head_dim") or width, "head_dim")
+        whole = max(whole, width) if others is None else as_whole_number(others, "qk_nope_head_dim") + width
+        arguments |= {"trailing": True, "head_dim": whole}
+    if (axes := _axes(facts.axes, parameters, rotary_dim // 2)) is not None:
+        arguments["axes"] = axes
+    if (beta := parameters.get(QUERY_BETA)) is not None:  # Ministral 3
+        length = as_whole_number(parameters.get(ORIGINAL_LENGTH), ORIGINAL_LENGTH)
+        arguments["query_scaling"] = LogQueryScaling(as_number(beta, QUERY_BETA), length)
+    return arguments
 
 
 def family_facts(config: JsonObject, *, is_stated: bool) -> RotaryPositions:
@@ -179,18 +185,17 @@ def family_facts(config: JsonObject, *, is_stated: bool) -> RotaryPositions:
     facts = rotary_facts(name)
     if isinstance(name, str) and name in REFUSED_ROTARY:
         raise CheckpointError(f"The rotary positions of model_type {name!r} are not read: {REFUSED_ROTARY[name]}.")
-    inner = _inner_models(config)
-    if facts is None and inner and not config.keys() & ROTARY_KEYS:
-        choices = " or ".join(f"config[{key!r}]" for key in inner)
-        raise CheckpointError(f"This configuration holds several models: pass {choices}.")
+    if facts is None and not config.keys() & ROTARY_KEYS:
+        types = {key: str(value.get("model_type")) for key, value in config.items() if isinstance(value, Mapping)}
+        inner = [key for key in LANGUAGE_MODELS if key in config]
+        inner += [key for key, each in types.items() if each in {**ROTARY, **REFUSED_ROTARY} and key not in inner]
+        if inner:
+            choices = " or ".join(f"config[{key!r}]" for key in inner)
+            raise CheckpointError(f"This configuration holds several models: pass {choices}.")
     if facts is None and not is_stated:
-        about = "has no model_type" if name is None else f"has the unknown model_type {name!r}"
         close = " or ".join(get_close_matches(str(name), ROTARY, n=2, cutoff=0.6))
-        raise CheckpointError(
-            f"The configuration {about}, so the pairing of channels and the rotated layers are not known."
-            f"{f' Did you mean {close}?' if close else ''} State interleaved= (and rotated= for "
-            f"rotary_positions), and compare a rotated query with that of the original model."
-        )
+        hint = f" Did you mean {close}?" if close else ""
+        raise CheckpointError(f"State interleaved= and rotated= for the unknown model_type {name!r}.{hint}")
     return facts or RotaryPositions(reads_share=True)
 
 
@@ -209,13 +214,6 @@ def language_model_keys(config: JsonObject) -> tuple[str, ...]:
     return keys
 
 
-def _inner_models(config: JsonObject) -> list[str]:
-    """Return the keys under which a configuration holds those of other models, language models first."""
-    types = {key: value.get("model_type") for key, value in config.items() if isinstance(value, Mapping)}
-    others = [key for key, name in types.items() if isinstance(name, str) and name in {**ROTARY, **REFUSED_ROTARY}]
-    return list(dict.fromkeys((*(key for key in LANGUAGE_MODELS if key in config), *others)))
-
-
 def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
     """Return a configuration with the common names of keys, and with the defaults of its family."""
     renamed = dict(config)
@@ -225,10 +223,8 @@ def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
             renamed[common] = _only_value({common: renamed.get(common), key: value})
     for group in facts.stated:
         if all(config.get(key) in (None, {}) and (key != "sliding_window" or key not in config) for key in group):
-            raise CheckpointError(
-                f"{' or '.join(group)} is missing, and transformers would take a number of its own for "
-                f"{config.get('model_type')}: write it into the configuration."
-            )
+            keys, name = " or ".join(group), config.get("model_type")
+            raise CheckpointError(f"{keys} is missing: write it, because the class of {name} has a default of its own.")
     defaults = {key: value for key, value in facts.defaults if key not in config}
     own = {key: value for key, value in renamed.items() if value is not None}
     return {**defaults, **own, "model_type": config.get("model_type")}
@@ -237,11 +233,9 @@ def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
 def rope_type_of(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
     kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")})
     has_grid = isinstance(facts.axes, GridAxes)
-    kind = "default" if kind is None else kind
+    kind = "default" if kind is None else str(kind)
     if has_grid and kind == "default" and "default" not in facts.rope_types:
         kind = "axial"  # transformers before 5.19 writes "default" for these classes, too
-    if not isinstance(kind, str):
-        raise CheckpointError(f"rope_type must be a string, not {printable(kind)}.")
     kind = dict((("su", "longrope"), *facts.former_rope_types)).get(kind, kind)
     if kind == "dynamic" and "ntk_alpha" in facts.rope_types and parameters.get("alpha"):
         kind = "ntk_alpha"
@@ -250,18 +244,7 @@ def rope_type_of(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
         known = {"axial", *facts.rope_types}
     if kind not in known:
         raise CheckpointError(f"rope_type {kind!r} is not known here.{_hint(kind, known)}")
-    return str(kind)
-
-
-def _layout(config: JsonObject, facts: RotaryPositions) -> bool:
-    """Return whether pairs are interleaved, by `rope_interleave` if the family's code reads it, else by the family."""
-    layout = config.get("rope_interleave")
-    if layout is None or bool(layout) == facts.interleaved or facts.reads_layout:
-        return facts.interleaved if layout is None else bool(layout)
-    raise CheckpointError(
-        f"rope_interleave is {layout}, but the code of {config.get('model_type')} does not read it and has the other "
-        f"layout: remove it, or pass interleaved=."
-    )
+    return kind
 
 
 def _axes(spec: SectionAxes | GridAxes | None, parameters: Mapping[str, Any], pairs: int) -> RotaryAxes | None:
@@ -283,15 +266,6 @@ def _axes(spec: SectionAxes | GridAxes | None, parameters: Mapping[str, Any], pa
     if layout is not None and bool(layout) != (spec.layout == "interleaved"):
         raise CheckpointError(f"mrope_interleaved is {layout}, but the code of this family has {spec.layout} sections.")
     return AXES[spec.layout]((*sections[-1:], *sections[:-1]) if spec.layout == "alternating" else sections)
-
-
-def _query_scaling(parameters: Mapping[str, Any]) -> LogQueryScaling | None:
-    """Return the factor on rotated queries by position (Ministral 3); `None` for no factor."""
-    beta = parameters.get(QUERY_BETA)
-    if beta is None:
-        return None
-    length = as_whole_number(parameters.get(ORIGINAL_LENGTH), ORIGINAL_LENGTH)
-    return LogQueryScaling(as_number(beta, QUERY_BETA), length)
 
 
 def head_width(config: JsonObject, layer_type: str | None = None) -> int:
@@ -325,16 +299,6 @@ def has_layer_types(config: JsonObject) -> bool:
     )
 
 
-def _check_keys(config: JsonObject, facts: RotaryPositions) -> None:
-    """Check that a configuration has no unknown rotary key and no ALiBi."""
-    known = ROTARY_KEYS | ({facts.only_if[0]} if facts.only_if else set())
-    for key in config:
-        if ("rope" in key or "rotary" in key) and key not in known and config[key] is not False:
-            raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, known)}")
-    if config.get("alibi"):
-        raise CheckpointError("This configuration says alibi: its positions are an AlibiBias, not rotary.")
-
-
 def is_nested(parameters: object) -> bool:
     """Return whether `rope_parameters` of a configuration hold one dictionary, or `None`, for each type of layer."""
     return isinstance(parameters, Mapping) and any(
@@ -352,19 +316,15 @@ def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | No
         labels = dict(facts.by_layer_type) if isinstance(facts.by_layer_type, tuple) else {}
         layer_type = labels.get(str(layer_type), labels.get("", layer_type))
         if layer_type not in parameters:
-            raise CheckpointError(
-                f"rope_parameters differ by layer type, and {layer_type!r} is none of {', '.join(parameters)}: "
-                f"pass layer_type.{_hint(layer_type, parameters)}"
-            )
+            types = f"{', '.join(parameters)}: pass layer_type.{_hint(layer_type, parameters)}"
+            raise CheckpointError(f"rope_parameters differ by layer type, and {layer_type!r} is none of {types}")
         chosen = parameters[layer_type]
         if chosen is not None and not isinstance(chosen, Mapping):
             raise CheckpointError(f"rope_parameters[{layer_type!r}] must be a dictionary or null, not {chosen!r}.")
         return chosen
     known = {*(config.get("layer_types") or ()), SLIDING, FULL}
     if layer_type is not None and layer_type not in known:
-        raise CheckpointError(
-            f"There are no layers of type {layer_type!r} in this configuration.{_hint(layer_type, known)}"
-        )
+        raise CheckpointError(f"The configuration has no layers of type {layer_type!r}.{_hint(layer_type, known)}")
     if layer_type is None and has_layer_types(config):
         raise CheckpointError(f"This configuration has layers of two types: pass layer_type={SLIDING!r} or {FULL!r}.")
     return {} if layer_type == SLIDING and facts.by_layer_type == "full_attention" else parameters
@@ -386,10 +346,7 @@ def _base(
     base = _only_value(bases)
     base = default_base if base is None else base
     if base is None:
-        raise CheckpointError(
-            f"The configuration names no base: {' or '.join(bases)} is missing. transformers would take its family's "
-            f"number (10000 for most): write it into the configuration, or pass default_base."
-        )
+        raise CheckpointError(f"The configuration names no base: write {' or '.join(bases)}, or pass default_base.")
     return as_number(base, "rope_theta")
 
 
@@ -415,31 +372,21 @@ def _rotated_share(
     )
     default = facts.default_share
     if share not in (None, 1) and kind == "default" and not facts.reads_share and config.get("rotary_dim") is None:
-        warnings.warn(
-            f"partial_rotary_factor {share} is ignored, because the code of {config['model_type']} does not read it: "
-            f"all {width} channels of a head are rotated.",
-            EmbedLayerWarning,
-            stacklevel=2,
-        )
+        ignored = f"The code of {config['model_type']} ignores partial_rotary_factor {share}: all channels are rotated."
+        warnings.warn(ignored, EmbedLayerWarning, stacklevel=2)
         return 1.0
     if share is not None and config.get("qk_rope_head_dim"):
         whole = config.get("head_dim") or width
         widths = (width, config["qk_rope_head_dim"])
         if share != 1 and int(as_number(share, "partial_rotary_factor") * whole) not in widths:
-            raise CheckpointError(
-                f"partial_rotary_factor {share} of {whole} channels contradicts qk_rope_head_dim {width}."
-            )
+            raise CheckpointError(f"partial_rotary_factor {share} of {whole} contradicts qk_rope_head_dim {width}.")
         return 1.0
     if share not in (None, 1) and kind != "proportional" and not facts.reads_share and config.get("rotary_dim") is None:
-        raise CheckpointError(
-            f"partial_rotary_factor {share} with rope_type {kind!r} is not read, because the code of "
-            f"{config['model_type']} fails with it: remove partial_rotary_factor if all channels are rotated."
-        )
+        where = f"rope_type {kind!r} in the code of {config['model_type']}"
+        raise CheckpointError(f"partial_rotary_factor {share} fails with {where}: remove it if all channels rotate.")
     if share is None and default is not None:
-        raise CheckpointError(
-            f"{config['model_type']} rotates only a part of a head's channels, but partial_rotary_factor is missing. "
-            f"transformers would take {default}: write it into the configuration."
-        )
+        name = config["model_type"]
+        raise CheckpointError(f"{name} rotates a part of a head: write partial_rotary_factor, by default {default}.")
     return 1.0 if share is None else as_number(share, "partial_rotary_factor")
 
 
@@ -447,15 +394,18 @@ def _scaling(
     kind: str, config: JsonObject, facts: RotaryPositions, parameters: Mapping[str, Any], share: float
 ) -> RotaryScaling | None:
     """Build the scaling of the frequencies of a `rope_type`; `None` for the default type."""
-    scaling, required, _ = ROPE_TYPES[kind]
+    scaling, required, optional = ROPE_TYPES[kind]
     if scaling is None:
         return None
-    own = ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional
-    arguments = {
-        key: _argument(value, key)
-        for key, value in parameters.items()
-        if value is not None and key in own and key != ORIGINAL_LENGTH
-    }
+    arguments: dict[str, Any] = {}
+    for key in sorted((required | optional) - {ORIGINAL_LENGTH}):
+        value = parameters.get(key)
+        if key == "truncate" and not isinstance(value, bool | None):
+            raise CheckpointError(f"truncate must be true or false, not {value!r}.")
+        if key in ("short_factor", "long_factor") and isinstance(value, list | tuple):
+            arguments[key] = tuple(as_number(each, key) for each in value)
+        elif value is not None:
+            arguments[key] = value if key == "truncate" else as_number(value, key)
     longest = config.get("max_position_embeddings")
     if kind == "proportional":
         arguments["proportion"] = share
@@ -465,10 +415,7 @@ def _scaling(
         values = {f"{ORIGINAL_LENGTH} of the parameters": parameters.get(ORIGINAL_LENGTH)}
         length = _only_value(values | {ORIGINAL_LENGTH: config.get(ORIGINAL_LENGTH)})
         if length is None:
-            raise CheckpointError(
-                f"Rotary positions of type {kind!r} lack {ORIGINAL_LENGTH!r}. transformers would take "
-                f"max_position_embeddings ({longest}): write it if it is the trained one."
-            )
+            raise CheckpointError(f"rope_type {kind!r} lacks {ORIGINAL_LENGTH}; max_position_embeddings is {longest}.")
         length = arguments["original_max_seq_len"] = as_whole_number(length, ORIGINAL_LENGTH)
         if "factor" not in arguments and (kind == "longrope" or (kind == "yarn" and "factor" in parameters)):
             # missing in Phi-3's longrope, null in DeepSeek's yarn
@@ -476,17 +423,6 @@ def _scaling(
     for key in sorted(required - {ORIGINAL_LENGTH} - arguments.keys()):
         raise CheckpointError(f"Rotary positions of type {kind!r} lack a number for {key!r}.")
     return scaling(**arguments)
-
-
-def _argument(value: object, key: str) -> Any:
-    """Check the value of a rotary parameter in a configuration, and return it as an argument of the scaling class."""
-    if key == "truncate":
-        if not isinstance(value, bool):
-            raise CheckpointError(f"truncate must be true or false, not {value!r}.")
-        return value
-    if key in ("short_factor", "long_factor") and isinstance(value, list | tuple):
-        return tuple(as_number(each, key) for each in value)
-    return as_number(value, key)
 
 
 def _only_value(values: Mapping[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """Rotary positions (RoPE): queries and keys are rotated by angles that are proportional to the position."""
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from embedlayer.positions.rotary.config import read_rotary
 from embedlayer.positions.rotary.query import (
     QueryScaledPosition,
     QueryScaling,
+    positions_before,
     query_factors,
     wide_dtype,
 )
@@ -31,11 +33,6 @@ from embedlayer.positions.rotary.scaling import Length, RotaryScaling, rotary_fr
 
 UNITS_PER_ROTATION = 2**53
 """Phase units in one full rotation."""
-
-
-def to_phase_increments(frequencies: Float[Tensor, " half"]) -> Int[Tensor, " half"]:
-    """Convert frequencies from radians per position to integer phase increments, in units of 2^-53 rotations."""
-    return (frequencies.double() / (2 * math.pi) * UNITS_PER_ROTATION).round().long()
 
 
 def rotary_angles(
@@ -135,33 +132,26 @@ class RotaryEmbedding(Position, ComputedBuffers):
         self.trailing = trailing
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
         if self.rotary_dim < 2 or self.rotary_dim % 2 or self.rotary_dim > head_dim:
-            raise SizeError(
-                f"Rotary positions rotate pairs of channels: {self.rotary_dim} of {head_dim} is not possible. "
-                f"Choose an even head_dim (embed_dim / num_heads), or an even rotary_dim up to it."
-            )
+            raise SizeError(f"rotary_dim {self.rotary_dim} must be even and at most head_dim {head_dim}: pairs rotate.")
         if not 0 < base < math.inf:
             raise SizeError(f"base must be positive and finite, not {base}.")
-        self._check_axes()
+        if axes is not None:
+            if query_scaling is not None:
+                raise SizeError(f"query_scaling is by a single position, but {axes} has {axes.num_axes}.")
+            if axes.has_own_frequencies and scaling is not None:
+                raise SizeError(f"{axes} has its own frequencies, which {scaling} is not defined for.")
+            if axes.divides_channels and (interleaved or (scaling and scaling.limit)):
+                raise SizeError(f"{axes} needs interleaved=False and a scaling that does not depend on the length.")
         self.num_axes = 1 if axes is None else axes.num_axes
+        pairs = self.rotary_dim // 2
+        within = 1 if axes is None or not axes.pairs_within_axis else axes.num_axes
+        first, own_angles = head_dim - self.rotary_dim if trailing else 0, axes is not None and axes.divides_channels
+        self._layout = RotaryLayout(pairs, 1 if interleaved else pairs // within, first, own_angles)
         self._angles_of = (
             f"base={float(base)}, rotary_dim={self.rotary_dim}, scaling={scaling}, axes={axes}, "
             f"query_scaling={query_scaling}, interleaved={interleaved}, reversed={reversed}"
         )
         self.recompute_buffers()
-
-    def _check_axes(self) -> None:
-        """Raise a `SizeError` if the axes contradict the other arguments."""
-        if self.axes is None:
-            return
-        if self.query_scaling is not None:
-            raise SizeError(f"query_scaling is by a single position, but {self.axes} has {self.axes.num_axes}.")
-        if self.axes.has_own_frequencies and self.scaling is not None:
-            raise SizeError(f"{self.axes} has its own frequencies, which {self.scaling} is not defined for.")
-        if self.axes.divides_channels and (self.interleaved or (self.scaling and self.scaling.limit)):
-            raise SizeError(
-                f"{self.axes} is defined for half-split pairs and frequencies that do not depend on the length: "
-                f"pass interleaved=False, and a scaling without a limit."
-            )
 
     @classmethod
     def from_config(  # type: ignore[override]
@@ -239,8 +229,9 @@ class RotaryEmbedding(Position, ComputedBuffers):
         return tensors if self.scaling.limit is None else {**tensors, "frequency_sets": sets}
 
     def _directed(self, frequencies: Float[Tensor, " half"]) -> Int[Tensor, " half"]:
-        """Return the phase increments of frequencies, negative if `reversed`."""
-        return to_phase_increments(-frequencies if self.reversed else frequencies)
+        """Convert radians per position to integers in units of 2^-53 rotations, negative if `reversed`."""
+        frequencies = -frequencies if self.reversed else frequencies
+        return (frequencies.double() / (2 * math.pi) * UNITS_PER_ROTATION).round().long()
 
     def phase_increments_at(self, length: Length) -> Int[Tensor, " half"]:
         """Return the frequency of each pair for sequences of `length`, in units of 2^-53 rotations per position.
@@ -300,11 +291,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     def pair_channels(self) -> Int[Tensor, "half 2"]:
         """Return the channels `(a, b)` of each pair: `a` becomes `a cos - b sin`, and `b` becomes `b cos + a sin`."""
-        first = self.head_dim - self.rotary_dim if self.trailing else 0
-        channels = torch.arange(first, first + self.rotary_dim)
-        if self.interleaved:
-            return channels.view(-1, 2)
-        return channels.view(self._shares, 2, -1).transpose(1, 2).reshape(-1, 2)
+        channels = self._layout.first + torch.arange(self.rotary_dim)
+        return channels.view(-1, 2, self._layout.distance).transpose(1, 2).reshape(-1, 2)
 
     def prepare(self, positions: Positions) -> PreparedPositions:
         """Return the angles of these positions, which `rotate` accepts in place of them.
@@ -348,22 +336,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
                 first, second = sin.chunk(2, dim=-1)
                 sin = torch.cat([-first, second], dim=-1)
             else:
-                cos, sin = channel_tables(cos, sin, interleaved=self.interleaved, shares=self._shares)
+                cos, sin = channel_tables(cos, sin, self._layout.distance)
         return cos.unsqueeze(-3), sin.unsqueeze(-3)
-
-    @property
-    def _shares(self) -> int:
-        """Return into how many equal ranges the channels are divided before each is split into halves; in general 1."""
-        within = self.axes is not None and self.axes.pairs_within_axis and not self.interleaved
-        return self.axes.num_axes if within and self.axes is not None else 1
-
-    @property
-    def _layout(self) -> RotaryLayout:
-        """Return which channels of a head are rotated, and which two are a pair."""
-        pairs = self.rotary_dim // 2
-        distance = 1 if self.interleaved else pairs // self._shares
-        own_angles = self.axes is not None and self.axes.divides_channels
-        return RotaryLayout(pairs, distance, self.head_dim - self.rotary_dim if self.trailing else 0, own_angles)
 
     def rotate(
         self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: PreparedPositions
@@ -379,33 +353,21 @@ class RotaryEmbedding(Position, ComputedBuffers):
         Raises:
             PositionError: On the CPU, with `query_scaling`, a position is below 0.
         """
-        self._check_widths(q, k)
-        angles = self._angles_for(q, positions)
+        counted = positions_before(positions, RotaryAngles, self._angles_of)
+        self._check_heads(q, k, counted)
+        if isinstance(positions, RotaryAngles) and q.dtype != torch.float64:
+            angles = positions
+        else:
+            angles = self._prepared(counted, wide_dtype(q))
         q, k = rotate_heads((q, k), angles.cos, angles.sin, angles.query_factor, self._layout)
         return q, k
 
-    def _check_widths(self, q: Tensor, k: Tensor) -> None:
-        """Raise a `ShapeError` unless queries and keys are `head_dim` wide."""
-        if q.shape[-1] != self.head_dim or k.shape[-1] != self.head_dim:
-            raise ShapeError(
-                f"These rotary positions are for heads of width {self.head_dim}; queries have {q.shape[-1]} and keys "
-                f"{k.shape[-1]}. Build RotaryEmbedding with head_dim {q.shape[-1]} (embed_dim / num_heads)."
-            )
-
-    def _angles_for(self, q: Tensor, positions: PreparedPositions) -> RotaryAngles:
-        """Return the angles by which `rotate` rotates queries, in their precision; errors are those of `rotate`."""
-        if isinstance(positions, RotaryAngles) and positions.scheme != self._angles_of:
-            raise ShapeError(
-                f"These angles were prepared by a scheme with {positions.scheme}, and this one has {self._angles_of}: "
-                f"call prepare of the same scheme."
-            )
-        if isinstance(positions, tuple) and not isinstance(positions, RotaryAngles):
-            raise ShapeError(f"A {type(positions).__name__} holds no angles: call prepare of this RotaryEmbedding.")
-        counted = positions.positions if isinstance(positions, RotaryAngles) else positions
-        self.check_positions(counted, (*q.shape[:-3], q.shape[-2]))
-        if isinstance(positions, RotaryAngles) and q.dtype != torch.float64:
-            return positions
-        return self._prepared(counted, wide_dtype(q))
+    def _check_heads(self, q: Tensor, k: Tensor, positions: Positions) -> None:
+        """Raise a `ShapeError` unless queries and keys are `head_dim` wide, with a position for each token."""
+        for x in (q, k):
+            if x.shape[-1] != self.head_dim:  # a wider one would be rotated in part
+                raise ShapeError(f"head_dim {self.head_dim} does not fit heads of width {x.shape[-1]}.")
+        self.check_positions(positions, (*q.shape[:-3], q.shape[-2]))
 
     def rerotate(
         self,
@@ -432,8 +394,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
             >>> keys = position.rotate(torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4, 8), torch.arange(4))[1]
             >>> keys = position.rerotate(keys, torch.arange(4), from_length=4, to_length=5)
         """
-        self._check_widths(cached_keys, cached_keys)
-        self.check_positions(positions, (*cached_keys.shape[:-3], cached_keys.shape[-2]))
+        self._check_heads(cached_keys, cached_keys, positions)
         difference = self.phase_increments_at(to_length) - self.phase_increments_at(from_length)
         return self._rotated_on(cached_keys, positions, difference)
 
@@ -445,17 +406,11 @@ class RotaryEmbedding(Position, ComputedBuffers):
             steps: What is added to the position of each key, on each axis: `(T,)`, `(B, T)` or `(A, B, T)`.
         """
         if self.depends_on_length:
-            raise SizeError(
-                f"Cached keys cannot be moved to other positions: the frequencies of {type(self.scaling).__name__} "
-                f"depend on the length. Decode with position.at_length(n), whose frequencies are fixed."
-            )
+            raise SizeError(f"Keys rotated with {self.scaling} cannot be moved: decode with position.at_length(n).")
         if self.axes is not None and self.axes.divides_channels and steps.dim() == 3:
-            raise SizeError(
-                f"Cached keys cannot be moved to other positions on each axis: with {type(self.axes).__name__} the two "
-                f"channels of a pair have angles of their own, which no rotation changes to those of other positions."
-            )
-        self._check_widths(cached_keys, cached_keys)
-        self.check_positions(steps, (*cached_keys.shape[:-3], cached_keys.shape[-2]))
+            # the two channels of a pair have angles of their own, which no rotation changes to those of other positions
+            raise SizeError(f"Keys rotated with {self.axes} cannot be moved on each axis: pass one position for all.")
+        self._check_heads(cached_keys, cached_keys, steps)
         return self._rotated_on(cached_keys, steps, self.phase_increments_at(self._length(steps)))
 
     def _rotated_on(self, keys: Tensor, positions: Positions, phase_increments: Int[Tensor, " half"]) -> Tensor:
@@ -473,17 +428,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
         scaling: Any = self.scaling
         if scaling is not None and scaling.limit is not None:
             scaling = replace(scaling, length=length)
-        fixed = RotaryEmbedding(
-            self.head_dim,
-            self.base,
-            scaling=scaling,
-            interleaved=self.interleaved,
-            rotary_dim=self.rotary_dim,
-            axes=self.axes,
-            query_scaling=self.query_scaling,
-            reversed=self.reversed,
-            trailing=self.trailing,
-        )
+        arguments = {name: getattr(self, name) for name in inspect.signature(RotaryEmbedding).parameters}
+        fixed = RotaryEmbedding(**arguments | {"scaling": scaling})
         fixed.recompute_buffers(self.phase_increments.device)
         return fixed
 
@@ -553,14 +499,8 @@ def permute_qk(
     """
     if to not in ("interleaved", "half_split"):
         raise SizeError(f"to must be 'interleaved' or 'half_split', not {to!r}.")
-    rows = weight.shape[0]
-    head_dim = rows // num_heads if num_heads > 0 else 0
+    head_dim = len(weight) // num_heads
     width = head_dim if rotary_dim is None else rotary_dim
-    if head_dim < 1 or rows % num_heads or width < 2 or width % 2 or width > head_dim:
-        raise SizeError(
-            f"{rows} rows cannot be {num_heads} heads in which {'all' if rotary_dim is None else rotary_dim} channels "
-            f"rotate in pairs. Pass the number of heads of this projection (key/value heads for keys)."
-        )
     order = torch.arange(width, device=weight.device)
     pairs = order.view(2, -1).T if to == "interleaved" else order.view(-1, 2).T
     order = torch.cat([pairs.flatten(), torch.arange(width, head_dim, device=weight.device)])

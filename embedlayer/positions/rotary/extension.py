@@ -6,7 +6,7 @@ families, and keys that contradict each other.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from embedlayer.families.records import (
 from embedlayer.families.rotary_settings import GridAxes
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import as_whole_number
-from embedlayer.positions.rotary.blocks import NO_POSITIONS, RotaryBlocks, layer_types, read_blocks
+from embedlayer.positions.rotary.blocks import NO_POSITIONS, layer_types, read_blocks
 from embedlayer.positions.rotary.config import (
     FULL,
     ORIGINAL_LENGTH,
@@ -42,13 +42,10 @@ from embedlayer.positions.rotary.config import (
 )
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
 from embedlayer.positions.rotary.scaling import (
-    DynamicNTKScaling,
     LinearScaling,
-    Llama3Scaling,
     LongRopeScaling,
     ProportionalScaling,
     RotaryScaling,
-    YarnScaling,
 )
 
 METHODS = ("linear", "dynamic", "yarn", "llama3", "longrope", "base")
@@ -155,10 +152,21 @@ def extend_rotary(
     else:
         scaling = scaling_of_method(method, length / trained, trained, factors) if isinstance(method, str) else method
         new, requested = edit.with_scaling(scaling, length, trained)
-    changes = _changes(edit.before, edit.read(new), requested)
+    readings = (edit.before, read_blocks(new, default_base=edit.facts.base))
+    before, after = ([blocks.arguments.get(key, {}) for key in blocks.keys] for blocks in readings)
+    changed = [(old, read) for old, read in zip(before, after, strict=True) if old != read]
+    for old, read in changed:
+        if read != {**old, **requested}:
+            raise CheckpointError(f"{requested} was requested for positions of {old}, but {read} is read back.")
+    if not changed:
+        raise CheckpointError(f"The blocks have these frequencies already: {requested}. Nothing would change.")
+    distinct = [pair for number, pair in enumerate(changed) if pair not in changed[:number]]
+    changes = [
+        RotaryChange(changed.count(pair), RotaryEmbedding(**pair[0]), RotaryEmbedding(**pair[1])) for pair in distinct
+    ]
     for key, outer in zip(reversed(keys), reversed(parts), strict=True):
         new = {**outer, key: new}
-    return RotaryExtension(new, trained, edit.old_length, changes)
+    return RotaryExtension(new, trained, edit.old_length, tuple(changes))
 
 
 def scaling_of_method(
@@ -167,52 +175,17 @@ def scaling_of_method(
     """Return the scaling of a method for sequences of `ratio` times the trained length."""
     if method == "longrope":
         if factors is None or factors.keys() != {"short_factor", "long_factor"}:
-            raise SizeError(
-                "LongRoPE has no formula for its divisors, which a search finds for each model: pass factors "
-                "(--factors) with short_factor and long_factor, a number for each pair of channels."
-            )
+            raise SizeError("LongRoPE has no formula for its divisors: pass factors with short_factor and long_factor.")
         return LongRopeScaling(factors["short_factor"], factors["long_factor"], trained, ratio)
     if factors is not None:
         raise SizeError(f"factors are the numbers of the method 'longrope', not of {method!r}.")
     if method == "linear":
         return LinearScaling(ratio)
-    classes: dict[str, Callable[[float, int], RotaryScaling]] = {
-        "dynamic": DynamicNTKScaling,
-        "yarn": YarnScaling,
-        "llama3": Llama3Scaling,
-    }
-    if method not in classes:
+    if method not in METHODS:
         raise SizeError(f"method must be a scaling or one of {', '.join(METHODS)}, not {method!r}.")
-    return classes[method](ratio, trained)
-
-
-def ntk_aware_base(base: float, rotary_dim: int, ratio: float) -> float:
-    """Return `base * ratio^(d / (d - 2))`, with d = `rotary_dim`: the slowest pair rotates `ratio` times slower."""
-    if rotary_dim == 2:
-        raise SizeError("Two rotated channels have one frequency, which no base changes: use another method.")
-    return base * math.pow(ratio, rotary_dim / (rotary_dim - 2))
-
-
-def _check_family(config: JsonObject) -> None:
-    """Raise a `CheckpointError` if the record of the family states other positions than rotary ones."""
-    name = config.get("model_type")
-    family = family_of(name)
-    spec: object = None if family is None else family.position
-    if isinstance(spec, PositionChoice):
-        value = config.get(spec.key, spec.choices[0][0] if spec.otherwise == "refused" else None)
-        spec = next((scheme for choice, scheme in spec.choices if choice == value), spec.otherwise)
-    if family is None or spec in ("rotary", "refused") or (spec is None and name in ROTARY):
-        return
-    if isinstance(spec, LearnedPositions | AxialPositions | BiasedPositions | StreamPositions):
-        raise CheckpointError(
-            f"{name} has a table of learned positions, not rotary ones: el.load(...).position.resize(...) returns a "
-            f"longer table, to be trained further."
-        )
-    kind = "no" if spec is None else type(spec).__name__.removesuffix("Positions").lower()
-    raise CheckpointError(
-        f"{name} has {kind} positions, and no rotary frequencies to change: measure the loss on longer texts with "
-        f"evaluate_positions."
-    )
+    scaling = ROPE_TYPES[method].scaling
+    assert scaling is not None
+    return scaling(ratio, original_max_seq_len=trained)
 
 
 class _ConfigurationEdit:
@@ -220,10 +193,31 @@ class _ConfigurationEdit:
 
     def __init__(self, config: JsonObject) -> None:
         self.config = config
-        _check_family(config)
+        name = config.get("model_type")
+        family = family_of(name)
+        spec: object = None if family is None else family.position
+        if isinstance(spec, PositionChoice):
+            value = config.get(spec.key, spec.choices[0][0] if spec.otherwise == "refused" else None)
+            spec = next((scheme for choice, scheme in spec.choices if choice == value), spec.otherwise)
+        if isinstance(spec, LearnedPositions | AxialPositions | BiasedPositions | StreamPositions):
+            raise CheckpointError(
+                f"{name} has a table of learned positions: el.load(...).position.resize(n) extends it."
+            )
+        if family is not None and spec not in ("rotary", "refused") and not (spec is None and name in ROTARY):
+            kind = "no" if spec is None else type(spec).__name__.removesuffix("Positions").lower()
+            raise CheckpointError(f"{name} has {kind} positions: there are no rotary frequencies to change.")
         self.facts: RotaryPositions = family_facts(config, is_stated=False)
-        self.before = self.read(config)
-        self._check_blocks()
+        self.before = read_blocks(config, default_base=self.facts.base)
+        types = layer_types(common_keys(config, self.facts))
+        kinds = {kind for kind, key in zip(types, self.before.keys, strict=True) if key != NO_POSITIONS}
+        if isinstance(self.facts.axes, GridAxes):
+            raise CheckpointError(f"The positions of {name} are rows and columns of patches, and not those of tokens.")
+        if not any("head_dim" in each for each in self.before.arguments.values()):
+            raise CheckpointError(f"No block of {name} rotates queries and keys: there is nothing to extend.")
+        if kinds == {SLIDING}:  # no distance exceeds the window, so no frequency needs a change
+            raise CheckpointError(f"Only the layers of sliding attention of {name} have positions: nothing to extend.")
+        if config.get("layer_rope_theta"):
+            raise CheckpointError(f"{name} states a base for each layer (layer_rope_theta): it is not extended here.")
         parameters = config.get("rope_parameters") or {}
         if not is_nested(parameters):
             self.places: list[tuple[str, ...]] = [("rope_parameters",) if parameters else ("rope_scaling",)]
@@ -231,10 +225,6 @@ class _ConfigurationEdit:
         labels = self.facts.by_layer_type
         local = dict(labels).get(SLIDING, SLIDING) if isinstance(labels, tuple) else SLIDING
         self.places = [("rope_parameters", key) for key, each in parameters.items() if each and key != local]
-
-    def read(self, config: JsonObject) -> RotaryBlocks:
-        """Return the positions of the blocks that a configuration describes."""
-        return read_blocks(config, default_base=self.facts.base)
 
     def parameters(self, place: tuple[str, ...]) -> Mapping[str, Any]:
         """Return the rotary parameters at a place, or an empty dictionary."""
@@ -246,25 +236,6 @@ class _ConfigurationEdit:
         parameters = self.parameters(place)
         needed = {ORIGINAL_LENGTH} if QUERY_BETA in parameters else set()  # the scale of queries counts from it
         return {key: value for key, value in parameters.items() if key not in SCALING_KEYS - needed}
-
-    def _check_blocks(self) -> None:
-        """Raise a `CheckpointError` if no frequencies of these blocks grow with the context."""
-        name, common = self.config["model_type"], common_keys(self.config, self.facts)
-        if isinstance(self.facts.axes, GridAxes):
-            raise CheckpointError(f"The positions of {name} are rows and columns of patches, and not those of tokens.")
-        kinds = {kind for kind, key in zip(layer_types(common), self.before.keys, strict=True) if key != NO_POSITIONS}
-        if not any("head_dim" in each for each in self.before.arguments.values()):
-            raise CheckpointError(
-                f"No block of {name} rotates queries and keys: attention without positions has no longest sequence, "
-                f"and there is nothing to extend. What it loses beyond the trained length has to be measured."
-            )
-        if kinds == {SLIDING}:
-            raise CheckpointError(
-                f"Only the layers of sliding attention of {name} have positions. No distance between their tokens "
-                f"exceeds the window, so no frequency needs a change for a longer context."
-            )
-        if self.config.get("layer_rope_theta"):
-            raise CheckpointError(f"{name} states a base for each layer (layer_rope_theta): it is not extended here.")
 
     @property
     def _length_keys(self) -> list[str]:
@@ -283,34 +254,23 @@ class _ConfigurationEdit:
             parameters = self.parameters(place)
             kind, where = rope_type_of(parameters, self.facts), ".".join(place)
             if kind == "ntk_alpha":
-                raise CheckpointError(
-                    f"{where} has an alpha, with which {self.config['model_type']} was trained: no other scaling can "
-                    f"be added to it, and without it all frequencies change."
-                )
+                name = self.config["model_type"]
+                raise CheckpointError(f"{where} has an alpha, with which {name} was trained: it has no other scaling.")
             is_scaled = ROPE_TYPES[kind].scaling is not None and (kind != "proportional" or "factor" in parameters)
             if is_scaled and not replace:
                 shown = {key: parameters[key] for key in ("factor", ORIGINAL_LENGTH) if key in parameters}
-                raise CheckpointError(
-                    f"{where} has rope_type {kind!r} already ({shown}). Pass replace (--replace) to put the new "
-                    f"scaling in its place; the factor is then relative to the original length."
-                )
+                raise CheckpointError(f"{where} has rope_type {kind!r} already ({shown}). Pass replace (--replace).")
             own = {f"{ORIGINAL_LENGTH} of {where}": parameters.get(ORIGINAL_LENGTH)}
             own |= {ORIGINAL_LENGTH: self.config.get(ORIGINAL_LENGTH)}
             if kind == "dynamic" or (not is_scaled and stated is None and not any(own.values())):
                 own |= {key: self.config[key] for key in self._length_keys}
             lengths |= {key: as_whole_number(value, key) for key, value in own.items() if value is not None}
         if not self._length_keys:
-            raise CheckpointError(
-                f"The configuration states no {LENGTH}, and transformers would take a number of its own: write the "
-                f"longest sequence of this model into it first."
-            )
+            raise CheckpointError(f"The configuration states no {LENGTH}: write the longest sequence into it first.")
+        if not lengths:
+            raise CheckpointError("The scaling does not say the trained length: pass original_length (--original).")
         if len({*lengths.values()}) != 1:
-            raise CheckpointError(
-                f"The trained length is stated as {lengths}: which one is right?"
-                if lengths
-                else f"The scaling of {self.config['model_type']} does not say for which length its frequencies were "
-                f"trained before: pass original_length (--original)."
-            )
+            raise CheckpointError(f"The trained length is stated as {lengths}: which one is right?")
         return next(iter(lengths.values()))
 
     def with_scaling(self, scaling: RotaryScaling, length: int, trained: int) -> tuple[JsonObject, dict[str, Any]]:
@@ -318,19 +278,14 @@ class _ConfigurationEdit:
         kinds = {rope_type_of(self.parameters(place), self.facts) for place in self.places}
         if kinds & {"proportional"} and not isinstance(scaling, ProportionalScaling):
             if kinds != {"proportional"} or not isinstance(scaling, LinearScaling):
-                raise CheckpointError(
-                    f"Only a share of the pairs of {self.config['model_type']} rotates (rope_type 'proportional'), "
-                    f"which its code can scale linearly alone: use the method 'linear'."
-                )
+                raise CheckpointError("Code with rope_type 'proportional' can scale linearly alone: use 'linear'.")
             schemes = [each.get("scaling") for each in self.before.arguments.values()]
             own = next(each for each in schemes if isinstance(each, ProportionalScaling))
             scaling = ProportionalScaling(own.proportion, scaling.factor)
         kind = next(kind for kind, (cls, *_) in ROPE_TYPES.items() if cls is type(scaling))
         if kind in dict(self.facts.former_rope_types):
-            raise CheckpointError(
-                f"The code of {self.config['model_type']} reads rope_type {kind!r} as another one, "
-                f"{dict(self.facts.former_rope_types)[kind]!r}, and does not have this scaling: use that, or 'base'."
-            )
+            former, name = dict(self.facts.former_rope_types)[kind], self.config["model_type"]
+            raise CheckpointError(f"{name} reads rope_type {kind!r} as another one: use {former!r} or 'base'.")
         values: dict[str, Any] = {}
         for each in fields(scaling):  # type: ignore[arg-type]  # every scaling is a dataclass
             value = getattr(scaling, each.name)
@@ -366,7 +321,7 @@ class _ConfigurationEdit:
         old, width = wide[0]["base"], wide[0]["rotary_dim"]
         if any((each["base"], each["rotary_dim"]) != (old, width) for each in wide):
             raise CheckpointError(f"Blocks of {name} that see the whole context have different bases.")
-        base = ntk_aware_base(old, width, ratio) if base is None else base
+        base = old * math.pow(ratio, width / (width - 2)) if base is None else base
         new, requested = self._with_length(length), dict[str, Any](base=base)
         for place in self.places:
             parameters = dict(self.parameters(place))
@@ -384,10 +339,8 @@ class _ConfigurationEdit:
             stated = [each for each in keys if self.config.get(each) is not None]
             is_inside = "rope_theta" in (new.get(self.places[0][0]) or {})
             if not is_inside and (key is None or (stated and key not in stated)):
-                raise CheckpointError(
-                    f"The class of {name} reads the base from {key or 'rope_parameters alone'}, and not from "
-                    f"{' or '.join(stated) or 'a key beside them'}: state it there first."
-                )
+                own, others = key or "rope_parameters alone", " or ".join(stated) or "a key beside them"
+                raise CheckpointError(f"The class of {name} reads the base from {own}, and not from {others}.")
             new |= dict.fromkeys(stated or ([] if is_inside or key is None else [key]), base)
         return new, requested
 
@@ -399,23 +352,3 @@ class _ConfigurationEdit:
 def _with(config: JsonObject, place: tuple[str, ...], value: object) -> JsonObject:
     """Return a configuration with another value at a place of one or two keys."""
     return {**config, place[0]: value if len(place) == 1 else {**config[place[0]], place[1]: value}}
-
-
-def _changes(before: RotaryBlocks, after: RotaryBlocks, requested: Mapping[str, Any]) -> tuple[RotaryChange, ...]:
-    """Return what changed between two readings of the blocks, which must be what was requested."""
-    pairs = [
-        (before.arguments.get(old, {}), after.arguments.get(new, {}))
-        for old, new in zip(before.keys, after.keys, strict=True)
-    ]
-    changed = [(old, new) for old, new in pairs if old != new]
-    if wrong := next(((old, new) for old, new in changed if new != {**old, **requested}), None):
-        raise CheckpointError(
-            f"These keys mean something else for this model: {dict(requested)} was requested for positions of "
-            f"{wrong[0]}, and {wrong[1]} is read back."
-        )
-    if not changed:
-        raise CheckpointError(f"The blocks have these frequencies already: {dict(requested)}. Nothing would change.")
-    distinct = [pair for number, pair in enumerate(changed) if pair not in changed[:number]]
-    return tuple(
-        RotaryChange(changed.count(pair), RotaryEmbedding(**pair[0]), RotaryEmbedding(**pair[1])) for pair in distinct
-    )

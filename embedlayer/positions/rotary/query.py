@@ -8,7 +8,7 @@ cache stay valid.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,11 @@ from embedlayer.saving import Described
 
 class QueryScaling(Described, ABC):
     """Abstract base class of the factors on queries by position."""
+
+    def __post_init__(self) -> None:
+        length, offset = getattr(self, "length", 1), getattr(self, "offset", 0)
+        if length < 1 or offset < 0:
+            raise SizeError(f"{type(self).__name__}: length {length} must be at least 1, offset {offset} at least 0.")
 
     @property
     def config(self) -> JsonObject:
@@ -54,9 +59,6 @@ class LogQueryScaling(QueryScaling):
     length: int
     offset: int = 0
 
-    def __post_init__(self) -> None:
-        _require(self.length, self.offset, type(self).__name__)
-
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
         """Return `1 + scale * ln(1 + floor((position + offset) / length))`."""
         steps = torch.div(positions.long() + self.offset, self.length, rounding_mode="floor")
@@ -78,9 +80,6 @@ class PowerQueryScaling(QueryScaling):
     exponent: float
     length: int
     offset: int = 1
-
-    def __post_init__(self) -> None:
-        _require(self.length, self.offset, type(self).__name__)
 
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
         """Return `(1 + (position + offset) / length)^exponent`."""
@@ -138,14 +137,7 @@ class QueryScaledPosition(Position):
         Raises:
             PositionError: On the CPU, a position is below 0.
         """
-        if isinstance(positions, tuple) and not isinstance(positions, QueryFactors):
-            raise ShapeError(f"A {type(positions).__name__} holds no query factors: call prepare of this scheme.")
-        if isinstance(positions, QueryFactors) and positions.scheme != self._factors_of:
-            raise ShapeError(
-                f"These factors were prepared by a scheme with {positions.scheme}, and this one has "
-                f"{self._factors_of}: call prepare of the same scheme."
-            )
-        counted = positions.positions if isinstance(positions, QueryFactors) else positions
+        counted = positions_before(positions, QueryFactors, self._factors_of)
         self.check_positions(counted, (*q.shape[:-3], q.shape[-2]))
         if isinstance(positions, QueryFactors) and q.dtype != torch.float64:
             return scale_queries(q, positions.factor), k
@@ -158,6 +150,17 @@ class QueryScaledPosition(Position):
     def extra_repr(self) -> str:
         """Return the scaling, which `print` shows."""
         return self._factors_of
+
+
+def positions_before(prepared: PreparedPositions, kind: Any, scheme: str) -> Positions:
+    """Return the positions from which a scheme prepared angles or factors; those of another scheme are an error."""
+    if not isinstance(prepared, tuple):
+        return prepared
+    if not isinstance(prepared, kind) or prepared.scheme != scheme:
+        other = getattr(prepared, "scheme", type(prepared).__name__)
+        raise ShapeError(f"Positions were prepared by {other}, and this is {scheme}: call prepare of the same scheme.")
+    positions: Positions = prepared.positions
+    return positions
 
 
 def query_factors(
@@ -178,9 +181,3 @@ def scale_queries(
 ) -> Float[Tensor, "*batch H T K"]:
     """Return `q * factor`, computed in the wider of both dtypes, in the dtype of `q`."""
     return (q * factor).to(q.dtype)
-
-
-def _require(length: int, offset: int, name: str) -> None:
-    """Raise a `SizeError` if the length of a scaling is below 1 or its offset negative; `name` is that of its class."""
-    if length < 1 or offset < 0:
-        raise SizeError(f"{name}: length must be at least 1 and offset at least 0, not {length} and {offset}.")

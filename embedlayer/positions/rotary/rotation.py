@@ -58,18 +58,10 @@ def apply_rotary(
 
 
 def channel_tables(
-    cos: Float[Tensor, "*rows T half"],
-    sin: Float[Tensor, "*rows T half"],
-    *,
-    interleaved: bool = False,
-    shares: int = 1,
+    cos: Float[Tensor, "*rows T half"], sin: Float[Tensor, "*rows T half"], distance: int
 ) -> tuple[Float[Tensor, "*rows T channels"], Float[Tensor, "*rows T channels"]]:
     """Repeat the cosine and the sine of each pair for both channels; the sine of the first channel is negated."""
-    if interleaved:
-        return cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2)
-    if shares == 1:
-        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-    cos, sin = (each.unflatten(-1, (shares, -1)) for each in (cos, sin))
+    cos, sin = (each.unflatten(-1, (each.shape[-1] // distance, distance)) for each in (cos, sin))
     return torch.cat([cos, cos], dim=-1).flatten(-2), torch.cat([-sin, sin], dim=-1).flatten(-2)
 
 
@@ -186,7 +178,13 @@ def rotate_pairs(
         if kernel.applies(x, cos, sin):
             if x.numel() > LARGE_NUMEL:
                 return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved=interleaved)
-        elif interleaved and _are_complex_numbers(x, cos, sin):
+        elif (
+            interleaved
+            and x.dtype == cos.dtype
+            and x.dtype in (torch.float32, torch.float64)
+            and device_kind(x) == "cpu"
+            and fusible(x, cos, sin)
+        ):
             return _rotate_complex(x, *_pair_angles(cos, sin, interleaved=True))
     return rotate_channels(x, cos, sin, distance=1 if interleaved else cos.shape[-1] // 2)
 
@@ -197,12 +195,6 @@ def _pair_angles(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor
         return cos[..., ::2], sin[..., 1::2]
     half = cos.shape[-1] // 2
     return cos[..., :half], sin[..., half:]
-
-
-def _are_complex_numbers(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Return whether interleaved pairs of `x` can be multiplied as complex numbers, on a CPU in eager mode."""
-    has_complex = x.dtype == cos.dtype and x.dtype in (torch.float32, torch.float64)
-    return has_complex and device_kind(x) == "cpu" and fusible(x, cos, sin)
 
 
 def _rotate_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ keys with `RotaryEmbedding.rerotate`, or prevent the change with `RotaryEmbeddin
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,10 @@ def rotary_frequencies(rotary_dim: int, base: float = 10000.0) -> Float[Tensor, 
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 
+POSITIVE = ("factor", "alpha", "original_max_seq_len", "length", "beta_fast", "beta_slow", "low_freq_factor")
+"""Arguments of scalings that are positive numbers, as is `attention_factor`."""
+
+
 class RotaryScaling(Described, ABC):
     """Abstract base class of the scalings, which change the frequencies of `RotaryEmbedding`.
 
@@ -40,6 +44,13 @@ class RotaryScaling(Described, ABC):
     """
 
     length: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, list):  # of JSON
+                object.__setattr__(self, name, tuple(value))
+            if name in (*POSITIVE, "attention_factor") and value is not None and not 0 < value < math.inf:
+                raise SizeError(f"{type(self).__name__}: {name} must be positive and finite, not {value}.")
 
     @property
     def config(self) -> JsonObject:
@@ -98,9 +109,6 @@ class LinearScaling(RotaryScaling):
 
     factor: float
 
-    def __post_init__(self) -> None:
-        _require(self, "factor")
-
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
         """Compute `base^(-2i / rotary_dim) / factor` for each pair i, as the only set."""
         return rotary_frequencies(rotary_dim, base).unsqueeze(0) / self.factor
@@ -114,7 +122,7 @@ class DynamicNTKScaling(RotaryScaling):
     `rotary_dim`.
 
     Args:
-        factor: How fast the base grows, at least 1.
+        factor: How fast the base grows.
         original_max_seq_len: Trained length, L (`max_position_embeddings` of a configuration).
         length: Fixed n for every call; `None` for the longest position of each call plus one (see the length rule in
             the docstring of this module).
@@ -127,9 +135,6 @@ class DynamicNTKScaling(RotaryScaling):
     original_max_seq_len: int
     length: int | None = None
 
-    def __post_init__(self) -> None:
-        _require(self, "factor", "original_max_seq_len", "length", least=1)
-
     @property
     def limit(self) -> int | None:
         """Return the trained length, up to which the frequencies are constant."""
@@ -138,9 +143,7 @@ class DynamicNTKScaling(RotaryScaling):
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
         """Compute `base^(-2i / d)` for each pair i as the only set: the frequencies up to the trained length."""
         if rotary_dim == 2:
-            raise SizeError(
-                "DynamicNTKScaling needs a rotary_dim of at least 4: its exponent is rotary_dim / (rotary_dim - 2)."
-            )
+            raise SizeError("DynamicNTKScaling divides by rotary_dim - 2: rotary_dim must be at least 4.")
         return rotary_frequencies(rotary_dim, base).unsqueeze(0)
 
     def select(self, frequency_sets: Float[Tensor, "1 half"], length: Length) -> Float[Tensor, " half"]:
@@ -171,15 +174,8 @@ class NTKAlphaScaling(RotaryScaling):
 
     alpha: float
 
-    def __post_init__(self) -> None:
-        _require(self, "alpha")
-
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
         """Compute `(base * alpha^(d / (d - 2)))^(-2i / d)` for each pair i, as the only set."""
-        if rotary_dim == 2:
-            raise SizeError(
-                "NTKAlphaScaling needs a rotary_dim of at least 4: its exponent is rotary_dim / (rotary_dim - 2)."
-            )
         return rotary_frequencies(rotary_dim, base * self.alpha ** (rotary_dim / (rotary_dim - 2))).unsqueeze(0)
 
 
@@ -217,12 +213,6 @@ class YarnScaling(RotaryScaling):
     attention_factor: float | None = None
     truncate: bool = True
 
-    def __post_init__(self) -> None:
-        _require(self, "factor", "original_max_seq_len", least=1)
-        _require(self, "beta_fast", "beta_slow", "attention_factor")
-        if self.beta_fast < self.beta_slow:
-            raise SizeError(f"YarnScaling: beta_fast {self.beta_fast} must be at least beta_slow {self.beta_slow}.")
-
     @property
     def attention_scaling(self) -> float:
         """Return the factor on cosines and sines: `attention_factor`, or without one the formula under `mscale`."""
@@ -238,8 +228,8 @@ class YarnScaling(RotaryScaling):
 
         The weight of the first is the share that the pair keeps, see the docstring of the class.
         """
-        if base <= 1:
-            raise SizeError(f"YarnScaling needs a base above 1, not {base}: it divides by its logarithm.")
+        if base <= 1 or self.factor < 1 or self.beta_fast < self.beta_slow:
+            raise SizeError(f"{self}, base {base}: base > 1, factor >= 1 and beta_fast >= beta_slow are needed.")
         low, high = (
             rotary_dim * math.log(self.original_max_seq_len / (rotations * 2 * math.pi)) / (2 * math.log(base))
             for rotations in (self.beta_fast, self.beta_slow)
@@ -278,20 +268,6 @@ class LongRopeScaling(RotaryScaling):
     attention_factor: float | None = None
     length: int | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("short_factor", "long_factor"):
-            values = getattr(self, name)
-            divisors = tuple(values) if isinstance(values, Iterable) else ()
-            if not divisors or not all(isinstance(divisor, int | float) and divisor > 0 for divisor in divisors):
-                raise SizeError(f"LongRopeScaling: the divisors in {name} must be positive numbers, not {values!r}.")
-            object.__setattr__(self, name, divisors)  # JSON has lists
-        _require(self, "factor", "attention_factor")
-        _require(self, "original_max_seq_len", "length", least=1)
-        if self.attention_factor is None and self.factor > 1 and self.original_max_seq_len < 2:
-            raise SizeError(
-                "LongRopeScaling: original_max_seq_len must be at least 2: the formula divides by its logarithm."
-            )
-
     @property
     def attention_scaling(self) -> float:
         """Return the factor on cosines and sines: `attention_factor`, or without one `sqrt(1 + ln(factor) / ln(L))`.
@@ -311,13 +287,10 @@ class LongRopeScaling(RotaryScaling):
 
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "2 half"]:
         """Compute two sets: the frequencies divided by `short_factor` (row 0) and by `long_factor` (row 1)."""
-        counts = (len(self.short_factor), len(self.long_factor))
-        if counts != (rotary_dim // 2,) * 2:
-            raise SizeError(
-                f"LongRopeScaling: short_factor and long_factor have {counts[0]} and {counts[1]} divisors, "
-                f"but rotary_dim {rotary_dim} has {rotary_dim // 2} pairs."
-            )
         divisors = torch.tensor([self.short_factor, self.long_factor], dtype=torch.float64)
+        pairs = rotary_dim // 2
+        if divisors.shape != (2, pairs) or not (divisors > 0).all():
+            raise SizeError(f"LongRopeScaling: {pairs} pairs need as many positive divisors, not {divisors.tolist()}.")
         return rotary_frequencies(rotary_dim, base) / divisors
 
     def select(self, frequency_sets: Float[Tensor, "2 half"], length: Length) -> Float[Tensor, " half"]:
@@ -347,21 +320,14 @@ class Llama3Scaling(RotaryScaling):
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
 
-    def __post_init__(self) -> None:
-        _require(self, "factor", "low_freq_factor")
-        _require(self, "original_max_seq_len", least=1)
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise SizeError(
-                f"Llama3Scaling: high_freq_factor {self.high_freq_factor} must be above "
-                f"low_freq_factor {self.low_freq_factor}."
-            )
-
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
         """Compute for each pair `f * s + f / factor * (1 - s)`, as the only set; f is its frequency without scaling.
 
         With r, the rotations of the pair over the trained length, the share is `s = clamp((r - low_freq_factor) /
         (high_freq_factor - low_freq_factor), 0, 1)`.
         """
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise SizeError(f"{self}: high_freq_factor must be above low_freq_factor.")
         own = rotary_frequencies(rotary_dim, base)
         rotations = own * self.original_max_seq_len / (2 * math.pi)
         share = ((rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
@@ -385,13 +351,10 @@ class ProportionalScaling(RotaryScaling):
     proportion: float = 1.0
     factor: float = 1.0
 
-    def __post_init__(self) -> None:
-        _require(self, "factor")
-        if not 0 <= self.proportion <= 1:
-            raise SizeError(f"ProportionalScaling: proportion must be from 0 to 1, not {self.proportion}.")
-
     def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
         """Compute the frequencies of the rotating pairs, and 0 for the pairs that do not rotate, as the only set."""
+        if not 0 <= self.proportion <= 1:
+            raise SizeError(f"ProportionalScaling: proportion must be from 0 to 1, not {self.proportion}.")
         rotating = int(self.proportion * rotary_dim // 2)
         own = rotary_frequencies(rotary_dim, base) / self.factor
         return torch.where(torch.arange(rotary_dim // 2) < rotating, own, 0.0).unsqueeze(0)
@@ -402,12 +365,3 @@ def _on_device(length: Length, beside: Tensor) -> Int[Tensor, ""]:
     if isinstance(length, Tensor):
         return length.to(beside.device)
     return torch.full((), length, dtype=torch.int64, device=beside.device)
-
-
-def _require(scaling: RotaryScaling, *names: str, least: int = 0) -> None:
-    """Raise a `SizeError` unless the named attributes are finite numbers of at least `least`, or `None`."""
-    for name in names:
-        value = getattr(scaling, name)
-        if value is not None and not (0 < value < math.inf and value >= least):
-            bound = f"at least {least}" if least else "positive"
-            raise SizeError(f"{type(scaling).__name__}: {name} must be {bound}, not {value}.")

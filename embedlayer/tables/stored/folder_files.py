@@ -134,21 +134,23 @@ def check_at_rest(path: Path) -> None:
     state = content.checkpoints[-1].state
     updates, tensors = state.get("updates"), state.get("tensors", {})
     if updates and updates.get("applied_step", 0) < updates["start"] + decode_tensor(tensors["history"]).shape[1]:
-        raise CheckpointError(
-            f"Rows of {path} lack optimizer steps, which training applies when they are looked up. Open it with "
-            f"MappedEmbedding.resume, call apply_pending_updates(), make a checkpoint, and close it."
-        )
+        how = "resume it, call apply_pending_updates(), make a checkpoint and close it"
+        raise CheckpointError(f"Rows of {path} lack optimizer steps, which training applies at look-up: {how}.")
     if content.checkpoints[-1].rows:
-        raise CheckpointError(
-            f"Rows of {path} changed after its last checkpoint. MappedEmbedding.resume rolls them back."
-        )
+        raise CheckpointError(f"Rows of {path} changed after its checkpoint: MappedEmbedding.resume rolls them back.")
 
 
 def read_content(path: Path) -> tuple[LogContent, int]:
     """Return what the log of a folder says, and the largest number that was given out to a checkpoint."""
     numbers, size = [0], None
     if (path / OPEN).exists():
-        numbers.append(_check_mark(path)["last_number"])
+        mark = read_fields(path / OPEN, OpenFields)  # its process was killed
+        boot, numbers = boot_id(), [mark["last_number"]]
+        if mark["inode"] != os.stat(path / WEIGHT).st_ino:
+            raise CheckpointError(f"{path} was copied while it was open: copy the original again after close().")
+        if not boot or mark["boot"] != boot:
+            how = "open when the machine stopped" if boot else "open, and the machine may have stopped since"
+            raise CheckpointError(f"{path} was {how}: restore a copy, or delete {OPEN} if all is on the disk.")
     elif (path / CLOSED).exists():
         size = read_fields(path / CLOSED, ClosedFields)["log_bytes"]
     content = read_log(path / LOG, size=size)
@@ -158,43 +160,6 @@ def read_content(path: Path) -> tuple[LogContent, int]:
             check_fields(fields, StateFields, path / LOG)
         numbers.append(state["last_number"])
     return content, max(numbers)
-
-
-def place_in_log(path: Path, content: LogContent, generation: int | None) -> int:
-    """Return the place in a log of a checkpoint that it can restore."""
-    generations = [state["generation"] for state, _, _ in content.checkpoints]
-    if generation is None:
-        return 0
-    if generation in generations:
-        return generations.index(generation)
-    raise CheckpointError(
-        f"{path} keeps checkpoint {' or '.join(map(str, generations))}, not {generation}. Load the model saved with it."
-    )
-
-
-def _check_mark(path: Path) -> JsonObject:
-    """Return the content of `open.json`, of a folder whose process was killed."""
-    mark = read_fields(path / OPEN, OpenFields)
-    copied = mark["inode"] != os.stat(path / WEIGHT).st_ino
-    boot = boot_id()
-    if not copied and boot and mark["boot"] == boot:
-        return mark
-    how = (
-        "copied while a process had it open"
-        if copied
-        else "open when the machine stopped"
-        if boot
-        else "open when its process ended, and this system does not tell whether the machine has stopped since"
-    )
-    advice = (
-        "Copy the original again after close()."
-        if copied
-        else "Rows that were not on the disk yet may be lost: restore a copy of the folder."
-    )
-    raise CheckpointError(
-        f"{path} was {how}, so its rows and its log may not belong together. {advice} If you know that no process "
-        f"was writing and that the system had written everything to the disk, delete {path / OPEN} and resume."
-    )
 
 
 def encode_tensor(tensor: Tensor) -> JsonObject:

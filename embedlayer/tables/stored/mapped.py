@@ -18,7 +18,7 @@ from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.core.torch_state import plain_operators_only
 from embedlayer.io.files import JsonObject
 from embedlayer.io.mapped_rows import default_resident_bytes
-from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
+from embedlayer.io.safetensors_files import DTYPE_NAMES
 from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows
@@ -146,7 +146,16 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             check_at_rest(path)
             path, padding_idx = path / WEIGHT, fields["padding_idx"] if padding_idx is None else padding_idx
             scale = fields["scale"] if scale is None else scale
-        info = _find_tensor(path, tensor)
+        if (place := find_folder(path)) is None:
+            raise no_such_path(path)
+        files = WeightFiles(place[0], choose_weight_files(*place))
+        names = list(files.names) if tensor is None else files.find(tensor)
+        names = [tensor] if tensor in names else names
+        if len(names) != 1:
+            many = f"{len(names)} tensors" + ("" if tensor is None else f" that end in {tensor!r}")
+            listed = ", ".join(sorted(names or files.names)[:8])
+            raise CheckpointError(f"{path} has {many}: pass the name of the table. It has, among others: {listed}.")
+        info = files.info(names[0])
         if max_resident_bytes == "auto":
             max_resident_bytes = default_resident_bytes(info.nbytes)
         rows = FileRows(info, max_resident_bytes)
@@ -332,9 +341,9 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         except TypeError as error:
             raise CheckpointError(f"The saved configuration does not fit {cls.__name__}: {error}.") from error
         if sizes != {"vocab_size": table.vocab_size, "embed_dim": table.embed_dim}:
+            found, saved = f"{table.vocab_size:,} x {table.embed_dim:,}", " x ".join(map(str, sizes.values()))
             raise CheckpointError(
-                f"{config['source']} has a table of {table.vocab_size:,} x {table.embed_dim:,} where the saved "
-                f"configuration says {sizes['vocab_size']} x {sizes['embed_dim']}: another file is at this path."
+                f"{config['source']} has a table of {found}, not the saved {saved}: it is another one."
             )
         return table
 
@@ -397,10 +406,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
     def _require_own_weight(self) -> None:
         """Raise a `SizeError` if the weight is computed from other parameters, as by `prune`; the file has the rows."""
         if "weight" not in self._parameters:
-            raise SizeError(
-                f"The weight of this {type(self).__name__} is computed from other parameters (pruning, weight_norm, a "
-                f"parametrization), and its rows are read from the file as they are: use a TokenEmbedding for that."
-            )
+            raise SizeError("A weight that is computed (pruning, a parametrization) is not in the file of its rows.")
 
     def requires_grad_(self, requires_grad: bool = True) -> "MappedEmbedding":
         """Set whether the rows are trained, as in torch."""
@@ -435,9 +441,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             if strict and (self.weight is None) != (rows is None):
                 (missing if rows is None else unexpected).append(f"{prefix}weight")
         elif rows.shape != self.weight.shape:
-            errors.append(
-                f"size mismatch for {prefix}weight: {tuple(rows.shape)} in the file, {tuple(self.weight.shape)} here."
-            )
+            errors.append(f"size mismatch for {prefix}weight: {tuple(rows.shape)} is not {tuple(self.weight.shape)}.")
         else:
             self.apply_pending_updates()
             self.source.folder("load").fill(lambda chunk: rows[chunk])
@@ -446,22 +450,6 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         if isinstance(self.source, FolderRows):
             self.source.folder("copy").refuse_copy()
         return self.__dict__
-
-
-def _find_tensor(path: Path, tensor: str | None) -> TensorInfo:
-    """Return where a tensor is in a safetensors file, or in those of a checkpoint folder."""
-    place = find_folder(path)
-    if place is None:
-        raise no_such_path(path)
-    files = WeightFiles(place[0], choose_weight_files(*place))
-    names = list(files.names) if tensor is None else files.find(tensor)
-    if tensor in names:
-        names = [tensor]
-    if len(names) != 1:
-        many = f"{len(names)} tensors" + ("" if tensor is None else f" that end in {tensor!r}")
-        listed = ", ".join(sorted(names or files.names)[:8])
-        raise CheckpointError(f"{path} has {many}: pass the name of the table. It has, among others: {listed}.")
-    return files.info(names[0])
 
 
 def _initialize(weight: Tensor, fields: TableFields) -> None:

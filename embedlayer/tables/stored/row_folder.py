@@ -55,7 +55,6 @@ from embedlayer.tables.stored.folder_files import (
     decode_tensor,
     encode_tensor,
     lock_folder,
-    place_in_log,
     read_content,
     read_table_fields,
     unlock_folder,
@@ -82,10 +81,8 @@ class RowFolder(RowStorage):
         info = read_header(path / WEIGHT).tensors.get("weight")
         dtype = DTYPES[fields["dtype"]]
         if info is None or info.shape != self.shape(fields["embed_dim"]) or info.torch_dtype != dtype:
-            raise CheckpointError(
-                f"{path / WEIGHT} is not the table of {fields['vocab_size']:,} x {fields['embed_dim']:,} "
-                f"{fields['dtype']} numbers that {path / TABLE} describes: the files do not belong together."
-            )
+            sizes = f"{fields['vocab_size']:,} x {fields['embed_dim']:,} {fields['dtype']}"
+            raise CheckpointError(f"{path / WEIGHT} is not the table of {sizes} numbers that {TABLE} describes.")
         self._weight = info.map_rows(writable=True, limit=self.limit)
         self.weight = self._weight.view(dtype, *info.shape)
 
@@ -101,9 +98,7 @@ class RowFolder(RowStorage):
         """Create the files of a table in a folder, and open them."""
         path = create_folder(named_path(path).absolute())
         if names := visible_names(path):
-            raise FileError(
-                f"{path} already holds {names[0]}: continue with MappedEmbedding.resume, or choose another folder."
-            )
+            raise FileError(f"{path} holds {names[0]} already: call MappedEmbedding.resume, or choose another folder.")
         lock = lock_folder(path)
         try:
             shape = (fields["vocab_size"], fields["embed_dim"])
@@ -132,10 +127,24 @@ class RowFolder(RowStorage):
         lock = lock_folder(path)
         try:
             content, last_number = read_content(path)
-            place = place_in_log(path, content, generation)
+            generations = [each.state["generation"] for each in content.checkpoints]
+            if generation not in (None, *generations):
+                kept = " or ".join(map(str, generations))
+                raise CheckpointError(f"{path} keeps checkpoint {kept}, not {generation}: load that model.")
+            place = 0 if generation is None else generations.index(generation)
             state = content.checkpoints[place].state
             folder = cls(path, fields, lock, max_resident_bytes=max_resident_bytes)
-            folder._open_arrays(state["arrays"])
+            for name, array in state["arrays"].items():  # the next `new_state` of each name returns it
+                if not is_plain_name(array["file"]):
+                    raise CheckpointError(f"{path / LOG} names the file {array['file']!r}, which is not beside it.")
+                file = path / STATE / array["file"]
+                info = read_header(file).tensors.get(name)
+                shape, dtype = folder.shape(array["width"]), array["dtype"]
+                if info is None or info.shape != shape or info.dtype != dtype:
+                    raise CheckpointError(f"{file} is not the state {name} {shape} of this table: restore a copy.")
+                mapped = info.map_rows(writable=True, limit=folder.limit)
+                folder._arrays[name] = array, mapped, mapped.view(DTYPES[dtype], *shape)
+                folder._restored.add(name)
             folder._last_number = last_number
             folder._roll_back(content, place)
             folder._begin(state)
@@ -152,26 +161,16 @@ class RowFolder(RowStorage):
         rows = self.fields["vocab_size"]
         return (rows,) if width is None else (rows, width)
 
-    def _open_arrays(self, arrays: JsonObject) -> None:
-        """Map the arrays of a checkpoint's state, which the next `new_state` of each name returns."""
-        for name, fields in arrays.items():
-            if not is_plain_name(fields["file"]):
-                raise CheckpointError(f"{self.path / LOG} names the file {fields['file']!r}, which is not beside it.")
-            file = self.path / STATE / fields["file"]
-            info = read_header(file).tensors.get(name)
-            shape, dtype = self.shape(fields["width"]), fields["dtype"]
-            if info is None or info.shape != shape or info.dtype != dtype:
-                raise CheckpointError(
-                    f"{file} is not the state {name} {shape} of this table. Restore a copy of the folder."
-                )
-            mapped = info.map_rows(writable=True, limit=self.limit)
-            self._arrays[name] = fields, mapped, mapped.view(DTYPES[dtype], *shape)
-            self._restored.add(name)
-
     def _roll_back(self, content: LogContent, place: int) -> None:
         """Roll the files back to a checkpoint in their log, from the last one to this, and mark the folder as open."""
         path, passed = self.path / LOG, content.checkpoints[place:]
-        arrays = [self._arrays_after(state) for state, _, _ in passed]
+        arrays: list[list[tuple[Tensor | None, int]]] = []  # whose old rows the log has, with the bytes of a row
+        for state, _, _ in passed:
+            arrays.append([(self._weight.words, self._weight.row_bytes)])
+            for name, fields in state["arrays"].items():
+                own = self._arrays.get(name)
+                words = own[1].words if own is not None and own[0] == fields else None
+                arrays[-1].append((words, (fields["width"] or 1) * DTYPES[fields["dtype"]].itemsize))
         for (_, _, blocks), logged in zip(passed, arrays, strict=True):
             check_rows(path, blocks, self.fields["vocab_size"], sum(width for _, width in logged))
         self._mark_open()
@@ -181,15 +180,6 @@ class RowFolder(RowStorage):
             if start != passed[0].start:
                 log.cut(start)
         log.close()
-
-    def _arrays_after(self, state: JsonObject) -> list[tuple[Tensor | None, int]]:
-        """Return the arrays whose old rows the log has after a checkpoint, each with the bytes of one row."""
-        arrays: list[tuple[Tensor | None, int]] = [(self._weight.words, self._weight.row_bytes)]
-        for name, fields in state["arrays"].items():
-            array = self._arrays.get(name)
-            words = array[1].words if array is not None and array[0] == fields else None
-            arrays.append((words, (fields["width"] or 1) * DTYPES[fields["dtype"]].itemsize))
-        return arrays
 
     def _begin(self, state: JsonObject) -> None:
         """Complete a checkpoint: an empty log with its state replaces the old one. Files without use are deleted."""
@@ -250,13 +240,9 @@ class RowFolder(RowStorage):
             return
         self.check_open()
         if not (self._weight.is_mapped and all(mapped.is_mapped for _, mapped, _ in self._arrays.values())):
-            raise FileError(
-                f"Rows of {self.path} are in shared memory. See docs/errors.md, Mapped tables in other processes."
-            )
+            raise FileError(f"{self.path} is in shared memory. See docs/errors.md, Mapped tables in other processes.")
         if self._saving:
-            raise StaleRowsError(
-                f"Rows of {self.path} would change inside `with table.checkpoint():`. Make steps before it."
-            )
+            raise StaleRowsError(f"Rows of {self.path} cannot change inside `with table.checkpoint():`.")
         assert self._log is not None
         numbers = rows.to("cpu", torch.int64).numpy()
         places, masks = numbers >> 3, np.left_shift(1, numbers & 7, dtype=np.int64).astype(np.uint8)
@@ -275,7 +261,20 @@ class RowFolder(RowStorage):
     def checkpoint(self, updates: Callable[[], tuple[JsonObject, dict[str, Tensor]]]) -> Iterator[int]:
         """Context manager: make the present contents the next checkpoint, and yield its number."""
         with self.lock:  # not while the caller saves: rows cannot change meanwhile
-            state = self._append_checkpoint(updates)
+            self.check_open()
+            if self._saving:
+                raise StaleRowsError(f"A checkpoint of {self.path} is being saved already.")
+            assert self._log is not None
+            numbers, tensors = updates()
+            arrays = {name: fields for name, (fields, _, _) in self._arrays.items()}
+            number = self._last_number + 1
+            state: JsonObject = {"generation": number, "last_number": number, "arrays": arrays}
+            if numbers:
+                state["updates"] = numbers
+                state["tensors"] = {name: encode_tensor(each) for name, each in tensors.items() if name not in arrays}
+            self._log.append_next(state)
+            self._last_number = number
+            self._keep_state()
             self._saving = True
         try:
             yield self._last_number
@@ -285,24 +284,6 @@ class RowFolder(RowStorage):
         with self.lock:
             self._saving = False
             self._begin(state)
-
-    def _append_checkpoint(self, updates: Callable[[], tuple[JsonObject, dict[str, Tensor]]]) -> JsonObject:
-        """Append the next checkpoint to the log and return its state; see `checkpoint`."""
-        self.check_open()
-        if self._saving:
-            raise StaleRowsError(f"A checkpoint of {self.path} is being saved already.")
-        assert self._log is not None
-        numbers, tensors = updates()
-        arrays = {name: fields for name, (fields, _, _) in self._arrays.items()}
-        number = self._last_number + 1
-        state: JsonObject = {"generation": number, "last_number": number, "arrays": arrays}
-        if numbers:
-            state["updates"] = numbers
-            state["tensors"] = {name: encode_tensor(each) for name, each in tensors.items() if name not in arrays}
-        self._log.append_next(state)
-        self._last_number = number
-        self._keep_state()
-        return state
 
     def close(self) -> None:
         """Write everything to the disk, and release the folder's lock. The tensors can still be read."""
@@ -365,9 +346,7 @@ class RowFolder(RowStorage):
     def check_process(self) -> None:
         """Raise an error in a process forked after the folder was opened: rows change without its record."""
         if self._log is not None and os.getpid() != self._process:
-            raise FileError(
-                f"The mapped table {self.path} belongs to process {self._process}, from which this one was forked."
-            )
+            raise FileError(f"{self.path} belongs to process {self._process}, from which this one was forked.")
 
     def prefetch(self, rows: Tensor) -> None:
         """Read rows in another thread and forget them, so that their pages are in memory afterwards."""
@@ -379,7 +358,4 @@ class RowFolder(RowStorage):
 
     def refuse_copy(self) -> None:
         """Raise the `SizeError` for a copy of this object."""
-        raise SizeError(
-            f"The mapped table {self.path} cannot be copied or pickled: a copy would write to the same files. For a "
-            f"copy in memory call TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size).clone())."
-        )
+        raise SizeError(f"{self.path} cannot be copied. See docs/errors.md, Mapped tables in other processes.")

@@ -1,6 +1,5 @@
 """Rows that stay in files: those of a tensor that is only read, and those of a folder that are trained."""
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -29,43 +28,15 @@ _handles = count()
 _by_handle: "WeakValueDictionary[int, FileRows]" = WeakValueDictionary()  # operators take numbers and tensors
 
 
-class RowsInFiles(ABC):
-    """Abstract: where the rows of a `MappedEmbedding` are, and whether they are trained."""
-
-    vocab_size: int
-    embed_dim: int
-    dtype: torch.dtype
-    weight: nn.Parameter | None = None
-
-    @abstractmethod
-    def look_up(self, ids: Int[Tensor, "*ids"]) -> Float[Tensor, "*ids D"]:
-        """Return the rows of IDs that were checked, on the CPU."""
-
-    @abstractmethod
-    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return rows `start` to `stop - 1`, on the CPU."""
-
-    @abstractmethod
-    def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
-        """Start to read the rows of a later look-up in another thread."""
-
-    @abstractmethod
-    def folder(self, verb: str) -> RowFolder:
-        """Return the folder of a trained table; read-only rows raise a `SizeError` that names what the caller does."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the files."""
-
-
-class FileRows(RowsInFiles):
+class FileRows:
     """Rows of a tensor in a safetensors file, which is only read."""
+
+    weight: nn.Parameter | None = None
 
     def __init__(self, info: TensorInfo, max_resident_bytes: int | None) -> None:
         if len(info.shape) != 2 or info.torch_dtype not in DTYPES.values():
-            raise CheckpointError(
-                f"{info.name} in {info.file} is {info.dtype} {info.shape}; needed: (V, D) of {', '.join(DTYPES)}."
-            )
+            kind = f"{info.dtype} {info.shape}"
+            raise CheckpointError(f"{info.name} in {info.file} is {kind}; needed: (V, D) of {', '.join(DTYPES)}.")
         self.info = info
         (self.vocab_size, self.embed_dim), self.dtype = info.shape, info.torch_dtype
         self.max_resident_bytes = max_resident_bytes
@@ -89,7 +60,7 @@ class FileRows(RowsInFiles):
         return self._mapped
 
     def look_up(self, ids: Int[Tensor, "*ids"]) -> Float[Tensor, "*ids D"]:
-        """Return copies of the rows, those that `prefetch` has read if it was called with the same IDs."""
+        """Return copies of the rows of checked IDs, those that `prefetch` has read if its IDs were the same."""
         try:
             prefetched, job = self._prefetched.pop()
         except IndexError:
@@ -105,6 +76,7 @@ class FileRows(RowsInFiles):
         return vectors.view(*ids.shape, self.embed_dim)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return copies of rows `start` to `stop - 1`."""
         return self.mapped.read_slice(start, stop).view(self.dtype)
 
     def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
@@ -114,9 +86,8 @@ class FileRows(RowsInFiles):
         self._prefetched.append((ids, self._thread.submit(partial(self._gather, ids))))
 
     def folder(self, verb: str) -> RowFolder:
-        raise SizeError(
-            f"Cannot {verb} a table that only reads {self.info.file}. Use MappedEmbedding.create to train rows."
-        )
+        """Raise the `SizeError` for what the caller does: read-only rows have no folder."""
+        raise SizeError(f"Cannot {verb} a table that only reads {self.info.file}: use MappedEmbedding.create.")
 
     def close(self) -> None:
         """Unmap the file and end the thread of `prefetch`."""
@@ -125,7 +96,7 @@ class FileRows(RowsInFiles):
         self._thread.close()
 
 
-class FolderRows(RowsInFiles):
+class FolderRows:
     """Rows in a `RowFolder`, which are trained as a row-sparse `TokenEmbedding` over the mapped memory."""
 
     def __init__(self, folder: RowFolder) -> None:
@@ -157,17 +128,13 @@ class FolderRows(RowsInFiles):
         updates, folder = self.updates, self._folder
         tensors, numbers = updates.state()
         if updates.forgotten:
-            raise SizeError(
-                f"The state of {folder.path} was replaced, and its step is unknown. Step before the checkpoint."
-            )
+            raise SizeError(f"The state of {folder.path} was replaced, and its step is unknown: make a step before.")
         if not numbers:
             return {}, {}
         names = [folder.name_of(each) for each in updates.moments]
         steps = [folder.name_of(each) for each in (tensors["value_steps"], tensors["moment_steps"])]
         if None in names + steps:
-            raise SizeError(
-                f"The optimizer's state of {folder.path} is not in this folder. Let the optimizer create or load it."
-            )
+            raise SizeError(f"The optimizer's state of {folder.path} is not in it: let it be created or loaded.")
         return {**numbers, "moments": names}, tensors
 
     def look_up(self, ids: Int[Tensor, "*ids"]) -> Float[Tensor, "*ids D"]:
@@ -195,6 +162,10 @@ class FolderRows(RowsInFiles):
     def close(self) -> None:
         """Write everything to the disk, and release the lock of the folder."""
         self._folder.close()
+
+
+RowsInFiles = FileRows | FolderRows
+"""Where the rows of a `MappedEmbedding` are, and whether they are trained."""
 
 
 def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[Tensor, "N D"]) -> bool:

@@ -30,9 +30,7 @@ class Anchors:
         keep = torch.cat(usable).tolist() if usable else []
         self.ids = [token for token, is_usable in zip(ids, keep, strict=True) if is_usable]
         if not self.ids:
-            raise VocabularyError(
-                f"None of the {len(auxiliary.old)} old tokens with a vector has a trained row. Use SubwordMeanInit()."
-            )
+            raise VocabularyError(f"None of the {len(auxiliary.old)} old tokens with a vector has a trained row.")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -246,7 +244,7 @@ class WechselInit(AuxiliaryInit):
     def __post_init__(self) -> None:
         if self.neighbors < 1 or not self.temperature > 0:
             raise SizeError(
-                f"neighbors must be at least 1 and temperature positive, not {self.neighbors} and {self.temperature}."
+                f"WechselInit needs neighbors >= 1 and temperature > 0, not {self.neighbors}, {self.temperature}."
             )
 
     def weights(self, new: Float[Tensor, "k A"], anchors: Anchors) -> Float[Tensor, "k n"]:

@@ -40,9 +40,7 @@ class AuxiliaryVectors:
 
     def __post_init__(self) -> None:
         if not self.old:
-            raise VocabularyError(
-                "No old token has an auxiliary vector, so there are no shared tokens. Use SubwordMeanInit()."
-            )
+            raise VocabularyError("No old token has an auxiliary vector. Use SubwordMeanInit().")
         rows, size = {*self.old.values(), *self.new.values()}, self.vectors.vocab_size
         if min(rows) < 0 or max(rows) >= size:
             raise SizeError(f"There are {size} vectors, with rows 0..{size - 1}; a token has row {max(rows)}.")
@@ -83,8 +81,8 @@ class AuxiliaryVectors:
         """
         if old.shape[1:] != new.shape[1:] or (len(old), len(new)) != (len(old_ids), len(new_tokens)):
             raise ShapeError(
-                f"The vectors of {len(old_ids)} old and {len(new_tokens)} new tokens have shapes {tuple(old.shape)} "
-                f"and {tuple(new.shape)}; both need one row for each token, and equal widths."
+                f"{len(old_ids)} old and {len(new_tokens)} new tokens need rows (V, D) of one width, not "
+                f"{tuple(old.shape)} and {tuple(new.shape)}."
             )
         both = torch.cat([old, new.to(old)])
         old_rows = {int(token): row for row, token in enumerate(old_ids)}

@@ -121,9 +121,7 @@ class LiveRows:
             count += len(rows)
             total += rows.sum(0, dtype=torch.float64)
         if count == 0:
-            raise VocabularyError(
-                f"None of the {self.old.vocab_size} rows is trained. Use VectorsInit(...) or RandomInit(std=...)."
-            )
+            raise VocabularyError(f"None of the {self.old.vocab_size} rows is trained: RandomInit(std=...).")
         return count, total / count
 
     @property

@@ -267,9 +267,7 @@ class CopyInit(RowInit):
         """
         ids = [self.of] * len(tokens) if isinstance(self.of, int) else list(self.of)
         if len(ids) != len(tokens):
-            raise SizeError(
-                f"CopyInit(of=...) names {len(ids)} rows for {len(tokens)} new tokens. Pass one ID, or one for each."
-            )
+            raise SizeError(f"CopyInit(of=...) has {len(ids)} rows for {len(tokens)} new tokens.")
         return live.look_up(ids[chunk]), [RowOrigin("copy", (token_id,)) for token_id in ids[chunk]]
 
 
@@ -310,7 +308,5 @@ class VectorsInit(RowInit):
         """Return the rows of `values` for the tokens of the chunk; see `RowInit.compute`."""
         wanted = (len(tokens), live.old.embed_dim)
         if self.values.shape != wanted:
-            raise ShapeError(
-                f"VectorsInit has rows of shape {tuple(self.values.shape)}; {len(tokens)} new tokens need {wanted}."
-            )
+            raise ShapeError(f"VectorsInit has {tuple(self.values.shape)}; the new rows are {wanted}.")
         return self.values[chunk], [RowOrigin("given")] * len(tokens[chunk])

@@ -63,9 +63,7 @@ def apply_row_map(
     if undoes is not None:
         with collectives.all_or_none():
             if different := sorted(undoes.before.keys() ^ tensors.keys()):
-                raise CheckpointError(
-                    f"{', '.join(different[:4])} are not the edited model's and optimizer's. Nothing was changed."
-                )
+                raise CheckpointError(f"{different[:4]} are not the edited model's and optimizer's.")
     for name, rows in tensors.items():
         after = rows.partitions(row_map)[1]
         old = rows.tensor if rows.axis == 0 else rows.local
@@ -88,9 +86,7 @@ def apply_row_map(
     if undoes is not None:
         with collectives.all_or_none():
             if different := sorted(name for name in result if undoes.before[name] != row_fingerprint(result[name])):
-                raise CheckpointError(
-                    f"Rows of {', '.join(different[:4])} that the edit kept have other values now. Nothing was changed."
-                )
+                raise CheckpointError(f"Kept rows of {different[:4]} have other values now.")
     return result
 
 
@@ -103,9 +99,7 @@ def _fill(new: Tensor, old: RowTensor, row_map: RowMap, chunks: Iterable[Tensor]
         places, is_local = partition.local(rows)
         new.index_copy_(0, places[is_local].to(new.device), values[is_local.to(new.device)][..., old.columns])
     if done != len(row_map.initialised):
-        raise ShapeError(
-            f"{done} rows were computed for {len(row_map.initialised)} new tokens: a RowInit must compute one for each."
-        )
+        raise ShapeError(f"A RowInit computed {done} rows for {len(row_map.initialised)} new tokens.")
 
 
 def token_sources(old: Tokenizer, new: Tokenizer, old_rows: int, rows: int) -> Int[Tensor, " rows"]:

@@ -153,9 +153,7 @@ def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
 def _copies(folder: Path, opened: Opened, left_out: Collection[str]) -> Copies:
     copies = find_copies(folder, opened.checkpoint, opened.aliases, left_out)
     if copies and opened.folded is not None:
-        raise CheckpointError(
-            f"{', '.join(copies)} has a second copy of {', '.join(opened.folded.shapes)}. Move it out of {folder}."
-        )
+        raise CheckpointError(f"{[*copies]} has copies of {[*opened.folded.shapes]}: move it out of {folder}.")
     return copies
 
 
@@ -229,9 +227,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
     if unmoved:
         shapes = {name: checkpoint.matrix_info(name).shape for name in unmoved[:4]}
         what = [f"{name}, {' x '.join(f'{size:,}' for size in shape)}" for name, shape in shapes.items()]
-        raise CheckpointError(
-            f"{folder} has more tensors with rows for tokens, whose new rows are not known: {'; '.join(what)}."
-        )
+        raise CheckpointError(f"New rows of {'; '.join(what)} in {folder} are not known.")
     weights = weight_names(layer, layer.tensor_names)
     of_stored = {f"{table}.": table for table in weights.keys() - layer.tensor_names.keys()}
     ends = {
@@ -242,9 +238,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
     unplaced = sorted(ends.keys() - weights.keys()) if folded is None else []
     has_columns = family is not None and family.head is not None and bool(checkpoint.find(*family.head.columns))
     if unplaced and not has_columns:
-        raise CheckpointError(
-            f"{', '.join(unplaced)} of {folder} is made of several tensors. Edit what save_pretrained saves."
-        )
+        raise CheckpointError(f"{unplaced} of {folder} is made of several tensors: edit a saved layer.")
     names = {key: weights[key] for key in ends if key in weights}
     aliases = {name: tensor_names[0] for tensor_names in names.values() for name in tensor_names}
     tensors: dict[str, RowTensor] = {}
@@ -295,15 +289,11 @@ def _check_others(
     axes = axes_by_architecture(checkpoint.config, edited) if sized or is_unknown else None
     follow = [name for name, own in (axes or {}).items() if own and name in checkpoint.names and name not in edited]
     if follow:
-        raise CheckpointError(
-            f"{checkpoint.name}: {', '.join(follow[:4])} follows the number of tokens in a way that is not known."
-        )
+        raise CheckpointError(f"{checkpoint.name}: how {follow[:4]} follows the number of tokens is not known.")
     sized = [name for name in sized if axes is None or name not in axes]
     model_type, table = checkpoint.config.get("model_type"), next(iter(edited))
     if sized and is_unknown:
-        raise CheckpointError(
-            f"{checkpoint.name} is unknown ({model_type!r}), and {', '.join(sized[:4])} has {num_rows:,} rows."
-        )
+        raise CheckpointError(f"{model_type!r} is unknown, and {sized[:4]} of {checkpoint.name} has {num_rows:,} rows.")
     warning = ""
     if is_unknown:
         warning = (

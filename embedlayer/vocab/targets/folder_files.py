@@ -181,9 +181,7 @@ def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer
     for key in USUAL_NAMES:
         token = token_text(content.get(key))
         if token in removed:
-            raise VocabularyError(
-                f"Token {token!r} cannot be removed: {file} names it as {key}. Keep it, or change {file} first."
-            )
+            raise VocabularyError(f"Token {token!r} cannot be removed: {file} names it as {key}.")
     for key in LISTS_OF_NAMES:
         if isinstance(content.get(key), list):
             content[key] = [token for token in content[key] if token_text(token) not in removed]

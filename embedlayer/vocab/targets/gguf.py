@@ -100,9 +100,7 @@ def write_into_gguf(
     old_tokenizer = tokenizer_of(values, original)
     sources = token_sources(old_tokenizer, tokenizer, num_rows, table.vocab_size)
     if GGUF_PER_LAYER in file.tensors and not torch.equal(sources, torch.arange(num_rows)):
-        raise CheckpointError(
-            f"{original} has {GGUF_PER_LAYER}, with a row for each token: edit the vocabulary of the file itself."
-        )
+        raise CheckpointError(f"{original} has {GGUF_PER_LAYER} too: edit the vocabulary of the file itself.")
     new, num_unchanged = {}, 0
     for name, source in ((GGUF_TABLE, table), (GGUF_HEAD, head)):
         if source is not None:
@@ -140,19 +138,13 @@ def _stored_rows(file: GGUFFile, name: str) -> StoredRows:
 def _number_of_rows(file: GGUFFile) -> int:
     """Return the number of rows of the token table."""
     if GGUF_TABLE not in file.tensors or len(file.tensors[GGUF_TABLE].shape) != 2:
-        raise CheckpointError(
-            f"{file.path} has no token table: no tensor with rows and columns is called {GGUF_TABLE}."
-        )
+        raise CheckpointError(f"{file.path} has no matrix {GGUF_TABLE}.")
     rows, entries = file.tensors[GGUF_TABLE].shape[0], len(file.metadata.get("tokenizer.ggml.tokens", []))
     if rows != entries:
-        raise CheckpointError(
-            f"{file.path}: {GGUF_TABLE} has {rows:,} rows and tokenizer.ggml.tokens {entries:,} entries."
-        )
+        raise CheckpointError(f"{file.path}: {GGUF_TABLE} has {rows:,} rows for {entries:,} tokens.")
     other = [name for name in ENDS if name in file.tensors and file.tensors[name].shape[0] != rows]
     if other:
-        raise CheckpointError(
-            f"{file.path}: {other[0]} has {file.tensors[other[0]].shape[0]:,} rows and {GGUF_TABLE} {rows:,}."
-        )
+        raise CheckpointError(f"{file.path}: {other[0]} has not the {rows:,} rows of {GGUF_TABLE}.")
     return rows
 
 
@@ -160,15 +152,11 @@ def _check_other_tensors(file: GGUFFile, old: int) -> None:
     """Check by names and sizes that no other tensor has, or may have, a row for each of the `old` tokens."""
     ends = tuple(f".{name}.weight" for name in GGUF_OTHER_TABLES)
     if tables := [name for name in file.tensors if name.endswith(ends)]:
-        raise CheckpointError(
-            f"{', '.join(tables[:4])} of {file.path} predicts further tokens, and its new rows are not known."
-        )
+        raise CheckpointError(f"New rows of {tables[:4]} in {file.path} are not known.")
     others = [name for name, info in file.tensors.items() if old in info.shape and name not in ENDS]
     others = [name for name in others if not has_no_token_rows(name)]
     if others:
-        raise CheckpointError(
-            f"{', '.join(others[:4])} of {file.path} has {old:,} rows or columns, as many as tokens, and is unknown."
-        )
+        raise CheckpointError(f"{others[:4]} of {file.path} has the {old:,} rows or columns of tokens.")
 
 
 class _OldRows(NamedTuple):

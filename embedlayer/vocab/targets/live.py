@@ -94,9 +94,7 @@ def row_tensors(
             if not is_known or tensor.shape[axes[0]] != modules.vocab_size:
                 raise unknown_rows(name, rule.use)
             if is_dtensor(tensor) and (axes[0] or fsdp):
-                raise SizeError(
-                    f"{name} is sharded, and is moved only whole: edit the vocabulary before it is sharded."
-                )
+                raise SizeError(f"{name} is sharded: edit the vocabulary before.")
             by_id[id(tensor)] = name, RowTensor(tensor, rule.end, collectives=row_collectives(tensor), axis=axes[0])
     # The values of a bias follow from the rows before it.
     tensors = dict(sorted(by_id.values(), key=lambda named: named[1].local.dim() == 1))
@@ -134,9 +132,7 @@ def _with_bytes(rows: RowTensor, table: PackedRows, name: str) -> RowTensor:
     def encode(values: Tensor) -> Tensor:
         """Return the bytes of rows with these numbers, as the format quantises them."""
         if own.encode is None or not table.stored_rows.format.can_quantise:
-            raise SizeError(
-                f"New rows of {name or 'this table'} cannot be {table.stored_type}. See docs/errors.md, Stored types."
-            )
+            raise SizeError(f"New rows of {name or 'it'} cannot be {table.stored_type}: docs/errors.md, Stored types.")
         return own.encode(values)
 
     return dataclasses.replace(rows, tensor=own.tensor, encode=encode, decode=own.decode)

@@ -128,9 +128,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     """Return the tables, heads, layers and configurations of a live module; the table of a tied head is included."""
     modules = dict(module.named_modules())
     if drafts := [name or "the module" for name, part in modules.items() if isinstance(part, DraftHead)]:
-        raise VocabularyError(
-            f"{drafts[0]} is a DraftHead with the old token IDs. Remove it, and build it again after the edit."
-        )
+        raise VocabularyError(f"{drafts[0]} is a DraftHead of the old token IDs: build it after the edit.")
     ngrams = {name: part for name, part in modules.items() if isinstance(part, NgramEmbedding)}
     hashes = {name: part for name, part in modules.items() if isinstance(part, NgramHash)}
     ours = tuple(dotted(name, "") for name in ngrams)
@@ -161,12 +159,8 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     vocabulary = VocabularyModules(tables, local, heads, layers, {}, hashes, [], [], linear, bags, owners)
     if not vocabulary.sizes:
         if streams := next((part.num_streams for part in modules.values() if isinstance(part, StreamTable)), None):
-            raise SizeError(
-                f"This module has {streams} streams of codes and no table of text: the codes of streams are not edited."
-            )
-        raise SizeError(
-            "There is no TokenTable or OutputHead in this module. See docs/errors.md, Modules without a vocabulary."
-        )
+            raise SizeError(f"The {streams} streams of codes of this module are not edited.")
+        raise SizeError("There is no TokenTable or OutputHead: docs/errors.md, Modules without a vocabulary.")
     if len({*vocabulary.sizes.values()}) > 1:
         shown = ", ".join(f"{name} {size:,}" for name, size in vocabulary.sizes.items())
         raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself; receipt.new_ids has IDs.")
@@ -249,17 +243,13 @@ def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
             if id(tensor) not in own and (modules.vocab_size in tensor.shape or hasattr(wrapper, "token_indices"))
         ]
         if of_tokens:
-            raise VocabularyError(
-                f"PEFT adapts {name} ({of_tokens[0]}). See docs/errors.md, PEFT and an edited vocabulary."
-            )
+            raise VocabularyError(f"PEFT adapts {name}: docs/errors.md, PEFT and an edited vocabulary.")
 
 
 def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
     """Raise a `VocabularyError` if tensors of a model are rows of hashed n-grams of another library, by their names."""
     if hashed := next((name for name in names if _HASHED_NGRAMS.search(name)), None):
-        raise VocabularyError(
-            f"{what} has hashed n-grams ({hashed}), which an edit would break. See docs/errors.md, Hashed n-grams."
-        )
+        raise VocabularyError(f"{what} has hashed n-grams ({hashed}): docs/errors.md, Hashed n-grams.")
 
 
 def _per_layer_tables(modules: Mapping[str, nn.Module]) -> dict[str, tuple[LookupTable, int | None]]:

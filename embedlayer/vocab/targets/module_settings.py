@@ -151,9 +151,7 @@ def restored_settings(module: nn.Module, modules: VocabularyModules, names: Iter
     present = settings_of(modules)
     changed = {name: present.pop(name, None) or _setting_at(module, name) for name in names}
     if None in changed.values() or any(not each.names_ids for each in present.values()):
-        raise CheckpointError(
-            "The receipt belongs to other tables, heads or configurations than this module's. Nothing was changed."
-        )
+        raise CheckpointError("The receipt belongs to other tables, heads or configurations.")
     return {name: setting for name, setting in changed.items() if setting is not None}
 
 

@@ -29,14 +29,10 @@ def state_with_rows(state: Mapping[str, Any], name: str, rows: RowTensor) -> Ite
             continue
         has_rows = value.shape == parameter.shape or (rows.axis == 0 and _has_rows(key, value, parameter))
         if has_rows and is_dtensor(parameter) and placements_of(value) != placements_of(parameter):
-            raise SizeError(
-                f"The optimizer stores {key} of {name} otherwise than the DTensor. Build it anew after the edit."
-            )
+            raise SizeError(f"The optimizer's {key} of {name} is sharded otherwise: build it anew.")
         without_rows = rows.axis == 0 and value.shape[-1:] == parameter.shape[-1:]
         if not value.is_floating_point() or not (has_rows or without_rows):
-            raise SizeError(
-                f"The optimizer stores {key} of {name} as {tuple(value.shape)} of {value.dtype}. Build it anew."
-            )
+            raise SizeError(f"{key} of {name} is {tuple(value.shape)}, {value.dtype}: build the optimizer anew.")
         if has_rows:
             yield key, value
 

@@ -65,8 +65,8 @@ def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResul
             edit = results[-1].edit
             if len(results) == 1 and not _keeps_corpus(run, edit.row_map):
                 raise VocabularyError(
-                    f"The run in {folder} is not finished, and its corpus contains tokens that would be removed. "
-                    f"Finish it first ({command_line('train', '--resume', '-o', folder)}), or keep them."
+                    f"The corpus of the unfinished run has tokens that would be removed. Finish it first: "
+                    f"{command_line('train', '--resume', '-o', folder)}"
                 )
             if trainer.monitor is not None:
                 trainer.monitor.move_counts(edit.new_ids)
@@ -109,9 +109,7 @@ def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
 def _refuse_mapped(run: RunDirectory) -> None:
     """Raise a `VocabularyError` if a run has mapped tables."""
     if run.tables.exists():
-        raise VocabularyError(
-            f"The run {run.path} has mapped tables in {run.tables}. Save its model into another folder and edit that."
-        )
+        raise VocabularyError(f"The run has mapped tables in {run.tables}: save the model into another folder.")
 
 
 def _others(folder: Path) -> list[Path]:

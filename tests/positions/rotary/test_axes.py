@@ -14,11 +14,8 @@ from releases import skip_before, skip_without
 from rotary_schemes import HEAD, MIXED, ON_AXES, SCHEMES, heads, positions_for
 from torch import Tensor
 
-from embedlayer import DecoderLM, Position, RotaryEmbedding, ShapeError, TokenEmbedding
-from embedlayer.positions import (
-    AxialAxes,
-    RotaryAngles,
-)
+from embedlayer import DecoderLM, Position, RotaryEmbedding, TokenEmbedding
+from embedlayer.positions import AxialAxes
 
 ROTATIONS = [name for name in SCHEMES if name not in ("channels", "query scaling", "query-scaled")]
 
@@ -264,31 +261,6 @@ def test_a_cache_continues_positions_on_several_axes(name, kind) -> None:
     ]
     torch.testing.assert_close(torch.cat(parts, dim=1), model(ids, positions=whole), atol=1e-4, rtol=1e-4)
     assert torch.equal(cache.positions[..., :10], whole)
-
-
-# Refused
-
-
-def test_positions_on_another_number_of_axes_are_refused(unchecked: None) -> None:
-    position = SCHEMES["chunked"]
-    q, k = heads(position)
-    for wrong in (MIXED[:2], MIXED[None], torch.tensor(3)):
-        with pytest.raises(ShapeError, match=r"do not fit RotaryEmbedding: pass .* or \(3, B, T\) with a position on"):
-            position.cos_sin(wrong)
-        with pytest.raises(ShapeError, match=r"do not fit tokens of shape \(2, 7\): pass .* or \(3, B, T\)"):
-            position.rotate(q, k, wrong)
-
-
-def test_angles_of_another_scheme_are_refused() -> None:
-    q, k = heads(SCHEMES["plain"])
-    other = RotaryEmbedding(HEAD, rotary_dim=16).prepare(MIXED[0])
-    with pytest.raises(ShapeError, match=r"prepared by a scheme with base=10000.0, rotary_dim=16, .* has .*_dim=24"):
-        SCHEMES["plain"].rotate(q, k, other)
-    with pytest.raises(ShapeError, match="QueryFactors holds no angles"):
-        SCHEMES["plain"].rotate(q, k, SCHEMES["query-scaled"].prepare(MIXED[0]))
-    with pytest.raises(ShapeError, match="RotaryAngles holds no query factors"):
-        SCHEMES["query-scaled"].rotate(q, k, other)
-    assert isinstance(other, RotaryAngles)
 
 
 def by_the_formula(position: RotaryEmbedding, x: Tensor, positions: Tensor) -> Tensor:

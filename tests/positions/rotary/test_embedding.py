@@ -1,35 +1,11 @@
-"""Rotary positions, against complex multiplication in float64."""
+"""Rotary positions: exact angles, and projections of both layouts; `test_axes` has the formula of all schemes."""
 
 import pytest
 import torch
 from comparison import assert_no_worse
 
 from embedlayer import RotaryEmbedding
-from embedlayer.positions import permute_qk
-
-
-def turned_by_complex_numbers(x, places, base=10000.0, *, interleaved=False, rotary_dim=None):
-    """The definition: pair i is a complex number times exp(1j * place * base^(-2i/rotary_dim)), in float64."""
-    width = x.shape[-1] if rotary_dim is None else rotary_dim
-    angles = places.double().unsqueeze(-1) * base ** (-torch.arange(0, width, 2).double() / width)
-    factor = torch.polar(torch.ones_like(angles), angles).unsqueeze(-3)
-    pairs = x[..., :width].double().unflatten(-1, (-1, 2) if interleaved else (2, -1))
-    a, b = pairs.unbind(-1 if interleaved else -2)
-    turned = torch.complex(a, b) * factor
-    parts = torch.stack([turned.real, turned.imag], dim=-1 if interleaved else -2).flatten(-2)
-    return torch.cat([parts, x[..., width:].double()], dim=-1)
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("rotary_dim", [None, 4])
-@pytest.mark.parametrize("places", [torch.arange(5), torch.tensor([[0, 1, 2, 3, 4], [7, 8, 9, 0, 1]])])
-def test_each_pair_is_turned_by_its_angle(interleaved, rotary_dim, places) -> None:
-    position = RotaryEmbedding(8, interleaved=interleaved, rotary_dim=rotary_dim)
-    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
-    for ours, x in zip(position.rotate(q, k, places), (q, k), strict=True):
-        exact = turned_by_complex_numbers(x, places, interleaved=interleaved, rotary_dim=rotary_dim)
-        assert ours.dtype == x.dtype
-        assert torch.allclose(ours.double(), exact, atol=2e-6)
+from embedlayer.positions import apply_rotary, permute_qk
 
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0])
@@ -49,7 +25,8 @@ def test_angles_are_exact_at_any_position(base) -> None:
 def test_in_bfloat16_it_is_no_worse_than_the_rounding_of_the_result() -> None:
     q = torch.randn(1, 2, 200, 16).bfloat16()
     ours, _ = RotaryEmbedding(16).to(torch.bfloat16).rotate(q, q, torch.arange(200))
-    exact = turned_by_complex_numbers(q, torch.arange(200))
+    cos, sin = RotaryEmbedding(16).cos_sin(torch.arange(200), dtype=torch.float64)
+    exact = apply_rotary(q.double(), cos, sin)
     assert_no_worse(ours, exact.bfloat16(), exact, slack=1e-7)
 
 

