@@ -40,17 +40,9 @@ def test_parts_can_be_built_one_by_one(text, tmp_path, capsys):
     assert "1 of 2 are still to be built" in shown
     assert answer(*arguments, "--only", 1)["missing"] == [0]
     assert run("train", tmp_path / "c", "-o", tmp_path / "run", "--length", 32) == 2
-<<<<<<< HEAD
-    assert "1 shards are not built yet, among them shard 0." in capsys.readouterr().err
+    assert "shards [0] of 2 are missing" in capsys.readouterr().err
     assert "2 shards, in" in printed(*arguments, "--only", 0)
     assert "Shard 2 of 2 does not exist" in refused(*arguments, "--only", 2)
-=======
-    assert "shards [0] of 2 are missing" in capsys.readouterr().err
-    assert run(*arguments, "--only", 0) == 0
-    assert "2 shards, in" in capsys.readouterr().out
-    assert run(*arguments, "--only", 2) == 2
-    assert "Shard 2 of 2 does not exist" in capsys.readouterr().err
->>>>>>> text
 
 
 @pytest.fixture

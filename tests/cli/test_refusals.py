@@ -255,11 +255,6 @@ REFUSALS = """
 1 Cannot write: compress run --to int8 -o full/file/out
 1 holds no: compress full --compare
 2 damaged: compress damaged --to int8 -o NEW
-<<<<<<< HEAD
-=======
-2 NaN: compress nan.npy --to int8 -o NEW
-2 temperature is out of range: generate run hello --temperature -1
->>>>>>> text
 2 --greedy samples nothing: generate run hello --greedy --min-p 0.1
 2 is a saved TokenEmbedding, which has no transformer blocks: evaluate table --text long.txt
 2 bare has no tokenizer. Name one with --tokenizer.: evaluate run bare --text long.txt --window 32
