@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,7 @@ from embedlayer import (
 from embedlayer.data.mixture import TokenMixture
 from embedlayer.inputs import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
 from embedlayer.io import safetensors_files
-from embedlayer.training.parallel import ParallelContext, parallel_context
+from embedlayer.training.parallel import parallel_context
 
 PRELOADED += ["benchmarks.operator_counter", "embedlayer.cli.main"]
 
@@ -308,16 +307,6 @@ def test_a_process_with_another_tokenizer_text_or_configuration_is_refused_by_na
     assert found[0] == found[1]
     for said, what in zip(found[0], ("configuration of options", "tokenizer: ", "text: ", "options"), strict=True):
         assert what in said
-
-
-def test_shares_are_consecutive_and_differ_by_one_at_most() -> None:
-    for count, size in product((0, 1, 5, 8, 9), (1, 2, 3, 4)):
-        shares, context = [], ParallelContext()
-        for rank in range(size):
-            context.rank, context.size = rank, size
-            shares.append(context.share(count))
-        assert [number for share in shares for number in share] == list(range(count))
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_without_torchrun_there_is_one_process_and_no_group(monkeypatch) -> None:

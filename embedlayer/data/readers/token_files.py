@@ -239,8 +239,7 @@ def _read_token_file(path: Path, dtype: str | None) -> TokenFile:
     """Return where the token IDs of a file are, by its first bytes and those of an `.idx` beside it."""
     require_file(path)
     requested = None if dtype is None else _id_type(path, np.dtype(dtype))
-    with file_errors(f"read {path}"), path.open("rb") as file:
-        start = file.read(12)
+    start = _start(path)
     index = path.with_suffix(".idx")
     is_pair = path.suffix in (".bin", ".idx") and index.is_file() and _start(index).startswith(_MEGATRON_MAGIC)
     if is_pair:
@@ -249,8 +248,8 @@ def _read_token_file(path: Path, dtype: str | None) -> TokenFile:
         raise CheckpointError(f"{path} does not start with MMIDIDX: it is no index of Megatron, or is damaged.")
     elif start.startswith(_NUMPY_MAGIC):
         found = _read_numpy(path)
-    elif len(start) == 12 and int.from_bytes(start[:4], "little") in _LLM_C:
-        magic, version, length = struct.unpack("<iii", start)
+    elif len(start) >= 12 and int.from_bytes(start[:4], "little") in _LLM_C:
+        magic, version, length = struct.unpack_from("<iii", start)
         known, id_type = _LLM_C[magic]
         if version != known:
             raise CheckpointError(f"{path} has version {version} of llm.c's number {magic}: version {known} is read.")
@@ -272,7 +271,6 @@ def _read_token_file(path: Path, dtype: str | None) -> TokenFile:
 def _id_type(path: Path, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return a little-endian type of integers; raise a `CheckpointError` for any other type."""
     if dtype.name not in get_args(IdType) or dtype.newbyteorder("<") != dtype:
-        ", ".join(get_args(IdType))
         raise CheckpointError(f"{path} holds {dtype.str}; token IDs are little-endian {', '.join(get_args(IdType))}.")
     return dtype
 
@@ -289,8 +287,7 @@ def _read_numpy(path: Path) -> TokenFile:
         offset = file.tell()
     if len(shape) != 1:
         raise CheckpointError(f"{path} has an array of shape {shape}: a corpus is one row. Save ids.reshape(-1).")
-    found = TokenFile(path, "numpy", _id_type(path, dtype), offset, shape[0])
-    return _whole(found)
+    return _whole(TokenFile(path, "numpy", _id_type(path, dtype), offset, shape[0]))
 
 
 def _whole(file: TokenFile) -> TokenFile:
