@@ -277,9 +277,11 @@ def unchecked() -> Iterator[None]:
 def kernels() -> Iterator[None]:
     """For tests of compiled kernels: skip without numba, and fail if one could not be compiled."""
     pytest.importorskip("numba")
-    yield
     from kernel_paths import compilation_failure
+    from small_blocks import small_blocks
 
+    with small_blocks(few_vectors=0):
+        yield
     assert compilation_failure() is None
 
 

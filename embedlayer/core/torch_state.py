@@ -250,10 +250,14 @@ _GLOBAL_HOOKS = (
 """Hooks of the calls of all modules. Torch fills these dictionaries and never replaces them."""
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether calling `module` runs more than `forward`: its hooks, global hooks, or `module.compile()`."""
-    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
-    return bool(own) or any(_GLOBAL_HOOKS) or module._compiled_call_impl is not None
+def has_hooks(*modules: nn.Module) -> bool:
+    """Return whether calling a module runs more than `forward`: its hooks, global hooks, or `module.compile()`."""
+    for each in modules:
+        if each._forward_pre_hooks or each._forward_hooks or each._compiled_call_impl is not None:
+            return True
+        if each._backward_pre_hooks or each._backward_hooks:
+            return True
+    return any(_GLOBAL_HOOKS)
 
 
 def calls_forward(module: nn.Module, forward: Callable[..., Any]) -> bool:

@@ -210,7 +210,8 @@ class TokenCorpus:
             ids = np.asarray(self.ids[start : start + (1 << 20)])
             largest = int(ids.max())  # before bincount, which allocates as many numbers as the largest ID says
             if largest >= size:
-                raise TokenIdError(f"token id {largest} in the corpus is outside 0..{size - 1}.")
+                place = start + int(ids.argmax())
+                raise TokenIdError(f"token id {largest} at token {place} of the corpus is outside 0..{size - 1}.")
             counts += np.bincount(ids, minlength=size)
         return counts
 

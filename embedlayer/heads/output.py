@@ -16,7 +16,7 @@ from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, zero_rows_
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.core.torch_state import Proxy, calls_forward, is_observed, is_unchanged, leaf_of_trace
+from embedlayer.core.torch_state import Proxy, calls_forward, fusible, is_observed, is_unchanged, leaf_of_trace
 from embedlayer.heads.deferred import DeferredLogits, defer_logits
 from embedlayer.heads.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
 from embedlayer.heads.peft import (
@@ -503,8 +503,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             return None
         if bias is not None and bias.shape[0] != weight.shape[0]:
             return None
-        trains_all = self.padding_idx is None or not (weight.requires_grad and torch.is_grad_enabled())
-        return weight if trains_all else None
+        if self.padding_idx is not None and (not fusible(weight) or (weight.requires_grad and torch.is_grad_enabled())):
+            return None  # the padding row gets no gradient and no tangent
+        return weight
 
     def _deferred(self, hidden: Tensor, table: TokenTable | None, report: LogitsReport) -> Tensor | None:
         """Return deferred logits, or `None` if they must be computed now."""

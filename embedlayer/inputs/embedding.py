@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from embedlayer.core.block_sizes import FEW_VECTORS
+from embedlayer.core.devices import device_kind
 from embedlayer.core.documents import AttentionMask, check_mask
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids
@@ -222,7 +224,7 @@ class TransformerEmbedding(InputEmbedding):
 
     @property
     def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, with those of the table and of the position scheme."""
+        """Return the constructor's arguments as JSON, with those of the table and of the position position."""
         return {
             "vocab_size": self.table.vocab_size,
             "embed_dim": self.table.embed_dim,
@@ -235,7 +237,8 @@ class TransformerEmbedding(InputEmbedding):
     @property
     def parts(self) -> InputParts:
         """Return the table, the position scheme and the dropout of this layer."""
-        return InputParts(self.table, self.position, self.dropout)
+        parts: Any = self._modules
+        return InputParts(parts["table"], parts["position"], parts["dropout"])
 
 
 class UnscaledLookup:
@@ -290,7 +293,7 @@ def embed(
     Args:
         ids: Token IDs, or `None` with `inputs_embeds`.
         table: A `LookupTable`, or a module that wraps one.
-        position: Position scheme.
+        position: Position position.
         positions: Position of each token; by default `positions_of(ids, attention_mask)`.
         attention_mask: Mask of padding and packed documents, as in `positions_of`; unused if `positions` are passed.
         inputs_embeds: Vectors to use instead of `table(ids)`, already scaled.
@@ -302,12 +305,17 @@ def embed(
     Raises:
         SizeError, ShapeError, TokenIdError, PositionError: As in `InputEmbedding.forward`.
     """
-    ids = sequence_of(ids, inputs_embeds, table)
+    if inputs_embeds is not None or not isinstance(ids, Tensor) or ids.dim() == 0:
+        ids = sequence_of(ids, inputs_embeds, table)
     if positions is not None or attention_mask is not None:
         positions = checked_positions(ids, position, positions, attention_mask)
-    is_fused = inputs_embeds is None and not torch.compiler.is_compiling()  # torch.compile fuses by itself
-    if is_fused and isinstance(table, LookupTable) and may_skip_call(table) and may_skip_call(position):
-        return _embed_fused(ids, table, position, positions, dropout)
+    if inputs_embeds is None and not torch.compiler.is_compiling():  # torch.compile fuses by itself
+        if dropout is not None and may_skip_call(table, position, dropout):
+            drop: Any = dropout
+            return _embed_fused(ids, table, position, positions, drop.p if drop.training else 0.0)
+        if may_skip_call(table, position):
+            vectors = _embed_fused(ids, table, position, positions, 0.0)
+            return vectors if dropout is None else dropout(vectors)
     batch = TokenBatch(ids, positions_of(ids) if positions is None else positions)
     return run_steps(input_steps(table, position, dropout), batch, inputs_embeds)
 
@@ -362,17 +370,15 @@ def sequence_of(
 
 
 def _embed_fused(
-    ids: Int[Tensor, "*batch T"],
-    table: LookupTable,
-    position: Position,
-    positions: Positions | None,
-    dropout: nn.Module | None,
+    ids: Int[Tensor, "*batch T"], table: Any, position: Any, positions: Positions | None, dropout: float
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(position.add(table(ids), positions))` in one pass over the looked-up vectors."""
-    stored = table.stored(ids) if may_use(table, "stored", "look_up") else None
-    is_gathered = stored is not None and is_gathered_faster(stored)
+    """Compute `dropout(position.add(table(ids), positions))` in one pass over the looked-up vectors, or in few."""
+    weight, stored = table._parameters.get("weight"), None
+    are_few = weight is not None and ids.numel() * weight.shape[-1] <= FEW_VECTORS.get(device_kind(ids), 0)
+    if (dropout or not are_few) and may_use(table, "stored", "look_up"):
+        stored = table.stored(ids)
     addend: Tensor | StoredRows | None = None
-    if isinstance(position, AdditivePosition):
+    if type(position).add is AdditivePosition.add:
         reads_stored = may_use(position, "stored", "vectors")
         if positions is None and reads_stored:
             addend = position.stored(ids.shape[-1])
@@ -380,10 +386,6 @@ def _embed_fused(
             positions = positions_of(ids) if positions is None else positions
             addend = position.stored_look_up(positions) if reads_stored else None
             addend = position.vectors(positions) if addend is None else addend
-    skips_dropout = isinstance(dropout, nn.Dropout) and may_skip_call(dropout)
-    probability = dropout.p if isinstance(dropout, nn.Dropout) and skips_dropout and dropout.training else 0.0
-    if stored is not None and is_gathered:
-        x = gather_scale_add_drop(stored, table.factor, addend, probability)
-    else:
-        x = scale_add_drop(table.look_up(ids), table.factor, addend, probability)
-    return x if skips_dropout or dropout is None else dropout(x)
+    if stored is not None and is_gathered_faster(stored):
+        return gather_scale_add_drop(stored, table.factor, addend, dropout)
+    return scale_add_drop(table.look_up(ids), table.factor, addend, dropout)

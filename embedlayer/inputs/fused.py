@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from embedlayer.core.block_sizes import FEW_VECTORS
 from embedlayer.core.devices import device_kind
-from embedlayer.core.torch_state import fusible, has_hooks, has_memory, is_capturing, is_unchanged
+from embedlayer.core.torch_state import fusible, has_hooks, has_memory, is_capturing
 from embedlayer.kernels.input import Dropout, StoredRows, gather_rows, look_up_applies, scale_applies
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.positions.position import AdditivePosition, Position
@@ -38,25 +39,34 @@ BLOCK_NUMEL = 1 << 20
 """Elements in a block of torch operators: few enough for the CPU cache, enough to keep all threads busy."""
 
 
+CALL = {"__call__": nn.Module.__call__}
 SKIPPED_METHODS: tuple[tuple[type, dict[str, Callable[..., Any]]], ...] = (
-    (nn.Dropout, {"__call__": nn.Module.__call__, "forward": nn.Dropout.forward}),
-    (LookupTable, {"__call__": nn.Module.__call__, "forward": LookupTable.forward}),
-    (
-        AdditivePosition,
-        {"__call__": nn.Module.__call__, "forward": AdditivePosition.forward, "add": AdditivePosition.add},
-    ),
+    (nn.Dropout, {**CALL, "forward": nn.Dropout.forward}),
+    (LookupTable, {**CALL, "forward": LookupTable.forward}),
+    (AdditivePosition, {**CALL, "forward": AdditivePosition.forward, "add": AdditivePosition.add}),
     (Position, {"add": Position.add}),
 )
 """Methods of a part of an input embedding that a fused computation replaces, saved at import to detect changes."""
 
 
-def may_skip_call(part: Callable[..., Any]) -> bool:
-    """Return whether a fused computation may replace the calls of a table, a position scheme or a dropout module."""
-    for kind, methods in SKIPPED_METHODS:
-        if isinstance(part, kind):
-            is_observed = isinstance(part, nn.Module) and "__call__" in methods and has_hooks(part)
-            return is_unchanged(part, **methods) and not is_observed
-    return False
+def may_skip_call(*parts: Callable[..., Any]) -> bool:
+    """Return whether a fused computation may replace the calls of tables, position schemes and dropout modules."""
+    called: list[nn.Module] = []
+    for part in parts:
+        kind, own = type(part), vars(part)
+        methods = None
+        for base, replaced in SKIPPED_METHODS:
+            if base in kind.__mro__:  # without the functions that `isinstance` calls
+                methods = replaced
+                break
+        if methods is None:
+            return False
+        for name, method in methods.items():
+            if name in own or getattr(kind, name, None) is not method:
+                return False
+        if isinstance(part, nn.Module) and "__call__" in methods:
+            called.append(part)
+    return not has_hooks(*called)
 
 
 def scale_add_drop(
@@ -66,10 +76,16 @@ def scale_add_drop(
     dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
     """Compute `dropout(scale * x + addend)` of fresh vectors that nothing else reads; may overwrite `x`."""
-    if device_kind(x) == "cuda" and look_up_applies(x):
+    kind = device_kind(x)
+    if kind == "cuda" and look_up_applies(x):
         return _on_cuda(x, tuple(x.shape), scale, addend, dropout)
     addend = gather_rows(addend) if isinstance(addend, StoredRows) else addend
-    if device_kind(x) != "cpu" or isinstance(scale, Tensor) or not _fits(x.shape, addend) or not fusible(x, addend):
+    if dropout == 0 and x.numel() <= FEW_VECTORS.get(kind, 0):
+        if addend is None or isinstance(scale, Tensor):
+            return plain_scale_add_drop(x, scale, addend, 0.0)
+        # one rounding, as in the kernel
+        return torch.add(addend.to(x.dtype), x, alpha=1.0 if scale is None else scale)
+    if kind != "cpu" or isinstance(scale, Tensor) or not _fits(x.shape, addend) or not fusible(x, addend):
         return plain_scale_add_drop(x, scale, addend, dropout)
     if scale is None and addend is None and dropout == 0:
         return x

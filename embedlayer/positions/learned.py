@@ -72,8 +72,10 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         """Return the rows of positions `0 .. length - 1`, which are `weight` or a view; `None` beyond `max_seq_len`."""
         if length > (self.max_seq_len or 0):
             return None
-        is_whole = not self.offset and length == len(self.weight)  # a slice would copy the gradient
-        return self.weight if is_whole else self.weight[self.offset : self.offset + length]
+        stored = self._parameters.get("weight")
+        weight = self.weight if stored is None else stored  # a parametrization computes it at each read
+        is_whole = not self.offset and length == weight.shape[0]  # a slice would copy the gradient
+        return weight if is_whole else weight[self.offset : self.offset + length]
 
     def stored_look_up(self, positions: Positions) -> StoredRows | None:
         """Return the look-up `weight[positions + offset]` where a kernel on CUDA makes it."""

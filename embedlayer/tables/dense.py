@@ -17,10 +17,17 @@ from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.held_parameters import former_parameter, watch_replacement
+from embedlayer.core.index_checks import INTEGERS, raise_if_outside
 from embedlayer.core.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import is_transformed, plain_operators_only, recompute_weights, without_dispatch
+from embedlayer.core.torch_state import (
+    fusible,
+    is_transformed,
+    plain_operators_only,
+    recompute_weights,
+    without_dispatch,
+)
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, rows_on_cuda
@@ -222,7 +229,24 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return `weight[ids]` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
-        if device_kind(ids) == "cuda" and (stored := self.stored(ids)) is not None:
+        kind, rows = device_kind(ids), self._parameters.get("weight")
+        if (
+            kind == "cpu"
+            and rows is not None
+            and type(ids) is Tensor
+            and ids.dtype in INTEGERS
+            and type(rows) in (nn.Parameter, Tensor)
+            and rows.dim() == 2
+            and not self.row_sparse
+            and not (rows.shape[0] == self._stated_rows != self._stated_vocab_size)
+            and fusible(rows)
+        ):
+            try:
+                return F.embedding(ids, rows, self.padding_idx)
+            except IndexError:
+                raise_if_outside(ids, rows.shape[0], "token id")
+                raise
+        if kind == "cuda" and (stored := self.stored(ids)) is not None:
             return gather_rows(stored)
         ids, outside = self._current_check()(ids)
         if "weight" in vars(self):

@@ -187,7 +187,7 @@ class LookupTable(Pretrained, ABC):
         if isinstance(input, Proxy):
             call: Vectors = leaf_of_trace(self, input)
             return call
-        ids, factor = as_ids(input, beside=self), self.factor
+        ids, factor = input if isinstance(input, Tensor) else as_ids(input, beside=self), self.factor
         if factor is not None and device_kind(ids) == "cuda" and fusible(ids) and may_use(self, "stored", "look_up"):
             stored = self.stored(ids)
             if stored is not None and stored.check is not None and scale_applies(factor, stored.weight):
