@@ -16,6 +16,7 @@ PROBES = (" must", " returns", " called", " string", " method", " argument", " i
 
 def carried_text() -> str:
     """Return a text that every Python installation contains, for the command `demo` to train on."""
+    # The language reference that `help()` shows, or the docstrings of the standard library if a distribution omits it.
     try:
         from pydoc_data.topics import topics
 

@@ -57,6 +57,8 @@ for _command in COMMANDS:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit the process."""
+    # Exit codes: 0, also if the reader of the output ends first (`head`); 1 for a file or the output that cannot be
+    # read or written; 2 for input that cannot be used or a missing package; 130 for Ctrl-C.
     if not WAITING.keys() & os.environ.keys():
         os.environ |= WAITING
     shown: set[str] = set()
@@ -99,6 +101,9 @@ def _run(arguments: list[str] | None, shown: set[str]) -> int:
 
 def _exit(code: int) -> NoReturn:
     """Exit the process; a worker of torchrun exits without finalising the interpreter."""
+    # A worker of torchrun skips the interpreter's finalisation: `DistributedDataParallel` keeps gloo's threads alive,
+    # and one that frees a tensor meanwhile aborts the process, whereupon torchrun ends the other ranks of a finished
+    # run.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         os._exit(code)
     sys.exit(code)

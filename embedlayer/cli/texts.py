@@ -218,6 +218,7 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
 
 def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
     """Yield whole chunks until they have at least `size` bytes of UTF-8 together."""
+    # The last chunk is not cut, so the result may be larger than `size`.
     for chunk in chunks:
         yield chunk
         size -= len(chunk.encode())

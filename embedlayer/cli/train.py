@@ -144,6 +144,8 @@ def _train(
     parallel: "ParallelContext",
 ) -> int:
     """Start or resume the run in `directory`, train to the last step, and print the summary on rank 0."""
+    # All ranks call this with equal files and options, and the caller holds the folder's lock. `options` are completed
+    # in place.
     from embedlayer.cli.run_summary import make_report, show_summary
     from embedlayer.cli.texts import SourceOptions
     from embedlayer.cli.training_runs import start_run, train_to_the_end
@@ -260,6 +262,7 @@ def _as_text(weights: Sequence[float]) -> str:
 
 def was_started_by(launch: str, directory: "RunDirectory") -> bool:
     """Return whether an earlier attempt of the same torchrun launch began the run in the folder."""
+    # torchrun's restarts thus resume the run without `--resume`.
     if not launch or not directory.contains_run:
         return False
     try:

@@ -123,6 +123,7 @@ def start_run(
     overwrite: bool = False,
 ) -> tuple["Trainer", "Tokenizer"]:
     """Build tokenizer, corpus, model and trainer from texts, and write them to the folder of the run."""
+    # The folder's content is replaced only when the trainer is complete, so an error leaves it as it was.
     import torch
 
     from embedlayer.data.mixture import corpora_of
@@ -201,6 +202,7 @@ def build_injections(
     layer: LayerOptions, tokenizer: "Tokenizer", tables: Path | None = None
 ) -> "Iterator[EmbeddingInjection]":
     """Yield the additional tables that the options ask for, freshly initialised, on the CPU."""
+    # Row-sparse, because these tables are only looked up.
     from embedlayer.inputs.gated import GatedEmbedding
     from embedlayer.inputs.ngram import NgramEmbedding, NgramHash
     from embedlayer.inputs.per_layer_embedding import PerLayerEmbedding
@@ -242,6 +244,8 @@ def train_to_the_end(
     directory: "RunDirectory", trainer: "Trainer", tokenizer: "Tokenizer", *, quiet: bool, save_seconds: float = 60.0
 ) -> bool:
     """Train up to the last step, write checkpoints, and keep the weights with the lowest validation loss."""
+    # All ranks must call this. Ctrl-C ends it after the current step, with a checkpoint and without a result. Mapped
+    # tables of the model are closed.
     from embedlayer.cli.progress import display, stopping_gently
     from embedlayer.training.loop import trained_files
 

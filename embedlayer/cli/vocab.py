@@ -332,6 +332,7 @@ def _bits_per_byte(first: Path, second: Path, text: Path) -> tuple[list[float] |
 
 def _lacks_rows(directory: Path) -> bool:
     """Return whether the tokenizer in a model's folder or file was extended and its table was not."""
+    # Also `True` if the tokenizer keeps the model from being opened: the edit then raises that error.
     from embedlayer.opening.readers import open_model
     from embedlayer.tokenization.ids import added_without_rows
 
@@ -386,6 +387,7 @@ def _row_init(
     start: InitOptions, directory: Path, edited: "Callable[[Tokenizer], Tokenizer]", train_on: Sequence[Path]
 ) -> "RowInit":
     """Return the initialisation of new rows that the options choose, and seed torch's default generator."""
+    # Seeds torch's default generator, from which random rows are drawn later.
     import torch
 
     from embedlayer.checkpoints.vector_files import read_vectors
@@ -440,6 +442,8 @@ def _train_new_rows(
     training: "TrainingOptions",
 ) -> "tuple[dict[str, Any], Tensor, Tensor]":
     """Train the rows of new tokens on text, in memory; the folder does not change."""
+    # Only inside a click command with the parameter `as_json`. The folder does not change. About the last tenth of the
+    # text is held out. `training.max_length` is replaced.
     import torch
 
     from embedlayer.cli.progress import display, stopping_gently

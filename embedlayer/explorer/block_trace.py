@@ -27,7 +27,7 @@ class BlockTrace(NamedTuple):
     """Hold what the first block of a decoder computes for T tokens."""
 
     vectors: dict[str, Float[Tensor, "T _"]]
-    scores: Float[Tensor, "H T T"]
+    scores: Float[Tensor, "H T T"]  # of each query (row) with each key (column), bias included; later keys mean nothing
     weights: Float[Tensor, "H T T"]
     values: Float[Tensor, "G T K"]
     heads: Float[Tensor, "H T K"]
@@ -123,6 +123,7 @@ def _weights_and_values(
     add_to_values: AddToValues | None,
 ) -> tuple[Float[Tensor, "G T K"], Float[Tensor, "H T T"], Float[Tensor, "G T K"]]:
     """Return the values without other tables, the weights, and the values of an attention."""
+    # The weights are what the attention returns for one-hot values, K keys at a time; a hook reads the input of `out`.
     sums: list[Tensor] = []
     values: list[Tensor] = []
     attention.out.register_forward_hook(lambda module, inputs, result: sums.append(inputs[0]))

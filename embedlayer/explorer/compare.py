@@ -77,6 +77,8 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Comparis
 
 def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
     """Return the coordinates of the tokens that two tables share, for both tables, as bytes."""
+    # Five columns of float32 `(N,)`: x, y of the first table, x, y of the second, cosine; then two of int32: ID in the
+    # first table, ID in the second.
     comparison = _compared(source, other)
     columns = torch.stack([*comparison.places.T, *comparison.other_places.T, comparison.moved.cosines]).float()
     ids = comparison.moved.pairs.flip(1).T.contiguous().to(torch.int32)
@@ -96,6 +98,8 @@ def _compared(source: OpenedModel, other: OpenedModel) -> TableComparison:
 @torch.no_grad()
 def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
     """Align the table of `other` with that of `source`, and compare the rows of the tokens that both have."""
+    # Tables with the same directions are not rotated. The second is scaled by the median ratio of the norms, so that
+    # weight decay alone moves no row.
     pairs = common_rows(source, other)
     if pairs is None:  # a table without a tokenizer names its rows "#7"
         pairs = shared_tokens(source.token_texts, other.token_texts)

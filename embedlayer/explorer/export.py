@@ -98,6 +98,7 @@ def _prepare(source: OpenedModel, report: OnProgress) -> None:
 
 def _key(name: str, params: Params) -> str:
     """Return the key of an answer in an exported page: the request's name and sorted parameters."""
+    # It must equal `keyOf` in the page's data.js.
     query = urlencode(sorted(params.items()), quote_via=quote, safe="-_.!~*'()")  # as encodeURIComponent
     return f"{name}?{query}" if query else name
 

@@ -47,6 +47,8 @@ def page_in_parts() -> tuple[str, str, str]:
 
 def one_script(modules: dict[str, str], entry: str) -> str:
     """Return ES modules as one classic script that runs the module `entry`."""
+    # It understands only `import { a, b as c } from "./x.js";` and `export function|const|let|class`, at the start of a
+    # line.
     numbers: dict[str, int] = {}
     parts = ['"use strict";']
 

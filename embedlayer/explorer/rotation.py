@@ -35,6 +35,7 @@ def width_of(position: Position) -> int:
 
 def pair_rotation(position: Position, positions: Int[Tensor, " T"]) -> PairRotation | None:
     """Return the rotation of each pair at some positions; `None` for a scheme that does not rotate pairs."""
+    # The scheme rotates a vector with a 1 in the first channel of each pair; random vectors show whether it does more.
     width = width_of(position)
     pairs = position.pair_channels() if isinstance(position, RotaryEmbedding) else _pairs(position, width)
     if pairs is None:

@@ -45,7 +45,7 @@ class Route:
     answer: Callable[[OpenedModel, Params], Answer]
     exported: Callable[[OpenedModel], Iterable[Params]] = lambda source: ({},)
     needs: tuple[str, ...] = ("vectors",)
-    acts: bool = False
+    acts: bool = False  # starts or ends something, so it is a POST
 
 
 ROUTES: dict[str, Route] = {

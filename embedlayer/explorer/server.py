@@ -74,6 +74,7 @@ def address(server: ThreadingHTTPServer) -> str:
 
 def _moved_to_memory(source: OpenedModel) -> bool:
     """Copy the tensors of a source from its files to memory, unless they are large; return whether they were copied."""
+    # A mapped file that is cut short, as by `open(file, "wb")`, ends the process that reads it by SIGBUS.
     modules = [module for module in (source.table, source.model) if module is not None]
     tensors = {id(each): each for module in modules for each in (*module.parameters(), *module.buffers())}.values()
     if default_resident_bytes(sum(tensor.nbytes for tensor in tensors)) is not None:
@@ -93,6 +94,9 @@ def _mapped_files(source: OpenedModel) -> list[tuple[Path, os.stat_result]]:
 
 class _Server(ThreadingHTTPServer):
     """HTTP server whose `server_close` ends all connections and computations, and waits for their threads."""
+
+    # A thread inside torch while Python exits would abort the process. `http.server` closes no connection by itself, so
+    # an idle one would keep its thread for `_Handler.timeout` seconds.
 
     daemon_threads = False  # so that server_close waits for them
     request_queue_size = 128  # http.server has 5: of more requests at once, Linux would lose some
@@ -140,6 +144,8 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     """Answer the HTTP requests of one connection, with files of the page or data of the sources."""
+
+    # Requests for another host name than 127.0.0.1 or localhost are refused (DNS rebinding).
 
     server: "_Server"
     server_version = "embedlayer"

@@ -32,6 +32,7 @@ _SEEDS = {"table": 29, "position": 38, "blocks": 6, "head": 7}
 @cache
 def tiny_layer(position: str, *, tied: bool) -> DecoderLM:
     """Return the decoder of one block with a table of 10 x 4, untrained; the same object at each call."""
+    # Parameters are rounded to two digits, so that the page shows them exactly. All choices share one table.
     if position not in get_args(TinyPosition):
         raise SizeError(f"The tiny layer has no positions {position!r}; it has {', '.join(get_args(TinyPosition))}.")
     with torch.device("meta"):

@@ -87,6 +87,8 @@ def encode(source: OpenedModel, params: Params) -> list[int]:
 
 def vectors(source: OpenedModel, params: Params) -> bytes:
     """Return all rows rounded to int8, as bytes: first the scale of each row, then the rows."""
+    # First the scales, float32 `(V,)`, the largest absolute value of each row, for which 127 stands; then the rows,
+    # int8 `(V, D)`. A row with NaN or infinity has a scale that is not finite.
     largest, parts = [], []
     for _, chunk in RowReader(source.rows).chunks():
         chunk = chunk.float()
@@ -103,6 +105,7 @@ def exported_vectors(source: OpenedModel) -> list[Params]:
 
 def nearest(source: OpenedModel, params: Params, on_progress: Callable[[float], None] = lambda share: None) -> bytes:
     """Return the `NEAREST` nearest rows of every row, as bytes: IDs, int32 `(V, NEAREST)`, then cosines, float32."""
+    # IDs, int32 `(V, NEAREST)`, then cosines, float32; a missing neighbour has ID 0 and cosine -2.
 
     def compute() -> bytes:
         V, candidates, parts = source.table.vocab_size, ~nameless(source), []
@@ -119,6 +122,7 @@ def nearest(source: OpenedModel, params: Params, on_progress: Callable[[float], 
 
 def exported_nearest(source: OpenedModel) -> list[Params]:
     """Return the requests for lists of nearest rows that an exported page stores: one or none."""
+    # Of a small table the page computes the neighbours itself, and the lists of a large one are too long.
     return [{}] if not _is_small(source) and source.table.vocab_size <= EXPORTED_ROWS else []
 
 

@@ -27,6 +27,8 @@ _ROW_DTYPES = {str(DTYPES[name]).removeprefix("torch."): DTYPES[name] for name i
 class Int8Rows(StoredFormat):
     """bitsandbytes' int8: `number = code * SCB * (1 / 127)`, two products in float32, each rounded."""
 
+    # bitsandbytes also quantises the input of a head, so its logits differ. Reference: its `int8_vectorwise_dequant`.
+
     library: ClassVar[str] = "bitsandbytes"
     title: ClassVar[str] = "int8 by row"
     scales: ClassVar[tuple[str, ...]] = ("SCB",)
@@ -59,6 +61,7 @@ class Int8Rows(StoredFormat):
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return codes and scales, as `int8_vectorwise_quant` computes them of rows in float16."""
+        # A row of zeros has codes of 0 here; bitsandbytes divides zero by zero.
         halves = values.to(torch.float16)
         largest = halves.abs().amax(1).to(torch.float32)
         factor = (127.0 / largest).where(largest > 0, 0.0).unsqueeze(1)
@@ -68,6 +71,9 @@ class Int8Rows(StoredFormat):
 @dataclass(frozen=True)
 class FourBitRows(StoredFormat):
     """bitsandbytes' `nf4` and `fp4`: `number = quant_map[code] * absmax[block]`, in float32."""
+
+    # `weight` is uint8 `(V D / 2, 1)` in the file, the first of two codes in the high bits; in memory in the low bits.
+    # Absmax that is itself quantised is refused: 256 blocks share a scale, all an offset. Reference: `dequantize_4bit`.
 
     library: ClassVar[str] = "bitsandbytes"
     title: ClassVar[str] = "nf4 and fp4 by block, absmax not quantised"

@@ -51,6 +51,8 @@ def read_rows(stored: StoredRows, dtype: torch.dtype, ids: Int[Tensor, " N"] | N
 
 def logits_of_few_tokens(x: Float[Tensor, "N D"], stored: StoredRows) -> Float[Tensor, "N V"] | None:
     """Return `x @ rows.T` for few float32 tokens on the CPU by a kernel; `None` if there are more, or none can run."""
+    # Only float32: the kernel sums in another order than products of blocks, and bfloat16 results would be rounded
+    # differently.
     if len(x) > FEW_TOKENS or x.dtype != torch.float32 or stored.device.type != "cpu":
         return None
     codec = stored.codec(x.dtype)

@@ -39,6 +39,8 @@ _CODES = {"I8": signed(8), "F8_E4M3": E4M3}
 class ScaledRows(StoredFormat):
     """Abstract base class of `number = scale * (code - zero)`, computed in the dtype of the scales."""
 
+    # `weight_scale` is `(V, G)`, `(V, 1)`, or `(1,)` for one scale of the whole matrix (`group_size` 0).
+
     library: ClassVar[str] = METHOD
     scales: ClassVar[tuple[str, ...]] = (SCALE,)
 
@@ -178,6 +180,10 @@ class ScaledRows(StoredFormat):
 class PackQuantizedRows(ScaledRows):
     """`pack-quantized`: integers of 1 to 8 bits in words of 32 bits, for each group of columns or each row."""
 
+    # `weight_packed` int32 `(V, ceil(D bits / 32))`, codes plus `2^(bits - 1)`; zero points packed along the rows,
+    # `(ceil(V bits / 32), G)`, and unpacked on reading; `weight_shape` `[V, D]`. Reference:
+    # `PackedQuantizationCompressor`.
+
     title: ClassVar[str] = "pack-quantized: integers of 1 to 8 bits by group, row or matrix, also asymmetric"
 
     bits: int
@@ -233,6 +239,8 @@ class PackQuantizedRows(ScaledRows):
 
     def settings_with(self, settings: JsonObject, module: str) -> JsonObject:
         """Return settings of a configuration with a group for a module; see the base class."""
+        # A group names the module by the end of its name: a loaded model may have other names before it. All groups
+        # must be of this format, because transformers reads all modules by one of them.
         if settings and settings.get("quant_method") != METHOD:
             raise self.other_settings(settings)
         by_row = self.group_size == self.embed_dim
@@ -309,6 +317,10 @@ class NaiveQuantizedRows(ScaledRows):
 class CompressedFloatRows(StoredFormat):
     """`nvfp4-pack-quantized`, `mxfp4-pack-quantized`, `mxfp6-pack-quantized` and `mxfp8-quantized`."""
 
+    # `weight_packed` uint8 `(V, D bits / 8)` (MXFP8: `weight`, E4M3); `weight_scale` `(V, G)`, E4M3 with NVFP4, else
+    # E8M0 as uint8. NVFP4 divides scales by `weight_global_scale`, float32 `(1,)`. The library returns bfloat16 for
+    # every model. Reference: `NVFP4PackedCompressor` and the like.
+
     library: ClassVar[str] = METHOD
     title: ClassVar[str] = "nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp6-pack-quantized, mxfp8-quantized"
     scales: ClassVar[tuple[str, ...]] = (SCALE, GLOBAL)
@@ -378,6 +390,7 @@ class CompressedFloatRows(StoredFormat):
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows as the library quantises a matrix of the dtype of `values` with scales of `calculate_qparams`."""
+        # We differ for float16 groups below `2^-14`, whose scales the library computes with numbers that underflow.
         kind = BLOCK_FLOATS[self.mode]
         groups = values.unflatten(1, (-1, kind.group_size))
         largest = groups.abs().amax(-1)

@@ -28,6 +28,10 @@ _DEFAULT_BITS = 4
 class GemmaRows(StoredFormat):
     """Gemma's layout: `number = code * scale`; the scale is rounded to the dtype of the result before the product."""
 
+    # Codes are int8, or uint8 with two codes of 4 or four of 2 bits in a byte, plus `2^(bits - 1)`: which of them, only
+    # the configuration tells. Scales are float32, `(V, 1)` or `(V, G)`. Reference: transformers'
+    # `integrations/gemma_quant.py`.
+
     library: ClassVar[str] = "Gemma"
     title: ClassVar[str] = "2, 4 and 8 bits by row"
     scales: ClassVar[tuple[str, ...]] = ("embedding_scale", "weight_scale")
@@ -88,6 +92,7 @@ class GemmaRows(StoredFormat):
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return codes and scales of rows, by a rule of our own: no public code writes these files."""
+        # A rule of our own: no public code writes these files. The code `-2^(bits - 1)` is not used.
         highest = 2 ** (self.bits - 1) - 1
         groups = values.to(torch.float32).unflatten(1, (self.embed_dim // self.group_size, self.group_size))
         scale = groups.abs().amax(2, keepdim=True) / highest

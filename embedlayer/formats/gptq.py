@@ -132,6 +132,10 @@ class ColumnRows(StoredFormat):
 class GPTQRows(ColumnRows):
     """GPTQ: `qweight` int32, `(D bits / 32, V)`; `scales` `(G, V)`; `qzeros` `(G, V bits / 32)`; `g_idx` `(D,)`."""
 
+    # Files of `checkpoint_format` `gptq` store zero points minus 1 (`zero_offset` 1), those of `gptq_v2` as they are.
+    # Zero points of symmetric files stay `2^(bits - 1)` in new rows: some kernels read none. Reference: GPTQModel's
+    # `BaseQuantLinear.dequantize_weight`.
+
     library: ClassVar[str] = "GPTQ"
     title: ClassVar[str] = "heads of 2, 3, 4 and 8 bits by group, also asymmetric"
 
@@ -217,6 +221,7 @@ class GPTQRows(ColumnRows):
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the parts of rows as GPTQModel's `RTN` and `pack` compute them: rounded to nearest in float32."""
+        # As GPTQModel's `RTN` and `pack`: the range of a group includes zero; that of zeros alone is from -1 to 1.
         groups, top = self.groups_of(values.to(torch.float32)), 2**self.bits - 1
         low, high = groups.amin(2, keepdim=True).clamp(max=0), groups.amax(2, keepdim=True).clamp(min=0)
         if self.symmetric:
@@ -232,6 +237,9 @@ class GPTQRows(ColumnRows):
 @dataclass(frozen=True)
 class AWQRows(ColumnRows):
     """AWQ's version `gemm`: `qweight` int32, `(D, V / 8)`, 4 bits; `scales` `(G, V)`; `qzeros` `(G, V / 8)`."""
+
+    # A word of 32 bits has 8 neighbouring tokens in the order 0, 2, 4, 6, 1, 3, 5, 7. Reference: compressed-tensors'
+    # `AutoAWQConverter`.
 
     library: ClassVar[str] = "AWQ"
     title: ClassVar[str] = "heads of version gemm, 4 bits by group"
@@ -287,6 +295,7 @@ class AWQRows(ColumnRows):
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the parts of rows as AutoAWQ's `pseudo_quantize_tensor` computes them, in the dtype of the scales."""
+        # The range of a group includes zero: AutoAWQ clips all numbers of a group that have one sign.
         groups = self.groups_of(values.to(self.dtype))
         low, high = groups.amin(2, keepdim=True).clamp(max=0), groups.amax(2, keepdim=True).clamp(min=0)
         scale = (high - low).clamp(min=1e-5) / 15

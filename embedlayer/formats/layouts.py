@@ -73,10 +73,12 @@ class RowLayout(Described, ABC):
 class RowFormat(NamedTuple):
     """Sizes of a stored row of a quantised table: its groups of columns, one after the other."""
 
+    # If `group_size` does not divide `embed_dim`, the last group is filled up with columns that are never read.
+
     bits: int
     embed_dim: int
     group_size: int
-    layout_index: int = 0
+    layout_index: int = 0  # place in `LAYOUTS`: custom operators take numbers only
 
     # no properties: graphs of torch 2.9 read none of a named tuple
     def layout(self) -> RowLayout:
@@ -101,11 +103,14 @@ class RowFormat(NamedTuple):
 
     def decode(self, packed: UInt8[Tensor, "N bytes"]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the codes, steps and offsets of all groups of N stored rows, as `RowLayout.decode` does."""
+        # The G groups of a row follow each other: codes `(N G, group_size)`, steps and offsets `(N G, 1)`.
         return self.layout().decode(packed.reshape(packed.shape[0] * self.groups(), self.group_bytes()), self.bits)
 
 
 class FusedRows(RowLayout):
     """The default layout: the codes of a group, then its step and its offset."""
+
+    # The rows of FBGEMM's `FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf`, as of PyTorch's `embedding_bag_4bit_prepack`.
 
     has_torch_kernels: bool = True
 
@@ -237,6 +242,7 @@ def row_format_of(bits: int, embed_dim: int, group_size: int | None, layout: Row
 
 def floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tensor, "N numbers"]:
     """Reinterpret little-endian bytes as finite numbers of `dtype`, and return them in float32."""
+    # Exports and transforms compute it from sign, exponent and fraction: ONNX cannot reinterpret bytes, nor can `vmap`.
     stored = stored.clone(memory_format=torch.contiguous_format)  # aligned: a slice of one row need not be
     if not is_exporting() and not is_transformed(stored):
         return stored.view(dtype).to(torch.float32)

@@ -22,6 +22,9 @@ _MODES = ("mxfp4", "nvfp4", "mxfp8")
 class MLXAffineRows(StoredFormat):
     """MLX's mode `affine`: `number = scale * code + bias`, product and sum each rounded to the dtype of the scales."""
 
+    # Shapes give only bits times group size; where several pairs fit, the configuration's key `quantization` decides.
+    # Reference: `mlx.core.quantize` and `dequantize`.
+
     library: ClassVar[str] = "MLX"
     title: ClassVar[str] = "affine, 2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128"
     scales: ClassVar[tuple[str, ...]] = ("scales", "biases")
@@ -80,6 +83,7 @@ class MLXAffineRows(StoredFormat):
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows as MLX quantises them on a CPU, after they are rounded to the dtype of the scales."""
+        # Code 0 is the end of a group's range farther from zero, and the scale is such that zero has a code.
         groups, highest = values.to(self.dtype).to(torch.float32).unflatten(1, (-1, self.group_size)), 2**self.bits - 1
         low, high = groups.aminmax(dim=-1, keepdim=True)
         is_low = low.abs() > high.abs()
@@ -106,6 +110,8 @@ class MLXAffineRows(StoredFormat):
 @dataclass(frozen=True)
 class MLXFloatRows(StoredFormat):
     """MLX's modes `mxfp4`, `nvfp4` and `mxfp8`: floating-point codes, and scales of 8 bits without a global scale."""
+
+    # The ratio of words and scales tells the mode. MLX returns bfloat16, in which the numbers are exact.
 
     library: ClassVar[str] = "MLX"
     title: ClassVar[str] = "mxfp4, nvfp4 and mxfp8"
@@ -161,6 +167,7 @@ class MLXFloatRows(StoredFormat):
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows as MLX quantises a matrix of the dtype of `values` on a CPU."""
+        # We differ for groups below `2^-126` times the largest level: the exponent of their scale wraps around in MLX.
         kind = BLOCK_FLOATS[self.mode]
         groups = values.unflatten(1, (-1, kind.group_size))
         scale = (groups.abs().amax(-1) / (448.0 if kind.bits == 8 else 6.0)).to(torch.float32)
@@ -180,6 +187,7 @@ def stated_format(
     settings: JsonObject, module_ends: tuple[str, ...], embed_dim: int, scale_dtype: str
 ) -> StoredFormat | None:
     """Return the format in which MLX stores a table or head by the key `quantization`; `None` for a dense one."""
+    # MLX quantises both ends unless a module's settings say `false` or its groups do not divide the width.
     own = next((settings[key] for key in settings for end in module_ends if f".{key}".endswith(f".{end}")), settings)
     stated = {**settings, **own} if isinstance(own, dict) else {}
     bits, group_size, mode = (stated.get(name) for name in ("bits", "group_size", "mode"))

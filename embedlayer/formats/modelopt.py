@@ -32,6 +32,8 @@ _SMALLEST_FP8 = 2.0**-9
 class NVFP4Rows(StoredFormat):
     """ModelOpt's NVFP4: `number = level * (scale * weight_scale_2)`, in float32 and rounded once."""
 
+    # Reference: `NVFP4QTensor` of ModelOpt.
+
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "NVFP4"
     scales: ClassVar[tuple[str, ...]] = (SCALE, SECOND_SCALE)
@@ -98,6 +100,7 @@ class NVFP4Rows(StoredFormat):
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return codes and scales of groups, as `NVFP4QTensor.quantize` with the stored `weight_scale_2` does."""
+        # The matrix's stored `weight_scale_2` is used. Ties take the even code; small negative numbers are codes of -0.
         second = shared[SECOND_SCALE]
         groups = values.to(torch.float32).unflatten(1, (self.embed_dim // _NVFP4.group_size, _NVFP4.group_size))
         scale = groups.abs().amax(2, keepdim=True) / (_LARGEST_FP4 * second)
@@ -113,6 +116,8 @@ class NVFP4Rows(StoredFormat):
 @dataclass(frozen=True)
 class FP8Rows(StoredFormat):
     """ModelOpt's FP8: `number = code * scale`, both of them in the dtype of the result."""
+
+    # Reference: `FP8QTensor` of ModelOpt.
 
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "FP8 by row or matrix"
@@ -192,6 +197,7 @@ class FP8Rows(StoredFormat):
 
     def write(self, stored: StoredRows, module: StoredModule) -> dict[str, Tensor]:
         """Return the parts, with scales of rows in the number of dimensions that the module has, by default one."""
+        # The scale of a single row has two dimensions: `(1,)` would be the scale of a whole matrix.
         parts = super().write(stored, module)
         has_columns = stored.shape[0] == 1 or (SCALE in module.tensors and len(module.tensors[SCALE].shape) == 2)
         return parts if has_columns or not self.group_size else parts | {SCALE: stored.rows[SCALE].squeeze(1)}

@@ -52,6 +52,7 @@ class Levels(NamedTuple):
 
     def rounded(self) -> "Levels":
         """Return the levels with steps and offsets rounded to the dtype in which they are stored, as float32."""
+        # Symmetric levels store no offset: theirs follows from the rounded step.
         step, offset = (part.to(self.header).to(torch.float32) for part in (self.step, self.offset))
         return self._replace(step=step, offset=-self.centre * step if self.symmetric else offset)
 
@@ -68,6 +69,7 @@ def fit_levels(
     x: Float[Tensor, "N group_size"], bits: int, header: torch.dtype, *, symmetric: bool, signed: bool, clip: bool
 ) -> Levels:
     """Return levels for each group of numbers that keep the squared error of quantisation small."""
+    # `signed` levels use code 0 too, so one side of zero has a level more: the sign of the step chooses the side.
     if symmetric:
         whole = x.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
         centre = torch.zeros_like(whole)

@@ -33,6 +33,9 @@ _ROW_DTYPES = {str(DTYPES[name]).removeprefix("torch."): DTYPES[name] for name i
 class TorchAORows(StoredFormat):
     """torchao's `Int8Tensor`, `IntxUnpackedToInt8Tensor` and `Float8Tensor`: `number = (code - zero) * scale`."""
 
+    # A code is a byte also for fewer bits. The product has the wider dtype of result and scales (FP8: float32), and is
+    # rounded to that of the result. Reference: `dequantize` of these classes.
+
     library: ClassVar[str] = "torchao"
     title: ClassVar[str] = "int8, integers of 1 to 8 bits by group and FP8, a byte for each number"
     scales: ClassVar[tuple[str, ...]] = (SCALE,)
@@ -139,6 +142,7 @@ class TorchAORows(StoredFormat):
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows, rounded to the dtype of the matrix, as `from_hp` of torchao's class quantises them."""
+        # A group of zeros has codes of 0 also in FP8, where torchao divides zero by zero.
         groups = values.to(self.dtype).unflatten(1, (-1, self.group_size or self.embed_dim))
         parts = self._scales_of(groups) if self.group_size else dict(shared)
         scale = parts[SCALE].unsqueeze(-1)

@@ -121,11 +121,11 @@ class Deferred(Tensor):
 class DeferredLogits(Deferred):
     """Logits that are computed when they are read; created by `defer_logits`, and from others by `RULES`."""
 
-    like: Tensor
-    described: UncomputedLogits
-    parent: "DeferredLogits | None"
+    like: Tensor  # on the meta device, with shape, strides and dtype; views share its storage
+    described: UncomputedLogits  # the same logits as a function of the leaves of `source`
+    parent: "DeferredLogits | None"  # the logits from which `step` computes these; `None` for a head's own
     step: Step
-    node: object
+    node: object  # the autograd node at creation; another `grad_fn` means that an operator wrote in place
 
     def __new__(
         cls,
@@ -149,6 +149,7 @@ class DeferredLogits(Deferred):
 
     def uncomputed(self) -> UncomputedLogits | None:
         """Return the logits without computing them, with gradients to hidden states and tensors of the head."""
+        # `None` tells the caller to read the real logits.
         source = self.source
         if not self.is_unread or source.is_freed or is_transformed(*source.originals):
             return None
@@ -192,6 +193,8 @@ class DeferredLogits(Deferred):
         change: Callable[[LogitSettings], LogitSettings] = lambda options: options,
     ) -> "DeferredLogits | None":
         """Return deferred logits that follow from these, in the autograd graph behind them."""
+        # `select` does to the hidden states what `step` does to the rows of logits, and `change` to the options what it
+        # does to the values. `None` tells the caller to read the real logits.
         if like.dtype not in (self.dtype, torch.float32, *HALF):
             return None
         with torch.set_grad_enabled(self.source.requires_grad):
@@ -225,6 +228,7 @@ class DeferredGradient(Deferred):
 
     def deferred_result(self, func: object, args: Args) -> "DeferredGradient | None":
         """Return the result of an operator as a deferred gradient if it is an alias, a clone or a sum; else `None`."""
+        # Autograd aliases and clones a gradient, and adds the gradients of logits that are used several times.
         if func is torch.ops.aten.clone.default or _is_alias(func, args):
             return DeferredGradient(self, self.leaf_gradients, self.materialize)
         other = args[1] if func is torch.ops.aten.add.Tensor else None
@@ -397,6 +401,7 @@ def weighted_cross_entropy(
     logits: Tensor, targets: Tensor, token_weights: Tensor, *, ignore_index: int, reduction: Reduction
 ) -> Tensor:
     """Return `F.cross_entropy` with a weight of each target, of deferred logits without computing them."""
+    # The caller has checked `token_weights` with `require_token_weights`.
     arguments: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "token_weights": token_weights}
     result, is_safe = None, torch.is_grad_enabled() or not logits.requires_grad  # see `__torch_function__`
     if isinstance(logits, DeferredLogits) and logits.is_unread and is_safe:
@@ -406,6 +411,7 @@ def weighted_cross_entropy(
 
 def _rearranged(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
     """Return the result of a function that keeps the order of all numbers, if the vocabulary stays last."""
+    # Calling the function on the meta device gives torch's own shape, strides and errors.
     others = [each.like if isinstance(each, DeferredLogits) else each for each in args[1:]]
     like = func(logits.like, *others, **kwargs)
     if like is logits.like:
@@ -528,6 +534,8 @@ def defer_logits(
     head: nn.Module, hidden: Tensor, tensors: HeadTensors, settings: LogitSettings, report: LogitsReport
 ) -> DeferredLogits | None:
     """Return the deferred logits of a head, or `None` where its logits must be computed at once."""
+    # `None` for anything unusual (one position, subclasses, mixed devices or dtypes): the plain head computes it or
+    # raises torch's error.
     parts = (hidden, *tensors.flat())
     is_batch = hidden.dim() > 1 and hidden.shape[-2] > 1 and hidden.numel() > 0
     is_plain = all(type(each) in PLAIN_TYPES and each.device == hidden.device for each in parts)

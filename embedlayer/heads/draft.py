@@ -406,6 +406,7 @@ class DraftHead(ComputedBuffers):
 
     def _operands(self, hidden: Tensor, options: LogitSettings) -> tuple[Tensor, Tensor] | None:
         """Return two tensors whose product is the raw draft logits: `(..., K)`, and rows `(N, K)`."""
+        # K is the width of the stored rows, as in `TokenTable.as_linear`. `None` if the logits are no product of rows.
         self._check_vocab_size()
         table = self._table()
         if not self._is_product(table):
@@ -521,6 +522,7 @@ def _computes_logits_by(table: TokenTable, method: str) -> bool:
 @torch.library.custom_op("embedlayer::require_draft_tokens", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def require_draft_tokens(drafts: Tensor, targets: Tensor, missing: Tensor) -> Tensor:
     """Raise an error for the first target outside the draft vocabulary; else return a copy of `drafts`."""
+    # A custom operator, so that `torch.compile` keeps it as one node. It reads values: an accelerator waits.
     places = missing.flatten().nonzero().flatten()
     if len(places):
         place, length = int(places[0]), targets.shape[-1] if targets.dim() else 1

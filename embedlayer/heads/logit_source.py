@@ -129,7 +129,7 @@ class HeadTensors(NamedTuple):
 
     weight: Tensor
     bias: Tensor | None
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[Adapter, ...] = ()  # in the order in which PEFT applies them
 
     def flat(self) -> list[Tensor]:
         tensors = [self.weight] if self.bias is None else [self.weight, self.bias]
@@ -179,6 +179,10 @@ class HeadTensors(NamedTuple):
 class LogitSource:
     """The inputs of deferred logits: hidden states, tensors of the head, and the state of torch."""
 
+    # The tensors are detached aliases, the leaves of a graph of their own: gradients can be computed at any time
+    # without running hooks of the model's parameters. Version counters miss PEFT's merges (through `.data`) and FSDP2's
+    # gathering, so samples of the weights are compared as well.
+
     def __init__(
         self, head: nn.Module, hidden: Tensor, tensors: HeadTensors, settings: LogitSettings, report: LogitsReport
     ) -> None:
@@ -226,6 +230,8 @@ class LogitSource:
     @contextlib.contextmanager
     def restored(self) -> Iterator[Tensor | None]:
         """Restore grad mode and autocast of the forward pass, and gather weights that FSDP has sharded since."""
+        # On a CPU a change of the weights raises. An accelerator compares without waiting and yields whether they
+        # changed: results become NaN, and the next loss that waits, or `check()` of a layer, raises.
         is_freed = self.is_freed
         if is_freed and not hasattr(self.head, "unshard"):
             raise StaleRowsError(
@@ -262,6 +268,7 @@ class LogitSource:
 
     def logits(self) -> Tensor:
         """Return the real logits, computed once, with a graph from the leaves."""
+        # Logits that were written in place since are computed again.
         if self._logits is None or _version(self._logits) != self._logits_version:
             with self.restored() as is_changed:
                 self._logits = self.tensors.logits(marked(self.hidden, is_changed), self.settings)
@@ -272,6 +279,7 @@ class LogitSource:
         self, output: Tensor, grad_output: Tensor, inputs: Sequence[Tensor] | None = None
     ) -> list[Tensor | None]:
         """Return the gradients of hidden states and tensors of the head; `None` for those that need none."""
+        # With `inputs`, the model's own tensors, the gradients can be differentiated again.
         create_graph = inputs is not None
         inputs = self.leaves if inputs is None else inputs
         wanted = [each for each in inputs if each.requires_grad]

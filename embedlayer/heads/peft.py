@@ -57,7 +57,7 @@ class AdaptedTable(NamedTuple):
 
     table: nn.Module
     adapters: tuple[Adapter, ...] = ()
-    padding_idx: int | None = None
+    padding_idx: int | None = None  # its adapted row gets no gradient from products
 
 
 def weight_of(found: AdaptedTable) -> Tensor | None:
@@ -128,6 +128,7 @@ def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
 
 def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: tuple[Adapter, ...]) -> bool:
     """Return whether PEFT wraps a tied head and already adds the table's adapters to its logits."""
+    # PEFT does so with `ensure_weight_tying=True`; the head must then not add them a second time.
     wrapper: Any = reference.module
     if wrapper is head or not hasattr(wrapper, "base_layer") or wrapper.disable_adapters or wrapper.merged:
         return False

@@ -144,6 +144,7 @@ def part_config(part: nn.Module | None) -> JsonObject | None:
 
 def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
     """Build a projection or a norm from a result of `part_config`, with fresh weights; `None` for `None`."""
+    # `part_config` writes no kind for torch's classes: only an `nn.RMSNorm` has `elementwise_affine` without `bias`.
     if config is None:
         return None
     if is_description(config):
@@ -165,6 +166,7 @@ def describe_head(head: OutputHead | PredictionHead) -> JsonObject:
 
 def build_head(config: JsonObject, table: TokenTable) -> OutputHead | PredictionHead:
     """Build a head from a description, with fresh weights."""
+    # Descriptions by earlier versions have no kind: they are of an `OutputHead`.
     options = {name: build(value) if name == ROWS else value for name, value in config.items()}
     tied, dense = options.pop("tied"), build_part(nn.Linear, options.pop("dense", None))
     activation, norm = options.pop("activation", None), build_part(nn.LayerNorm, options.pop("norm", None))

@@ -65,6 +65,8 @@ def replace_losses(trainer: Any) -> None:
 class HeadKernel:
     """Replace TRL's `ChunkedLogProbFunction`, for the heads of some models."""
 
+    # A patched head is called itself, so that PEFT's adapters and `head_dtype` apply; any other gives its weight.
+
     def __init__(self, models: list[nn.Module]) -> None:
         self.models = [weakref.ref(model) for model in models]
 
@@ -81,6 +83,7 @@ class HeadKernel:
         outputs: tuple[str, ...] | None = None,
     ) -> tuple[Tensor | None, ...]:
         """Return log-probabilities, entropy, log of the sum of p², mean logit, and whether the target is the argmax."""
+        # The last three have no gradient, as in TRL. Without `outputs`, as in TRL 1.14, the result is the first two.
         options = {"temperature": temperature, "softcap": final_logit_softcapping, "logit_scale": logit_scale}
         logits = self._logits(hidden, weight, bias, options)
         names = ("entropy",) if outputs is None else outputs
@@ -163,6 +166,7 @@ def _forward_of(model: Any) -> FunctionType:
 
 def _replace_forward(trainer: Any, model: Any, function: FunctionType) -> None:
     """Set the forward of a model to a copy of TRL's function with our kernel."""
+    # accelerate has prepared a reference model already, so its new forward is prepared again.
     if isinstance(function.__globals__.get(KERNEL), HeadKernel):
         return
     is_patched = isinstance(vars(model)["forward"], partial)
@@ -194,6 +198,7 @@ def _always(device: torch.device) -> bool:
 
 def _replace_methods(trainer: Any, models: list[nn.Module]) -> None:
     """Set the methods of a DPO, KTO or GRPO trainer of TRL 1.14 that compute log-probabilities."""
+    # In TRL 1.14 these are the methods of `use_liger_kernel`, which calls no kernel of Liger there; we make its checks.
     head = models[0].get_output_embeddings()  # type: ignore[operator]
     is_peft = hasattr(trainer.model, "peft_config")
     configs = trainer.model.peft_config.values() if is_peft else ()

@@ -45,6 +45,8 @@ def tokens_per_chunk(
     max_bytes: int | None = None,
 ) -> int:
     """Return the number of tokens per chunk, so that the logits of a chunk fit into a buffer; 0 for no tokens."""
+    # On CUDA, up to `2 * embed_dim` tokens are one chunk unless the rows are frozen: their logits need no more memory
+    # than the float32 sums over several chunks, and the gradient is rounded once.
     if device == "cuda":
         many = FROZEN_TOKENS if is_frozen else max(2 * embed_dim, LEAST_TRAINED_TOKENS)
         most = tokens if tokens <= 2 * embed_dim and not is_frozen else many

@@ -53,6 +53,7 @@ def statistics_of_blocks(ids: Tensor | None, names: list[str], *, with_keys: boo
 
 def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
     """Return a kernel that also looks for the K largest logits; the totals of the last block contain them."""
+    # The kernel has state: use it for the blocks of one chunk, each once.
     state: list[Tensor] = []
     seen = 0
 
@@ -148,6 +149,7 @@ def _pair(block: LogitBlock) -> tuple[Tensor, Tensor, Tensor | None, Tensor | No
 
 def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool) -> None:
     """Add a tensor to float32 sums, whose high 16 bits are bfloat16 numbers, and whose low 16 bits are a residual."""
+    # Overwrites `total` and `residual` (uint16). The last addition rounds `total` to nearest; `residual` is then stale.
     if ADD_BFLOAT16.run(len(total), total, residual, addend, last, block=max(1, BLOCK_NUMEL // total.shape[1])):
         return
     bits = (total.view(torch.int16).int() << 16) | residual.int()

@@ -20,6 +20,8 @@ Result = TypeVar("Result")
 class ConvertedRows:
     """Rows in the dtype of their products, some at a time."""
 
+    # Converted rows are in one buffer, which the next call overwrites; rows that have the dtype already are views.
+
     def __init__(self, rows: Float[Tensor, "V D"], dtype: torch.dtype) -> None:
         self.rows, self.dtype = rows, dtype
         self._size = block_size(CONVERTED_ROWS, device_kind(rows))
@@ -47,6 +49,7 @@ def linear(
     hidden: Float[Tensor, "*batch D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, " V"] | None = None
 ) -> Float[Tensor, "*batch V"]:
     """Compute `hidden @ weight.T + bias` in the dtype of the hidden states, or of autocast if it is active."""
+    # A weight of another dtype is converted a block at a time, again in `backward`; its gradient is rounded once.
     if hidden.dtype == weight.dtype or autocast_dtype(hidden) is not None:
         return F.linear(hidden, weight, bias)
     if plain_operators_only() or is_transformed(hidden, weight):

@@ -36,6 +36,9 @@ Below that, the products would take at most 6 % less time.
 class PreviousLoss:
     """The numbers of the previous loss on a CUDA device, by which the next one decides whether it waits for its own."""
 
+    # A loss always decides by the previous one, whose numbers are copied to the host meanwhile: the decision depends on
+    # no timing, and activation checkpointing, which must decide the same again, does not use it.
+
     def __init__(self) -> None:
         self._last: tuple[HostCopy, int] | None = None
 
@@ -111,8 +114,10 @@ def rank_facts(codes: list[int]) -> RankFacts:
 class CountedTokens(NamedTuple):
     """Say which of N tokens count, and which are computed."""
 
-    mask: Tensor | None = None
+    mask: Tensor | None = None  # `(N,)`; `None` if all count
+    # `(M,)`, the computed tokens; `None`: all N are computed, the others with result and gradient 0
     places: Tensor | None = None
+    # those that do not count, if kernels know them by ID: -1, or V for a bad ID (loss NaN)
     others: Tensor | None = None
     of_ranks: RankFacts | None = None
     is_empty: Tensor | None = None
@@ -127,9 +132,9 @@ class CountedTokens(NamedTuple):
 class CheckedIds(NamedTuple):
     """Hold token IDs that were checked, with the tokens that count."""
 
-    ids: Tensor
+    ids: Tensor  # int64; 0, or `other`, where a token does not count; bad IDs are clamped
     tokens: CountedTokens
-    is_bad: Tensor | None
+    is_bad: Tensor | None  # `None` if there is none
     factors: Tensor | None = None
     weights: Tensor | None = None
 
@@ -203,6 +208,7 @@ def checked_ids(
     request: RankRequest | None = None,
 ) -> CheckedIds:
     """Check that the IDs of the tokens that count are tokens of the vocabulary."""
+    # Bad IDs are clamped under transforms, in exports and where the host does not wait; there `is_bad` marks them.
     others = None if mask is None else ~mask
     if others is not None:
         ids = ids.masked_fill(others.unsqueeze(-1) if several else others, 0)
@@ -293,6 +299,7 @@ def _raise_if_bad(ids: Tensor, vocab_size: int, record: Tensor, values: list[int
 
 def _reads(x: Tensor, drop: bool | None, request: RankRequest | None) -> tuple[bool, PreviousLoss | None]:
     """Return whether the host reads numbers of a loss at once, and on an accelerator waits for them."""
+    # All ranks must decide the same, or their collectives do not match.
     is_in_graph = torch.compiler.is_compiling() or plain_operators_only() or is_capturing(x)
     if drop is False or device_kind(x) == "meta" or is_in_graph:
         return False, None

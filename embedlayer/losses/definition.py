@@ -20,6 +20,7 @@ from embedlayer.losses.token_weights import counted_weights
 
 def counted_states(hidden: Float[Tensor, "*batch D"], kept: Bool[Tensor, "*batch"] | None) -> Float[Tensor, "*batch D"]:
     """Return hidden states with zeros in place of those of tokens that do not count."""
+    # Zeros in the input, because a later mask is not enough: 0 times NaN is NaN in the products of the backward pass.
     if kept is None:
         return hidden
     is_read_at_once = device_kind(kept) == "cpu" and fusible(hidden, kept) and not count_dispatch_modes()
@@ -32,6 +33,8 @@ def transformed_states(
     transform: Callable[[Tensor], Tensor], hidden: Float[Tensor, "*batch D"]
 ) -> Float[Tensor, "*batch R"]:
     """Return `transform(hidden)`, of hidden states that a head transforms before it is known which tokens count."""
+    # A state with NaN or infinity is transformed as 0 and its result set to NaN, so that the gradients of the
+    # transform's own weights are not 0 times NaN if its token does not count.
     is_finite = hidden.detach().abs().amax(-1, keepdim=True) < torch.inf  # a tenth of the time of isfinite().all()
     states = transform(torch.where(is_finite, hidden, 0.0))
     return states + torch.where(is_finite, 0.0, torch.nan).to(states.dtype)
@@ -77,6 +80,7 @@ def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
 
 def scaled_factors(factors: Tensor, grad_output: Tensor) -> Tensor:
     """Return factors of the losses of tokens times the gradient by their sum: 0 for a factor of 0, whatever this is."""
+    # So a token that does not count has no gradient even where a mean divides by 0 tokens.
     return torch.where(factors == 0, 0.0, factors * grad_output)
 
 

@@ -132,6 +132,7 @@ def compute_loss(head: LossOfHead) -> tuple[Tensor, Tensor]:
 
 def compute_joint_loss(heads: Sequence[LossOfHead]) -> tuple[Tensor, list[Tensor]]:
     """Compute the sum of the losses of heads of stored rows, with a reduction, as `compute_loss` does."""
+    # All heads have one tensor of hidden states and one dtype: their passes add into one gradient.
     jobs = []
     for head in heads:
         assert isinstance(head.student, LinearLogits)
@@ -279,6 +280,8 @@ class _LinearTotals(torch.autograd.Function):
 class _LinearLoss(torch.autograd.Function):
     """Compute the sum of `sum(factors * losses)` over jobs, with its gradients."""
 
+    # `backward` multiplies the saved gradients by `grad_output` in place, so a second `backward` computes them again.
+
     @staticmethod
     def forward(
         ctx: Any, jobs: list[_Job], objectives: list[TokenLoss], factors: list[Tensor], *_: Tensor | None
@@ -333,6 +336,8 @@ class _LinearLoss(torch.autograd.Function):
     @staticmethod
     def _scaled(ctx: Any, jobs: list[_Job], factors: list[Tensor], grad_output: Tensor) -> list[Grads] | None:
         """Return the gradients of the forward pass times `grad_output`, or `None` where they are computed again."""
+        # `None`: compute again. Sharded rows need one `grad_output` on all ranks: the host waits to compare them, or,
+        # with `equal_loss_factors`, the gradients are NaN if they differ.
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             return None

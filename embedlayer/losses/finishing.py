@@ -63,6 +63,9 @@ def finish(raw_logits: Float[Tensor, "*batch V"], options: LogitSettings) -> Flo
 class BlockFinishing:
     """Finish logits in place over blocks of rows, vocabulary first, `(R, C)`, and convert gradients back."""
 
+    # `bound * tanh((scale * x + bias / divisor) / softcap)`, without a soft cap `scale * x + bias / divisor`: the
+    # temperature is in `divisor` (or, with a soft cap, in `bound`), so callers pass raw logits times `scale`.
+
     def __init__(self, options: LogitSettings) -> None:
         self.softcap = options.softcap
         self.divisor = options.temperature if self.softcap is None else 1.0

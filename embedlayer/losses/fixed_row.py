@@ -13,6 +13,7 @@ from embedlayer.losses.converted_rows import linear
 
 def with_fixed_row(weight: Float[Tensor, "V D"], row: int | None) -> Float[Tensor, "V D"]:
     """Return a weight, as another tensor of the same memory, through which one row gets no gradient."""
+    # No effect in compiled graphs and under `torch.func` transforms: use `linear_with_fixed_row` there.
     if row is None or not (weight.requires_grad and torch.is_grad_enabled() and fusible(weight)):
         return weight
     result: Tensor = _FixedRow.apply(weight, row)  # type: ignore[no-untyped-call]

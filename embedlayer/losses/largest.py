@@ -49,6 +49,7 @@ def top_k(logits: Float[Tensor, "*batch V"], k: int) -> tuple[Float[Tensor, "*ba
 
 def _ids_of_largest(logits: Tensor, k: int) -> Tensor:
     """Return the indices of the K largest logits in ascending order, `(..., K)`; the first of equal logits."""
+    # Only the K groups with the largest maxima are searched: any other logit is below K maxima, or equal and behind.
     size = logits.shape[-1]
     if size >= max(4 * GROUP * k, LEAST_GROUPED):
         ids = _members(_ids_of_largest(_maxima(logits), k), size)

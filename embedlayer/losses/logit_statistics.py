@@ -39,6 +39,10 @@ SORTED = 8  # numbers of 4 bytes that a sort needs for each logit
 class LogitStatistics(Objective):
     """Compute statistics of the logits z of each token, where p is `softmax(z)`."""
 
+    # With p = softmax(z), for each of C tokens: `log_sum` is logsumexp(z) - `top`, `mean` the sum of p (z - top),
+    # `log_squares` the log of the sum of exp(2 (z - top)); so the entropy is `log_sum - mean`, and the sum of p² is
+    # `exp(log_squares - 2 log_sum)`. `sums` and `event_tops` have no gradient.
+
     has_kernels = True
     constants = Objective.constants | {"event_tops"}
 

@@ -29,6 +29,8 @@ Totals = dict[str, Tensor]
 class Workspace:
     """Memory for intermediate results of the size of a block, or none: then each result is a new tensor."""
 
+    # Fresh memory costs page faults at every block. Empty under autograd, where results must not be overwritten.
+
     def __init__(self, buffers: tuple[Tensor, ...] = ()) -> None:
         self.buffers = buffers
 
@@ -44,6 +46,7 @@ class Workspace:
 
     def logaddexp(self, a: Tensor, b: Tensor, slots: tuple[int, int]) -> Tensor:
         """Return `log(exp(a) + exp(b))` in the memory of the first of two slots; the second may be `a`'s or `b`'s."""
+        # Not `torch.logaddexp`, which rounds the last numbers of a thread's share differently from the others.
         top = torch.maximum(a, b, out=self._slot(slots[0], a))
         below = self.subtract(a, b, slots[1])
         if self.buffers:
@@ -262,6 +265,7 @@ class Exponentials(NamedTuple):
 
     def mean(self, values: Tensor, block: LogitBlock) -> Tensor:
         """Return the mean of values `(R, C)` under the softmax, `(C,)`."""
+        # With a workspace, `values` are overwritten. A probability of 0 counts as 0 even if its value is infinite.
         if block.may_be_infinite:
             values = block.work.masked_fill(values, self.powers == 0, 0.0)
         return block.work.multiply(values, self.powers).sum(0) / self.sums
@@ -269,6 +273,8 @@ class Exponentials(NamedTuple):
 
 def softmax_totals(block: LogitBlock, logits: Tensor, suffix: str = "") -> tuple[Totals, Exponentials]:
     """Return the totals of a softmax over the rows, and the exponentials that it was computed from."""
+    # `top` and `log_sum` are separate because differences from a logit are more accurate. Only `log_sum` has a
+    # gradient: that of logsumexp. Uses workspace slot 0 for the student, 1 for the teacher.
     top = finite_top(logits.detach().amax(0))
     powers = block.work.subtract(logits, top, slot=1 if suffix else 0).exp_()
     sums = powers.sum(0)

@@ -172,7 +172,7 @@ class LossSettings(NamedTuple):
     chunk_bytes: int | None = None
     drop_ignored: bool | None = None
     token_weights: Tensor | None = None
-    min_chunks: int = 1
+    min_chunks: int = 1  # least number of chunks; with 2, not even a small batch has all its logits at once
 
 
 def check_options(options: Mapping[str, object], kind: type, call: str, **arguments: object) -> None:

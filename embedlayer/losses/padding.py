@@ -11,6 +11,7 @@ from embedlayer.losses.chunk_size import INVARIANT_MULTIPLES
 
 def padded_states(rows: Tensor, multiple: int) -> Tensor:
     """Return a row of each token, `(N, ...)`, followed by rows of zeros up to a number of rows that is a multiple."""
+    # Above a multiple of 1 all results are contiguous: products of rows with other strides are rounded differently.
     padding = -len(rows) % multiple
     if padding:
         return torch.cat([rows, rows.new_zeros(padding, *rows.shape[1:])])

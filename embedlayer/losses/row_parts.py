@@ -31,6 +31,7 @@ class RowPart(NamedTuple):
 
 def row_parts(weight: Float[Tensor, "N *D"], ranges: Sequence[tuple[int, int]]) -> list[RowPart]:
     """Return `weight[start:stop]` for disjoint ranges of rows, as views whose gradients are one tensor."""
+    # Of slices, autograd would add one gradient of the weight's size for each; of `weight.split` it copies them.
     bounds = sorted({0, len(weight), *(bound for each in ranges for bound in each)})
     sizes = [stop - start for start, stop in pairwise(bounds)]
     is_fused = weight.requires_grad and torch.is_grad_enabled() and fusible(weight)
@@ -50,6 +51,8 @@ def row_parts(weight: Float[Tensor, "N *D"], ranges: Sequence[tuple[int, int]]) 
 
 class _JoinedGradient:
     """The gradient of a weight whose parts several passes compute, each in its place."""
+
+    # A part whose place is taken, as in a second backward pass, gets memory of its own.
 
     def __init__(self, shape: torch.Size, sizes: list[int], device: torch.device) -> None:
         self.shape, self.sizes, self.device = shape, sizes, device

@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
     ranks: Collectives
     hidden: list[Tensor]
     ids: Tensor | None
-    padding: int = 0
+    padding: int = 0  # repetitions of the last token, with gradient 0
 
     def gathered(self, rows: Tensor) -> Tensor:
         """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens."""
@@ -53,6 +53,7 @@ class Chunk(NamedTuple):
 
     def merged(self, totals: Totals, merge: Callable[[Totals], Totals]) -> Totals:
         """Return the totals over the rows of all ranks, from those over the rows of each rank."""
+        # Each rank merges its own tokens' totals and sends the result to all: as much traffic as an all-reduce.
         size, mine = self.ranks.size, self.sizes[self.ranks.rank]
         if size == 1:
             return totals
@@ -77,6 +78,7 @@ class TokenChunks:
 
     def chunks(self, step: int, hidden: list[Tensor], ids: Tensor | None) -> Iterator[Chunk]:
         """Yield the chunks, with at most `step` tokens of each rank."""
+        # On CUDA a single process pads to 16 tokens: only then are rows of `(R, C)` blocks aligned to 128-bit reads.
         multiple = MULTIPLE if len(self.counts) == 1 and device_kind(hidden[0]) == "cuda" else self.multiple
         for start in range(0, max(self.counts), step):
             sizes = [min(max(count - start, 0), step) for count in self.counts]

@@ -25,6 +25,7 @@ def checked_weights(
     weights: Float[Tensor, "*batch"], targets: Int[Tensor, "*batch"], ignore_index: int, *, is_read: bool = False
 ) -> Float[Tensor, "*batch"]:
     """Check that the weights of targets that are not ignored are finite, as far as it needs no wait for a device."""
+    # Where values are not read (accelerators, transforms, exports), infinite weights are returned as NaN.
     if device_kind(weights) != "cpu" or plain_operators_only():
         return weights if is_read else finite_or_nan(weights)
     kept = targets != ignore_index

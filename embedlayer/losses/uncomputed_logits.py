@@ -212,6 +212,7 @@ def require_invariance(*tensors: Tensor | None) -> None:
 @torch.library.custom_op("embedlayer::refuse_invariance_in_graph", mutates_args=())
 def refused_in_graph(hidden: Tensor) -> Tensor:
     """Raise the `SizeError` of `batch_invariant` when a graph of `torch.compile` runs."""
+    # An error while tracing would end the graph, and torch would compile what is called inside instead.
     raise _refused(IN_GRAPHS)
 
 
@@ -484,6 +485,7 @@ class BlockLogits(UncomputedLogits):
 
 def _tokens_last(x: Tensor) -> Tensor:
     """Return a matrix `(C, D)` as the transpose of one in memory."""
+    # In products with few rows (LoRA), rounding depends on the address of a token's numbers, so on its place in `x`.
     return x.mT.contiguous().mT
 
 

@@ -55,6 +55,8 @@ from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients
 class VocabularyPass:
     """Compute totals per token, and their gradients, over chunks of tokens and blocks of rows; all without autograd."""
 
+    # Sharded rows: each rank passes its own tokens, and all ranks must call the same methods.
+
     event_grads: Tensor | None = None
 
     def __init__(self, student: LinearLogits, request: Request) -> None:
@@ -220,6 +222,7 @@ class VocabularyPass:
 
     def _sums(self, requested: RequestedGradients, step: int, scale: Tensor | None) -> GradientSums:
         """Allocate the requested gradients, for chunks of at most `step` tokens of each rank."""
+        # Hidden gradients are computed if any rank requests them: they need the rows of all ranks.
         of_ranks = self.tokens.of_ranks
         requested = requested if of_ranks is None else requested._replace(hidden=of_ranks.hidden)
         chunks = math.ceil(max(self.tokens.counts) / step)
@@ -232,6 +235,7 @@ class VocabularyPass:
 
     def _finished(self, sums: GradientSums) -> Gradients:
         """Return the sums of all chunks in the shapes of the inputs, and keep that of the events."""
+        # The workspace is freed first: converting the gradients needs as much memory.
         self.work, self.softcap_buffer = Workspace(), self.like
         gradients = sums.finished(self.tokens)
         self.event_grads = sums.events
@@ -300,6 +304,7 @@ class VocabularyPass:
         *,
         kept: Tensor | None,
     ) -> None:
+        # Overwrites the logits of the chunk.
         x_CD = chunk.hidden[0]
         compiled = self.objective.compiled_dlogits(chunk.ids, totals, grads) if self.compiled else None
         in_one_product = kept is not None and sums.multiplies(kept.dtype) and not self.is_invariant

@@ -187,6 +187,7 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
 @torch.no_grad()
 def _merge(owner: TokenEmbedding | OutputHead, change: ModuleAdapter) -> None:
     """Write a change into a weight, in place, a block of rows at a time."""
+    # Pending updates are applied first: they are those of the weight before the merge.
     if isinstance(owner, TokenEmbedding):
         owner.apply_pending_updates()
     weight, size = owner.weight, block_size(TABLE_ROWS, device_kind(owner.weight))

@@ -24,6 +24,10 @@ Pair = tuple[str, str]
 class BPEMerges:
     """Find the shorter tokens from which byte-pair encoding (BPE) builds each token, by applying its merges."""
 
+    # Inside a longer text a token is built by the same merges as from its own letters: a merge across its border would
+    # have prevented it. So a token from which no token of a text is built can be removed without changing that text's
+    # tokens.
+
     def __init__(self, model: Mapping[str, Any]) -> None:
         self.vocabulary = set(model["vocab"])
         self.prefix: str = model.get("continuing_subword_prefix") or ""
@@ -148,6 +152,7 @@ def _merged(word: Sequence[str], pair: Pair, name: str) -> list[str]:
 
 def cheapest_leaves(merges: BPEMerges, counts: Mapping[str, int], count: int, *, kept: Container[str]) -> list[str]:
     """Return the tokens whose removal adds the fewest tokens to a text, one after another, the cheapest first."""
+    # A leaf is a token that no other merge needs. Without it its text becomes its two parts, which may then be leaves.
     giving, needed, cost = defaultdict[str, list[int]](list), Counter[str](), Counter(counts)
     for rank, pair in enumerate(merges.pairs):
         giving[merges.result(pair)].append(rank)

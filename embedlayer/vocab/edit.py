@@ -130,6 +130,7 @@ def missing_rows(tokenizer: Tokenizer, rows: int, source: Path | None = None) ->
 
 def rows_after(num_tokens: int, rows: int, new_tokens: int, multiple: int | None = None) -> int:
     """Return the number of rows that a table stores after an edit."""
+    # Without `multiple`, the largest power of two that explains the old padding; else the number of rows never falls.
     if multiple is None and rows > num_tokens:
         multiple = next((power for power in POWERS_OF_TWO if round_up(num_tokens, power) == rows), None)
         if multiple is None:
@@ -267,6 +268,9 @@ class EditRequest:
         self, tokens: TokenMap, row_map: RowMap, origins: dict[int, str]
     ) -> Callable[[RowTensor], Iterator[Tensor]]:
         """Return a function that yields the initialised rows of a tensor, in chunks."""
+        # Call it for tables and heads before their biases: the first call fills in `origins`, and a bias is the mean of
+        # the biases of those tokens. Rows without a token get the mean row, which adds at most one part in V to a
+        # softmax.
         new_tokens, new_ids = tokens.new_tokens(), row_map.initialised.tolist()
         unused = [NewToken("")] * (len(new_ids) - len(new_tokens))
         computed_from: dict[str | None, list[tuple[int, ...]]] = {}

@@ -148,6 +148,7 @@ def _save_merged(
     **options: Any,
 ) -> None:
     """Save a model of transformers with the trained rows in the weights, so that transformers and `load` read them."""
+    # It replaces the model's `save_pretrained` until `merge_rows`; the model itself does not change.
     merged = dict(model.state_dict() if state_dict is None else state_dict)
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -165,6 +166,7 @@ def _save_merged(
 
 def _split_rows(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Rename a state that `_save_merged` wrote for a model whose rows are trained separately, before it loads."""
+    # A pre-hook of `load_state_dict`: renames keys of `state_dict` in place.
     for name, rows in _deltas(model).items():
         delta, weight_name = f"{prefix}{name}.delta", f"{prefix}{_weight_name(name)}"
         if delta not in state_dict and weight_name in state_dict:

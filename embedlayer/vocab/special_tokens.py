@@ -262,6 +262,8 @@ def with_class(old: JsonObject, name: str) -> JsonObject:
 
 def class_settings(name: str | None, model: JsonObject) -> JsonObject:
     """Return the settings of a tokenizer class of transformers that differ from those of `PreTrainedTokenizerFast`."""
+    # Without them a BERT tokenizer returns no `token_type_ids`, and LLaMA's pads on the other side. transformers 5
+    # opens LLaMA's class as the generic one for other families, so its side counts for its own family only.
     stem, inputs = class_name(name or ""), ["input_ids", "attention_mask"]
     family = str(model.get("model_type", "")).replace("_", "")
     if stem in _PADS_LEFT and family and (family.startswith(stem.lower()) or stem.lower().endswith(family)):

@@ -139,6 +139,7 @@ def _encoded(
     texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer, counts: IdArray
 ) -> Iterator[tuple[str, IdArray]]:
     """Yield `(text, token IDs)` for each chunk of the texts and files, and count the separators between files."""
+    # The caller must add the yielded IDs to `counts` before the next chunk: they show which files have tokens.
     rest, files = _checked(texts), 0
     while block := list(islice(rest, _TEXTS_AT_ONCE)):
         short = [text for text in block if isinstance(text, str) and len(text) <= _LONGEST_UNCUT]

@@ -198,6 +198,7 @@ def _names_in_template(processor: JsonObject) -> set[str]:
 
 def with_parts(kept: set[int], old: TokenBytes, data: JsonObject) -> set[int]:
     """Return `kept` and the IDs of all tokens without which a kept token would no longer be encoded as before."""
+    # BPE needs the shorter tokens; Unigram the token with the lowest score, which sets the score of unknown text.
     model = data["model"]
     if model["type"] == "BPE":
         merged = (old.entries[token_id] for token_id in kept - old.added)
@@ -276,6 +277,7 @@ def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> flo
 
 def _renumber_template(processor: JsonObject | None, new_id_of: Mapping[int, int]) -> None:
     """Replace the old token IDs in a post-processor by the new ones, in place; `None` is ignored."""
+    # A `TemplateProcessing` may list tokens that it never puts around a text; removed ones leave the list.
     if not processor:
         return
     if processor["type"] == "Sequence":
@@ -296,6 +298,9 @@ def _renumber_template(processor: JsonObject | None, new_id_of: Mapping[int, int
 
 def _with_glue(decoder: JsonObject | None, new: Sequence[str], ids: Mapping[str, int]) -> JsonObject | None:
     """Return a copy of a decoder that removes the space which the normalizer puts after an added token."""
+    # Two steps at the start mark the listed tokens; steps after `Fuse` remove each mark and the space behind it. Where
+    # the decoder strips the text's first space, a step puts it back before a listed token. Steps of earlier edits are
+    # replaced.
     steps = list((decoder or {}).get("decoders", []))
     if decoder is None or not any(step["type"] == "Fuse" for step in steps):
         return decoder

@@ -45,6 +45,8 @@ class WeightRows:
 
     def look_up(self, ids: Int[Tensor, " k"]) -> Float[Tensor, "k D"]:
         """Return the rows of `ids`, `(k, D)`; if the rows are sharded, every rank gets all of them."""
+        # All ranks must make the same reads in the same order. The all-reduce adds bytes, of which all ranks but one
+        # have zeros, so that values stay exact.
         places, is_local = self.collectives.partition(self.num_rows).local(ids.to(self.weight.device))
         if self.missing_row is not None:
             places = torch.where(places < len(self.weight), places, self.missing_row)
@@ -67,6 +69,8 @@ DeadRows = Sequence[int] | Callable[[OldRows], Bool[Tensor, " V"]]
 
 class LiveRows:
     """Read the live rows of a table, and compute their count, mean and standard deviation in float64 on the CPU."""
+
+    # A row is live if it is not dead, not the padding row, not all zero, and finite.
 
     def __init__(self, old: OldRows, dead: DeadRows) -> None:
         self.old = old

@@ -59,6 +59,8 @@ def apply_row_map(
     tensors: Mapping[str, RowTensor], edit: ModelEdit, collectives: Collectives = SINGLE_PROCESS
 ) -> dict[str, Tensor]:
     """Return new tensors whose rows are moved and initialised as an edit says; the old tensors are not changed."""
+    # All ranks in `collectives` must call this. In `tensors` a parameter must come before its optimizer's state, and a
+    # table or head before its bias. Initialised rows get rank 0's values.
     row_map, undoes, result = edit.row_map, edit.undoes, dict[str, Tensor]()
     if undoes is not None:
         with collectives.all_or_none():

@@ -25,6 +25,8 @@ OWN = 0
 class FoldedTable:
     """The tensors of a token table `rows[mapping] * weights[:, None]` in a checkpoint."""
 
+    # The bytes of a token: its row, its weight if any, and with a mapping an int64: r + 1 for row r, `OWN` if new.
+
     names: tuple[str, str, str]
     rows: Float[Tensor, "R D"]
     mapping: Int[Tensor, " V"] | None

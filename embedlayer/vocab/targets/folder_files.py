@@ -126,6 +126,7 @@ def read_json_if_there(file: Path) -> JsonObject:
 
 def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
     """Return a copy of the content of a `config.json` in which the IDs of special tokens are complete."""
+    # Another tokenizer: missing IDs are written out, as transformers would use the defaults of the model's class.
     content = {key: value for key, value in content.items() if key != "tokenizer_class"}
     if ids.role_ids is None:
         return content
@@ -157,6 +158,7 @@ def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]
 
 def _templates_to_remove(folder: Path, lost: Sequence[str], contents: dict[str, JsonObject]) -> list[Path]:
     """Return the files of chat templates that contain a token of `lost`; warn of these tokens."""
+    # Changes `contents` in place: a template in `tokenizer_config.json` is removed there.
     files = {file: read_bytes(file).decode(errors="replace") for glob in TEMPLATES for file in folder.glob(glob)}
     named = {file: names for file, text in files.items() if (names := names_in(text, lost))}
     absent = {name for names in named.values() for name in names}
@@ -251,6 +253,7 @@ def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bo
 
 def _languages_follow(vocabulary: Mapping[str, int]) -> bool:
     """Return whether the tokens of Whisper's languages follow the start token without gaps, in its class's order."""
+    # The class computes the ID of a language from that of the start token.
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     first = vocabulary.get("<|startoftranscript|>", 0) + 1

@@ -115,6 +115,7 @@ def write_into_gguf(
 
 def _quantised_rows(file: GGUFFile, name: str, source: Tensor | LookupTable, sources: Tensor) -> tuple[NewTensor, int]:
     """Return a table in the type of a file, and the number of rows that keep the file's bytes."""
+    # If `gguf` cannot write the file's type, the whole table becomes `FALLBACK_TYPE`: a tensor has one type.
     stored = _stored_rows(file, name)
     record, is_dense = stored.format, file.tensors[name].dtype in DTYPES
     old = RowTensor(file.read(name)) if is_dense else RowTensor.of_stored(stored, None)
@@ -241,6 +242,7 @@ def _write(
 
 def _with_extra_space(tokenizer: Tokenizer, written: Tokenizer) -> tuple[int, ...]:
     """Return the IDs of added tokens around which only the written metadata decode an extra space, and warn of them."""
+    # GGUF metadata cannot state the decoder step that removes the space behind an added token, so llama.cpp keeps it.
     added = {token.content: row for row, token in tokenizer.get_added_tokens_decoder().items() if not token.special}
     if changed := other_texts(tokenizer, written, added):
         texts = next(iter(changed.values()))

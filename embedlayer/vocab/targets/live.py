@@ -70,6 +70,7 @@ def row_tensors(
     fsdp: Mapping[int, "FsdpParameter"] = {},
 ) -> tuple[dict[str, RowTensor], dict[str, Callable[[Tensor], None]]]:
     """Return all tensors of a module and its optimizer with a row for each token, and functions that replace them."""
+    # The order matters to `apply_row_map`: tables and heads, biases, compressed IDs of n-gram hashes, optimizer state.
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     by_id: dict[int, tuple[str, RowTensor]] = {}
     packed: dict[str, list[PackedRows]] = {}  # by the name of their rows, which several tables may share
@@ -155,6 +156,7 @@ def replace_data(parameter: Tensor, tensor: Tensor) -> None:
 
 def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
     """Return a parameter's gradient with its rows moved as a row map says; `None` if it has no gradient."""
+    # If the rows are sharded, all ranks must call this.
     grad, ranks = rows.tensor.grad, rows.collectives
     if grad is not None and is_dtensor(grad):  # tensor parallelism leaves that of a table on every rank
         grad = placed_like(grad, rows.tensor)
@@ -185,6 +187,8 @@ def apply_to_module(
     tokenizer: Tokenizer | None = None,
 ) -> ModelResult:
     """Apply an edit, or the undo of one, to a live module in place; if anything fails, nothing is changed."""
+    # All ranks, and all pipeline stages with copies of a table, must call this. Pending updates are applied first, and
+    # stay applied if the edit fails.
     refuse_partitioned(module.named_parameters(), "is edited", gathered=False)
     _fsdp_parameters(module)  # resharded, so that the parameters are those of tie_stages
     copies = list(stage_copies(module.parameters()))

@@ -44,7 +44,7 @@ class LocalTable(NamedTuple):
     collectives: Collectives = SINGLE_PROCESS
     of_head: bool = False
     per_layer: bool = False
-    missing_row: int | None = None
+    missing_row: int | None = None  # read for tokens that a per-layer table lacks; `None` if it must have all
 
     @property
     def stored(self) -> TokenEmbedding | PackedRows:
@@ -126,6 +126,7 @@ class VocabularyModules(NamedTuple):
 
 def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     """Return the tables, heads, layers and configurations of a live module; the table of a tied head is included."""
+    # The rows of an `NgramEmbedding` belong to hashes, so its table is left out.
     modules = dict(module.named_modules())
     if drafts := [name or "the module" for name, part in modules.items() if isinstance(part, DraftHead)]:
         raise VocabularyError(f"{drafts[0]} is a DraftHead of the old token IDs: build it after the edit.")

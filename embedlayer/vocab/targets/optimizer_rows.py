@@ -46,6 +46,10 @@ def _has_rows(key: str, value: Tensor, parameter: Tensor) -> bool:
 class NewState:
     """Compute the state with which an optimizer starts for new rows of a parameter."""
 
+    # That of a new optimizer after one step with a gradient of zero and no weight decay: zero for most, but the row
+    # itself for the `z` of schedule-free optimizers, the first step size for Rprop, `initial_accumulator_value` for
+    # Adagrad.
+
     def __init__(self, optimizer: Optimizer, name: str, parameter: Tensor) -> None:
         while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):  # as accelerate wraps one
             optimizer = inner
@@ -100,6 +104,8 @@ UNMOVED = "unmoved_state"
 
 class UnmovedState:
     """Step pre-hook of an optimizer whose state has the rows before an edit: raise a `StaleRowsError`."""
+
+    # It has no effect once the state was replaced, as by `load_state_dict`.
 
     def __init__(self, optimizer: Optimizer, parameter: Tensor, name: str) -> None:
         self.row_maps: list[RowMap] = []

@@ -150,6 +150,7 @@ def _write_run(
     tokenizer: Tokenizer,
 ) -> None:
     """Write the files of an edited run: tokenizer, `run.json`, checkpoint, metrics, and the corpus with new IDs."""
+    # The caller checks with `_keeps_corpus` that the corpus has no removed token, whose new ID is negative.
     save_tokenizer(tokenizer, new.path / TOKENIZER)
     write_json(new.run, {**description, "model": describe(trainer.decoder)})
     new.save_checkpoint(trainer)
