@@ -46,6 +46,7 @@ def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num
         CheckpointError: Rows hold NaN or infinity.
         TokenizerError: The tokenizer has IDs outside the table.
         FileError: The file cannot be written.
+        MissingExtraError: pyarrow is not installed: `pip install 'embedlayer[parquet]'`.
     """
     path = named_path(path)
     arrow, parquet = require("pyarrow", extra="parquet"), require("pyarrow.parquet", extra="parquet")

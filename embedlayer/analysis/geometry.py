@@ -162,6 +162,9 @@ def table_geometry(table: TableLike) -> TableGeometry:
     Args:
         table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
 
+    Raises:
+        SizeError: There are no rows, or every row is zero or holds NaN or infinity.
+
     Example:
         >>> even = table_geometry(torch.cat([torch.eye(4), -torch.eye(4)]))
         >>> round(even.effective_rank, 6), round(even.isotropy, 6), round(even.mean_cosine, 3)

@@ -53,6 +53,9 @@ def align_tables(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2
         pairs: ID in `before` and ID in `after` of each shared token, `(N, 2)`, see `shared_tokens`; `None` pairs equal
             IDs, and then both tables need equally many rows.
 
+    Raises:
+        SizeError: No pair has two rows that are finite and not zero.
+
     Reference: Schonemann, 1966: `U V^T` of the singular value decomposition of `before^T after`.
 
     Example:

@@ -238,6 +238,7 @@ class EmbeddingLayer(Pretrained):
             FileError: The folder cannot be written, or the tokenizer file of the checkpoint cannot be read.
             CheckpointError: The layer could not be loaded again; see `Pretrained.save_pretrained`.
             TokenizerError: `tokenizer` is no tokenizer.
+            MissingExtraError: The tokenizer of the checkpoint needs an extra; see `tokenizer`.
 
         Warns:
             EmbedLayerWarning: The tokenizer that this layer was loaded with cannot be read, so it is left out.
@@ -287,6 +288,7 @@ class EmbeddingLayer(Pretrained):
         Raises:
             TokenizerError: The tokenizer file is damaged.
             FileError: The tokenizer file cannot be read.
+            MissingExtraError: A `.model` needs the extra `spm`, and a `.gguf` the extra `gguf`.
 
         Warns:
             EmbedLayerWarning: The tokenizer has IDs without a row in the table.
@@ -568,6 +570,7 @@ def load(
             that the family needs is missing; tensors and configuration disagree; the folder holds another kind of saved
             layer; or the final norm is requested, and that of this model type is not known. If a table of the
             checkpoint can be read alone, the message says how.
+        MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
 
     Warns:
         EmbedLayerWarning: Rows contain NaN or infinity; the configuration contradicts the tensors in a way that can be

@@ -47,6 +47,7 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
             `None` weights all tokens equally. Other kinds ignore it.
 
     Raises:
+        ShapeError: Rows contain NaN, infinity, or numbers too large for the layout.
         CheckpointError: Rows contain these, and the kind is that of another library.
 
     Example:
@@ -97,6 +98,7 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
         table: The new table.
 
     Raises:
+        SizeError: The table does not fit the width, the untied head or the scale of the model's look-ups.
         CheckpointError: The model is not patched, has bags of several tables, has modules other than look-ups and LM
             heads that use the weight of the table, or multiplies the rows itself (MobileBERT).
     """

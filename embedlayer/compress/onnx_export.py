@@ -45,7 +45,9 @@ def export_onnx(table: TokenTable, path: Path | str, *, logits: bool = True, acc
             changes logits by about 0.5 % of the largest one, and is faster, much faster with 8-bit codes.
 
     Raises:
+        SizeError: The table has another layout, or more than `LARGEST` bytes, 1 MiB below 2 GiB.
         FileError: The file cannot be written.
+        MissingExtraError: onnx is not installed: `pip install 'embedlayer[onnx]'`.
 
     Example:
         >>> table = compress_table(TokenEmbedding(100, 64, scale="sqrt_dim"), "q4_0")

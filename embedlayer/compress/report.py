@@ -168,6 +168,7 @@ def loss_on_text(
         start_id: Token with which every window starts; `None` for none.
 
     Raises:
+        SizeError: The text has fewer than two tokens.
         CheckpointError: The model is no causal language model. The function that is returned raises the errors of
             `replace_table`.
     """

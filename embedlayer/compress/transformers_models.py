@@ -335,6 +335,8 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
         FileError: A file of the table is missing.
         CheckpointError: The folder has no such model, transformers does not have its class, or a file is damaged or
             lacks a tensor.
+        MissingExtraError: transformers is not installed, or sentence-transformers for a model of it: `pip install
+            'embedlayer[recipes]'`.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel

@@ -95,6 +95,7 @@ class TokenCorpus:
             TextError: A source or a record is not what it should be (see `find_sources`), or no source has text.
             TokenizerError: `tokenizer` is no tokenizer, or cannot encode a text; or there are chats, and no chat
                 template with `{% generation %}`.
+            MissingExtraError: A source needs `pip install 'embedlayer[parquet]'`, or chats `'embedlayer[hf]'`.
 
         Warns:
             EmbedLayerWarning: A source or a row without text is left out, a `.txt` has JSON lines, or the IDs next to a

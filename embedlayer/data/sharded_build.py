@@ -103,6 +103,7 @@ def build_in_shards(
         TextError: A source or a record is not what it should be (see `find_sources`), or no source has text.
         CheckpointError: The plan or a shard in the folder is damaged, or its tokenizer was changed.
         TokenizerError: `tokenizer` is no tokenizer or cannot encode a text, or the one in the folder is damaged.
+        MissingExtraError: A source needs `pip install 'embedlayer[parquet]'`, or chats `'embedlayer[hf]'`.
 
     Warns:
         EmbedLayerWarning: A source or a row without text is left out, a `.txt` has JSON lines, or the IDs next to a cut

@@ -181,6 +181,7 @@ class DraftHead(ComputedBuffers):
         own way, all logits are computed and the draft vocabulary is selected.
 
         Raises:
+            SizeError: The other head has another number of tokens than when this head was built.
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
         options = self._draft_options(self._logit_options())
@@ -362,6 +363,7 @@ class DraftHead(ComputedBuffers):
         transform of a `PredictionHead` is not copied.
 
         Raises:
+            SizeError: The head has hooks or computes logits in its own way, or its model adds a bias behind it (BART).
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
         self._check_vocab_size()

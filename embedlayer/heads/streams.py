@@ -368,6 +368,7 @@ class StreamHead(Pretrained, nn.Module):
             **options: See `LossOptions`. `token_weights` are `(..., K)`.
 
         Raises:
+            SizeError: On the CPU, the weight of a target that is not ignored is infinite or NaN.
             TokenIdError: A target is outside of its stream; on CUDA where the call waits, else later.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")

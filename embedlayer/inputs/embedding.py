@@ -224,7 +224,7 @@ class TransformerEmbedding(InputEmbedding):
 
     @property
     def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, with those of the table and of the position position."""
+        """Return the constructor's arguments as JSON, with those of the table and of the position scheme."""
         return {
             "vocab_size": self.table.vocab_size,
             "embed_dim": self.table.embed_dim,
@@ -293,7 +293,7 @@ def embed(
     Args:
         ids: Token IDs, or `None` with `inputs_embeds`.
         table: A `LookupTable`, or a module that wraps one.
-        position: Position position.
+        position: Position scheme.
         positions: Position of each token; by default `positions_of(ids, attention_mask)`.
         attention_mask: Mask of padding and packed documents, as in `positions_of`; unused if `positions` are passed.
         inputs_embeds: Vectors to use instead of `table(ids)`, already scaled.

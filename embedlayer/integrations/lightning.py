@@ -34,6 +34,7 @@ def lightning_patch(*, row_sparse: bool | None = None) -> Any:
     Raises:
         CheckpointError: When training begins, the `LightningModule` has no model of transformers and no module of
             embedlayer; or `patch` cannot patch its model.
+        MissingExtraError: lightning is not installed: `pip install 'embedlayer[recipes]'`.
 
     Example:
         >>> trainer = lightning.Trainer(callbacks=[lightning_patch()])  # doctest: +SKIP

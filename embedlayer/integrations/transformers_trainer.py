@@ -36,6 +36,7 @@ def patch_trainer(trainer: T, *, row_sparse: bool | None = None) -> T:
         The same trainer.
 
     Raises:
+        SizeError: The trainer uses FSDP or DeepSpeed, or computes its loss in a way that cannot be replaced.
         CheckpointError: `patch` cannot patch the model; or the forward of the model is not TRL's any more.
         VersionError: The installed release of TRL is not between 1.14 and 1.16.
 

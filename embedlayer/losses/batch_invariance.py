@@ -63,6 +63,9 @@ def check_batch_invariance(head: HasLogits, hidden: Tensor | None = None) -> Bat
     Returns:
         The multiple that is used, and what differs for this and others.
 
+    Raises:
+        SizeError: The head is not on the CPU, or its rows are sharded.
+
     Example:
         >>> report = check_batch_invariance(OutputHead(64, 1000))
         >>> report.differing[report.multiple]

@@ -151,7 +151,7 @@ class JensenShannon(Divergence):
     The mixture m is `beta p + (1 - beta) q`.
 
     Args:
-        beta: Weight of the teacher in the mixture, above 0 and below 1.
+        beta: Weight of the teacher in the mixture, above 0 and below 1. TRL's 0 is `ForwardKL`, its 1 `ReverseKL`.
 
     Reference: Agarwal et al., On-policy distillation of language models, 2024, equation 1; `generalized_jsd_loss` of
     TRL.

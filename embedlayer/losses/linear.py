@@ -63,6 +63,7 @@ def linear_cross_entropy(
         A scalar, or `(...)` with `reduction="none"`.
 
     Raises:
+        SizeError: On the CPU, the weight of a target that is not ignored is infinite or NaN.
         TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
 
     Example:

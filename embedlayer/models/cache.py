@@ -158,6 +158,9 @@ class KeyValueCache:
                 cached token of each row.
             attention_mask: 0 for padding, else the number of the document; `None` to continue the last document of each
                 row.
+
+        Raises:
+            SizeError: The tokens exceed `max_seq_len`, or with it gradients are recorded.
         """
         slots, tokens = self._slots, ids.shape[-1]
         if slots is not None and slots.called + tokens > slots.size:
@@ -206,6 +209,9 @@ class KeyValueCache:
             vectors: Their vectors, if these were passed to the model.
             positions: Positions of the new tokens.
             documents: As in `append`.
+
+        Raises:
+            SizeError: The frequencies depend on the length, and the cache has a fixed size.
         """
         if not isinstance(position, RotaryEmbedding) or not position.depends_on_length:
             return None
@@ -241,6 +247,10 @@ class KeyValueCache:
             position: Position scheme of the model.
             drop: Number of tokens of each row to drop, at least 1; padding counts.
             keep: Number of first tokens of each row that stay.
+
+        Raises:
+            SizeError: No token would remain, or keys cannot be moved: see `Position.shift_keys`. The cache is then as
+                it was.
 
         Reference: Xiao et al., Efficient streaming language models with attention sinks, 2024.
 

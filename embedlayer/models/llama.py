@@ -53,6 +53,7 @@ def load_llama(
         FileError: A file is missing or cannot be read.
         CheckpointError: The checkpoint is damaged, a pickle or not of LLaMA's type; a key of its configuration has a
             value that `DecoderLM` does not implement; or the blocks are quantised.
+        MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
 
     Warns:
         EmbedLayerWarning: The configuration says that the head is tied, and the checkpoint stores other rows for it; or

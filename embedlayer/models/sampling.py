@@ -121,6 +121,7 @@ def sample(
         **options: See `SamplingOptions`.
 
     Raises:
+        SizeError: On the CPU, the largest logit of a row is NaN or infinite.
         TypeError: An option is unknown.
 
     Example:

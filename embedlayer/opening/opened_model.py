@@ -360,6 +360,7 @@ class OpenedModel:
         Raises:
             CheckpointError: There are no transformer blocks; transformers cannot load the folder, or would initialise
                 tensors that it lacks; or the model is no causal one, such as a masked one.
+            MissingExtraError: The checkpoint needs transformers, which is not installed.
         """
         from embedlayer.checkpoints.causal_models import load_causal_model
         from embedlayer.models.decoder import DecoderLM

@@ -66,6 +66,7 @@ def open_model(
             not look like `owner/name` is never sent to the hub.
         CheckpointError: The source is damaged, or has no token table.
         TokenizerError: `tokenizer`, or that of a saved layer, is damaged or has IDs outside the table.
+        MissingExtraError: The source needs the extra `hf` (hub), `gguf` (GGUF) or `spm` (a `.model` tokenizer).
 
     Warns:
         EmbedLayerWarning: Only the table of a checkpoint can be read; rows contain NaN or infinity; a checkpoint's

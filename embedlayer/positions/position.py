@@ -161,6 +161,9 @@ class Position(Pretrained):
         Args:
             cached_keys: Keys that `rotate` returned.
             steps: What is added to the position of each key; shapes are those of positions.
+
+        Raises:
+            SizeError: The scheme is part of the vectors that keys were computed from, or rotates by the length.
         """
         if self.hook in ("add", "rotate"):
             raise SizeError(f"Keys of {type(self).__name__} cannot be moved: read the text with an empty cache.")

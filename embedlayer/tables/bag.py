@@ -85,6 +85,9 @@ class Bag(Pretrained):
             bag: Module with the weight.
             row_sparse: Whether gradients are row-sparse, for `RowAdamW`; `None` for what `bag.sparse` says.
 
+        Raises:
+            SizeError: The module has another `forward`, `max_norm`, `scale_grad_by_freq` or the mode `"max"`.
+
         Example:
             >>> torch_bag = nn.EmbeddingBag(100, 8, mode="sum")
             >>> Bag.from_embedding_bag(torch_bag).table.weight is torch_bag.weight

@@ -495,6 +495,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             embedding: Module with the weight; also a subclass that inherits the `forward` of `nn.Embedding`.
             scale: As in the constructor.
 
+        Raises:
+            SizeError: The module has another `forward`, `max_norm` or `scale_grad_by_freq`.
+
         Example:
             >>> embedding = nn.Embedding(100, 8, padding_idx=0)
             >>> table = TokenEmbedding.from_embedding(embedding)

@@ -32,6 +32,9 @@ class GGUFEmbedding(PackedRows):
         dtype: Data type of the vectors; `None` for float32. `.to(dtype)` changes it and not the blocks.
         device: Device of the stored bytes.
 
+    Raises:
+        MissingExtraError: The extra `gguf` is not installed.
+
     Example:
         >>> table = GGUFEmbedding(100, 64, "Q8_0")
         >>> table(torch.tensor([[1, 2, 3]])).shape, table.packed.shape

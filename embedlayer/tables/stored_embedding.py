@@ -94,6 +94,7 @@ class StoredEmbedding(PackedRows):
             scale: For a plain tensor: as in the constructor.
 
         Raises:
+            SizeError: The rows of the format share numbers, or no function quantises to it.
             CheckpointError: A row holds NaN, infinity or a number too large for the format.
 
         Example:

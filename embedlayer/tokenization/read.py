@@ -57,6 +57,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         TokenizerError: The file is damaged, incomplete or of an unknown format, the rules of its class are not
             known, or the folder has several tokenizers.
         CheckpointError: A GGUF file is damaged.
+        MissingExtraError: A `.model` needs `pip install 'embedlayer[spm]'`, and a `.gguf` `'embedlayer[gguf]'`.
     """
     path = Path(path)
     if path.is_dir():

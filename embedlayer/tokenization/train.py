@@ -58,8 +58,10 @@ def train_tokenizer(
             `"unigram"` and `"byte"` have no such limit.
 
     Raises:
+        SizeError: `vocab_size` is too small for the special tokens and the smallest alphabet.
         TextError: The texts are empty (except for `"byte"`), are not strings, or the first one is probably a path.
         TokenizerError: `min_frequency` is passed for a kind without one.
+        MissingExtraError: `"unigram"` needs `pip install 'embedlayer[spm]'`.
 
     Example:
         >>> tokenizer = train_tokenizer("I love dogs", kind="word")

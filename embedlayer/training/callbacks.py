@@ -49,7 +49,9 @@ def transformers_monitor(
         of the training.
 
     Raises:
+        SizeError: The model is an encoder-decoder, whose table looks up tokens that its inputs do not have.
         CheckpointError: When training resumes, the counts in its checkpoint are damaged or belong to another table.
+        MissingExtraError: transformers is not installed: `pip install 'embedlayer[hf]'`.
 
     Example:
         >>> trainer = transformers.Trainer(model, arguments, train_dataset=data)  # doctest: +SKIP
@@ -153,6 +155,7 @@ def lightning_monitor(
 
     Raises:
         CheckpointError: The counts in a checkpoint belong to another table.
+        MissingExtraError: lightning is not installed: `pip install 'embedlayer[recipes]'`.
 
     Warns:
         EmbedLayerWarning: A row or a gradient that was read is not finite.

@@ -244,6 +244,7 @@ class Trainer:
 
         Raises:
             TokenIdError: A text has an ID outside the table.
+            PeerError: Another process hangs or has ended.
 
         Warns:
             EmbedLayerWarning: The first loss is far from `ln V`, that of a uniform distribution over the vocabulary.

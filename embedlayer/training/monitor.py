@@ -173,6 +173,8 @@ class EmbeddingMonitor:
         records: In the block of a step that is read, what its losses recorded so far; otherwise `None`.
 
     Raises:
+        SizeError: The optimizer is DeepSpeed's, ZeRO-3 has partitioned a parameter, or the table is not sharded by
+            rows.
         TokenIdError: A new token is outside the table.
 
     Example:

@@ -102,6 +102,9 @@ class ParallelContext:
         """Wait until rank 0 calls this method too, for any length of time. All ranks must call it, once.
 
         torchrun ends the waiting processes if rank 0 or its machine dies. A single process does not wait.
+
+        Raises:
+            PeerError: The key-value store of the ranks cannot be reached.
         """
         if self._store is None:
             return
@@ -256,6 +259,7 @@ class ParallelContext:
 
         Raises:
             FileError: The file cannot be written.
+            PeerError: Another rank has ended.
         """
         if sharded := self._sharded_among(tensors):
             save_sharded(path, tensors, sharded, self.collectives, metadata)
@@ -301,6 +305,9 @@ def parallel_context(
         device: `"cpu"`, or `"cuda"` for the GPU with the local rank of the process.
         timeout_seconds: Seconds for which a rank waits for the others in a collective operation.
         vocab_parallel_size: Number of ranks over which the rows of a table are sharded; `None` for all.
+
+    Raises:
+        PeerError: Another process hangs or has ended.
     """
     with launched_processes(device, timeout_seconds) as launch:
         context = ParallelContext(launch, vocab_parallel_size=vocab_parallel_size)

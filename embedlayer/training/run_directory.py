@@ -317,10 +317,12 @@ class RunDirectory:
             The trainer, the tokenizer, and the notes that were passed to `start`.
 
         Raises:
+            SizeError: The run has mapped tables, and torchrun started the processes.
             FileError: The folder contains no run, a file of it cannot be read, or another process writes to the folder.
             CheckpointError: A file is damaged.
             TokenizerError: The tokenizer is damaged, or has more entries than the table.
             TextError: The corpus is too small to be split, or shorter than one window.
+            PeerError: A rank reads another run, tokenizer or text than rank 0.
         """
         parallel = ParallelContext() if parallel is None else parallel
         self.read()  # an error where there is no run, before anything is written
@@ -356,6 +358,7 @@ class RunDirectory:
             A trainer at the last checkpoint, or at step 0 if there is none, and the content of `run.json`.
 
         Raises:
+            SizeError: The run has mapped tables, and torchrun started the processes.
             FileError: The folder contains no run, a file of it cannot be read, or another process has opened a mapped
                 table.
             CheckpointError: A file is damaged.

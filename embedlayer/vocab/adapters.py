@@ -67,6 +67,7 @@ def load_adapter(module: nn.Module, directory: Path | str) -> None:
         directory: Folder that PEFT or `save_adapter` wrote.
 
     Raises:
+        SizeError: As in `train_only_rows`.
         FileError: The folder or a file in it is missing.
         CheckpointError: A file is damaged; or the adapter changes another module than a table or a head, other tokens
             in each of them, or more than the rows of some tokens.
@@ -102,6 +103,8 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
             of its sizes. It is ignored for a model, whose tables and heads are found by their names in it.
 
     Raises:
+        SizeError: A table does not store each row separately; or it has stored codes, and the adapter changes more than
+            single tokens.
         FileError: The folder or a file in it is missing.
         CheckpointError: A file is damaged; the adapter is of a kind whose changes are not known here, such as DoRA; it
             does not change the target; or, for a model, it also changes another module than a table or a head. Or

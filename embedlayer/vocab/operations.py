@@ -130,6 +130,8 @@ def edit_vocabulary(
         CheckpointError: The folder or file is damaged, is a checkpoint of `torch.distributed.checkpoint`, has a
             compressed table of a model of transformers, a tensor that follows the vocabulary and whose values for new
             tokens are not known, or an adapter with values of tokens.
+        MissingExtraError: A GGUF file needs the extra `gguf`.
+        PeerError: Another rank raised an error, or requests another edit.
 
     Warns:
         EmbedLayerWarning: Files are left out; text with a new token is decoded differently than before; transformers
@@ -187,6 +189,9 @@ def add_tokens(
 
     Returns:
         The receipt of the edit.
+
+    Raises:
+        SizeError: With `train_only_new`, the rows of a table cannot be trained separately; nothing was changed.
     """
     if not train_only_new:
         return edit_vocabulary(target, add=tokens, special=special, **options)
@@ -282,6 +287,7 @@ def transplant(
         TokenizerError: The new tokenizer is damaged or not known here, or `special` names no special token of it.
         FileError: The file of the new tokenizer does not exist or cannot be read.
         CheckpointError: A JSON file beside it is damaged.
+        MissingExtraError: The new tokenizer needs the extra `spm` or `gguf`.
 
     Warns:
         EmbedLayerWarning: The end-of-text token is a guess, a chat template is left out, or `AutoTokenizer` returns

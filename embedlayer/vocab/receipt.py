@@ -217,6 +217,7 @@ class Receipt:
                 left, or kept rows were changed since. Nothing was changed.
             VocabularyError: The module has other values of tokens since, such as an adapter of PEFT.
             StaleRowsError: The optimizer's state is that before the edit, to which it was not passed.
+            PeerError: Another rank raised an error, or undoes another edit.
         """
         if self.live is None:
             raise CheckpointError("Only the receipt of a live edit undoes it; the source of a folder is unchanged.")

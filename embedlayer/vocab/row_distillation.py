@@ -138,6 +138,7 @@ def distill_rows(
         The losses of each step, and the tokens whose rows were trained.
 
     Raises:
+        SizeError: As in `train_only_rows`. Nothing was changed.
         VocabularyError: No new token occurs in the snippets, or `train_only_rows` raises it.
         CheckpointError: `model` or `teacher` is no causal language model. Nothing was changed.
         TokenizerError: `tokenizer` or `teacher_tokenizer` is no tokenizer.

@@ -78,6 +78,8 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         token_ids: The IDs of the tokens, each once.
 
     Raises:
+        SizeError: A table does not store its rows separately, tables share one weight, the model reads rows itself
+            (MobileBERT), or the rows are sharded. Nothing was changed.
         TokenIdError: A token is outside the table.
         VocabularyError: The module contains a `DraftHead`, hashed n-grams of another library, or other values of
             tokens.

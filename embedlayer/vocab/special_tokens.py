@@ -310,6 +310,7 @@ def transformers_tokenizer(tokenizer: Tokenizer, like: Any, *, special: Mapping[
 
     Raises:
         TokenizerError: `like` is not a fast tokenizer of transformers.
+        MissingExtraError: transformers is not installed: `pip install 'embedlayer[hf]'`.
 
     Warns:
         EmbedLayerWarning: A chat template is left out, because it contains tokens that no longer exist.

@@ -57,6 +57,7 @@ def write_into(
         VocabularyError: A configuration or the metadata names a token that the tokenizer lacks, or the folder has no
             tokenizer.
         FileError: `original` cannot be read, or `out` cannot be written.
+        MissingExtraError: A GGUF file needs the extra `gguf`.
 
     Warns:
         EmbedLayerWarning: Files are left out, or as for an edit of the vocabulary. In a GGUF file: the table is written

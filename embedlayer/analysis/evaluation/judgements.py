@@ -170,6 +170,7 @@ def evaluate_word_analogies(
         restrict_vocab: Use only IDs below this number, in questions and answers; `None` or 0 for all.
 
     Raises:
+        SizeError: No question has four words that are all in `words`.
         FileError: The file cannot be read.
         TextError: A line has another format; the error names it.
     """

@@ -76,6 +76,7 @@ class CausalModel:
         Raises:
             CheckpointError: It is no causal language model; see `OpenedModel.require_causal`.
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
+            MissingExtraError: The checkpoint needs transformers, which is not installed.
         """
         model = opened.require_causal() if model is None else model
         tokenizer = opened.require_tokenizer()
@@ -261,6 +262,7 @@ def evaluate_text(
         CheckpointError: A model is no causal language model: it has no blocks, or it sees the tokens that it predicts.
             Or its loss is not finite.
         TokenizerError: There is no tokenizer, or it has IDs outside the table.
+        MissingExtraError: A checkpoint needs transformers, which is not installed.
 
     Example:
         >>> result = evaluate_text(CausalModel(model, tokenizer), "the cat sat on the mat . " * 20, window=32)

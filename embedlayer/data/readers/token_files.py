@@ -187,6 +187,7 @@ def export_token_ids(path: str | Path, out: str | Path) -> list[Path]:
         The files that were written.
 
     Raises:
+        SizeError: The corpus has token weights, which no such file holds.
         FileError: A file exists or cannot be written, or there is no corpus.
         CheckpointError: The corpus is damaged.
     """

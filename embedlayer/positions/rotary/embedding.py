@@ -406,6 +406,10 @@ class RotaryEmbedding(Position, ComputedBuffers):
         Args:
             cached_keys: Keys that `rotate` returned.
             steps: What is added to the position of each key, on each axis: `(T,)`, `(B, T)` or `(A, B, T)`.
+
+        Raises:
+            SizeError: The frequencies depend on the length, see `at_length`; or each axis of `ChannelAxes` has steps of
+                its own: the two channels of a pair have different angles then.
         """
         if self.depends_on_length:
             raise SizeError(f"Keys rotated with {self.scaling} cannot be moved: decode with position.at_length(n).")

@@ -122,7 +122,7 @@ class DynamicNTKScaling(RotaryScaling):
     `rotary_dim`.
 
     Args:
-        factor: How fast the base grows.
+        factor: How fast the base grows, at least 1.
         original_max_seq_len: Trained length, L (`max_position_embeddings` of a configuration).
         length: Fixed n for every call; `None` for the longest position of each call plus one (see the length rule in
             the docstring of this module).

@@ -194,6 +194,7 @@ def train_fasttext(
         TextError: The text has no tokens.
         VocabularyError: No old token occurs in the text.
         TokenizerError: One of the tokenizers is none.
+        MissingExtraError: gensim is not installed.
 
     Reference: Bojanowski et al., Enriching Word Vectors with Subword Information, 2017 (arXiv 1607.04606).
     """
