@@ -490,7 +490,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             return None
         for each in self.table_references:
             here: Any = each.module
-            if here is not table and (table is not None or type(here) not in _DENSE or here.weight is weight):
+            if here is not table and (table is not None or type(here) not in _DENSE):  # PEFT may have replaced it
                 return None
         if table is not None:
             if type(table) is not TokenEmbedding or table._forward_pre_hooks or not is_unchanged(table, **_PRODUCT):
