@@ -25,7 +25,6 @@ import math
 import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -133,9 +132,9 @@ def tokenizer_fit(
     example = (texts[one], texts[other])
     if usable is not None:
         pairs = pairs[usable[pairs].all(1)]
-    sorts = _sorts(rows, pairs, mean)
-    one, other = sorts.unlike_pair or (one, other)
-    is_mixed = sorts.are_two and not shift
+    unlike, alike_cosine, are_two, between, unlike_pair = _sorts(rows, pairs, mean)
+    one, other = unlike_pair or (one, other)
+    is_mixed = are_two and not shift
     return TokenizerFit(
         pairs=len(order),
         cosine=own,
@@ -143,47 +142,40 @@ def tokenizer_fit(
         shift=shift,
         shifted_cosine=fits[shift][0],
         example=example,
-        unlike=sorts.unlike,
-        alike_cosine=sorts.alike_cosine,
+        unlike=unlike,
+        alike_cosine=alike_cosine,
         is_mixed=is_mixed,
         unlike_example=(texts[one], texts[other]),
-        odd_rows=_odd_rows(rows, every, mean, sorts) if is_mixed else (),
+        odd_rows=_odd_rows(rows, every, mean, *between) if is_mixed else (),
     )
 
 
-class _Sorts(NamedTuple):
-    """Pairs of spelling variants in two sorts: as unlike as unrelated tokens, and alike."""
-
-    unlike: float
-    alike_cosine: float
-    are_two: bool
-    low: float
-    high: float
-    unlike_pair: tuple[int, int] | None
-
-
-def _sorts(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> _Sorts:
+def _sorts(
+    rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor
+) -> tuple[float, float, bool, tuple[float, float], Sequence[int] | None]:
     """Measure which share of some pairs is as unlike as unrelated tokens, and how alike the others are."""
+    # The share, the mean cosine of the others, whether there are two sorts, the cosines around which they divide, and
+    # an unlike pair.
     shuffled = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], 1)  # the order of the pairs is random
     cosines, chance = _cosines(rows, pairs, mean), _cosines(rows, shuffled, mean)
     pairs, cosines, chance = pairs[cosines.isfinite()], cosines[cosines.isfinite()], chance[chance.isfinite()]
     if len(cosines) < FEWEST_PAIRS or len(chance) < FEWEST_PAIRS:
-        return _Sorts(0.0, math.nan, False, math.nan, math.nan, None)
+        return 0.0, math.nan, False, (math.nan, math.nan), None
     least, median, most = chance.quantile(torch.tensor([0.16, 0.5, 0.84], dtype=torch.float64)).tolist()
     below = cosines < median
     share = float(below.double().mean())
     unlike, error = min(1.0, 2 * share), 2 * math.sqrt(share * (1 - share) / len(cosines))
-    pair = pairs[below][0].tolist() if below.any() else None
+    unlike_pair = pairs[below][0].tolist() if below.any() else None
     alike = (float(cosines.mean()) - unlike * median) / (1 - unlike) if unlike < 1 else math.nan
     low, high = median + APART * (most - least) / 2, float(cosines.quantile((1 + unlike) / 2))
     halves = ((low, (low + high) / 2), ((low + high) / 2, high))
     lower, upper = (int(((cosines > start) & (cosines <= stop)).sum()) for start, stop in halves)
     is_part = max(MIXED, 0.1 + 3 * error) <= unlike <= MOST_MIXED
     are_two = is_part and high > low and upper - lower > RISE * math.sqrt(upper + lower)
-    return _Sorts(unlike, alike, are_two, low, high, None if pair is None else (pair[0], pair[1]))
+    return unlike, alike, are_two, (low, high), unlike_pair
 
 
-def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _Sorts) -> tuple[int, ...]:
+def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, low: float, high: float) -> tuple[int, ...]:
     """Return the IDs of tokens that are unlike all their variants although two of these are similar."""
     family: dict[int, set[int]] = {}
     for one, other in pairs.tolist():
@@ -195,8 +187,8 @@ def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _
         units = F.normalize(rows.take(ids).double() - mean, dim=1)
         cosines = (units @ units.T).fill_diagonal_(-1.0)
         nearest = cosines.amax(1)
-        if nearest.max() >= (sorts.low + sorts.high) / 2:
-            odd += ids[nearest < sorts.low].tolist()
+        if nearest.max() >= (low + high) / 2:
+            odd += ids[nearest < low].tolist()
     return tuple(sorted(odd))
 
 

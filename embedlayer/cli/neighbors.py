@@ -4,16 +4,16 @@ from pathlib import Path
 
 import click
 
-from embedlayer.cli.options import SOURCE, TOKEN, json_option, tokenizer_option
+from embedlayer.cli.options import SOURCE, json_option, token_or_id, tokenizer_option
 from embedlayer.cli.printing import print_json
 from embedlayer.core import visible_text
 
 
 @click.command()
 @click.argument("source", type=SOURCE)
-@click.argument("tokens", nargs=-1, required=True, metavar="TOKEN...", type=TOKEN)
+@click.argument("tokens", nargs=-1, required=True, metavar="TOKEN...", type=token_or_id)
 @click.option(
-    "--minus", multiple=True, metavar="TOKEN", type=TOKEN, help="Token whose row is subtracted; may be repeated."
+    "--minus", multiple=True, metavar="TOKEN", type=token_or_id, help="Token whose row is subtracted; may be repeated."
 )
 @click.option("-n", "--topn", type=click.IntRange(min=1), default=10, help="Number of neighbours.")
 @tokenizer_option

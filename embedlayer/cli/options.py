@@ -52,14 +52,9 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         return path
 
 
-class NamedToken(click.ParamType):  # type: ignore[type-arg]
-    """Type of a click parameter: a token, named by its text, or by its ID as in `#304`."""
-
-    name = "token"
-
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
-        """Return an ID as an integer, and a text unchanged. click calls this method."""
-        return int(value[1:]) if isinstance(value, str) and re.fullmatch("#[0-9]{1,18}", value) else value
+def token_or_id(value: str) -> str | int:
+    """Type of a click parameter: a token, named by its text, or by its ID as in `#304`, which becomes an integer."""
+    return int(value[1:]) if re.fullmatch("#[0-9]{1,18}", value) else value
 
 
 class OutputPath(click.Path):
@@ -126,7 +121,6 @@ TEXTS_OR_CORPUS = InputPath(
 
 CORPUS = InputPath("a folder that embedlayer corpus build wrote", PathKind.CORPUS, PathKind.CORPUS_ALONE)
 
-TOKEN = NamedToken()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
 

@@ -12,26 +12,12 @@ from embedlayer.core.errors import TextError, TokenizerError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from embedlayer.cli.training_runs import LayerOptions
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.mixture import TokenMixture
     from embedlayer.data.readers.documents import Reader
 
 TOKENIZER_BYTES = 200_000_000
-
-
-@dataclass(frozen=True)
-class TokenizerOptions:
-    """Which tokenizer a run has: the one in `path`, or one of this kind and size, trained on its texts.
-
-    Attributes:
-        path: File or folder of a tokenizer; `None` to use that of a built corpus, or to train one.
-        kind: Kind of a trained tokenizer; see `train_tokenizer`.
-        vocab_size: Number of tokens of a trained tokenizer.
-    """
-
-    path: Path | None
-    kind: str
-    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -54,22 +40,22 @@ def prepare_corpus(
     sources: Sequence[str | Path],
     weights: Sequence[float] | None,
     target: Path,
-    options: TokenizerOptions,
+    layer: "LayerOptions",
     *,
     contents: SourceOptions = BY_DEFAULT,
     quiet: bool,
 ) -> "tuple[TokenCorpus | TokenMixture, Tokenizer]":
     """Build or link the corpus of a new run, or the corpora of a mixture."""
     if weights is not None:
-        return _build_mixture(sources, weights, target, options, contents, quiet)
+        return _build_mixture(sources, weights, target, layer, contents, quiet)
     ready = _find_corpus(sources)
     if ready is not None:
-        return _link_corpus(ready, target, options.path)
-    return _build_corpus(sources, target, options, contents, quiet)
+        return _link_corpus(ready, target, layer.tokenizer_from)
+    return _build_corpus(sources, target, layer, contents, quiet)
 
 
 def _build_corpus(
-    sources: Sequence[str | Path], target: Path, options: TokenizerOptions, contents: SourceOptions, quiet: bool
+    sources: Sequence[str | Path], target: Path, layer: "LayerOptions", contents: SourceOptions, quiet: bool
 ) -> "tuple[TokenCorpus, Tokenizer]":
     """Train or read a tokenizer, and build the corpus of token IDs."""
     from embedlayer.data.corpus import TokenCorpus
@@ -80,17 +66,17 @@ def _build_corpus(
     from embedlayer.tokenization.read import load_tokenizer
 
     if find_token_files(sources, contents.dtype):
-        tokenizer = named_tokenizer(options.path)
+        tokenizer = named_tokenizer(layer.tokenizer_from)
         return map_token_files(sources, tokenizer, target, dtype=contents.dtype), tokenizer
     with saved_standard_input(sources, target.parent) as readable:
-        readers = find_sources(readable, RowOptions(contents.text_field, options.path))
-        if options.path is not None:
-            tokenizer = load_tokenizer(options.path)
+        readers = find_sources(readable, RowOptions(contents.text_field, layer.tokenizer_from))
+        if layer.tokenizer_from is not None:
+            tokenizer = load_tokenizer(layer.tokenizer_from)
         else:
-            tokenizer = learn_tokenizer([readers], options.kind, options.vocab_size, quiet=quiet)
+            tokenizer = learn_tokenizer([readers], layer.tokenizer, layer.vocab_size, quiet=quiet)
         say("Turning the text into token IDs", quiet)
         corpus = TokenCorpus.build(
-            readable, tokenizer, target, text_field=contents.text_field, chat_template=options.path
+            readable, tokenizer, target, text_field=contents.text_field, chat_template=layer.tokenizer_from
         )
         return corpus, tokenizer
 
@@ -99,7 +85,7 @@ def _build_mixture(
     sources: Sequence[str | Path],
     weights: Sequence[float],
     target: Path,
-    options: TokenizerOptions,
+    layer: "LayerOptions",
     contents: SourceOptions,
     quiet: bool,
 ) -> "tuple[TokenMixture, Tokenizer]":
@@ -113,7 +99,7 @@ def _build_mixture(
     from embedlayer.data.text_files import saved_standard_input
 
     built = next((Path(source) for source in sources if is_corpus(Path(source))), None)
-    template = options.path or built
+    template = layer.tokenizer_from or built
     dtypes = [contents.dtype if Path(source).is_file() and not is_text(Path(source)) else None for source in sources]
     with saved_standard_input(sources, target.parent) as readable:
         ready = [Path(source) for source in readable if is_corpus(Path(source))]
@@ -131,18 +117,18 @@ def _build_mixture(
                     f"with the same: {command_line('corpus', 'build', 'FILE', '--tokenizer', ready[0], '-o', 'NEW')}"
                 )
         if ready:
-            tokenizer = _tokenizer_for(ready[0], options.path)
-        elif options.path is not None or any(ids):
-            tokenizer = named_tokenizer(options.path)
+            tokenizer = _tokenizer_for(ready[0], layer.tokenizer_from)
+        elif layer.tokenizer_from is not None or any(ids):
+            tokenizer = named_tokenizer(layer.tokenizer_from)
         else:
-            tokenizer = learn_tokenizer(texts, options.kind, options.vocab_size, weights=weights, quiet=quiet)
+            tokenizer = learn_tokenizer(texts, layer.tokenizer, layer.vocab_size, weights=weights, quiet=quiet)
         say("Turning the texts into token IDs", quiet)
         target.mkdir()
         corpora = []
         for number, (source, readers, dtype) in enumerate(zip(readable, texts, dtypes, strict=True)):
             folder = target / str(number)
             if Path(source) in ready:
-                corpora.append(_link_corpus(Path(source), folder, options.path)[0])
+                corpora.append(_link_corpus(Path(source), folder, layer.tokenizer_from)[0])
             elif ids[number]:
                 corpora.append(map_token_files([source], tokenizer, folder, dtype=dtype))
             else:

@@ -36,23 +36,14 @@ OF_A_RESUMED_RUN = {
 PRECISIONS = click.Choice(["auto", "float32", "bfloat16"])
 
 
-class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """Type of `--weights`: numbers above 0, separated by commas, for `windows_of_an_epoch`."""
-
-    name = "number,..."
-
-    def convert(
-        self, value: str | tuple[float, ...], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        """Return the weights that a text such as `3,1` states; `_require_weights` checks that they are above 0."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return tuple(float(part) for part in value.split(","))
-        except ValueError:
-            raise SizeError(
-                f"--weights {value!r} is not a list of numbers: pass one for each FILE, with commas, such as 3,1."
-            ) from None
+def _weights(_: click.Context, __: click.Parameter, value: str | None) -> tuple[float, ...] | None:
+    """Return the weights that a text such as `3,1` states; `_require_weights` checks that they are above 0."""
+    try:
+        return None if value is None else tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise SizeError(
+            f"--weights {value!r} is not a list of numbers: pass one for each FILE, with commas, such as 3,1."
+        ) from None
 
 
 @click.command()
@@ -60,7 +51,8 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 @click.option("-o", "--output", required=True, type=OutputPath(), help="Folder of the run.")
 @click.option(
     "--weights",
-    type=_Weights(),
+    metavar="NUMBER,...",
+    callback=_weights,
     help="Train on a mixture: share of each FILE in the windows, such as 3,1.  [default: all FILES are one text]",
 )
 @click.option(

@@ -13,7 +13,7 @@ import click
 
 from embedlayer.cli.options import TOKENIZER
 from embedlayer.cli.printing import say
-from embedlayer.cli.texts import BY_DEFAULT, SourceOptions, TokenizerOptions, prepare_corpus
+from embedlayer.cli.texts import BY_DEFAULT, SourceOptions, prepare_corpus
 from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError
 from embedlayer.core.formatting import count_of
 from embedlayer.io.files import create_folder
@@ -136,8 +136,7 @@ def start_run(
     if inside := [source for source in sources if replaced in (path := Path(source).resolve(), *path.parents)]:
         raise FileError(f"{inside[0]} is in {directory.corpus}, which a new run replaces. Copy it to another folder.")
     with directory.new_corpus(mapped=layer.mapped) as target:
-        wanted = TokenizerOptions(layer.tokenizer_from, layer.tokenizer, layer.vocab_size)
-        corpus, tokenizer = prepare_corpus(sources, weights, target, wanted, contents=contents, quiet=quiet)
+        corpus, tokenizer = prepare_corpus(sources, weights, target, layer, contents=contents, quiet=quiet)
         mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
         numbers = [len(each.documents) for each in corpora_of(corpus)]
         documents = f" in {count_of(sum(numbers), 'document')}" * options.documents

@@ -16,11 +16,11 @@ from embedlayer.cli.options import (
     SOURCE,
     TEXT,
     TEXTS,
-    TOKEN,
     TOKENIZER,
     chosen_device,
     json_option,
     new_model_option,
+    token_or_id,
 )
 from embedlayer.cli.vocab_results import SHOWN, show_comparison, show_receipt, show_suggestion
 from embedlayer.core.command_name import command_line
@@ -198,7 +198,7 @@ def add(
 
 
 @_edit_command
-@click.argument("tokens", nargs=-1, metavar="TOKEN...", type=TOKEN)
+@click.argument("tokens", nargs=-1, metavar="TOKEN...", type=token_or_id)
 @click.option("--tokens", "file", type=TEXT, help="File with one token a line.")
 def remove(
     directory: Path, tokens: tuple[str | int, ...], file: Path | None, **options: Any

@@ -185,8 +185,8 @@ def loss_on_text(
         has_logits = not (isinstance(model, DecoderLM) or isinstance(table, TokenEmbedding))
         with evaluating(around):
             for inputs, targets in windows_of(ids, window, stride, start_id, window if has_logits else TOKENS_AT_ONCE):
-                outputs = causal_outputs(around, inputs.to(device))
-                total += float(outputs.loss(targets.to(device), reduction="none").double().sum())
+                _, loss_of = causal_outputs(around, inputs.to(device))
+                total += float(loss_of(targets.to(device), reduction="none").double().sum())
         return total / (len(ids) - 1)
 
     return loss

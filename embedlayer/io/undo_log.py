@@ -52,13 +52,6 @@ class LoggedCheckpoint(NamedTuple):
     rows: list[Block]
 
 
-class LogContent(NamedTuple):
-    """What a log says."""
-
-    checkpoints: list[LoggedCheckpoint]
-    size: int
-
-
 class UndoLog:
     """Log of the old contents of rows, to which this process appends."""
 
@@ -129,8 +122,8 @@ def write_at(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
     return os.pwrite(descriptor, parts[0], offset)
 
 
-def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
-    """Read what a log says, without the contents of its rows."""
+def read_log(path: Path | str, *, size: int | None = None) -> tuple[list[LoggedCheckpoint], int]:
+    """Read the checkpoints of a log, without the contents of rows, and the bytes of its complete blocks."""
     path = Path(path)
     with file_errors(f"read {path}"), path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size
@@ -164,7 +157,7 @@ def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
             place = stop + _END.size
     if not checkpoints:
         raise CheckpointError(f"{path} is not an undo log of a mapped table, or is cut short: copy the folder again.")
-    return LogContent(checkpoints, place)
+    return checkpoints, place
 
 
 def check_rows(path: Path | str, blocks: Sequence[Block], num_rows: int, row_bytes: int) -> None:

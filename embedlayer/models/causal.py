@@ -9,7 +9,7 @@ the model does to them: the head of a compressed table, or with rows that are tr
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -36,23 +36,16 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5}
 """Largest change that rounding may cause, relative to the largest hidden state, by dtype; 0.02 for other dtypes."""
 
 
-class CausalOutputs(NamedTuple):
-    """Hold the hidden states of a causal language model, and its loss."""
-
-    hidden: Float[Tensor, "B T D"]
-    loss: Callable[..., Tensor]
-
-
 def causal_outputs(
     model: nn.Module, ids: Int[Tensor, "B T"], attention_mask: Int[Tensor, "B T"] | None = None
-) -> CausalOutputs:
+) -> tuple[Float[Tensor, "B T D"], Callable[..., Tensor]]:
     """Run a causal language model, and return the hidden states that its LM head reads, and its loss."""
     if isinstance(model, DecoderLM):
         hidden = model.hidden(ids, attention_mask=attention_mask)
-        return CausalOutputs(hidden, partial(model.head.loss, hidden))
+        return hidden, partial(model.head.loss, hidden)
     head, hidden, logits = _run(model, ids, attention_mask)
     if logits is None:
-        return CausalOutputs(hidden, partial(head.loss, hidden, **_applied(head)))
+        return hidden, partial(head.loss, hidden, **_applied(head))
 
     def loss(targets: Tensor, *, ignore_index: int = IGNORED, reduction: Reduction = "mean") -> Tensor:
         losses = F.cross_entropy(
@@ -60,7 +53,7 @@ def causal_outputs(
         )
         return losses.view(targets.shape) if reduction == "none" else losses
 
-    return CausalOutputs(hidden, loss)
+    return hidden, loss
 
 
 def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits:
@@ -145,7 +138,7 @@ def check_causal(model: nn.Module, ids: Int[Tensor, " T"]) -> None:
     other = one.clone()
     other[-1] = 0 if one[-1] else 1
     with evaluating(model):
-        hidden = causal_outputs(model, torch.stack([one, other])).hidden[:, :-1]
+        hidden = causal_outputs(model, torch.stack([one, other]))[0][:, :-1]
     change, size = (hidden[0] - hidden[1]).abs().max(), hidden.abs().max()
     if change > TOLERANCE.get(hidden.dtype, 2e-2) * size:
         raise CheckpointError(f"{name} is no causal language model: hidden states depend on later tokens. {advice}")
@@ -173,7 +166,8 @@ class PatchedDecoder(nn.Module):
 
     def loss(self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], *, reduction: Reduction = "mean") -> Tensor:
         """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats."""
-        return causal_outputs(self.model, ids).loss(targets, reduction=reduction)
+        _, loss = causal_outputs(self.model, ids)
+        return loss(targets, reduction=reduction)
 
     def check(self) -> None:
         """Raise the `TokenIdError` of a bad ID that was looked up since the last check, as `Pretrained.check` does."""

@@ -96,14 +96,6 @@ def step_rates(betas: Betas, step: int, lr: float, weight_decay: float) -> StepR
     return StepRates(1 - beta1, 1 - beta2, factor, eps * root, lr * root / (1 - beta1**step))
 
 
-class SkippedSteps(NamedTuple):
-    """The effect of skipped AdamW steps on G rows, which had no gradient in them."""
-
-    decay: Float[np.ndarray, " G"]
-    nodes: Float[np.ndarray, "Q G"]
-    weights: Float[np.ndarray, "Q G"]
-
-
 def replay(
     row: tuple[Tensor, Tensor, Tensor], at: int, rates: Sequence[float], decays: Sequence[float], betas: Betas
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -221,10 +213,12 @@ class StepHistory:
         left: Float[np.ndarray, " G"] = np.exp(logs[self.size] - logs[at - self.start])
         return left
 
-    def skipped_steps(self, at: Int[np.ndarray, " G"], *, tolerance: float) -> SkippedSteps:
-        """Return the combined effect of all steps after step `at[g]` on a row without gradient, for each of G rows."""
+    def skipped_steps(
+        self, at: Int[np.ndarray, " G"], *, tolerance: float
+    ) -> tuple[Float[np.ndarray, " G"], Float[np.ndarray, "Q G"], Float[np.ndarray, "Q G"]]:
+        """Return decay, nodes and weights: the effect of all steps after `at[g]` on each of G rows without gradient."""
         if not self.size:
-            return SkippedSteps(np.ones(len(at)), np.ones((1, len(at))), np.zeros((1, len(at))))
+            return np.ones(len(at)), np.ones((1, len(at))), np.zeros((1, len(at)))
         if self._weak_decay:
             self._update_sums()
         decay, places = self.decay(at), at - self.start
@@ -239,7 +233,7 @@ class StepHistory:
             wider = ((0, more_nodes.shape[1] - 2), (0, 0))
             nodes, weights = np.pad(nodes, wider, constant_values=1.0), np.pad(weights, wider)
             nodes[:, missed], weights[:, missed] = more_nodes[inverse].T, more_weights[inverse].T
-        return SkippedSteps(decay, nodes, weights)
+        return decay, nodes, weights
 
     def _more_nodes(
         self, at: Int[np.ndarray, " G"], tolerance: float

@@ -64,14 +64,13 @@ class RowSteps:
             numbers = self.history.decay(value_steps)[None]
         else:
             lag = value_steps - self.moment_steps.index_select(0, rows).cpu().numpy()
-            skipped = self.history.skipped_steps(value_steps, tolerance=tolerance_of(table))
-            nodes, weights = skipped.nodes, skipped.weights
+            decay, nodes, weights = self.history.skipped_steps(value_steps, tolerance=tolerance_of(table))
             if lag.any():  # a reader updated the values; the moments are of an earlier step
                 beta1, beta2, _ = self.history.betas
                 with np.errstate(over="ignore"):  # a node at infinity adds nothing, which is right
                     nodes = nodes * beta2 ** (-0.5 * lag)
                 weights = weights * (beta1 / math.sqrt(beta2)) ** lag
-            numbers = np.concatenate([skipped.decay[None], weights, nodes])
+            numbers = np.concatenate([decay[None], weights, nodes])
         return list(torch.from_numpy(numbers).to(table.device, compute_dtype(table)).unsqueeze(2))
 
     def record_on_device(self) -> Tensor:

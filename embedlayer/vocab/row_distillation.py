@@ -259,7 +259,7 @@ def _train(
             row, place, teacher_place = torch.tensor(places, device=device).unbind(1)
             with torch.no_grad():
                 teacher_ids, teacher_mask = _padded([pair.teacher_ids for pair in batch], device)
-                wanted = causal_outputs(teacher, teacher_ids, teacher_mask).hidden[row, teacher_place]
+                wanted = causal_outputs(teacher, teacher_ids, teacher_mask)[0][row, teacher_place]
             difference = F.mse_loss(hidden[row, place], wanted.to(hidden.dtype))
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate_at(step, steps)

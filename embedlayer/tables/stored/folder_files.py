@@ -15,7 +15,7 @@ from embedlayer.io.json_fields import Count, Range, Step, check_fields
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.io.safetensors_files import DTYPE_NAMES, DTYPES
 from embedlayer.io.system_calls import boot_id
-from embedlayer.io.undo_log import LogContent, read_log
+from embedlayer.io.undo_log import LoggedCheckpoint, read_log
 
 FORMAT_VERSION = 1
 TABLE, WEIGHT, LOG, STATE = "table.json", "weight.safetensors", "undo.log", "state"
@@ -130,18 +130,18 @@ def check_at_rest(path: Path) -> None:
     if _key(path) in _open_folders:
         raise FileError(f"The mapped table {path} is trained in this process: close it first, or look rows up in it.")
     FileLock(path / LOCK, f"The mapped table {path}").check_unlocked()
-    content, _ = read_content(path)
-    state = content.checkpoints[-1].state
+    checkpoints, *_ = read_content(path)
+    state = checkpoints[-1].state
     updates, tensors = state.get("updates"), state.get("tensors", {})
     if updates and updates.get("applied_step", 0) < updates["start"] + decode_tensor(tensors["history"]).shape[1]:
         how = "resume it, call apply_pending_updates(), make a checkpoint and close it"
         raise CheckpointError(f"Rows of {path} lack optimizer steps, which training applies at look-up: {how}.")
-    if content.checkpoints[-1].rows:
+    if checkpoints[-1].rows:
         raise CheckpointError(f"Rows of {path} changed after its checkpoint: MappedEmbedding.resume rolls them back.")
 
 
-def read_content(path: Path) -> tuple[LogContent, int]:
-    """Return what the log of a folder says, and the largest number that was given out to a checkpoint."""
+def read_content(path: Path) -> tuple[list[LoggedCheckpoint], int, int]:
+    """Return the checkpoints and bytes of a folder's log, and the largest number that was given to a checkpoint."""
     numbers, size = [0], None
     if (path / OPEN).exists():
         mark = read_fields(path / OPEN, OpenFields)
@@ -153,13 +153,13 @@ def read_content(path: Path) -> tuple[LogContent, int]:
             raise CheckpointError(f"{path} was {how}: restore a copy, or delete {OPEN} if all is on the disk.")
     elif (path / CLOSED).exists():
         size = read_fields(path / CLOSED, ClosedFields)["log_bytes"]
-    content = read_log(path / LOG, size=size)
-    for state, _, _ in content.checkpoints:
+    checkpoints, log_bytes = read_log(path / LOG, size=size)
+    for state, _, _ in checkpoints:
         check_fields(state, CheckpointFields, path / LOG)
         for fields in state["arrays"].values():
             check_fields(fields, StateFields, path / LOG)
         numbers.append(state["last_number"])
-    return content, max(numbers)
+    return checkpoints, log_bytes, max(numbers)
 
 
 def encode_tensor(tensor: Tensor) -> JsonObject:

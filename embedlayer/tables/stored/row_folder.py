@@ -20,7 +20,7 @@ a later one is completed, and no number is given out twice.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from math import prod
@@ -38,7 +38,7 @@ from embedlayer.io.locks import FileLock
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPE_NAMES, DTYPES, create_tensor_file, read_header
 from embedlayer.io.system_calls import boot_id
-from embedlayer.io.undo_log import LogContent, UndoLog, check_rows, roll_back
+from embedlayer.io.undo_log import LoggedCheckpoint, UndoLog, check_rows, roll_back
 from embedlayer.io.weight_files import is_plain_name
 from embedlayer.row_sparse.storage import RowStorage
 from embedlayer.tables.stored.folder_files import (
@@ -126,13 +126,13 @@ class RowFolder(RowStorage):
         fields = read_table_fields(path)
         lock = lock_folder(path)
         try:
-            content, last_number = read_content(path)
-            generations = [each.state["generation"] for each in content.checkpoints]
+            checkpoints, log_bytes, last_number = read_content(path)
+            generations = [each.state["generation"] for each in checkpoints]
             if generation not in (None, *generations):
                 kept = " or ".join(map(str, generations))
                 raise CheckpointError(f"{path} keeps checkpoint {kept}, not {generation}: load that model.")
             place = 0 if generation is None else generations.index(generation)
-            state = content.checkpoints[place].state
+            state = checkpoints[place].state
             folder = cls(path, fields, lock, max_resident_bytes=max_resident_bytes)
             for name, array in state["arrays"].items():
                 if not is_plain_name(array["file"]):
@@ -146,7 +146,7 @@ class RowFolder(RowStorage):
                 folder._arrays[name] = array, mapped, mapped.view(DTYPES[dtype], *shape)
                 folder._restored.add(name)
             folder._last_number = last_number
-            folder._roll_back(content, place)
+            folder._roll_back(checkpoints[place:], log_bytes)
             folder._begin(state)
             if "updates" in state:
                 tensors = {name: decode_tensor(each) for name, each in state["tensors"].items()}
@@ -161,9 +161,9 @@ class RowFolder(RowStorage):
         rows = self.fields["vocab_size"]
         return (rows,) if width is None else (rows, width)
 
-    def _roll_back(self, content: LogContent, place: int) -> None:
-        """Roll the files back to a checkpoint in their log, from the last one to this, and mark the folder as open."""
-        path, passed = self.path / LOG, content.checkpoints[place:]
+    def _roll_back(self, passed: Sequence[LoggedCheckpoint], log_bytes: int) -> None:
+        """Roll the files back from the last to the first of some checkpoints, and mark the folder as open."""
+        path = self.path / LOG
         arrays: list[list[tuple[Tensor | None, int]]] = []  # whose old rows the log has, with the bytes of a row
         for state, _, _ in passed:
             arrays.append([(self._weight.words, self._weight.row_bytes)])
@@ -174,7 +174,7 @@ class RowFolder(RowStorage):
         for (_, _, blocks), logged in zip(passed, arrays, strict=True):
             check_rows(path, blocks, self.fields["vocab_size"], sum(width for _, width in logged))
         self._mark_open()
-        log = UndoLog(path, content.size)
+        log = UndoLog(path, log_bytes)
         for (_, start, blocks), logged in zip(reversed(passed), reversed(arrays), strict=True):
             roll_back(path, blocks, logged)
             if start != passed[0].start:
