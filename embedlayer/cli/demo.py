@@ -22,20 +22,15 @@ def carried_text() -> str:
 
         return "\n\n".join(topics[name] for name in sorted(topics))
     except ImportError:
-        return _standard_docstrings()
+        import ast
+        import sysconfig
 
-
-def _standard_docstrings() -> str:
-    """Return all docstrings of the standard library's top-level modules, joined by empty lines."""
-    import ast
-    import sysconfig
-
-    docstrings = []
-    for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
-        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        docstrings += [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
-    return "\n\n".join(text for text in docstrings if text)
+        docstrings = []
+        for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+            tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
+            documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+            docstrings += [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
+        return "\n\n".join(text for text in docstrings if text)
 
 
 @click.command()

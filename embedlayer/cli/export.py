@@ -97,26 +97,21 @@ def _write(opened: "OpenedModel", source: Path, files: Sequence[Path], format: s
     """Write a table as new files in one of `FORMATS`, of which the first has the rows; return their number."""
     with new_files(*files) as (target, *_):
         if format == "onnx":
-            return _write_onnx(opened, source, target)
+            from embedlayer.compress.onnx_export import export_onnx, has_onnx_layout
+
+            if not has_onnx_layout(opened.table):
+                raise SizeError(
+                    f"An onnx file holds a table in blocks of 32 columns with one scale, and that of {source} is "
+                    f"{a_or_an(opened.table)} of {opened.dtype}. Compress it first, and export NEW: "
+                    f"{command_line('compress', source, '--to', 'q4_0', '-o', 'NEW')}"
+                )
+            export_onnx(opened.table, target, logits=opened.head is None or opened.head.tied)
+            return opened.table.vocab_size
         if format == "parquet":
             from embedlayer.analysis.atlas import write_atlas
 
             return write_atlas(target, opened.table, opened.require_tokenizer(), num_neighbors=neighbors)
         return _write_vectors(opened, target, cast("VectorFormat", format))
-
-
-def _write_onnx(opened: "OpenedModel", source: Path, output: Path) -> int:
-    """Write a compressed table as an ONNX graph; return its number of rows."""
-    from embedlayer.compress.onnx_export import export_onnx, has_onnx_layout
-
-    if not has_onnx_layout(opened.table):
-        raise SizeError(
-            f"An onnx file holds a table in blocks of 32 columns with one scale, and that of {source} is "
-            f"{a_or_an(opened.table)} of {opened.dtype}. Compress it first, and export NEW: "
-            f"{command_line('compress', source, '--to', 'q4_0', '-o', 'NEW')}"
-        )
-    export_onnx(opened.table, output, logits=opened.head is None or opened.head.tied)
-    return opened.table.vocab_size
 
 
 def _write_vectors(opened: "OpenedModel", output: Path, format: "VectorFormat") -> int:

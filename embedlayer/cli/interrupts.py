@@ -65,19 +65,14 @@ def _watch(reading: int) -> None:
     while signals := os.read(reading, 64):
         if signal.SIGINT in signals:
             if not _handled.wait(SECONDS):
-                _end_at_once()
+                from embedlayer.io.partials import remove_own_folders
+
+                remove_own_folders()  # what this process has begun to write
+                with suppress(OSError):
+                    os.write(2, b"Stopped.\n")
+                os._exit(INTERRUPTED)
             _handled.clear()
     os.close(reading)
-
-
-def _end_at_once() -> None:
-    """Remove the files and folders that this process has begun to write, and end it."""
-    from embedlayer.io.partials import remove_own_folders
-
-    remove_own_folders()
-    with suppress(OSError):
-        os.write(2, b"Stopped.\n")
-    os._exit(INTERRUPTED)
 
 
 def _forget() -> None:

@@ -14,8 +14,6 @@ from embedlayer.core.errors import FileError
 from embedlayer.core.formatting import visible_text
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.opening.opened_model import OpenedModel
     from embedlayer.training.run_directory import RunDirectory
@@ -132,16 +130,6 @@ def _sentences_learned(learned: dict[str, Any], loss: float) -> Iterator[str]:
         )
 
 
-def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
-    """Return the nearest neighbours of the run's probe tokens, before and after training."""
-    before = directory.read()["notes"].get("neighbors_before", [])
-    after = neighbors_of([row["id"] for row in before], model, tokenizer)
-    return [
-        {"token": old["token"], "before": old["near"], "after": new["near"]}
-        for old, new in zip(before, after, strict=True)
-    ]
-
-
 @click.command()
 @click.argument("directory", type=RUN)
 def report(directory: Path) -> None:
@@ -164,10 +152,12 @@ def make_report(run: "RunDirectory") -> dict[str, Any]:
 
     opened = open_model(run.path)
     model, tokenizer = opened.require_decoder(), opened.require_tokenizer()
-    summary = {
-        **summarise(run, model),
-        "neighbors": neighbor_rows(run, model, tokenizer),
-        "learned": what_was_learned(opened),
-    }
+    before = run.read()["notes"].get("neighbors_before", [])  # nearest neighbours of the probe tokens
+    after = neighbors_of([row["id"] for row in before], model, tokenizer)
+    neighbors = [
+        {"token": old["token"], "before": old["near"], "after": new["near"]}
+        for old, new in zip(before, after, strict=True)
+    ]
+    summary = {**summarise(run, model), "neighbors": neighbors, "learned": what_was_learned(opened)}
     write_page(run.report, [opened])
     return {**summary, "files": run.files()}

@@ -1,7 +1,6 @@
 """The texts that a user names, as the corpus of a run: built, linked, or mixed; and tokenizers trained on them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,42 +19,37 @@ if TYPE_CHECKING:
 TOKENIZER_BYTES = 200_000_000
 
 
-@dataclass(frozen=True)
-class SourceOptions:
-    """How the sources of a corpus are read.
-
-    Attributes:
-        text_field: Name of the field of a row that is the document; `None`: `text`.
-        dtype: Type of the numbers in files of token IDs without a header.
-    """
-
-    text_field: str | None = None
-    dtype: str | None = None
-
-
-BY_DEFAULT = SourceOptions()
-
-
 def prepare_corpus(
     sources: Sequence[str | Path],
     weights: Sequence[float] | None,
     target: Path,
     layer: "LayerOptions",
     *,
-    contents: SourceOptions = BY_DEFAULT,
+    text_field: str | None,
+    dtype: str | None,
     quiet: bool,
 ) -> "tuple[TokenCorpus | TokenMixture, Tokenizer]":
     """Build or link the corpus of a new run, or the corpora of a mixture."""
+    from embedlayer.data.corpus_files import is_corpus
+
+    # `text_field` is the field of a row that is the document; `dtype` is for files of token IDs without a header.
     if weights is not None:
-        return _build_mixture(sources, weights, target, layer, contents, quiet)
-    ready = _find_corpus(sources)
-    if ready is not None:
-        return _link_corpus(ready, target, layer.tokenizer_from)
-    return _build_corpus(sources, target, layer, contents, quiet)
+        return _build_mixture(sources, weights, target, layer, text_field, dtype, quiet)
+    ready = [Path(source) for source in sources if is_corpus(Path(source))]
+    if ready and len(sources) > 1:
+        raise TextError(f"{ready[0]} is a corpus, and a run reads one: build one of all texts, or mix with --weights.")
+    if ready:
+        return _link_corpus(ready[0], target, layer.tokenizer_from)
+    return _build_corpus(sources, target, layer, text_field, dtype, quiet)
 
 
 def _build_corpus(
-    sources: Sequence[str | Path], target: Path, layer: "LayerOptions", contents: SourceOptions, quiet: bool
+    sources: Sequence[str | Path],
+    target: Path,
+    layer: "LayerOptions",
+    text_field: str | None,
+    dtype: str | None,
+    quiet: bool,
 ) -> "tuple[TokenCorpus, Tokenizer]":
     """Train or read a tokenizer, and build the corpus of token IDs."""
     from embedlayer.data.corpus import TokenCorpus
@@ -65,18 +59,18 @@ def _build_corpus(
     from embedlayer.data.text_files import saved_standard_input
     from embedlayer.tokenization.read import load_tokenizer
 
-    if find_token_files(sources, contents.dtype):
+    if find_token_files(sources, dtype):
         tokenizer = named_tokenizer(layer.tokenizer_from)
-        return map_token_files(sources, tokenizer, target, dtype=contents.dtype), tokenizer
+        return map_token_files(sources, tokenizer, target, dtype=dtype), tokenizer
     with saved_standard_input(sources, target.parent) as readable:
-        readers = find_sources(readable, RowOptions(contents.text_field, layer.tokenizer_from))
+        readers = find_sources(readable, RowOptions(text_field, layer.tokenizer_from))
         if layer.tokenizer_from is not None:
             tokenizer = load_tokenizer(layer.tokenizer_from)
         else:
             tokenizer = learn_tokenizer([readers], layer.tokenizer, layer.vocab_size, quiet=quiet)
         say("Turning the text into token IDs", quiet)
         corpus = TokenCorpus.build(
-            readable, tokenizer, target, text_field=contents.text_field, chat_template=layer.tokenizer_from
+            readable, tokenizer, target, text_field=text_field, chat_template=layer.tokenizer_from
         )
         return corpus, tokenizer
 
@@ -86,7 +80,8 @@ def _build_mixture(
     weights: Sequence[float],
     target: Path,
     layer: "LayerOptions",
-    contents: SourceOptions,
+    text_field: str | None,
+    dtype: str | None,
     quiet: bool,
 ) -> "tuple[TokenMixture, Tokenizer]":
     """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built."""
@@ -100,11 +95,11 @@ def _build_mixture(
 
     built = next((Path(source) for source in sources if is_corpus(Path(source))), None)
     template = layer.tokenizer_from or built
-    dtypes = [contents.dtype if Path(source).is_file() and not is_text(Path(source)) else None for source in sources]
+    dtypes = [dtype if Path(source).is_file() and not is_text(Path(source)) else None for source in sources]
     with saved_standard_input(sources, target.parent) as readable:
         ready = [Path(source) for source in readable if is_corpus(Path(source))]
         ids = [find_token_files([source], dtype) for source, dtype in zip(readable, dtypes, strict=True)]
-        rows = RowOptions(contents.text_field, template)
+        rows = RowOptions(text_field, template)
         texts = [
             [] if found or Path(source) in ready else readers_of([source], rows)
             for source, found in zip(readable, ids, strict=True)
@@ -132,7 +127,7 @@ def _build_mixture(
             elif ids[number]:
                 corpora.append(map_token_files([source], tokenizer, folder, dtype=dtype))
             else:
-                field = contents.text_field if any(reader.has_rows for reader in readers) else None
+                field = text_field if any(reader.has_rows for reader in readers) else None
                 corpora.append(TokenCorpus.build([source], tokenizer, folder, text_field=field, chat_template=template))
     return TokenMixture(zip(corpora, weights, strict=True)), tokenizer
 
@@ -188,18 +183,6 @@ def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":
             f"The corpus {corpus} has no {TOKENIZER}. Pass the tokenizer that it was built with: --tokenizer-from FILE"
         )
     return load_tokenizer(tokenizer_from or corpus / TOKENIZER)
-
-
-def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
-    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none."""
-    from embedlayer.data.corpus_files import is_corpus
-
-    corpora = [Path(source) for source in sources if is_corpus(Path(source))]
-    if corpora and len(sources) > 1:
-        raise TextError(
-            f"{corpora[0]} is a corpus, and a run reads one: build one of all texts, or mix with --weights."
-        )
-    return corpora[0] if corpora else None
 
 
 def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:

@@ -139,7 +139,6 @@ def _train(
     # All ranks call this with equal files and options, and the caller holds the folder's lock. `options` are completed
     # in place.
     from embedlayer.cli.run_summary import make_report, show_summary
-    from embedlayer.cli.texts import SourceOptions
     from embedlayer.cli.training_runs import start_run, train_to_the_end
     from embedlayer.training.loop import TrainingOptions
 
@@ -191,7 +190,8 @@ def _train(
                 quiet=quiet,
                 launch=parallel.launch_id,
                 weights=options["weights"],
-                contents=SourceOptions(options["text_field"], options["dtype"]),
+                text_field=options["text_field"],
+                dtype=options["dtype"],
                 overwrite=options["overwrite"],
             )
         if parallel.launch_id:  # all read what rank 0 wrote, which forgets the whole table

@@ -13,7 +13,7 @@ import click
 
 from embedlayer.cli.options import TOKENIZER
 from embedlayer.cli.printing import say
-from embedlayer.cli.texts import BY_DEFAULT, SourceOptions, prepare_corpus
+from embedlayer.cli.texts import prepare_corpus
 from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError
 from embedlayer.core.formatting import count_of
 from embedlayer.io.files import create_folder
@@ -119,7 +119,8 @@ def start_run(
     quiet: bool,
     launch: str = "",
     weights: Sequence[float] | None = None,
-    contents: SourceOptions = BY_DEFAULT,
+    text_field: str | None = None,
+    dtype: str | None = None,
     overwrite: bool = False,
 ) -> tuple["Trainer", "Tokenizer"]:
     """Build tokenizer, corpus, model and trainer from texts, and write them to the folder of the run."""
@@ -136,7 +137,9 @@ def start_run(
     if inside := [source for source in sources if replaced in (path := Path(source).resolve(), *path.parents)]:
         raise FileError(f"{inside[0]} is in {directory.corpus}, which a new run replaces. Copy it to another folder.")
     with directory.new_corpus(mapped=layer.mapped) as target:
-        corpus, tokenizer = prepare_corpus(sources, weights, target, layer, contents=contents, quiet=quiet)
+        corpus, tokenizer = prepare_corpus(
+            sources, weights, target, layer, text_field=text_field, dtype=dtype, quiet=quiet
+        )
         mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
         numbers = [len(each.documents) for each in corpora_of(corpus)]
         documents = f" in {count_of(sum(numbers), 'document')}" * options.documents

@@ -198,8 +198,12 @@ def _tokens_of(d2t: Tensor, t2d: Tensor | None, *, source: str) -> tuple[int, ..
     if d2t.dim() != 1 or d2t.dtype not in (torch.int64, torch.int32):
         raise CheckpointError(f"{source}: {D2T} must be int64 or int32 (N,), not {d2t.dtype} {tuple(d2t.shape)}.")
     ids = d2t.long() + torch.arange(len(d2t))
-    if t2d is not None:
-        _check_mask(t2d, ids, source=source)
+    if t2d is not None and (t2d.dim() != 1 or t2d.dtype != torch.bool):
+        raise CheckpointError(f"{source}: {T2D} must be bool (V,), not {t2d.dtype} {tuple(t2d.shape)}.")
+    if t2d is not None and not torch.equal(t2d.nonzero().flatten(), ids):
+        raise CheckpointError(
+            f"{source}: the {int(t2d.sum())} tokens of {T2D} are not the {len(ids)} ascending i + {D2T}[i]."
+        )
     size = len(t2d) if t2d is not None else int(ids.max()) + 1 if len(ids) else 0
     try:
         return check_draft_tokens(ids, size)
@@ -207,13 +211,3 @@ def _tokens_of(d2t: Tensor, t2d: Tensor | None, *, source: str) -> tuple[int, ..
         raise CheckpointError(
             f"{source}: draft ID i is token i + {D2T}[i], and these are no draft vocabulary: {error}"
         ) from error
-
-
-def _check_mask(t2d: Tensor, ids: Int[Tensor, " N"], *, source: str) -> None:
-    """Check that the mask of an EAGLE-3 file selects the tokens `ids`, in the same order."""
-    if t2d.dim() != 1 or t2d.dtype != torch.bool:
-        raise CheckpointError(f"{source}: {T2D} must be bool (V,), not {t2d.dtype} {tuple(t2d.shape)}.")
-    if not torch.equal(t2d.nonzero().flatten(), ids):
-        raise CheckpointError(
-            f"{source}: the {int(t2d.sum())} tokens of {T2D} are not the {len(ids)} ascending i + {D2T}[i]."
-        )
