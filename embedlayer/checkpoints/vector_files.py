@@ -97,9 +97,9 @@ def read_vectors(
     else:
         has_header = None if chosen is None else chosen != "glove"
         vectors = word2vec.read_words(path, errors, binary=chosen == "word2vec-binary", has_header=has_header)
-    for message in vectors.warnings:
+    tokens, rows, place_of, messages = vectors
+    for message in messages:
         warnings.warn(message, EmbedLayerWarning, stacklevel=2)
-    tokens, rows, place_of, _ = vectors
     if rows.sum().isfinite():  # a sum with NaN or infinity is not
         return tokens, rows
     chunks = rows.split(max(1, NUMBERS_AT_ONCE // rows.shape[1]))

@@ -60,7 +60,7 @@ def read_npy(path: Path) -> VectorRows:
     is_rounded = any(not np.array_equal(array[block], rows[block], equal_nan=True) for block in blocks)
     messages = [f"{path} holds float64, and its numbers are rounded to float32."] if is_rounded else []
     tokens = tokens or [str(row) for row in range(count)]
-    return VectorRows(tokens, torch.from_numpy(rows), lambda row: f"row {row}", messages)
+    return tokens, torch.from_numpy(rows), lambda row: f"row {row}", messages
 
 
 def write_npy(path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int) -> None:

@@ -38,7 +38,7 @@ def read_projector(path: Path, errors: DecodeErrors) -> VectorRows:
         raise CheckpointError(f"{tensors} holds no vectors.")
     rows = torch.frombuffer(content, dtype=torch.float32).view(count, width)
     labels, messages = _metadata(folder / METADATA, count, errors)
-    return VectorRows(labels, rows, lambda row: f"{TENSORS}, line {row + 1}", messages)
+    return labels, rows, lambda row: f"{TENSORS}, line {row + 1}", messages
 
 
 def _metadata(path: Path, count: int, errors: DecodeErrors) -> tuple[list[str], list[str]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,8 @@ LONGEST_LINE = 1 << 24
 BYTES_AT_ONCE = 1 << 21
 NUMBERS_AT_ONCE = 1 << 16
 
-
-class VectorRows(NamedTuple):
-    """The rows of a file."""
-
-    tokens: list[str]
-    rows: Tensor
-    place_of: Callable[[int], str]
-    warnings: list[str]
+VectorRows = tuple[list[str], Tensor, Callable[[int], str], list[str]]
+"""The rows of a file: their tokens, the rows, where a row is in the file, and warnings."""
 
 
 class TokenDecoder:

@@ -112,7 +112,7 @@ def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place
             f"the first row of a token is kept."
         )
     rows = torch.frombuffer(content, dtype=torch.float32).view(len(first), width)
-    return VectorRows(list(first), rows, lambda row: f"{place} {places[row]}", messages)
+    return list(first), rows, lambda row: f"{place} {places[row]}", messages
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
