@@ -187,7 +187,6 @@ def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":
 
 def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
     """Yield whole chunks until they have at least `size` bytes of UTF-8 together."""
-    # The last chunk is not cut, so the result may be larger than `size`.
     for chunk in chunks:
         yield chunk
         size -= len(chunk.encode())

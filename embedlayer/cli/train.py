@@ -254,7 +254,6 @@ def _as_text(weights: Sequence[float]) -> str:
 
 def was_started_by(launch: str, directory: "RunDirectory") -> bool:
     """Return whether an earlier attempt of the same torchrun launch began the run in the folder."""
-    # torchrun's restarts thus resume the run without `--resume`.
     if not launch or not directory.contains_run:
         return False
     try:

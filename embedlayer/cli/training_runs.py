@@ -204,7 +204,6 @@ def build_injections(
     layer: LayerOptions, tokenizer: "Tokenizer", tables: Path | None = None
 ) -> "Iterator[EmbeddingInjection]":
     """Yield the additional tables that the options ask for, freshly initialised, on the CPU."""
-    # Row-sparse, because these tables are only looked up.
     from embedlayer.inputs.gated import GatedEmbedding
     from embedlayer.inputs.ngram import NgramEmbedding, NgramHash
     from embedlayer.inputs.per_layer_embedding import PerLayerEmbedding

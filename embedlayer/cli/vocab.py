@@ -387,7 +387,6 @@ def _row_init(
     start: InitOptions, directory: Path, edited: "Callable[[Tokenizer], Tokenizer]", train_on: Sequence[Path]
 ) -> "RowInit":
     """Return the initialisation of new rows that the options choose, and seed torch's default generator."""
-    # Random rows are drawn from this generator later.
     import torch
 
     from embedlayer.checkpoints.vector_files import read_vectors

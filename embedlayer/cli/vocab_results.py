@@ -178,7 +178,6 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
 
 def _weight_bytes(folder: Path) -> int:
     """Return the bytes of a model's weights on disk, or the size of a GGUF file."""
-    # Second copies do not count, nor does `checkpoint.safetensors`, which is training state.
     from embedlayer.checkpoints.reader import Checkpoint
     from embedlayer.checkpoints.second_copies import own_files
 

@@ -98,8 +98,6 @@ def _compared(source: OpenedModel, other: OpenedModel) -> TableComparison:
 @torch.no_grad()
 def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
     """Align the table of `other` with that of `source`, and compare the rows of the tokens that both have."""
-    # Tables with the same directions are not rotated. The second is scaled by the median ratio of the norms, so that
-    # weight decay alone moves no row.
     pairs = common_rows(source, other)
     if pairs is None:  # a table without a tokenizer names its rows "#7"
         pairs = shared_tokens(source.token_texts, other.token_texts)

@@ -272,7 +272,6 @@ def _position_steps(traced: TracedStep, before: Tensor, position: Position) -> I
 
 def _dropout(layer: nn.Module | None, x: Float[Tensor, "T D"]) -> PipelineStep:
     """Return the dropout step: the vectors before and after an example mask, which is the same in every call."""
-    # The example mask is the same in every call.
     p = layer.p if isinstance(layer, nn.Dropout) else None
     shown = p or SHOWN_DROPOUT
     mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) >= shown

@@ -48,8 +48,6 @@ def card(source: OpenedModel, params: Params) -> TokenFacts:
 
 def cards(source: OpenedModel, params: Params) -> bytes:
     """Return the facts about all tokens, as the bytes of a JSON object, for an exported page."""
-    # `numbers` has the columns with a value for each token, `some` those with a value for some tokens by ID, `all` what
-    # is the same for all.
     every = [[token, other] for token, others in _variants(source).items() for other in others]
     some = {**_some(source), "variants": _with_cosines(source, torch.tensor(every, dtype=torch.int64).view(-1, 2))}
     some["position"] = _first_places(_position_ids(source))

@@ -122,7 +122,6 @@ def nearest(source: OpenedModel, params: Params, on_progress: Callable[[float], 
 
 def exported_nearest(source: OpenedModel) -> list[Params]:
     """Return the requests for lists of nearest rows that an exported page stores: one or none."""
-    # Of a small table the page computes the neighbours itself, and the lists of a large one are too long.
     return [{}] if not _is_small(source) and source.table.vocab_size <= EXPORTED_ROWS else []
 
 

@@ -145,7 +145,6 @@ class BlockFloats(NamedTuple):
 
     def encode(self, numbers: Float[Tensor, "N D"], *, ties_to_even: bool = True) -> UInt8[Tensor, "N bytes"]:
         """Return packed codes of the nearest levels of numbers."""
-        # `numbers` are already divided by the scales. FP8 always takes the even code of a tie.
         largest = float(self.levels[self.levels.isfinite()].max())
         numbers = numbers.clamp(-largest, largest)
         if self.bits == 8:

@@ -221,7 +221,6 @@ class GPTQRows(ColumnRows):
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the parts of rows as GPTQModel's `RTN` and `pack` compute them: rounded to nearest in float32."""
-        # As GPTQModel's `RTN` and `pack`: the range of a group includes zero; that of zeros alone is from -1 to 1.
         groups, top = self.groups_of(values.to(torch.float32)), 2**self.bits - 1
         low, high = groups.amin(2, keepdim=True).clamp(max=0), groups.amax(2, keepdim=True).clamp(min=0)
         if self.symmetric:

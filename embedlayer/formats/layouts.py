@@ -103,7 +103,6 @@ class RowFormat(NamedTuple):
 
     def decode(self, packed: UInt8[Tensor, "N bytes"]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the codes, steps and offsets of all groups of N stored rows, as `RowLayout.decode` does."""
-        # The G groups of a row follow each other: codes `(N G, group_size)`, steps and offsets `(N G, 1)`.
         return self.layout().decode(packed.reshape(packed.shape[0] * self.groups(), self.group_bytes()), self.bits)
 
 

@@ -83,7 +83,6 @@ class MLXAffineRows(StoredFormat):
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows as MLX quantises them on a CPU, after they are rounded to the dtype of the scales."""
-        # Code 0 is the end of a group's range farther from zero, and the scale is such that zero has a code.
         groups, highest = values.to(self.dtype).to(torch.float32).unflatten(1, (-1, self.group_size)), 2**self.bits - 1
         low, high = groups.aminmax(dim=-1, keepdim=True)
         is_low = low.abs() > high.abs()

@@ -32,8 +32,6 @@ _SMALLEST_FP8 = 2.0**-9
 class NVFP4Rows(StoredFormat):
     """ModelOpt's NVFP4: `number = level * (scale * weight_scale_2)`, in float32 and rounded once."""
 
-    # Reference: `NVFP4QTensor` of ModelOpt.
-
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "NVFP4"
     scales: ClassVar[tuple[str, ...]] = (SCALE, SECOND_SCALE)
@@ -116,8 +114,6 @@ class NVFP4Rows(StoredFormat):
 @dataclass(frozen=True)
 class FP8Rows(StoredFormat):
     """ModelOpt's FP8: `number = code * scale`, both of them in the dtype of the result."""
-
-    # Reference: `FP8QTensor` of ModelOpt.
 
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "FP8 by row or matrix"

@@ -52,7 +52,6 @@ class Levels(NamedTuple):
 
     def rounded(self) -> "Levels":
         """Return the levels with steps and offsets rounded to the dtype in which they are stored, as float32."""
-        # Symmetric levels store no offset: theirs follows from the rounded step.
         step, offset = (part.to(self.header).to(torch.float32) for part in (self.step, self.offset))
         return self._replace(step=step, offset=-self.centre * step if self.symmetric else offset)
 

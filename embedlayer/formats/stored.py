@@ -54,7 +54,6 @@ class StoredModule(NamedTuple):
         self, part: str, what: str, advice: str = "Copy the checkpoint again.", *, stated: str = ""
     ) -> CheckpointError:
         """Return, without raising it, the error for the tensor `part`; `what` completes the sentence."""
-        # `stated` is what the configuration says that the tensors contradict: it may be wrong instead of them.
         info = self.tensors.get(part) or next(iter(self.tensors.values()))
         if stated:
             what, advice = f"{what}, and the configuration states {stated}", CORRECT

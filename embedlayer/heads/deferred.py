@@ -123,7 +123,7 @@ class DeferredLogits(Deferred):
 
     like: Tensor  # on the meta device, with shape, strides and dtype; views share its storage
     described: UncomputedLogits  # the same logits as a function of the leaves of `source`
-    parent: "DeferredLogits | None"  # the logits from which `step` computes these; `None` for a head's own
+    parent: "DeferredLogits | None"
     step: Step
     node: object  # the autograd node at creation; another `grad_fn` means that an operator wrote in place
 
@@ -149,7 +149,6 @@ class DeferredLogits(Deferred):
 
     def uncomputed(self) -> UncomputedLogits | None:
         """Return the logits without computing them, with gradients to hidden states and tensors of the head."""
-        # `None` tells the caller to read the real logits.
         source = self.source
         if not self.is_unread or source.is_freed or is_transformed(*source.originals):
             return None
@@ -228,7 +227,6 @@ class DeferredGradient(Deferred):
 
     def deferred_result(self, func: object, args: Args) -> "DeferredGradient | None":
         """Return the result of an operator as a deferred gradient if it is an alias, a clone or a sum; else `None`."""
-        # Autograd aliases and clones a gradient, and adds the gradients of logits that are used several times.
         if func is torch.ops.aten.clone.default or _is_alias(func, args):
             return DeferredGradient(self, self.leaf_gradients, self.materialize)
         other = args[1] if func is torch.ops.aten.add.Tensor else None
@@ -411,7 +409,6 @@ def weighted_cross_entropy(
 
 def _rearranged(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs) -> DeferredLogits | None:
     """Return the result of a function that keeps the order of all numbers, if the vocabulary stays last."""
-    # Calling the function on the meta device gives torch's own shape, strides and errors.
     others = [each.like if isinstance(each, DeferredLogits) else each for each in args[1:]]
     like = func(logits.like, *others, **kwargs)
     if like is logits.like:

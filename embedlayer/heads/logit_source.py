@@ -129,7 +129,7 @@ class HeadTensors(NamedTuple):
 
     weight: Tensor
     bias: Tensor | None
-    adapters: tuple[Adapter, ...] = ()  # in the order in which PEFT applies them
+    adapters: tuple[Adapter, ...] = ()
 
     def flat(self) -> list[Tensor]:
         tensors = [self.weight] if self.bias is None else [self.weight, self.bias]
@@ -268,7 +268,6 @@ class LogitSource:
 
     def logits(self) -> Tensor:
         """Return the real logits, computed once, with a graph from the leaves."""
-        # Logits that were written in place since are computed again.
         if self._logits is None or _version(self._logits) != self._logits_version:
             with self.restored() as is_changed:
                 self._logits = self.tensors.logits(marked(self.hidden, is_changed), self.settings)

@@ -166,7 +166,6 @@ def describe_head(head: OutputHead | PredictionHead) -> JsonObject:
 
 def build_head(config: JsonObject, table: TokenTable) -> OutputHead | PredictionHead:
     """Build a head from a description, with fresh weights."""
-    # Descriptions by earlier versions have no kind: they are of an `OutputHead`.
     options = {name: build(value) if name == ROWS else value for name, value in config.items()}
     tied, dense = options.pop("tied"), build_part(nn.Linear, options.pop("dense", None))
     activation, norm = options.pop("activation", None), build_part(nn.LayerNorm, options.pop("norm", None))

@@ -49,7 +49,6 @@ def linear(
     hidden: Float[Tensor, "*batch D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, " V"] | None = None
 ) -> Float[Tensor, "*batch V"]:
     """Compute `hidden @ weight.T + bias` in the dtype of the hidden states, or of autocast if it is active."""
-    # A weight of another dtype is converted a block at a time, again in `backward`; its gradient is rounded once.
     if hidden.dtype == weight.dtype or autocast_dtype(hidden) is not None:
         return F.linear(hidden, weight, bias)
     if plain_operators_only() or is_transformed(hidden, weight):

@@ -114,7 +114,7 @@ def rank_facts(codes: list[int]) -> RankFacts:
 class CountedTokens(NamedTuple):
     """Say which of N tokens count, and which are computed."""
 
-    mask: Tensor | None = None  # `(N,)`; `None` if all count
+    mask: Tensor | None = None
     # `(M,)`, the computed tokens; `None`: all N are computed, the others with result and gradient 0
     places: Tensor | None = None
     # those that do not count, if kernels know them by ID: -1, or V for a bad ID (loss NaN)
@@ -134,7 +134,7 @@ class CheckedIds(NamedTuple):
 
     ids: Tensor  # int64; 0, or `other`, where a token does not count; bad IDs are clamped
     tokens: CountedTokens
-    is_bad: Tensor | None  # `None` if there is none
+    is_bad: Tensor | None
     factors: Tensor | None = None
     weights: Tensor | None = None
 

@@ -132,7 +132,6 @@ def compute_loss(head: LossOfHead) -> tuple[Tensor, Tensor]:
 
 def compute_joint_loss(heads: Sequence[LossOfHead]) -> tuple[Tensor, list[Tensor]]:
     """Compute the sum of the losses of heads of stored rows, with a reduction, as `compute_loss` does."""
-    # All heads have one tensor of hidden states and one dtype: their passes add into one gradient.
     jobs = []
     for head in heads:
         assert isinstance(head.student, LinearLogits)

@@ -182,9 +182,6 @@ class HeadBlocks:
 class GradientSums:
     """Sum gradients: of a head's rows and bias over chunks of tokens, of its hidden states over blocks of rows."""
 
-    # With bfloat16 rows on a CPU, the gradient has the high 16 bits of float32 sums and a residual the low 16 bits; in
-    # other cases of several chunks the sums have the dtype of the loss.
-
     def __init__(
         self,
         head: HeadBlocks,

@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
     ranks: Collectives
     hidden: list[Tensor]
     ids: Tensor | None
-    padding: int = 0  # repetitions of the last token, with gradient 0
+    padding: int = 0
 
     def gathered(self, rows: Tensor) -> Tensor:
         """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens."""
@@ -53,7 +53,6 @@ class Chunk(NamedTuple):
 
     def merged(self, totals: Totals, merge: Callable[[Totals], Totals]) -> Totals:
         """Return the totals over the rows of all ranks, from those over the rows of each rank."""
-        # Each rank merges its own tokens' totals and sends the result to all: as much traffic as an all-reduce.
         size, mine = self.ranks.size, self.sizes[self.ranks.rank]
         if size == 1:
             return totals

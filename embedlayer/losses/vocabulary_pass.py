@@ -222,7 +222,6 @@ class VocabularyPass:
 
     def _sums(self, requested: RequestedGradients, step: int, scale: Tensor | None) -> GradientSums:
         """Allocate the requested gradients, for chunks of at most `step` tokens of each rank."""
-        # Hidden gradients are computed if any rank requests them: they need the rows of all ranks.
         of_ranks = self.tokens.of_ranks
         requested = requested if of_ranks is None else requested._replace(hidden=of_ranks.hidden)
         chunks = math.ceil(max(self.tokens.counts) / step)

@@ -152,7 +152,6 @@ def _merged(word: Sequence[str], pair: Pair, name: str) -> list[str]:
 
 def cheapest_leaves(merges: BPEMerges, counts: Mapping[str, int], count: int, *, kept: Container[str]) -> list[str]:
     """Return the tokens whose removal adds the fewest tokens to a text, one after another, the cheapest first."""
-    # A leaf is a token that no other merge needs. Without it its text becomes its two parts, which may then be leaves.
     giving, needed, cost = defaultdict[str, list[int]](list), Counter[str](), Counter(counts)
     for rank, pair in enumerate(merges.pairs):
         giving[merges.result(pair)].append(rank)

@@ -160,7 +160,6 @@ def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: J
 
 def check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], merges: BPEMerges | None) -> None:
     """Check that the edited tokenizer encodes the text of each new token as that token, alone and in a running text."""
-    # A token without an entry in `new` is checked by the merges alone: they must build it inside one pre-token.
     bare = pure_tokenizer(tokenizer)
     if merges is not None:
         tokens = TokenBytes(bare)

@@ -198,7 +198,6 @@ def _names_in_template(processor: JsonObject) -> set[str]:
 
 def with_parts(kept: set[int], old: TokenBytes, data: JsonObject) -> set[int]:
     """Return `kept` and the IDs of all tokens without which a kept token would no longer be encoded as before."""
-    # BPE needs the shorter tokens; Unigram the token with the lowest score, which sets the score of unknown text.
     model = data["model"]
     if model["type"] == "BPE":
         merged = (old.entries[token_id] for token_id in kept - old.added)

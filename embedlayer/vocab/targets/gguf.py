@@ -115,7 +115,6 @@ def write_into_gguf(
 
 def _quantised_rows(file: GGUFFile, name: str, source: Tensor | LookupTable, sources: Tensor) -> tuple[NewTensor, int]:
     """Return a table in the type of a file, and the number of rows that keep the file's bytes."""
-    # If `gguf` cannot write the file's type, the whole table becomes `FALLBACK_TYPE`: a tensor has one type.
     stored = _stored_rows(file, name)
     record, is_dense = stored.format, file.tensors[name].dtype in DTYPES
     old = RowTensor(file.read(name)) if is_dense else RowTensor.of_stored(stored, None)

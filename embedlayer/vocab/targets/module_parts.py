@@ -44,7 +44,7 @@ class LocalTable(NamedTuple):
     collectives: Collectives = SINGLE_PROCESS
     of_head: bool = False
     per_layer: bool = False
-    missing_row: int | None = None  # read for tokens that a per-layer table lacks; `None` if it must have all
+    missing_row: int | None = None
 
     @property
     def stored(self) -> TokenEmbedding | PackedRows:
