@@ -1,4 +1,4 @@
-"""Shape letters of all signatures, and type aliases for tensors of IDs, positions and vectors.
+"""Shape letters of all signatures, type aliases for tensors of IDs, positions and vectors, and the dtype of sums.
 
 | letter | means | also called |
 |---|---|---|
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
@@ -48,3 +49,8 @@ Positions = Int[Tensor, "*rows T"]
 
 Rotary positions with several axes also take `(A, B, T)`, one position for each axis.
 """
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which numbers of a dtype are summed and updated: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

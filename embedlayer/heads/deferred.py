@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import enable_reentrant_dispatch, resolve_name
 
 from embedlayer.core.devices import autocast_dtype, device_kind
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import (
     WITHOUT_VALUES,
     DisableTorchFunctionSubclass,
@@ -34,7 +35,7 @@ from embedlayer.core.torch_state import (
     tree_map,
 )
 from embedlayer.heads.logit_source import HeadTensors, LogitSource, LogitsReport, marked
-from embedlayer.losses.definition import cross_entropy, loss_dtype, reduce_losses
+from embedlayer.losses.definition import cross_entropy, reduce_losses
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.options import LogitSettings, LossSettings, Reduction
 from embedlayer.losses.token_weights import checked_weights
@@ -389,7 +390,7 @@ def _loss_of_values(logits: Tensor, targets: Tensor, token_weights: Tensor | Non
     if token_weights is None:
         return F.cross_entropy(logits, targets, **arguments)
     kept = targets != arguments["ignore_index"]
-    weights = checked_weights(token_weights.to(loss_dtype(logits.dtype)), targets, arguments["ignore_index"])
+    weights = checked_weights(token_weights.to(wide_dtype(logits.dtype)), targets, arguments["ignore_index"])
     loss = LossSettings(**arguments, token_weights=weights)
     result = reduce_losses(cross_entropy(logits, targets, loss), kept, loss)
     return torch.where(kept.any(), result, math.nan) if loss.reduction == "mean" else result  # as in torch
@@ -497,7 +498,7 @@ def _shifted(func: Function, logits: DeferredLogits, args: Args, kwargs: Kwargs)
     if not is_known or other.requires_grad or logits.described.options.softcap is not None:
         return None
     added = other.detach().flatten().clone()
-    wide = added.to(loss_dtype(logits.source.logits_dtype))
+    wide = added.to(wide_dtype(logits.source.logits_dtype))
     like = torch.empty_like(logits.like, dtype=torch.promote_types(added.dtype, logits.dtype))
     return logits.followed(lambda real: real + added, like, change=lambda options: options.shifted(wide))
 

@@ -10,10 +10,11 @@ from enum import IntEnum
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import has_memory
 from embedlayer.kernels.gpu.launch import launch, launch_table
 from embedlayer.kernels.kernel import Kernel, operator
-from embedlayer.kernels.softmax import BLOCK_NUMEL, PART, or_empty, store_row_sums, sum_dtype
+from embedlayer.kernels.softmax import BLOCK_NUMEL, PART, or_empty, store_row_sums
 
 DIVERGENCE = Kernel("softmax", "divergence", has_triton=True)
 JENSEN_SHANNON = Kernel("softmax", "jensen_shannon", has_triton=True)
@@ -34,10 +35,10 @@ class DivergenceKind(IntEnum):
 def pair_statistics(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None, kind: int) -> Tensor | None:
     """Compute the softmaxes of two heads over the rows of a block, and the mean of a difference of logits."""
     rows, tokens = s.shape
-    totals = s.new_empty(1 if device_kind(s) == "cuda" else -(-rows // PART), 7, tokens, dtype=sum_dtype(s))
+    totals = s.new_empty(1 if device_kind(s) == "cuda" else -(-rows // PART), 7, tokens, dtype=wide_dtype(s.dtype))
     if device_kind(s) == "cuda":
         parts = -(-rows // launch_table("divergences")["divergence"].blocks["PART"])
-        found = s.new_empty(parts, 5, tokens, dtype=sum_dtype(s))
+        found = s.new_empty(parts, 5, tokens, dtype=wide_dtype(s.dtype))
         launch("divergences", "divergence", **_launched_block(s, t, s_bias, t_bias), found=found, KIND=kind)
         launch("divergences", "merge", found=found, totals=totals, parts=parts, tokens=tokens, KIND=kind)
         return totals
@@ -108,7 +109,7 @@ def _launched_block(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor 
 
 def _pair(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the arguments that all CPU kernels over a pair of blocks share."""
-    return s, t, or_empty(s_bias, sum_dtype(s)), or_empty(t_bias, sum_dtype(s))
+    return s, t, or_empty(s_bias, wide_dtype(s.dtype)), or_empty(t_bias, wide_dtype(s.dtype))
 
 
 def _parts(tokens: int) -> int:

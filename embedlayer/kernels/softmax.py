@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import has_memory
 from embedlayer.kernels.gpu.launch import launch, launch_table
 from embedlayer.kernels.kernel import Kernel, operator
@@ -74,7 +75,7 @@ def softmax_statistics(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Compute statistics of the logits of a block, and read requested logits."""
     size, tokens = z.shape
-    dtype = sum_dtype(z)
+    dtype = wide_dtype(z.dtype)
     selected = torch.empty((0, tokens) if ids is None else ids.shape, dtype=dtype, device=z.device)
     if device_kind(z) == "cuda":
         flags = {"SUM": with_sum, "MEAN": with_mean, "SQUARES": with_squares}
@@ -290,8 +291,3 @@ def or_empty(x: Tensor | None, dtype: torch.dtype) -> Tensor:
 def concatenated(parts: list[Tensor]) -> Tensor:
     """Concatenate tensors; one that is contiguous is returned unchanged."""
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
-
-
-def sum_dtype(logits: Tensor) -> torch.dtype:
-    """Return the dtype of sums over logits: float64 for logits in float64, else float32."""
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -7,6 +7,7 @@ a block.
 import torch
 from torch import Tensor
 
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.kernels.divergences import (
     DivergenceKind,
     divergence_gradient,
@@ -22,7 +23,6 @@ from embedlayer.kernels.softmax import (
     softmax_factors,
     softmax_gradient,
     softmax_statistics,
-    sum_dtype,
 )
 from embedlayer.losses.objective import BlockGradient, BlockTerms, LogitBlock, Totals, finite_top
 
@@ -59,7 +59,7 @@ def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
 
     def with_top_k(block: LogitBlock) -> Totals | None:
         nonlocal seen
-        z, dtype = block.student, sum_dtype(block.student)
+        z, dtype = block.student, wide_dtype(block.student.dtype)
         rows, tokens = z.shape
         if not state:
             state.extend(z.new_full(shape, -torch.inf, dtype=dtype) for shape in ((tokens,), (tokens, k)))

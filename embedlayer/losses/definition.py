@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import count_dispatch_modes, fusible
 from embedlayer.losses.options import LossSettings
 from embedlayer.losses.token_weights import counted_weights
@@ -45,7 +46,7 @@ def cross_entropy(
 ) -> Float[Tensor, "*batch"]:
     """Compute the loss of each target from all logits: `linear_cross_entropy` before its reduction."""
     kept = targets != loss.ignore_index
-    logits = logits.to(loss_dtype(logits.dtype))
+    logits = logits.to(wide_dtype(logits.dtype))
     losses = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
         targets.flatten().long(),
@@ -56,11 +57,6 @@ def cross_entropy(
     if loss.z_loss:
         losses = losses + torch.where(kept, loss.z_loss * logits.logsumexp(-1) ** 2, 0.0)
     return losses
-
-
-def loss_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which losses and gradients are summed: float64 for `dtype` float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def gradient_dtype(x: Tensor) -> torch.dtype:

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from embedlayer.core.devices import HostCopy, autocast, device_kind
 from embedlayer.core.errors import SizeError
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import is_transformed
 from embedlayer.losses.chunk_size import LEAST_ROWS, MAX_CHUNK_TOKENS, WORK_BYTES, row_blocks, tokens_within
 from embedlayer.losses.definition import (
     counted_states,
     gradient_dtype,
-    loss_dtype,
     reduce_losses,
     reduction_factors,
     scaled_factors,
@@ -109,7 +109,7 @@ class LossOfHead(NamedTuple):
 
     def reduction_factors(self) -> Tensor:
         """Return the factor of each token's loss in the dtype of the losses, `(N,)`."""
-        dtype, factors = loss_dtype(self.student.dtype), self.factors
+        dtype, factors = wide_dtype(self.student.dtype), self.factors
         if factors is None or factors.dtype != dtype:
             on_cpu = device_kind(self.counted) == "cpu"
             count = None if on_cpu else self.request.tokens.number_of(self.counted.numel())
@@ -466,7 +466,7 @@ def _tokens_at_once(student: BlockLogits, request: Request) -> int:
         return MAX_CHUNK_TOKENS[device]
     objective = request.objective
     numbers = objective.work_numbers(rows) + 2 * objective.slots * rows  # intermediate results and their gradients
-    size = numbers * loss_dtype(student.dtype).itemsize + 6 * rows  # raw logits and masks
+    size = numbers * wide_dtype(student.dtype).itemsize + 6 * rows  # raw logits and masks
     return min(MAX_CHUNK_TOKENS[device], tokens_within(request.chunk_bytes or WORK_BYTES, size))
 
 
@@ -490,6 +490,6 @@ def _sweep(student: BlockLogits, request: Request, chunk: list[Tensor | None], p
     else:
         parts = [terms(hidden, *block) for block in blocks]
     if request.events is not None:
-        block = EventLogits(*events).block(student.vocab_size, loss_dtype(student.dtype))  # type: ignore[arg-type]
+        block = EventLogits(*events).block(student.vocab_size, wide_dtype(student.dtype))  # type: ignore[arg-type]
         parts.append(request.objective.terms(block, previous))
     return request.objective.merge(stacked(parts))

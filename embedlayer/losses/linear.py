@@ -14,10 +14,11 @@ from torch import Tensor
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import fusible
 from embedlayer.kernels.softmax import STATISTICS
 from embedlayer.losses.counted_tokens import CheckedIds, RankRequest, counted_targets
-from embedlayer.losses.definition import cross_entropy, loss_dtype, reduce_losses
+from embedlayer.losses.definition import cross_entropy, reduce_losses
 from embedlayer.losses.differentiable_totals import LossOfHead, compute_joint_loss, compute_loss
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
@@ -239,7 +240,7 @@ def _checked_options(logits: UncomputedLogits, targets: Tensor, loss: LossSettin
     check_ids(logits.hidden, targets, "targets")
     if loss.token_weights is not None:
         require_token_weights(loss.token_weights, targets)
-        loss = loss._replace(token_weights=loss.token_weights.to(loss_dtype(logits.dtype)))
+        loss = loss._replace(token_weights=loss.token_weights.to(wide_dtype(logits.dtype)))
     if loss.label_smoothing and logits.options.masked() is not None:
         raise SizeError(
             "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
@@ -269,7 +270,7 @@ def targets_of_heads(
             parts = zip(heads, by_head, strict=True)
             by_head = torch.stack([part.masked_fill(part >= head.vocab_size, size) for head, part in parts])
         if weights is not None:
-            weights = weights.to(loss_dtype(heads[0].dtype)).view(count, -1)
+            weights = weights.to(wide_dtype(heads[0].dtype)).view(count, -1)
         kept, checked = _counted(
             by_head, size, loss._replace(token_weights=weights), loss.drop_ignored, _other(heads, loss), None
         )

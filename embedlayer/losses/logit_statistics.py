@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.kernels.largest import NO_ID
-from embedlayer.kernels.softmax import PART, cross_entropy_of_totals, sum_dtype
+from embedlayer.kernels.softmax import PART, cross_entropy_of_totals
 from embedlayer.losses.compiled_blocks import gradient_of_statistics, statistics_of_blocks, with_largest
 from embedlayer.losses.counted_tokens import CheckedIds
 from embedlayer.losses.largest import GROUP, LEAST_GROUPED, ordered_top_k, top_k
@@ -147,7 +148,7 @@ class LogitStatistics(Objective):
         found = {} if self.only_events else terms(block)
         if found is None:
             return None
-        finished = block.finished(sum_dtype(block.student))
+        finished = block.finished(wide_dtype(block.student.dtype))
         return found | stacked([self._event_totals(finished, next_bytes)])
 
     def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient | None:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.losses.counted_tokens import CheckedIds, CountedTokens, checked_ids
-from embedlayer.losses.definition import loss_dtype, reduction_factors, scaled_factors
+from embedlayer.losses.definition import reduction_factors, scaled_factors
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.options import LogitOptions, LogitSettings, LossSettings
 from embedlayer.losses.token_weights import raise_if_not_finite
@@ -77,7 +78,7 @@ def _operator(
     logits = LinearLogits(states, rows, vocab_size=arguments.vocab_size, **cast(LogitOptions, options._asdict()))
     kept = targets != loss.ignore_index
     per_token = loss.reduction == "none"
-    factors = reduction_factors(kept, loss, loss_dtype(compute))
+    factors = reduction_factors(kept, loss, wide_dtype(compute))
     weights = None if per_token else factors
     if grad_output is not None:
         weights = scaled_factors(factors, grad_output)
@@ -104,7 +105,7 @@ def _operator(
 
 def _gradient_dtypes(weight: Tensor, arguments: OperatorArguments) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
     """Return the dtypes of the gradients: bfloat16 for rows that have it, otherwise that of the loss."""
-    dtype, keeps_rows = loss_dtype(arguments.compute), arguments.options.head_dtype is not None
+    dtype, keeps_rows = wide_dtype(arguments.compute), arguments.options.head_dtype is not None
     is_narrow = weight.dtype == torch.bfloat16 and (keeps_rows or arguments.compute == torch.bfloat16)
     return dtype, torch.bfloat16 if is_narrow else dtype, dtype
 
@@ -120,7 +121,7 @@ def _(
     *rest: Any,
 ) -> tuple[Tensor, ...]:
     arguments = OperatorArguments.of(rest)
-    dtype, per_token = loss_dtype(arguments.compute), arguments.loss.reduction == "none"
+    dtype, per_token = wide_dtype(arguments.compute), arguments.loss.reduction == "none"
     is_computed = grad_output is not None or not per_token
     bias_like = weight.new_empty(arguments.vocab_size)
     gradients = (

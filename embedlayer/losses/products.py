@@ -18,10 +18,11 @@ from torch import Tensor
 
 from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.core.devices import device_kind
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.kernels.softmax import Finishing
 from embedlayer.losses.compiled_blocks import add_bfloat16_
 from embedlayer.losses.converted_rows import ConvertedRows
-from embedlayer.losses.definition import gradient_dtype, loss_dtype
+from embedlayer.losses.definition import gradient_dtype
 from embedlayer.losses.finishing import BlockFinishing
 from embedlayer.losses.fixed_row import one_index
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
@@ -199,7 +200,7 @@ class GradientSums:
         count, dtype = head.rows.rows.shape[0], head.rows.rows.dtype
         self._chunk, self._chunks = 0, chunks
         whole = head.logits.weight
-        like = head.hidden_ND.new_empty(0, dtype=loss_dtype(head.logits.dtype))
+        like = head.hidden_ND.new_empty(0, dtype=wide_dtype(head.logits.dtype))
         self.hidden = like.new_empty(head.hidden_ND.shape) if requested.hidden else None
         self._overwrites_bias = overwrites_bias and chunks > 0
         allocate = like.new_empty if self._overwrites_bias else like.new_zeros

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import is_in_backward
-from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.objective import Request, Totals, log_probs, logsumexp
 from embedlayer.losses.options import LogitOptions
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
@@ -76,7 +76,7 @@ def record_logits(logits: Tensor, targets: Tensor, counted: Tensor | None) -> No
     records = _records.get()
     assert records is not None
     z = logits.detach().reshape(-1, logits.shape[-1])
-    z = z.to(loss_dtype(z.dtype))
+    z = z.to(wide_dtype(z.dtype))
     ids = targets.reshape(-1).long()
     counted = None if counted is None else counted.reshape(-1)
     ids = ids if counted is None else ids.where(counted, 0)

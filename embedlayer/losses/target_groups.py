@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-from embedlayer.losses.definition import loss_dtype
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.losses.linear import cross_entropy_of, losses_of_heads, reduced_and_token_losses, targets_of_heads
 from embedlayer.losses.options import LossSettings
 from embedlayer.losses.token_weights import counted_weights, finite_or_nan
@@ -60,7 +60,7 @@ def reduced_losses(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " G"]]:
     """Return the weighted sum of the losses of the groups, and these without gradient, each the mean or the sum."""
     first = heads if isinstance(heads, UncomputedLogits) else heads[0]
-    dtype, kept = loss_dtype(first.dtype), groups.targets != loss.ignore_index
+    dtype, kept = wide_dtype(first.dtype), groups.targets != loss.ignore_index
     counts = groups.sums(kept).clamp(min=1).to(dtype)
     shares = torch.ones_like(counts) if loss.reduction == "sum" else counts.reciprocal()
     if groups.weights is not None:
@@ -92,7 +92,7 @@ def reduced_losses(
 
 def _zero(head: UncomputedLogits) -> Float[Tensor, ""]:
     """Return the loss of a head that is not computed: 0, with a gradient of 0."""
-    return head.hidden.flatten()[:0].sum().to(loss_dtype(head.dtype))
+    return head.hidden.flatten()[:0].sum().to(wide_dtype(head.dtype))
 
 
 def weighted_sum(weights: Sequence[float] | None, parts: Sequence[Tensor]) -> Tensor:

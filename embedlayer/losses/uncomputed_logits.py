@@ -20,10 +20,11 @@ from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartitio
 from embedlayer.core.devices import autocast, autocast_dtype, device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
 from embedlayer.losses.converted_rows import in_head_dtype
 from embedlayer.losses.counted_tokens import RankRequest
-from embedlayer.losses.definition import counted_states, loss_dtype
+from embedlayer.losses.definition import counted_states
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import check_rows_are_whole, linear_with_fixed_row, row_within, with_fixed_row
 from embedlayer.losses.options import (
@@ -187,7 +188,7 @@ class UncomputedLogits(ABC):
     def _finished(self, raw_logits: Tensor, start: int, stop: int) -> Tensor:
         """Return raw logits of the tokens `start` to `stop - 1` after `finish_logits`, in the dtype of the losses."""
         logits = finish(raw_logits, self.options.of_rows(start, stop))
-        return logits.to(loss_dtype(self.dtype))
+        return logits.to(wide_dtype(self.dtype))
 
 
 def _by_a_pass(module: str, name: str, logits: UncomputedLogits) -> Any:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.kernels.softmax import STATISTICS, concatenated
 from embedlayer.losses.chunk_size import (
     LEAST_ROWS,
@@ -34,7 +35,6 @@ from embedlayer.losses.chunk_size import (
     tokens_per_chunk,
     tokens_within,
 )
-from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.objective import (
     BlockGradient,
     EventLogits,
@@ -63,7 +63,7 @@ class VocabularyPass:
         self.request = request
         self.objective, teacher, ids, counted, self.min_chunks, self.max_bytes, events = request
         self.student = student
-        partition, self.dtype = student.partition, loss_dtype(student.dtype)
+        partition, self.dtype = student.partition, wide_dtype(student.dtype)
         self.first, self.rows = partition.start, len(partition)
         self.is_invariant = student.options.batch_invariant
         multiple = joint_multiple(student, teacher)

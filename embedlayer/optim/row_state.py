@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError, SizeError
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.io.json_fields import MAX_STEP, printable
-from embedlayer.row_sparse.storage import compute_dtype
 
 
 class StateTensor(NamedTuple):
@@ -92,7 +92,7 @@ class RowwiseSecondMoment(RowState):
 
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
         """Return `exp_avg`, `(V, D)`, unless there is none, and `exp_avg_sq`, `(V, 1)`."""
-        second = {"exp_avg_sq": StateTensor(1, compute_dtype(weight))}
+        second = {"exp_avg_sq": StateTensor(1, wide_dtype(weight.dtype))}
         if self.first_moment is None:
             return second
         return {"exp_avg": StateTensor(weight.shape[1], self.first_moment)} | second
@@ -103,7 +103,7 @@ class RowwiseSquares(RowState):
     """The state of `RowAdagrad`: for each row the sum of `mean(g^2)` over all steps."""
 
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
-        return {"sum": StateTensor(1, compute_dtype(weight))}
+        return {"sum": StateTensor(1, wide_dtype(weight.dtype))}
 
 
 ROW_STATES = (

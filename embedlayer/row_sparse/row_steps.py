@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.io.files import JsonObject
 from embedlayer.row_sparse.history import StepHistory
-from embedlayer.row_sparse.storage import compute_dtype, tolerance_of
+from embedlayer.row_sparse.storage import tolerance_of
 
 
 class RowSteps:
@@ -55,7 +56,7 @@ class RowSteps:
     def decays(self, steps: Tensor, moments: Sequence[Tensor]) -> list[Tensor]:
         """Return the factors by which each moment decays in numbers of steps without gradient, `(U, 1)` each."""
         steps, betas = steps.double().unsqueeze(1), self.history.betas[:2][-len(moments) :]
-        return [torch.pow(beta, steps).to(compute_dtype(moments[-1])) for beta in betas]
+        return [torch.pow(beta, steps).to(wide_dtype(moments[-1].dtype)) for beta in betas]
 
     def skipped_terms(self, table: Tensor, rows: Tensor, has_momentum: bool) -> list[Tensor]:
         """Return the effect of the steps that rows skipped, as `apply_skipped_steps_` takes it, `(U, 1)` each."""
@@ -71,7 +72,7 @@ class RowSteps:
                     nodes = nodes * beta2 ** (-0.5 * lag)
                 weights = weights * (beta1 / math.sqrt(beta2)) ** lag
             numbers = np.concatenate([decay[None], weights, nodes])
-        return list(torch.from_numpy(numbers).to(table.device, compute_dtype(table)).unsqueeze(2))
+        return list(torch.from_numpy(numbers).to(table.device, wide_dtype(table.dtype)).unsqueeze(2))
 
     def record_on_device(self) -> Tensor:
         """Return the record of the steps on the device of the rows, as `embedlayer.kernels.gpu.rows` describes it."""

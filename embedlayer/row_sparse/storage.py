@@ -10,6 +10,7 @@ from torch import Tensor
 from embedlayer.core.block_sizes import NUMBERS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import without_dispatch
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.row_sparse.history import StepRates
@@ -63,11 +64,6 @@ def rows_at_once(table: Tensor) -> int:
 def chunk_slices(rows: Tensor, size: int) -> list[slice]:
     """Return the slices that split the row numbers `rows` into chunks of `size`; the last chunk may be smaller."""
     return [slice(low, low + size) for low in range(0, len(rows), max(size, 1))]
-
-
-def compute_dtype(table: Tensor) -> torch.dtype:
-    """Return the dtype in which updates of `table` are computed: float64 for a float64 table, else float32."""
-    return torch.float64 if table.dtype == torch.float64 else torch.float32
 
 
 def tolerance_of(table: Tensor) -> float:
@@ -124,7 +120,7 @@ class RowTensors(NamedTuple):
     def skip_steps(self, rows: Tensor, terms: list[Tensor], *, step: int, cache: bool) -> list[Tensor]:
         """Apply steps without a gradient to the values of distinct rows. The moments are not changed."""
         decay, *quadrature = terms
-        tables, dtype = (self.table, *self.moments), compute_dtype(self.table)
+        tables, dtype = (self.table, *self.moments), wide_dtype(self.table.dtype)
         size = min(rows_at_once(self.table), len(rows))
         count = len(rows) if cache else size
         buffers = [self.table.new_empty((count, each.shape[1]), dtype=dtype) for each in tables]
@@ -157,7 +153,7 @@ class RowTensors(NamedTuple):
     ) -> None:
         """Make an optimizer's step on distinct rows with a gradient, by torch operators."""
         size = min(rows_at_once(self.table), len(rows))
-        buffer = self.table.new_empty((size, values[-1].shape[1]), dtype=compute_dtype(self.table))
+        buffer = self.table.new_empty((size, values[-1].shape[1]), dtype=wide_dtype(self.table.dtype))
         for chunk in chunk_slices(rows, size):
             p, *moments = (each[chunk] for each in values)
             g = gradients[chunk].to(p.dtype)

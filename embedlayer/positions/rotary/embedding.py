@@ -13,7 +13,7 @@ from torch import Tensor
 from embedlayer.core.computed_buffers import ComputedBuffers
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
-from embedlayer.core.shapes import Positions
+from embedlayer.core.shapes import Positions, wide_dtype
 from embedlayer.core.torch_state import is_unchanged
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.rotary import ROTATE, RotaryLayout, rotary_tables
@@ -26,7 +26,6 @@ from embedlayer.positions.rotary.query import (
     QueryScaling,
     positions_before,
     query_factors,
-    wide_dtype,
 )
 from embedlayer.positions.rotary.rotation import channel_tables, rotate_heads
 from embedlayer.positions.rotary.scaling import Length, RotaryScaling, rotary_frequencies
@@ -360,7 +359,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
         if isinstance(positions, RotaryAngles) and q.dtype != torch.float64:
             cos, sin, factor = positions[:3]
         else:
-            cos, sin, factor = self._angles(counted, wide_dtype(q))
+            cos, sin, factor = self._angles(counted, wide_dtype(q.dtype))
         q, k = rotate_heads((q, k), cos, sin, factor, self._layout)
         return q, k
 
@@ -421,7 +420,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     def _rotated_on(self, keys: Tensor, positions: Positions, phase_increments: Int[Tensor, " half"]) -> Tensor:
         """Return keys rotated once more, by increments times positions."""
-        tables = self._tables(positions, phase_increments, wide_dtype(keys), 1.0)
+        tables = self._tables(positions, phase_increments, wide_dtype(keys.dtype), 1.0)
         (keys,) = rotate_heads((keys,), *tables, None, self._layout)
         return keys
 

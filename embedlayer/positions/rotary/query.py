@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import require_counted
-from embedlayer.core.shapes import Positions
+from embedlayer.core.shapes import Positions, wide_dtype
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position, PreparedPositions
 from embedlayer.saving import Described
@@ -141,7 +141,7 @@ class QueryScaledPosition(Position):
         self.check_positions(counted, (*q.shape[:-3], q.shape[-2]))
         if isinstance(positions, QueryFactors) and q.dtype != torch.float64:
             return scale_queries(q, positions.factor), k
-        return scale_queries(q, query_factors(self.query_scaling, counted, wide_dtype(q))), k
+        return scale_queries(q, query_factors(self.query_scaling, counted, wide_dtype(q.dtype))), k
 
     def shift_keys(self, cached_keys: Float[Tensor, "*batch G T K"], steps: Positions) -> Float[Tensor, "*batch G T K"]:
         """Return cached keys unchanged: they do not depend on their positions."""
@@ -169,11 +169,6 @@ def query_factors(
     """Return the factors of a scaling in a shape that broadcasts with queries `(*batch, H, T, K)`."""
     require_counted(positions)
     return scaling.factors(positions, dtype).unsqueeze(-2).unsqueeze(-1)
-
-
-def wide_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which numbers for queries or keys are computed: float64 for float64, else float32."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def scale_queries(

@@ -14,10 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
+from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import fusible, has_more_than
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.kernels.rotary import RotaryLayout, rotate_together, rotates_together
-from embedlayer.positions.rotary.query import scale_queries, wide_dtype
+from embedlayer.positions.rotary.query import scale_queries
 
 ROTATE_HALF_SPLIT = Kernel("rotary", "rotate_half_split")
 ROTATE_INTERLEAVED = Kernel("rotary", "rotate_interleaved")
@@ -213,7 +214,9 @@ def fused_apply_rotary(
 ) -> Float[Tensor, "*batch T K"]:
     """Compute `apply_rotary(x, cos, sin)` in one pass by the kernel, or by `apply_rotary` where no kernel applies."""
     kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
-    fits = x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0 and cos.dtype == sin.dtype == wide_dtype(x)
+    fits = (
+        x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0 and cos.dtype == sin.dtype == wide_dtype(x.dtype)
+    )
     if not fits or not kernel.applies(x, cos, sin):
         return apply_rotary(x, cos, sin, interleaved=interleaved)
     result: Tensor = _ApplyRotary.apply(x, cos, sin, interleaved)  # type: ignore[no-untyped-call]
