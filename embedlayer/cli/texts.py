@@ -1,6 +1,7 @@
 """The texts that a user names, as the corpus of a run: built, linked, or mixed; and tokenizers trained on them."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,6 @@ from embedlayer.core.errors import TextError, TokenizerError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from embedlayer.cli.training_runs import LayerOptions
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.mixture import TokenMixture
     from embedlayer.data.readers.documents import Reader
@@ -19,36 +19,50 @@ if TYPE_CHECKING:
 TOKENIZER_BYTES = 200_000_000
 
 
+@dataclass(frozen=True)
+class CorpusOptions:
+    """How the corpus of a run is built: with a tokenizer that is read or trained on the texts, and from which fields.
+
+    Attributes:
+        tokenizer_from: File or folder of a tokenizer; `None` to use that of a built corpus, or to train one.
+        kind: Kind of a trained tokenizer; see `train_tokenizer`.
+        vocab_size: Number of tokens of a trained tokenizer.
+        text_field: Name of the field of a row that is the document; `None`: `text`.
+        dtype: Type of the numbers in files of token IDs without a header.
+    """
+
+    tokenizer_from: Path | None
+    kind: str
+    vocab_size: int
+    text_field: str | None
+    dtype: str | None
+
+
 def prepare_corpus(
     sources: Sequence[str | Path],
     weights: Sequence[float] | None,
     target: Path,
-    layer: "LayerOptions",
+    options: CorpusOptions,
     *,
-    text_field: str | None,
-    dtype: str | None,
     quiet: bool,
 ) -> "tuple[TokenCorpus | TokenMixture, Tokenizer]":
     """Build or link the corpus of a new run, or the corpora of a mixture."""
     from embedlayer.data.corpus_files import is_corpus
 
-    # `text_field` is the field of a row that is the document; `dtype` is for files of token IDs without a header.
     if weights is not None:
-        return _build_mixture(sources, weights, target, layer, text_field, dtype, quiet)
+        return _build_mixture(sources, weights, target, options, quiet)
     ready = [Path(source) for source in sources if is_corpus(Path(source))]
     if ready and len(sources) > 1:
         raise TextError(f"{ready[0]} is a corpus, and a run reads one: build one of all texts, or mix with --weights.")
     if ready:
-        return _link_corpus(ready[0], target, layer.tokenizer_from)
-    return _build_corpus(sources, target, layer, text_field, dtype, quiet)
+        return _link_corpus(ready[0], target, options.tokenizer_from)
+    return _build_corpus(sources, target, options, quiet)
 
 
 def _build_corpus(
     sources: Sequence[str | Path],
     target: Path,
-    layer: "LayerOptions",
-    text_field: str | None,
-    dtype: str | None,
+    options: CorpusOptions,
     quiet: bool,
 ) -> "tuple[TokenCorpus, Tokenizer]":
     """Train or read a tokenizer, and build the corpus of token IDs."""
@@ -59,18 +73,18 @@ def _build_corpus(
     from embedlayer.data.text_files import saved_standard_input
     from embedlayer.tokenization.read import load_tokenizer
 
-    if find_token_files(sources, dtype):
-        tokenizer = named_tokenizer(layer.tokenizer_from)
-        return map_token_files(sources, tokenizer, target, dtype=dtype), tokenizer
+    if find_token_files(sources, options.dtype):
+        tokenizer = named_tokenizer(options.tokenizer_from)
+        return map_token_files(sources, tokenizer, target, dtype=options.dtype), tokenizer
     with saved_standard_input(sources, target.parent) as readable:
-        readers = find_sources(readable, RowOptions(text_field, layer.tokenizer_from))
-        if layer.tokenizer_from is not None:
-            tokenizer = load_tokenizer(layer.tokenizer_from)
+        readers = find_sources(readable, RowOptions(options.text_field, options.tokenizer_from))
+        if options.tokenizer_from is not None:
+            tokenizer = load_tokenizer(options.tokenizer_from)
         else:
-            tokenizer = learn_tokenizer([readers], layer.tokenizer, layer.vocab_size, quiet=quiet)
+            tokenizer = learn_tokenizer([readers], options.kind, options.vocab_size, quiet=quiet)
         say("Turning the text into token IDs", quiet)
         corpus = TokenCorpus.build(
-            readable, tokenizer, target, text_field=text_field, chat_template=layer.tokenizer_from
+            readable, tokenizer, target, text_field=options.text_field, chat_template=options.tokenizer_from
         )
         return corpus, tokenizer
 
@@ -79,9 +93,7 @@ def _build_mixture(
     sources: Sequence[str | Path],
     weights: Sequence[float],
     target: Path,
-    layer: "LayerOptions",
-    text_field: str | None,
-    dtype: str | None,
+    options: CorpusOptions,
     quiet: bool,
 ) -> "tuple[TokenMixture, Tokenizer]":
     """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built."""
@@ -94,12 +106,12 @@ def _build_mixture(
     from embedlayer.data.text_files import saved_standard_input
 
     built = next((Path(source) for source in sources if is_corpus(Path(source))), None)
-    template = layer.tokenizer_from or built
-    dtypes = [dtype if Path(source).is_file() and not is_text(Path(source)) else None for source in sources]
+    template = options.tokenizer_from or built
+    dtypes = [options.dtype if Path(source).is_file() and not is_text(Path(source)) else None for source in sources]
     with saved_standard_input(sources, target.parent) as readable:
         ready = [Path(source) for source in readable if is_corpus(Path(source))]
         ids = [find_token_files([source], dtype) for source, dtype in zip(readable, dtypes, strict=True)]
-        rows = RowOptions(text_field, template)
+        rows = RowOptions(options.text_field, template)
         texts = [
             [] if found or Path(source) in ready else readers_of([source], rows)
             for source, found in zip(readable, ids, strict=True)
@@ -112,22 +124,22 @@ def _build_mixture(
                     f"with the same: {command_line('corpus', 'build', 'FILE', '--tokenizer', ready[0], '-o', 'NEW')}"
                 )
         if ready:
-            tokenizer = _tokenizer_for(ready[0], layer.tokenizer_from)
-        elif layer.tokenizer_from is not None or any(ids):
-            tokenizer = named_tokenizer(layer.tokenizer_from)
+            tokenizer = _tokenizer_for(ready[0], options.tokenizer_from)
+        elif options.tokenizer_from is not None or any(ids):
+            tokenizer = named_tokenizer(options.tokenizer_from)
         else:
-            tokenizer = learn_tokenizer(texts, layer.tokenizer, layer.vocab_size, weights=weights, quiet=quiet)
+            tokenizer = learn_tokenizer(texts, options.kind, options.vocab_size, weights=weights, quiet=quiet)
         say("Turning the texts into token IDs", quiet)
         target.mkdir()
         corpora = []
         for number, (source, readers, dtype) in enumerate(zip(readable, texts, dtypes, strict=True)):
             folder = target / str(number)
             if Path(source) in ready:
-                corpora.append(_link_corpus(Path(source), folder, layer.tokenizer_from)[0])
+                corpora.append(_link_corpus(Path(source), folder, options.tokenizer_from)[0])
             elif ids[number]:
                 corpora.append(map_token_files([source], tokenizer, folder, dtype=dtype))
             else:
-                field = text_field if any(reader.has_rows for reader in readers) else None
+                field = options.text_field if any(reader.has_rows for reader in readers) else None
                 corpora.append(TokenCorpus.build([source], tokenizer, folder, text_field=field, chat_template=template))
     return TokenMixture(zip(corpora, weights, strict=True)), tokenizer
 

@@ -13,7 +13,7 @@ import click
 
 from embedlayer.cli.options import TOKENIZER
 from embedlayer.cli.printing import say
-from embedlayer.cli.texts import prepare_corpus
+from embedlayer.cli.texts import CorpusOptions, prepare_corpus
 from embedlayer.core.errors import EmbedLayerWarning, FileError, SizeError
 from embedlayer.core.formatting import count_of
 from embedlayer.io.files import create_folder
@@ -137,9 +137,8 @@ def start_run(
     if inside := [source for source in sources if replaced in (path := Path(source).resolve(), *path.parents)]:
         raise FileError(f"{inside[0]} is in {directory.corpus}, which a new run replaces. Copy it to another folder.")
     with directory.new_corpus(mapped=layer.mapped) as target:
-        corpus, tokenizer = prepare_corpus(
-            sources, weights, target, layer, text_field=text_field, dtype=dtype, quiet=quiet
-        )
+        wanted = CorpusOptions(layer.tokenizer_from, layer.tokenizer, layer.vocab_size, text_field, dtype)
+        corpus, tokenizer = prepare_corpus(sources, weights, target, wanted, quiet=quiet)
         mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
         numbers = [len(each.documents) for each in corpora_of(corpus)]
         documents = f" in {count_of(sum(numbers), 'document')}" * options.documents
