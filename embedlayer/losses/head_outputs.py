@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.core.documents import AttentionMask
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_observed
 from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, Statistic, check_options
 
 if TYPE_CHECKING:  # imported where they are used: a table that only looks rows up needs no losses
+    from embedlayer.core.documents import AttentionMask
     from embedlayer.losses.multi_token import MultiTokenLoss
     from embedlayer.losses.next_bytes import NextBytes
     from embedlayer.losses.statistics import TokenStatistics
@@ -115,7 +115,7 @@ class HeadOutputs:
         labels: Int[Tensor, "B T"],
         weights: Sequence[float] | None = None,
         *,
-        documents: AttentionMask | None = None,
+        documents: "AttentionMask | None" = None,
         **options: Unpack[LossOptions],
     ) -> "MultiTokenLoss":
         """Return the loss of heads that predict the next token, the one after it, and so on, in one pass.
