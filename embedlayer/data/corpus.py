@@ -247,7 +247,12 @@ class TokenCorpus:
 
 
 class CorpusWriter:
-    """Encode documents one after another, pass their IDs to a function, and record what a `TokenCorpus` needs."""
+    """Encode documents one after another, pass their IDs to a function, and record what a `TokenCorpus` needs.
+
+    Recorded are the start of each document and the numbers of tokens and bytes; see `tables` and `index`. `write` gets
+    the IDs of each text chunk and the ID that separates two documents, as uint16 or uint32; `write_weights` gets the
+    weights of the same tokens, uint8, which are not recorded. The separator in front of a chat has the weight 0.
+    """
 
     def __init__(
         self,
@@ -267,7 +272,11 @@ class CorpusWriter:
     def add_source(
         self, reader: Reader, report: Callable[[int], object], *, begin: int = 0, end: int | None = None
     ) -> int:
-        """Encode the documents of a source between two places, and pass their IDs to `write`."""
+        """Encode the documents of a source between two places, and pass their IDs to `write`.
+
+        Return the number of documents with a token; a document without one is not recorded. After each encoded chunk
+        `report` is called with the number of bytes read so far, earlier sources included.
+        """
         count = 0
 
         def counted() -> Iterator[Document]:
@@ -291,7 +300,11 @@ class CorpusWriter:
     def add_documents(
         self, documents: Iterable[Document], after_chunk: Callable[[], object] = lambda: None, *, are_rows: bool = False
     ) -> int:
-        """Encode documents, and pass their IDs to `write`."""
+        """Encode documents, and pass their IDs to `write`.
+
+        Return the number of documents with a token. A document without one is not recorded, and its bytes count in
+        `num_bytes`. `are_rows`: the documents may be short, so several of them share an entry of `blocks`.
+        """
         recorded, starts_document = len(self.documents), False
         for chunk, ids, encoding in encode_ahead(self._chunks(documents), self.tokenizer):
             self.num_bytes += len(chunk.text.encode())
@@ -328,7 +341,11 @@ class CorpusWriter:
         self.num_tokens += len(array)
 
     def _end_block(self, *, may_extend: bool) -> None:
-        """Record that a block ends here; `may_extend`: it may be the last one, which then becomes longer."""
+        """Record that a block ends here; `may_extend`: it may be the last one, which then becomes longer.
+
+        A block of rows has about a 64th of the bytes before it, from 512 to 16384, as the chunks of a text.
+        `may_extend`: it may be the last block, which then becomes longer.
+        """
         if may_extend and self.byte_ends:
             begin = self.byte_ends[-2] if len(self.byte_ends) > 1 else 0
             if self.byte_ends[-1] - begin < min(max(begin // 64, _FEWEST_BYTES), _MOST_BYTES):
@@ -338,7 +355,11 @@ class CorpusWriter:
         self.byte_ends.append(self.num_bytes)
 
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the arrays `documents` and `blocks` of a `TokenCorpus` for the documents so far."""
+        """Return the arrays `documents` and `blocks` of a `TokenCorpus` for the documents so far.
+
+        `documents`, `(documents,)` int64, has the index of each document's first token. `blocks`, `(chunks, 2)` int64,
+        has the numbers of tokens and of UTF-8 bytes up to the end of each text chunk.
+        """
         blocks = np.stack([np.array(ends, dtype=np.int64) for ends in (self.token_ends, self.byte_ends)], axis=1)
         return np.array(self.documents, dtype=np.int64), blocks
 
@@ -366,7 +387,11 @@ def corpus_writer(folder: Path, tokenizer: Tokenizer, *, has_weights: bool) -> I
 
 
 def token_weights(encoding: Encoding, count: int, weighted: Sequence[tuple[int, int]] | None) -> IdArray:
-    """Return the weights of the last `count` tokens of an encoding, `(count,)` uint8: 1 for trained ones."""
+    """Return the weights of the last `count` tokens of an encoding, `(count,)` uint8: 1 for trained ones.
+
+    The weight is 1 for tokens that overlap one of the ranges in `weighted`, as in the assistant mask of transformers;
+    for all tokens if that is `None`.
+    """
     if weighted is None:
         return np.ones(count, dtype=np.uint8)
     if not weighted:

@@ -28,7 +28,10 @@ READ_BYTES = 1 << 16
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Return the files below a folder, sorted, without hidden files and corpora."""
+    """Return the files below a folder, sorted, without hidden files and corpora.
+
+    Links to folders are followed, and each folder is read once.
+    """
     if is_corpus(folder):
         line = command_line("train", folder, "-o", "RUN")
         raise TextError(
@@ -63,6 +66,7 @@ def _cannot_list(error: OSError) -> None:
 
 def start_of(file: Path) -> bytes:
     """Return the first 64 KiB of a file, decompressed if it is compressed."""
+    # a file that cannot be read raises its error when its whole text is read
     try:
         with opened(file) as (read, _):
             return checked(file, read)
@@ -72,7 +76,11 @@ def start_of(file: Path) -> bytes:
 
 @contextmanager
 def saved_standard_input(sources: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
-    """Yield the sources with `-` replaced by a temporary file in `folder` that has the standard input."""
+    """Yield the sources with `-` replaced by a temporary file in `folder` that has the standard input.
+
+    Standard input can be read only once, and a corpus reads its sources twice: to recognise them and to encode them.
+    The file is deleted after the block.
+    """
     if "-" not in map(str, sources):
         yield sources
         return
@@ -90,7 +98,13 @@ def saved_standard_input(sources: Sequence[str | Path], folder: Path) -> Iterato
 
 @contextmanager
 def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[_Read, Callable[[], int]]]:
-    """Context manager: open a source of text and yield two functions, `read` and `position`."""
+    """Context manager: open a source of text and yield two functions, `read` and `position`.
+
+    `read(size)` returns at most `size` bytes of the text, decompressed if the name ends in `.gz` or `.zst`.
+    `position()` returns how many bytes of the file were read (compressed ones, if it is compressed), counted from
+    `begin` if `end` applies; 0 for standard input. Standard input and compressed files are read whole: `begin` must be
+    0.
+    """
     if str(source) == "-":
         yield sys.stdin.buffer.read, lambda: 0
         return
@@ -126,7 +140,10 @@ def checked(source: str | Path, read: _Read, size: int = READ_BYTES) -> bytes:
 
 
 def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:
-    """Read UTF-8 text block by block and yield it as strings. Line ends are kept; a byte-order mark is left out."""
+    """Read UTF-8 text block by block and yield it as strings. Line ends are kept; a byte-order mark is left out.
+
+    `offset` is that of the first byte in the file; only at 0 may the text start with a byte-order mark.
+    """
     rest, block, begins = b"", checked(source, read), not offset
     if begins and block.startswith(codecs.BOM_UTF8):
         offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or checked(source, read)

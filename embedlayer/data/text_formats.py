@@ -154,7 +154,11 @@ def is_plain(start: bytes) -> bool:
 
 
 def refuse_json_lines(source: str | Path, start: bytes) -> None:
-    """Raise an error for a file of JSON lines, which would be read as one text with its escapes."""
+    """Raise an error for a file of JSON lines, which would be read as one text with its escapes.
+
+    The evidence is that at least two lines, and ten in eleven lines of `start`, are JSON objects, or a name that ends
+    in `.jsonl` or `.ndjson`. A name that ends in `.txt` states that it is text: it is read, with a warning.
+    """
     if not _is_json_lines(Path(source), start):
         return
     if text_suffix(Path(source)) == ".txt":
@@ -208,7 +212,11 @@ def is_other(source: str | Path, other: TextFormat) -> str:
 
 
 def command_for(command: str, source: str | Path) -> str:
-    """Return a command of a `TextFormat` with the path of a file, quoted for a shell, in place of `FILE`."""
+    """Return a command of a `TextFormat` with the path of a file, quoted for a shell, in place of `FILE`.
+
+    A compressed file is decompressed for the command, except for `tar`, which does so itself. If another command has to
+    read the file itself, the result only decompresses it.
+    """
     unzip = next((line for suffix, line in COMPRESSIONS.items() if str(source).endswith(suffix)), None)
     if unzip is not None and "tar -xf" not in command:
         command = f"{unzip} | {command.replace('< FILE ', '')}" if "< FILE" in command else f"{unzip} > NEW_FILE"
@@ -237,7 +245,10 @@ def text_suffix(path: Path) -> str:
 
 
 def _is_json_lines(path: Path, start: bytes) -> bool:
-    """Return whether a file has JSON lines, by its name or the lines of its first bytes; see `refuse_json_lines`."""
+    """Return whether a file has JSON lines, by its name or the lines of its first bytes; see `refuse_json_lines`.
+
+    One line in eleven may be no object: a damaged line does not make the others text.
+    """
     if is_named_json_lines(path, start):
         return bool(start.strip())
     if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
@@ -247,7 +258,11 @@ def _is_json_lines(path: Path, start: bytes) -> bool:
 
 
 def _objects(start: bytes) -> tuple[list[dict[str, object]], list[int]]:
-    """Return the JSON objects that are the lines of the first bytes of a file, and the numbers of the other lines."""
+    """Return the JSON objects that are the lines of the first bytes of a file, and the numbers of the other lines.
+
+    The last line may be cut off behind its first key; it then has only this key, with the value `""` for a text and
+    `None` for any other.
+    """
     objects: list[dict[str, object]] = []
     others: list[int] = []
     lines = start.removeprefix(codecs.BOM_UTF8).split(b"\n")

@@ -237,6 +237,7 @@ class WindowSampler:
         starts = np.empty_like(numbers)
         spare = len(self.at_token.ids) - 1 - self.num_windows * self.max_length
         for epoch in np.unique(epochs):
+            # seed and epoch alone determine how an epoch cuts its windows (the phase) and orders them
             generator = torch.Generator().manual_seed(derive_seed(self.seed, int(epoch)))
             phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
             here = epochs == epoch
@@ -257,7 +258,10 @@ def check_rank(rank: int, ranks: int) -> None:
 
 
 def items_of_rank(count: int, rank: int, ranks: int) -> range:
-    """Return which of the items `0..count - 1` a rank gets if they are split evenly over the ranks, in order."""
+    """Return which of the items `0..count - 1` a rank gets if they are split evenly over the ranks, in order.
+
+    The numbers of items of two ranks differ by at most 1.
+    """
     return range(rank * count // ranks, (rank + 1) * count // ranks)
 
 
@@ -296,12 +300,16 @@ def _windows(array: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], 
 
 
 def derive_seed(seed: int, *numbers: int) -> int:
-    """Hash a seed and other numbers, such as step and rank, to a new seed from 0 to `2**63 - 1`."""
+    """Hash a seed and other numbers, such as step and rank, to a new seed from 0 to `2**63 - 1`.
+
+    Seeds for neighbouring numbers are unrelated. `seed` is any integer, modulo `2**64`.
+    """
     return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
     """Return token IDs of any accepted kind as a NumPy array or `ConcatenatedArray`."""
+    # arrays and tensors on the CPU are not copied
     if isinstance(ids, TokenCorpus):
         return ids.ids
     if isinstance(ids, ConcatenatedArray):

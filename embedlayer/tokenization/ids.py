@@ -69,6 +69,8 @@ def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) 
 
 def added_without_rows(tokenizer: Tokenizer, rows: int) -> list[int]:
     """Return the IDs of `rows` and more, if all of them are added tokens of the tokenizer; else an empty list."""
+    # the case of a tokenizer that was extended while the table was not; a tokenizer of another model has ordinary
+    # tokens at these IDs
     missing = sorted(token_id for token_id in tokenizer.get_vocab(with_added_tokens=True).values() if token_id >= rows)
     return missing if {*missing} <= tokenizer.get_added_tokens_decoder().keys() else []
 
@@ -80,7 +82,10 @@ def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int | None:
-    """Return the ID of the end-of-text token, which separates documents; `None` if the tokenizer has none."""
+    """Return the ID of the end-of-text token, which separates documents; `None` if the tokenizer has none.
+
+    It is the first that exists of `<|endoftext|>`, `</s>`, `[SEP]`, `<eos>`, `<|end_of_text|>`, `<|eot_id|>`.
+    """
     ids = (tokenizer.token_to_id(token) for token in _ENDS_OF_TEXT)
     return next((token_id for token_id in ids if token_id is not None), None)
 

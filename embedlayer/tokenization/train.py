@@ -99,7 +99,11 @@ def train_tokenizer(
 
 
 def raise_if_path(text: str) -> None:
-    """Raise an error if a string that should be a text is probably a path."""
+    """Raise an error if a string that should be a text is probably a path.
+
+    It is if a file of that name exists, or if it looks like a path, such as `corpus.txt`. A string with an unprintable
+    character, such as a line break, or of more than 4096 characters is a text.
+    """
     if len(text) > _LONGEST_PATH or not text.isprintable():
         return
     exists = os.path.isfile(text) or ("/" in text and text.strip("/.~") != "" and os.path.exists(text))
@@ -159,7 +163,10 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str],
 
 
 def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], min_frequency: int) -> dict[str, int]:
-    """Run the WordPiece trainer of the `tokenizers` library once, and return the ID of each entry of the vocabulary."""
+    """Run the WordPiece trainer of the `tokenizers` library once, and return the ID of each entry of the vocabulary.
+
+    Entries `first` get the first IDs, in this order; single characters are kept beyond `vocab_size`.
+    """
     tokenizer = bert_tokenizer({"[UNK]": 0}, lowercase=False)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=first, show_progress=False
@@ -214,7 +221,13 @@ _CANDIDATES_PER_SUBWORD = 20
 
 
 def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float]]:
-    """Train a Unigram model with SentencePiece and return its subwords with their log probabilities, best first."""
+    """Train a Unigram model with SentencePiece and return its subwords with their log probabilities, best first.
+
+    SentencePiece chooses among candidates that are computed here, all characters and the frequent substrings of the
+    words, so the time depends on the number of different words; its own candidates come from the whole text. It runs in
+    one thread, so that equal words give equal results: the trainer of the `tokenizers` library adds up in the order of
+    a randomly seeded hash table, and its results differ from run to run.
+    """
     sentencepiece = require("sentencepiece", extra="spm")
     letters: Counter[str] = Counter()
     for word, count in words.items():
@@ -257,7 +270,11 @@ def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float
 
 
 def _candidates(words: Mapping[str, int], size: int) -> list[tuple[str, int]]:
-    """Return the candidates among which SentencePiece chooses subwords: all characters and frequent substrings."""
+    """Return the candidates among which SentencePiece chooses subwords: all characters and frequent substrings.
+
+    The substrings have 2 to 16 characters and occur at least twice; at most `20 * size` candidates are returned. First
+    come the characters, then the substrings by the product of length and occurrences, largest first.
+    """
     letters: Counter[str] = Counter()
     longer: Counter[str] = Counter()
     for word, count in words.items():

@@ -179,7 +179,10 @@ class ParallelContext:
         model.to(self.device)
 
     def _draw_table(self, config: JsonObject) -> ShardedTable:
-        """Build a sharded table from its description; each rank allocates and draws only its own rows."""
+        """Build a sharded table from its description; each rank allocates and draws only its own rows.
+
+        It is the token table, or a table of an injection.
+        """
         with torch.device("meta"):
             table = build(config)
         return self._shard_table(table)
@@ -198,7 +201,10 @@ class ParallelContext:
         return shard_table(table, self._mesh[VOCAB_PARALLEL])
 
     def _shard_head(self, head: OutputHead, weight: Tensor, options: JsonObject) -> OutputHead:
-        """Return an untied head with sharded rows. A `ShardedTable` in its submodule `rows` owns this rank's rows."""
+        """Return an untied head with sharded rows. A `ShardedTable` in its submodule `rows` owns this rank's rows.
+
+        In its state dict the rows are named `weight`, as in a head without shards.
+        """
         options_of_rows: JsonObject = {"padding_idx": head.padding_idx, "init_std": head.init_std}
         rows = TokenEmbedding(head.out_features, head.in_features, **options_of_rows, device="meta")
         rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
@@ -276,7 +282,12 @@ class ParallelContext:
         return load_sharded(path, self._sharded_among)
 
     def _sharded_among(self, names: Iterable[str]) -> dict[str, tuple[ShardedTable, int]]:
-        """Select the names of tensors with sharded rows."""
+        """Select the names of tensors with sharded rows.
+
+        Return for each selected name the table that says which rows this rank stores, and the number of rows in the
+        file. In a checkpoint the rows are `model.NAME`, their optimizer state `optimizer.NAME.KEY`, and their pending
+        updates `pending_updates.NAME.KEY`; the numbers `step` and `history` have no rows.
+        """
         sharded: dict[str, tuple[ShardedTable, int]] = {}
         for name in names:
             parent, _, key = name.rpartition(".")
@@ -332,7 +343,10 @@ def mean_loss(
     documents: Tensor | None = None,
     token_weights: Tensor | None = None,
 ) -> Tensor:
-    """Return the sum of the losses of targets, times their weights, over the number of targets, in nats."""
+    """Return the sum of the losses of targets, times their weights, over the number of targets, in nats.
+
+    Targets of -100 are ignored, and do not count. A `PatchedDecoder` reads one document in a row.
+    """
     if isinstance(model, DecoderLM):
         return model.loss(ids, targets, attention_mask=documents, token_weights=token_weights)
     assert documents is None  # `Trainer` refuses them
@@ -355,12 +369,18 @@ def _head_options(head: OutputHead) -> JsonObject:
 
 
 def _rename_rows_to_weight(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Rename `rows.weight` to `weight` in the state dict of a sharded untied head, in place."""
+    """Rename `rows.weight` to `weight` in the state dict of a sharded untied head, in place.
+
+    A head without shards has the same name. This is a post-hook of `state_dict()`.
+    """
     for key in [key for key in state if key.startswith(f"{prefix}rows.")]:
         state[prefix + key.removeprefix(f"{prefix}rows.")] = state.pop(key)
 
 
 def _rename_weight_to_rows(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Rename `weight` to `rows.weight` in a state dict that a sharded untied head is about to load, in place."""
+    """Rename `weight` to `rows.weight` in a state dict that a sharded untied head is about to load, in place.
+
+    This is a pre-hook of `load_state_dict()`, and undoes `_rename_rows_to_weight`.
+    """
     if f"{prefix}weight" in state:
         state[f"{prefix}rows.weight"] = state.pop(f"{prefix}weight")

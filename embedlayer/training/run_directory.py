@@ -395,7 +395,10 @@ class RunDirectory:
         return state
 
     def _tables_at_checkpoint(self) -> Callable[[JsonObject], LookupTable] | None:
-        """Return a function that opens the mapped tables of the run as they were at the checkpoint."""
+        """Return a function that opens the mapped tables of the run as they were at the checkpoint.
+
+        The function takes the description of a table. `None` if the run has no mapped tables.
+        """
         if not self.tables.exists():
             return None
         if not self.checkpoint.exists():
@@ -438,7 +441,10 @@ class RunDirectory:
         device: torch.device | str,
         make_table: Callable[[JsonObject], LookupTable] | None = None,
     ) -> DecoderLM:
-        """Seed torch's generator with the seed of the run, and build its model."""
+        """Seed torch's generator with the seed of the run, and build its model.
+
+        `make_table` opens a mapped table from its description; with `None` the rows are drawn in memory.
+        """
         kind = description["model"].get("kind")
         if kind != "decoder_lm":
             raise CheckpointError(f"{self.run} describes {a_or_an(str(kind))}, not {a_or_an(DecoderLM.__name__)}.")
@@ -579,13 +585,20 @@ class RunDirectory:
 
 
 def saved_buffers(model: DecoderLM) -> list[str]:
-    """Return the names of the buffers that a saved model contains, such as the token map of an n-gram table."""
+    """Return the names of the buffers that a saved model contains, such as the token map of an n-gram table.
+
+    The seed of a run does not determine them, so a run whose model has some needs a checkpoint from its start.
+    """
     saved = model.state_dict().keys()
     return [name for name, _ in model.named_buffers() if name in saved]
 
 
 def consistency_facts(description: JsonObject, text: TokenCorpus | TokenMixture, tokenizer: Tokenizer) -> JsonObject:
-    """Return what must be equal on all ranks before they train together: run, tokenizer, text and torch version."""
+    """Return what must be equal on all ranks before they train together: run, tokenizer, text and torch version.
+
+    The text is compared by its length and by a hash over the starts of its documents and up to 256 samples of 4096 IDs
+    each, spread over the text; of a mixture, each text.
+    """
     samples = hashlib.sha256()
     for corpus in corpora_of(text):
         samples.update(corpus.documents.tobytes())

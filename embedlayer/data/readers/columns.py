@@ -25,7 +25,11 @@ _END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class Columns(Reader):
-    """Reader of a Parquet file, an Arrow file or an Arrow stream."""
+    """Reader of a Parquet file, an Arrow file or an Arrow stream.
+
+    A place in it stands for a row: `place * rows // size`. At most one record batch of an Arrow file, or one page of a
+    Parquet file, is in memory.
+    """
 
     def __init__(self, source: str | Path, options: RowOptions) -> None:
         super().__init__(source)
@@ -111,7 +115,10 @@ class Columns(Reader):
 
     @contextmanager
     def _opened(self, *, mapped: bool = False) -> Iterator[Any]:
-        """Context manager: open the file, and yield a reader of pyarrow; of an Arrow file, of the column alone."""
+        """Context manager: open the file, and yield a reader of pyarrow; of an Arrow file, of the column alone.
+
+        With `mapped`, an Arrow file or stream is memory-mapped, and nothing of it is read before it is needed.
+        """
         if self.is_parquet:
             parquet = require("pyarrow.parquet", extra="parquet")
             with parquet.ParquetFile(self.source, buffer_size=_BATCH_BYTES, pre_buffer=False) as file:
@@ -164,6 +171,7 @@ class _Streams:
         self.schema = self._first.schema
 
     def __iter__(self) -> Iterator[Any]:
+        # a stream without an end mark would read as if the missing rows did not exist
         start, stream = 0, self._first
         while True:
             yield from stream

@@ -21,7 +21,11 @@ class TextFile(Reader):
     has_rows = False
 
     def cut(self, place: int, size: int, tokenizer: Tokenizer) -> int:
-        """Return the first place at or after `place` where cutting the text changes no ID."""
+        """Return the first place at or after `place` where cutting the text changes no ID.
+
+        Two shards that share a boundary find the same place, because it depends only on the characters around it. Only
+        cuts at white space, and between a word and a mark, are tried; the result is `size` if none is safe.
+        """
         if is_compressed(self.source):
             return size if place else 0
         source = str(self.source)
@@ -76,7 +80,10 @@ def _text_before(source: str, place: int, count: int) -> str:
 
 
 def _next_character(source: str, place: int) -> int:
-    """Return the offset of the first byte at or after `place` at which a UTF-8 character of the file starts."""
+    """Return the offset of the first byte at or after `place` at which a UTF-8 character of the file starts.
+
+    If no character starts in the three bytes that are read, it is the offset after them, as at the end of a file.
+    """
     following = _bytes_of(source, place, place + _MAX_CHAR_BYTES - 1)
     return place + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
 
