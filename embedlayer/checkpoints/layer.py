@@ -386,7 +386,10 @@ class EmbeddingLayer(Pretrained):
         codes: IdsLike | None = None,
         streams: int | None = None,
     ) -> tuple[list[EmbeddingStep], TokenBatch]:
-        """Check the arguments of `input`, and return the two arguments of `run_steps`."""
+        """Check the arguments of `input`, and return the two arguments of `run_steps`.
+
+        With `decoder`, they are those of `decoder_input`.
+        """
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
         if token_type_ids is not None and "types" not in self.recipe:
@@ -613,7 +616,10 @@ def load(
 def _read_saved_layer(
     checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool, per_layer: bool
 ) -> EmbeddingLayer:
-    """Read a folder that `EmbeddingLayer.save_pretrained` wrote, by arguments of `load`."""
+    """Read a folder that `EmbeddingLayer.save_pretrained` wrote, by arguments of `load`.
+
+    The file is always read in full; what the arguments exclude is left out afterwards.
+    """
     config = checkpoint.file(CONFIG)
     assert config is not None
     layer = super(EmbeddingLayer, EmbeddingLayer).from_pretrained(config.parent, device=device).to(dtype=dtype)

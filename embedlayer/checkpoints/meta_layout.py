@@ -29,7 +29,11 @@ def has_meta_layout(checkpoint: Checkpoint) -> bool:
 
 
 def meta_config(checkpoint: Checkpoint) -> JsonObject:
-    """Return a configuration for the model of a checkpoint in Meta's layout, with the keys of transformers."""
+    """Return a configuration for the model of a checkpoint in Meta's layout, with the keys of transformers.
+
+    The sizes come from the metadata of the weight files, or else from `params.json`. Mistral's `yarn` and
+    `llama_4_scaling` there become `rope_parameters`, as in transformers.
+    """
     source = checkpoint.name
     params = {key: _parse(text) for header in checkpoint.headers.values() for key, text in header.metadata.items()}
     if "n_heads" not in params:
@@ -92,7 +96,10 @@ def _rope_parameters(source: str, params: JsonObject, base: object) -> JsonObjec
 
 
 def _require_known(source: str, params: JsonObject, known: Iterable[str], prefix: str) -> None:
-    """Check that every key that has a value is known; null, false and 0 are no values."""
+    """Check that every key that has a value is known; null, false and 0 are no values.
+
+    Null, false and 0 are no values. `prefix` stands before the key in the message, such as `"yarn."`.
+    """
     unknown = next((key for key, value in params.items() if key not in known and value not in (None, False)), None)
     if unknown is not None:
         raise CheckpointError(f"{source}: the key {prefix}{unknown} is not known here, so it may change the model.")
@@ -107,7 +114,10 @@ def _parse(text: str) -> object:
 
 
 def require_value(source: str, config: Mapping[str, object], key: str, *allowed: object) -> None:
-    """Check that the value of a configuration key is one that `DecoderLM` implements."""
+    """Check that the value of a configuration key is one that `DecoderLM` implements.
+
+    `source` is the name of the configuration, for the message. A missing key counts as `None`.
+    """
     if config.get(key) not in allowed:
         known = ", ".join(str(value) for value in allowed if value is not None)
         raise CheckpointError(f"{source}: {key} {config.get(key)!r} is not what DecoderLM has (known: {known}).")

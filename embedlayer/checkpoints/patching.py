@@ -210,7 +210,12 @@ def _bags(model: nn.Module) -> list[nn.EmbeddingBag]:
 
 
 def _look_ups(model: nn.Module) -> list[nn.Embedding]:
-    """Return the token embeddings that `patch` must replace."""
+    """Return the token embeddings that `patch` must replace.
+
+    These are the model's input embeddings, its output module if that is an embedding (FSMT), its per-layer table (Gemma
+    3n and 4), and all other embeddings that share a weight with one of them. Modules that are patched already are left
+    out.
+    """
     inputs = _call_getters(model, "get_input_embeddings")
     if not hasattr(model, "get_input_embeddings") or not inputs:
         raise CheckpointError(f"A {type(model).__name__} has no get_input_embeddings and no nn.EmbeddingBag to patch.")
@@ -228,7 +233,10 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
 
 
 def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list[nn.Module]:
-    """Call a getter, such as `get_input_embeddings`, on a model and all its submodules; return the modules found."""
+    """Call a getter, such as `get_input_embeddings`, on a model and all its submodules; return the modules found.
+
+    A submodule without this getter is skipped. The result may contain a module several times.
+    """
     modules = []
     for part in model.modules() if inside else (model,):
         with suppress(NotImplementedError, AttributeError):  # modules without embeddings raise one of these
@@ -237,7 +245,10 @@ def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list
 
 
 def _heads(model: nn.Module) -> list[nn.Linear]:
-    """Return the `nn.Linear` modules of a model that are LM heads or share the weight of a token embedding."""
+    """Return the `nn.Linear` modules of a model that are LM heads or share the weight of a token embedding.
+
+    Modules of a subclass, such as those of PEFT and heads that are patched already, are left out.
+    """
     inputs, outputs = (_call_getters(model, getter) for getter in ("get_input_embeddings", "get_output_embeddings"))
     heads = {id(each) for each in outputs}
     tables = [each for each in (*inputs, *outputs) if isinstance(each, nn.Embedding)]
@@ -278,7 +289,11 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
 
 
 def _is_known(old: object) -> bool:
-    """Return whether an embedding computes `scale * weight[ids]` and nothing else."""
+    """Return whether an embedding computes `scale * weight[ids]` and nothing else.
+
+    A subclass of `nn.Embedding` qualifies if it stores only a weight and a scale, and a small instance of it computes
+    this formula.
+    """
     if isinstance(old, TokenEmbedding) or type(old) is nn.Embedding:
         return True
     if not isinstance(old, nn.Embedding) or old._modules or set(old._parameters) != {"weight"}:
@@ -299,7 +314,10 @@ def _is_known(old: object) -> bool:
 
 
 def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
-    """Return `(factor, is_rounded)` for an embedding of transformers that scales its rows."""
+    """Return `(factor, is_rounded)` for an embedding of transformers that scales its rows.
+
+    The factor is `None` for no scale. `is_rounded` says whether it is rounded to the dtype of the rows (Gemma).
+    """
     if type(old) is nn.Embedding:
         return None, False
     scales = [getattr(old, name) for name in SCALE_ATTRIBUTES if getattr(old, name, None) is not None]
@@ -341,7 +359,11 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
-    """Resize the vocabulary of a patched model with transformers' method, then patch the modules it created."""
+    """Resize the vocabulary of a patched model with transformers' method, then patch the modules it created.
+
+    `patch` installs this function as the model's `resize_token_embeddings`. Pending lazy updates are applied first.
+    Heads keep `head_dtype` and `batch_invariant`.
+    """
     if not _have_weights(model):
         raise CheckpointError(
             f"transformers cannot resize {a_or_an(model.get_input_embeddings())}: embedlayer.vocab.merge_rows(model), "
@@ -363,7 +385,11 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
 
 
 def _tied(model: Any, *arguments: Any, **options: Any) -> None:
-    """Tie the weights of a patched model with transformers' own method, where its table has a weight."""
+    """Tie the weights of a patched model with transformers' own method, where its table has a weight.
+
+    `patch` installs this function as the model's `tie_weights`. The head of another table, such as a quantised one or
+    one with rows that are trained separately, reads that table at each call.
+    """
     if _have_weights(model):
         type(model).tie_weights(model, *arguments, **options)
 
@@ -378,7 +404,11 @@ CONTENTS = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"
 
 
 def _swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace the module `old` by `new` in every module of `model` that has it as a child."""
+    """Replace the module `old` by `new` in every module of `model` that has it as a child.
+
+    `new` gets the training mode of `old`, and its dictionaries of hooks, the same objects, so that hooks are still
+    called and can still be removed.
+    """
     new.train(old.training)
     shared = vars(nn.Module()).keys() - CONTENTS
     copy_own_attributes(old, new, {*shared, INITIALISED})  # the same dictionaries, so that handles still remove hooks

@@ -70,7 +70,10 @@ class _Hub(CheckpointFolder):
         self.repository, self.revision, self.folder, self.online = repository, revision, folder, online
 
     def find(self, file: str) -> Path | None:
-        """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file."""
+        """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file.
+
+        If the hub cannot be reached, the result is also `None` for a file that the cache lacks.
+        """
         try:
             hub = require("huggingface_hub", extra="hf")
         except MissingExtraError as error:
@@ -93,7 +96,11 @@ class _Hub(CheckpointFolder):
         return Path(path)
 
     def _is_online(self) -> bool:
-        """Return whether files are requested from the hub; if not, only its cache on this machine is read."""
+        """Return whether files are requested from the hub; if not, only its cache on this machine is read.
+
+        They are not if `HF_HUB_OFFLINE` is set, or if the hub cannot be reached and the cache has the repository.
+        Without this check, the hub's client would retry each file for half a minute.
+        """
         hub = require("huggingface_hub", extra="hf")
         errors = require("huggingface_hub.errors", extra="hf")
         constants = require("huggingface_hub.constants", extra="hf")
@@ -189,7 +196,10 @@ class Checkpoint(WeightFiles):
         return tokenizer
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Read one tensor and return it, as `WeightFiles.read` does."""
+        """Read one tensor and return it, as `WeightFiles.read` does.
+
+        A quantised tensor of a GGUF file is dequantised, by default to float32.
+        """
         if self.gguf is None:
             return super().read(name, dtype=dtype, device=device)
         self.bytes_read += self.info(name).nbytes
@@ -197,7 +207,10 @@ class Checkpoint(WeightFiles):
 
     @cached_property
     def quantisation(self) -> JsonObject | None:
-        """Return what `config.json`, or else ModelOpt's file, states about the quantisation; `None` for nothing."""
+        """Return what `config.json`, or else ModelOpt's file, states about the quantisation; `None` for nothing.
+
+        MLX states it twice, for other readers; two statements that differ are a `CheckpointError`.
+        """
         nested = self.config.get("text_config")
         for part in (self.config, nested) if isinstance(nested, dict) else (self.config,):
             schemes: list[JsonObject] = [part[key] for key in SCHEMES if isinstance(part.get(key), dict)]
@@ -216,7 +229,10 @@ class Checkpoint(WeightFiles):
         return {"quant_method": METHOD, **scheme} if isinstance(scheme, dict) else None
 
     def find(self, *suffixes: str) -> list[str]:
-        """Return the names of tensors that end in one of `suffixes`, as `WeightFiles.find` does, and of stored rows."""
+        """Return the names of tensors that end in one of `suffixes`, as `WeightFiles.find` does, and of stored rows.
+
+        Stored rows are named as the weight that they replace: `lm_head.weight` for a module with `lm_head.qweight`.
+        """
         found: list[str] = []
         for suffix in suffixes:
             found += WeightFiles.find(self, suffix)
@@ -236,7 +252,11 @@ class Checkpoint(WeightFiles):
         return {name[len(module) + 1 :]: name for name in self.names if name.startswith(f"{module}.")}
 
     def stored(self, name: str) -> tuple[StoredFormat, int] | None:
-        """Return the format of the stored rows that a module has for its weight `name`, and the number of rows V."""
+        """Return the format of the stored rows that a module has for its weight `name`, and the number of rows V.
+
+        The result is `None` for a weight in floating point, and for one that does not exist. Headers tell, and tensors
+        of a few numbers.
+        """
         if not f".{name}".endswith(WEIGHT):
             return None
         if name not in self._formats:
@@ -253,7 +273,10 @@ class Checkpoint(WeightFiles):
             return stored[0].read(self._module(name), stored[1])
 
     def stored_tensors(self, name: str, rows: StoredRows) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return the tensors that store new rows of a weight, by their names: the inverse of `read_stored`."""
+        """Return the tensors that store new rows of a weight, by their names: the inverse of `read_stored`.
+
+        The second result has the metadata of their files that change. The rows have the format that `stored` returned.
+        """
         module, names = self._module(name), self.module_tensors(name)
         with torch.device("cpu"):
             tensors, metadata = rows.format.write(rows, module), rows.format.metadata(rows, module)
@@ -286,13 +309,19 @@ class Checkpoint(WeightFiles):
         return StoredModule(weight.rpartition(".")[0], infos, read, self.quantisation or {}, metadata)
 
     def stores(self, name: str, tensor: Tensor) -> bool:
-        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and bits."""
+        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and bits.
+
+        `tensor` is converted to the stored dtype for this, one buffer at a time, and compared bit for bit.
+        """
         stored = self.read(name)
         pairs = zip(byte_chunks(stored), byte_chunks(tensor, stored.dtype), strict=True)
         return stored.shape == tensor.shape and all(torch.equal(old, new) for old, new in pairs)
 
     def is_same(self, name: str, other: str) -> bool:
-        """Return whether two tensors, by their full names, have the same shape, dtype and bits."""
+        """Return whether two tensors, by their full names, have the same shape, dtype and bits.
+
+        Stored rows are compared by their own bits, codes and scales.
+        """
         if self.stored(name) != self.stored(other):
             return False
         if self.stored(name) is None:
@@ -309,7 +338,13 @@ def weight_beside(name: str) -> str:
 
 
 def is_hub_name(source: str) -> bool:
-    """Return whether a string is a hub name: `owner/name`, and nothing that looks like a path."""
+    """Return whether a string is a hub name: `owner/name`, and nothing that looks like a path.
+
+    A string is a path if it has no slash or more than one; if a part starts with a dot, or has other characters than
+    ASCII letters, digits, `_`, `-` and `.`; if it ends like a file that this library reads, or is longer than 96
+    characters; or if its first part is an existing folder. So a mistyped path reaches the hub only if it consists of
+    two plain words.
+    """
     owner, _, name = source.partition("/")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source, re.ASCII) or len(source) > LONGEST_HUB_NAME:
         return False
@@ -317,7 +352,11 @@ def is_hub_name(source: str) -> bool:
 
 
 def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
-    """Return `(folder, is_static)` of the first module that a sentence-transformers model lists in `modules.json`."""
+    """Return `(folder, is_static)` of the first module that a sentence-transformers model lists in `modules.json`.
+
+    `folder` is the module's folder in the checkpoint, empty for the checkpoint itself. A checkpoint without
+    `modules.json` gives `("", False)`.
+    """
     path = place.find("modules.json")
     if path is None:
         return "", False

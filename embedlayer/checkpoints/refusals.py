@@ -29,7 +29,10 @@ _QUANTISED = {
 
 
 def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> CheckpointError:
-    """Return, without raising it, the error for a checkpoint whose configuration names no family that is read."""
+    """Return, without raising it, the error for a checkpoint whose configuration names no family that is read.
+
+    It names the known model types that are spelt most similarly, or why a known one is not read.
+    """
     file = checkpoint.file(CONFIG)
     if checkpoint.gguf is not None:
         name, known = checkpoint.gguf.metadata.get("general.architecture"), ", ".join(GGUF_ARCHITECTURES)
@@ -52,7 +55,11 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
 
 
 def table_names(checkpoint: Checkpoint) -> list[str]:
-    """Return the names of the matrices of a checkpoint that are called like tables of tokens or codes, sorted."""
+    """Return the names of the matrices of a checkpoint that are called like tables of tokens or codes, sorted.
+
+    Matrices of numbered blocks, those that are quantised in a way that is not read, and those of fewer than
+    `FEWEST_ROWS` rows are left out.
+    """
     called_so = {
         weight if quantised_parts(checkpoint, (weight := f"{name.rpartition('.')[0]}.weight",)) else name
         for name in checkpoint.names
@@ -89,7 +96,12 @@ def table_advice(checkpoint: Checkpoint, *, is_found: bool) -> str:
 
 
 def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
-    """Return the names of the tensors that store weights in quantised form; none for weights in full precision."""
+    """Return the names of the tensors that store weights in quantised form; none for weights in full precision.
+
+    Quantisers store scales, zero points and packed numbers as further tensors of the same module, such as
+    `lm_head.qweight` or `lm_head.weight_scale`, and every quantiser of transformers names them with a word of its own.
+    `names` are full names of weights, or ends of names.
+    """
     parts: dict[str, None] = {}
     for name in names:
         module, own_name = f".{name.rpartition('.')[0]}.", name.rpartition(".")[2]

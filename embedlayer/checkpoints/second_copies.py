@@ -25,7 +25,14 @@ def own_files(checkpoint: Checkpoint) -> set[Path]:
 
 
 def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str], left_out: Collection[str]) -> Copies:
-    """Find tensors with values for each token in the other safetensors files of a checkpoint folder."""
+    """Find tensors with values for each token in the other safetensors files of a checkpoint folder.
+
+    Such files are copies in another dtype (`model.fp16.safetensors`) or layout (`consolidated.safetensors`): their rows
+    are those of the checkpoint in the dtype of the copy. `aliases` maps each name of such a tensor in the checkpoint to
+    one of its names; that of the table is first. Files that an edit leaves out are not read. A copy of stored rows is
+    in floating point (`is_dense`), or has the same bytes under the same names: then the result has the name of the
+    weight that they replace.
+    """
     copies: Copies = {}
     own = own_files(checkpoint)
     family = checkpoint_family(checkpoint)
@@ -74,7 +81,10 @@ def is_dense(info: TensorInfo | None) -> bool:
 def _stored_copies(
     checkpoint: Checkpoint, aliases: Mapping[str, str], file: str, path: Path, header: Header
 ) -> dict[str, str]:
-    """Return which stored rows of a checkpoint another file has with the same bytes: from name to key of the weight."""
+    """Return which stored rows of a checkpoint another file has with the same bytes: from name to key of the weight.
+
+    A file with some of their tensors, or with other bytes, is a `CheckpointError`.
+    """
     place = find_folder(path)
     assert place is not None
     other, copies = WeightFiles(place[0], path.name), dict[str, str]()
@@ -94,7 +104,11 @@ def _stored_copies(
 def refuse_copies(
     folder: Path, files: Iterable[str], names: Collection[str], sizes: Collection[int], call: str
 ) -> None:
-    """Refuse safetensors files beside a layer or a run of this library that may have values of tokens."""
+    """Refuse safetensors files beside a layer or a run of this library that may have values of tokens.
+
+    `names` are those of the tensors of the layer that have values of tokens, and `sizes` the lengths of their axes of
+    tokens. `call` is the call that merges an adapter in this folder, for the message.
+    """
     for file in files:
         header = read_header(folder / file)
         if Path(file).name == ADAPTER_WEIGHTS:

@@ -56,7 +56,11 @@ GGUF = b"GGUF"
 
 @contextmanager
 def file_errors(action: str, advice: str = "") -> Iterator[None]:
-    """Context manager: turn an `OSError` in the block into the `FileError` "Cannot ACTION: REASON.ADVICE"."""
+    """Context manager: turn an `OSError` in the block into the `FileError` "Cannot ACTION: REASON.ADVICE".
+
+    `action` is what the block does, such as `"read config.json"`, and `advice` starts with white space. A `FileError`
+    in the block passes unchanged, because its message is more precise.
+    """
     try:
         yield
     except FileError:
@@ -67,6 +71,7 @@ def file_errors(action: str, advice: str = "") -> Iterator[None]:
 
 def named_path(path: Path | str) -> Path:
     """Return a path that a user names as a `Path`, before anything is read or written there."""
+    # `Path` takes an empty name for the current folder
     if not os.fspath(path):
         raise FileError("The name of the file or folder is empty. For the current folder, pass a dot.")
     return Path(path)
@@ -74,7 +79,12 @@ def named_path(path: Path | str) -> Path:
 
 @contextmanager
 def replace_file(path: Path | str) -> Iterator[Path]:
-    """Context manager: yield a temporary path to write to, and rename that file to `path` when the block ends."""
+    """Context manager: yield a temporary path to write to, and rename that file to `path` when the block ends.
+
+    If the block raises an error, the temporary file is removed and `path` is unchanged. The file is flushed to the disk
+    before it is renamed, and has the permissions of the file that it replaces. If `path` is a link, the file that it
+    names is replaced. A character device or a pipe gets the content when the block ends, and is not replaced.
+    """
     advice = "\nThe old file, if any, is unchanged. Free some space or choose a folder that can be written."
     with file_errors(f"write {path}", advice):
         target = _real_path(path)
@@ -100,7 +110,12 @@ def new_file(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_files(path: Path | str, *beside: Path | str) -> Iterator[Sequence[Path]]:
-    """Context manager: yield temporary paths to write to, and rename the files to new names when the block ends."""
+    """Context manager: yield temporary paths to write to, and rename the files to new names when the block ends.
+
+    The check that nothing is at a name and the renaming are one step: what is at one of the names stays, and none of
+    the files is written. Missing folders above `path` are created. The names of further files, in the same folder, must
+    follow from that of `path`.
+    """
     check_new_files(path, *beside)
     with file_errors(f"write {path}"):
         targets = [_real_path(each) for each in (path, *beside)]
@@ -177,7 +192,10 @@ def _name(path: Path | str, target: Path) -> str:
 
 @contextmanager
 def _created(partial: Path, old_file: Path | None) -> Iterator[Path]:
-    """Context manager: create a file and yield its path; at the end set its permissions and flush it to the disk."""
+    """Context manager: create a file and yield its path; at the end set its permissions and flush it to the disk.
+
+    The permissions are those of `old_file`, which it will replace, if that exists; else those of any new file.
+    """
     old = None if old_file is None or not old_file.exists() else stat.S_IMODE(old_file.stat().st_mode)
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if old is None else old | 0o600))
     mode = stat.S_IMODE(partial.stat().st_mode) if old is None else old  # the kernel applies the umask
@@ -189,7 +207,13 @@ def _created(partial: Path, old_file: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path | str) -> Iterator[Path]:
-    """Context manager: yield a temporary folder to write to, and rename it to `path` when the block ends."""
+    """Context manager: yield a temporary folder to write to, and rename it to `path` when the block ends.
+
+    If the block raises an error, the temporary folder is removed and `path` is unchanged. An existing folder at `path`
+    is replaced atomically where the system can exchange two names (Linux and macOS, on most file systems). Elsewhere
+    `path` is missing for a moment; after a kill in this moment, the next `recover_folder(path)` restores the old
+    folder. A folder that has changed since the block began is not replaced.
+    """
     with file_errors(f"write the folder {path}"):
         target = _real_path(recover_folder(path))
         _require_folder(target)
@@ -203,11 +227,7 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
             if _listing(target) != before:
                 raise _changed(target)
             if before:
-                for file in (partial, *partial.rglob("*")):  # keeps the permissions of files of the same names
-                    with suppress(FileNotFoundError):
-                        old = (target / file.relative_to(partial)).lstat().st_mode
-                        if stat.S_IFMT(old) == stat.S_IFMT(file.lstat().st_mode) and not stat.S_ISLNK(old):
-                            file.chmod(stat.S_IMODE(old))
+                _keep_permissions(target, partial)
                 _replace_folder(partial, target, before)
             else:
                 _name_folder(partial, target)
@@ -218,7 +238,11 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path | str) -> Iterator[Path]:
-    """Context manager: yield a temporary folder to write to, and rename it to `path`, which must be new."""
+    """Context manager: yield a temporary folder to write to, and rename it to `path`, which must be new.
+
+    The check that nothing or an empty folder is at `path` and the renaming are one step. If something appeared there
+    meanwhile, it stays, and the result is removed. Missing folders above `path` are created.
+    """
     check_new_folder(path)
     with file_errors(f"write the folder {path}"):
         target = _real_path(path)
@@ -269,7 +293,10 @@ def _changed(path: Path, what: str = "has changed") -> FileError:
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
-    """Return inode, size and time of each file in a folder, by relative path; `None` if there is no folder."""
+    """Return inode, size and time of each file in a folder, by relative path; `None` if there is no folder.
+
+    Folders in it are listed too, with size and time 0.
+    """
     listing: dict[str, tuple[int, int, int]] = {}
     places = [os.fspath(folder)]
     try:
@@ -288,7 +315,12 @@ def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
 
 
 def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int]]) -> None:
-    """Rename the folder `new` to `path`, and what was at `path` to `new`, where it is deleted in the end."""
+    """Rename the folder `new` to `path`, and what was at `path` to `new`, where it is deleted in the end.
+
+    The two names are exchanged atomically if the system supports it. Otherwise the old folder is renamed first, so that
+    `recover_folder` can restore it. A folder that turns out to have changed since `before` gets its name back, and an
+    error is raised.
+    """
     if exchange(new, path):
         if _listing(new) != before:
             exchange(new, path)
@@ -306,8 +338,21 @@ def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int
     remove(old)
 
 
+def _keep_permissions(old: Path, new: Path) -> None:
+    """Give a folder and its files the permissions of the folder that it replaces, and of files of the same names."""
+    for file in (new, *new.rglob("*")):
+        with suppress(FileNotFoundError):
+            mode = (old / file.relative_to(new)).lstat().st_mode
+            if stat.S_IFMT(mode) == stat.S_IFMT(file.lstat().st_mode) and not stat.S_ISLNK(mode):
+                file.chmod(stat.S_IMODE(mode))
+
+
 def recover_folder(path: Path | str) -> Path:
-    """Restore the old folder at `path` after a kill during `replace_folder`; return `Path(path)`."""
+    """Restore the old folder at `path` after a kill during `replace_folder`; return `Path(path)`.
+
+    Every reader and writer of a folder that `replace_folder` writes calls this function first. Without an interrupted
+    replacement nothing changes, and `path` need not exist.
+    """
     path = named_path(path)
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
@@ -355,7 +400,10 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_json(path: Path | str, value: JsonObject) -> None:
-    """Write an object to a JSON file, atomically and indented; an existing file is replaced."""
+    """Write an object to a JSON file, atomically and indented; an existing file is replaced.
+
+    NaN and infinity are written as Python's `json` does, which other programs may reject: see `finite_json`.
+    """
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -392,7 +440,11 @@ def read_json(path: Path | str) -> JsonObject:
 
 
 def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> JsonObject:
-    """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary."""
+    """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary.
+
+    Fields that `kind` does not name are allowed, and are returned too. `version` is the number that the field
+    `format_version` must have; `None` if the file has no such field.
+    """
     value = read_json(path)
     if version not in (None, value.get("format_version")):
         found = printable(value.get("format_version"))
@@ -407,7 +459,10 @@ def _flush_folder(path: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Write a file or a folder to the disk, so that its content survives a power failure."""
+    """Write a file or a folder to the disk, so that its content survives a power failure.
+
+    The content of a folder is its list of names; its files are not flushed.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         flush(handle)

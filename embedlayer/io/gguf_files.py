@@ -38,14 +38,18 @@ _NUMBERS_AT_ONCE = 1 << 20
 class NewTensor(NamedTuple):
     """A tensor to write into a GGUF file."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    data: Tensor
+    dtype: str  # such as "Q8_0"
+    shape: tuple[int, ...]  # rows first
+    data: Tensor  # its bytes, uint8, in a tensor of any shape
 
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """The header of a GGUF file."""
+    """The header of a GGUF file.
+
+    Shapes have the rows first; a `dtype` may be a type of blocks, such as `"Q4_K"`. Each tensor starts at a multiple of
+    `alignment` bytes.
+    """
 
     path: Path
     version: int
@@ -56,7 +60,10 @@ class GGUFFile:
     size: int
 
     def stored_rows(self, name: str) -> UInt8[Tensor, "N row_bytes"]:
-        """Return the bytes of the rows of a tensor, mapped to the file: writing to them does not change the file."""
+        """Return the bytes of the rows of a tensor, mapped to the file: writing to them does not change the file.
+
+        A row is the last dimension of a tensor, so a tensor of one dimension has one row.
+        """
         info = self.tensors[name]
         count = prod(info.shape[:-1])
         try:
@@ -66,7 +73,10 @@ class GGUFFile:
         return torch.from_numpy(stored)
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor; quantised blocks are dequantised, a few rows at a time, by default to float32."""
+        """Return a tensor; quantised blocks are dequantised, a few rows at a time, by default to float32.
+
+        A tensor that is not quantised keeps its dtype by default; then it is mapped to the file if it is aligned there.
+        """
         info, stored = self.tensors[name], self.stored_rows(name)
         if info.dtype in DTYPES:
             kind = DTYPES[info.dtype]
@@ -183,7 +193,10 @@ def read_gguf(path: Path | str) -> GGUFFile:
 
 
 class _Header:
-    """Reads the header of a GGUF file from its bytes; `path` is for error messages."""
+    """Reads the header of a GGUF file from its bytes; `path` is for error messages.
+
+    Each method continues where the last one stopped.
+    """
 
     def __init__(self, path: Path, data: npt.NDArray[np.uint8]) -> None:
         self.path, self.data, self.at = path, data.data, 0
@@ -242,7 +255,11 @@ class _Header:
 
 
 def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], tensors: Mapping[str, NewTensor]) -> None:
-    """Write a copy of a GGUF file, atomically, in which some metadata and some tensors are replaced."""
+    """Write a copy of a GGUF file, atomically, in which some metadata and some tensors are replaced.
+
+    Order, alignment and all other bytes stay. New values have the type of the old ones, and keys that the file lacks
+    are ignored; new tensors are named as those of the file. `path` must be another file than `source.path`.
+    """
     if path.exists() and path.samefile(source.path):
         raise FileError(f"{path} is the file that is copied: name another one.")
     gguf = require("gguf", extra="gguf")

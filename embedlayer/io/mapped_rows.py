@@ -32,7 +32,11 @@ _BYTES_AROUND = 1 << 16
 
 
 class ResidentLimit:
-    """Keep the resident memory of mapped files near a limit: above it, release their pages."""
+    """Keep the resident memory of mapped files near a limit: above it, release their pages.
+
+    Nothing is lost: what was read stays in the system's page cache, and what was written reaches the file from there.
+    `None` is no limit.
+    """
 
     def __init__(self, max_bytes: int | None = RESIDENT_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -42,7 +46,10 @@ class ResidentLimit:
         self._assumed = 0
 
     def chunks(self, items: int) -> Iterator[slice]:
-        """Yield slices that cover `items` rows in turn. After each, which the caller reads, the limit is kept."""
+        """Yield slices that cover `items` rows in turn. After each, which the caller reads, the limit is kept.
+
+        The slices are longer where reading added little resident memory before. Without a limit there is one slice.
+        """
         start = 0
         while start < items:
             stop = items if self.max_bytes is None else min(start + self._items, items)
@@ -51,7 +58,12 @@ class ResidentLimit:
             start = stop
 
     def keep(self, items: int) -> None:
-        """Release the pages of all files of this limit if the resident memory has grown by more than `max_bytes`."""
+        """Release the pages of all files of this limit if the resident memory has grown by more than `max_bytes`.
+
+        The growth is that since the last release. `items` is the number of rows that were read or written since the
+        last call: it determines the length of later `chunks` and, where the system does not tell the resident memory,
+        the growth that is assumed, 64 KiB a row.
+        """
         if self.max_bytes is None:
             return
         now = _resident_file_bytes()
@@ -79,7 +91,12 @@ class ResidentLimit:
 
 
 class MappedRows:
-    """Rows of equal size that follow each other in a file, in a shared memory map of the file."""
+    """Rows of equal size that follow each other in a file, in a shared memory map of the file.
+
+    `words` are the rows as integers of the largest size that fits them, `(N, row bytes / size)`, over the mapped
+    memory; writing to them ends the process unless the map is writable. The file is not read ahead (`MADV_RANDOM`),
+    because rows are looked up in any order.
+    """
 
     def __init__(
         self,
@@ -135,7 +152,10 @@ class MappedRows:
         return self.words.view(dtype).view(shape)
 
     def read(self, rows: Int[Tensor, " N"], out: UInt8[Tensor, "N B"] | None = None) -> UInt8[Tensor, "N B"]:
-        """Return copies of rows as bytes, `(N, row bytes)`, in `out` or in new memory."""
+        """Return copies of rows as bytes, `(N, row bytes)`, in `out` or in new memory.
+
+        They are read in the order of the file. Row numbers may repeat.
+        """
         rows, order = torch.sort(rows)
         size = (len(rows), self.words.shape[1])
         out = self.words.new_empty(size) if out is None else out.view(self.words.dtype)
@@ -166,7 +186,11 @@ class MappedRows:
 
 
 def default_resident_bytes(nbytes: int) -> int | None:
-    """Return the limit of resident memory for a file of `nbytes` bytes that is only read."""
+    """Return the limit of resident memory for a file of `nbytes` bytes that is only read.
+
+    It is `None`, no limit, for at most a 16th of the machine's memory, else `RESIDENT_BYTES`. Above the limit, pages
+    that are in memory must be mapped again, which takes longer than reading rows from them.
+    """
     memory = machine_bytes()  # above a limit, pages that are in memory must be mapped again, which takes longest
     return None if memory is not None and UNLIMITED_PART * nbytes <= memory else RESIDENT_BYTES
 

@@ -27,7 +27,11 @@ _HEADER = re.compile(
 
 
 def read_npy(path: Path) -> VectorRows:
-    """Read a NumPy array as float32, and its tokens from the file `tokens_file(path)` beside it if there is one."""
+    """Read a NumPy array as float32, and its tokens from the file `tokens_file(path)` beside it if there is one.
+
+    Otherwise the tokens are the row numbers, `"0"`, `"1"` and so on. A warning in the result says if numbers were
+    rounded.
+    """
     tokens_path = tokens_file(path)
     tokens = parse_json(read_bytes(tokens_path), tokens_path) if tokens_path.exists() else None
     if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
@@ -64,7 +68,10 @@ def read_npy(path: Path) -> VectorRows:
 
 
 def write_npy(path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int) -> None:
-    """Write an array and the JSON file of its tokens; neither file is replaced before both are complete."""
+    """Write an array and the JSON file of its tokens; neither file is replaced before both are complete.
+
+    An old file is replaced only when both new ones are complete.
+    """
     if is_stream(path):
         raise FileError(f"{path} is a device or a pipe, and a .npy file has a file of tokens beside it: name a file.")
     with replace_file(tokens_file(path)) as partial, writing(path) as file:

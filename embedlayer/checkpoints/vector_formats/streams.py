@@ -89,7 +89,11 @@ def reading(path: Path) -> Iterator[BufferedIOBase]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a file for writing in a `with` block; a file with the suffix `.gz` is compressed."""
+    """Open a file for writing in a `with` block; a file with the suffix `.gz` is compressed.
+
+    The file is replaced atomically at the end of the block; if the block fails, the old file stays. A device or a pipe
+    is written to instead.
+    """
     with replace_file(path) as partial, partial.open("wb") as file:
         if path.suffix != ".gz":
             yield file
@@ -99,7 +103,10 @@ def writing(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line) for the rest of a file, from line `first`, without trailing white space."""
+    """Yield (line number, line) for the rest of a file, from line `first`, without trailing white space.
+
+    Empty lines at the end of the file are skipped; an empty line before others is a `CheckpointError`.
+    """
     empty = None
     number = first
     while line := file.readline(LONGEST_LINE + 1):

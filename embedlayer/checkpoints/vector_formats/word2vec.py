@@ -85,7 +85,11 @@ def is_text(path: Path) -> bool:
 
 
 def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place: str) -> VectorRows:
-    """Collect the first row of each token of a file. Memory grows with the bytes read, not with the header."""
+    """Collect the first row of each token of a file. Memory grows with the bytes read, not with the header.
+
+    Memory grows with the bytes read, whatever a header states. `place` is what the numbers in `blocks` count: `"line"`
+    or `"row"`.
+    """
     first: dict[str, None] = {}
     decoder = TokenDecoder(path, errors, place)
     content, places = bytearray(), array("q")
