@@ -340,10 +340,14 @@ class TableHealth:
         return bool(self.kinds) and not is_odd
 
     def _without_rounded(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the IDs of equal rows that are a fault."""
+        """Return the IDs of equal rows that are a fault.
+
+        If the table looks rounded to 4 bits (`is_coarse`), under-trained rows are left out: they were similar, and
+        rounding made them equal.
+        """
         if not self.is_coarse:
             return ids
-        flagged = self.under_trained.flagged  # rounding to 4 bits made these equal, as they were similar
+        flagged = self.under_trained.flagged
         return tuple(row for row in ids if not flagged[row])
 
     def table_faults(self) -> Iterator[str]:
@@ -396,7 +400,11 @@ class TableHealth:
             )
 
     def _shows_training(self, fit: TokenizerFit) -> bool:
-        """Return whether the table was trained: spelling variants are similar, or else the loss of its run is known."""
+        """Return whether the table was trained: spelling variants are similar, or else the loss of its run is known.
+
+        The spelling variants tell less in a short run, where rare tokens, most of the pairs, still have random
+        neighbours.
+        """
         # the loss tells more: rare tokens, most of the pairs, have neighbours at random in a short run
         return self.loss is not None or (fit.cosine > ERRORS * fit.error and fit.unlike <= MOST_UNLIKE)
 
@@ -572,7 +580,10 @@ def written_equal(
 
 
 def _written(ids: Collection[int], kinds: Sequence[str] | None) -> list[int]:
-    """Return the IDs of rows that a text can look up."""
+    """Return the IDs of rows that a text can look up.
+
+    Without kinds these are all IDs, or none if there is only one, which may be a padding row.
+    """
     if kinds is None:  # a single row may be a padding row
         return list(ids) if len(ids) > 1 else []
     return [row for row in ids if kinds[row] not in NOT_WRITTEN]

@@ -108,7 +108,12 @@ class TokenizerFit:
 def tokenizer_fit(
     rows: RowReader, texts: Sequence[str], *, usable: Bool[Tensor, " V"] | None = None
 ) -> TokenizerFit | None:
-    """Measure how similar the rows of spelling variants are; `None` with fewer than `FEWEST_PAIRS` pairs."""
+    """Measure how similar the rows of spelling variants are; `None` with fewer than `FEWEST_PAIRS` pairs.
+
+    Pairs with one of the first or last `SHIFTS` rows of the table do not count. `texts` are the readable texts of the
+    rows, `""` for a row without a token. `usable` are the rows that are searched for pairs of two sorts: those that
+    were learned.
+    """
     every = _variants(texts)
     pairs = every[(every.amin(1) >= SHIFTS) & (every.amax(1) < len(rows) - SHIFTS)]
     if len(pairs) < FEWEST_PAIRS:
@@ -163,7 +168,11 @@ class _Sorts(NamedTuple):
 
 
 def _sorts(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> _Sorts:
-    """Measure which share of some pairs is as unlike as unrelated tokens, and how alike the others are."""
+    """Measure which share of some pairs is as unlike as unrelated tokens, and how alike the others are.
+
+    See this module's docstring. The order of the pairs must be random: unrelated tokens are those of neighbouring
+    pairs. `mean` is the row that is subtracted from all rows.
+    """
     shuffled = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], 1)  # the order of the pairs is random
     cosines, chance = _cosines(rows, pairs, mean), _cosines(rows, shuffled, mean)
     pairs, cosines, chance = pairs[cosines.isfinite()], cosines[cosines.isfinite()], chance[chance.isfinite()]
@@ -184,7 +193,10 @@ def _sorts(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> _Sorts:
 
 
 def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _Sorts) -> tuple[int, ...]:
-    """Return the IDs of tokens that are unlike all their variants although two of these are similar."""
+    """Return the IDs of tokens that are unlike all their variants although two of these are similar.
+
+    Unlike rows are below the range of `sorts`, similar ones in its upper half.
+    """
     family: dict[int, set[int]] = {}
     for one, other in pairs.tolist():
         joined = family.get(one, {one}) | family.get(other, {other})
@@ -208,7 +220,10 @@ def _cosines(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> Float[
 
 
 def _variants(texts: Sequence[str]) -> Int[Tensor, "N 2"]:
-    """Return pairs of IDs of words that are spelling variants, or differ by a final "s" alone; see `spelling_key`."""
+    """Return pairs of IDs of words that are spelling variants, or differ by a final "s" alone; see `spelling_key`.
+
+    Words have 3 letters or more. Each variant is paired with the first one only.
+    """
     first: dict[str, int] = {}
     pairs: list[tuple[int, int]] = []
     for token, text in enumerate(texts):
@@ -245,7 +260,10 @@ def spelling_variants(
 
 
 def spelling_key(text: str, markers: Sequence[str] = RAW_MARKERS, suffix: str = "") -> str:
-    """Return what spelling variants share: the text without its marker and suffix, in NFKC, its case folded."""
+    """Return what spelling variants share: the text without its marker and suffix, in NFKC, its case folded.
+
+    The result is `""` for a text that is all white space. A text that is nothing but the marker keeps it.
+    """
     marker = ""
     if text.startswith(tuple(markers)):
         marker = next((each for each in markers if text.startswith(each) and text != each), "")

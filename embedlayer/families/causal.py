@@ -55,13 +55,20 @@ META_TENSORS: Mapping[str, str] = {
 
 
 def _llama(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias."""
+    """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias.
+
+    `name` is that in reports, and the only model type if none follows; `changes` are the fields in which the family
+    differs from LLaMA. The functions below take the same arguments.
+    """
     llama = Family(name, model_types or (name,), table=("embed_tokens.weight",), position="rotary")
     return replace(llama, **changes)
 
 
 def _muse(name: str, model_type: str, factor: float) -> Family:
-    """Return a family like Muse Glimmer, which normalises its rows and scales and caps its logits."""
+    """Return a family like Muse Glimmer, which normalises its rows and scales and caps its logits.
+
+    `factor` is that on the logits if a configuration states none.
+    """
     return _llama(
         name,
         model_type,
@@ -73,7 +80,10 @@ def _muse(name: str, model_type: str, factor: float) -> Family:
 
 
 def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes: Any) -> Family:
-    """Return a family like Gemma 2: rows times sqrt(D) rounded to their dtype, and a tied head with a cap."""
+    """Return a family like Gemma 2: rows times sqrt(D) rounded to their dtype, and a tied head with a cap.
+
+    `softcap` is transformers' default of `final_logit_softcapping`; `None` for no cap by default.
+    """
     default = () if softcap is None else (("final_logit_softcapping", softcap),)
     head = HeadSpec(softcap="final_logit_softcapping", tied=True)
     return _llama(name, *model_types, **{"scale": SQRT_DIM_ROUNDED, "head": head, "defaults": default, **changes})

@@ -329,7 +329,10 @@ class EncodedText(NamedTuple):
 
 
 def encode_text(model: CausalModel, text: str | Path) -> EncodedText:
-    """Read and encode a text, the start token of the model in front, and count the bytes that its tokens encode."""
+    """Read and encode a text, the start token of the model in front, and count the bytes that its tokens encode.
+
+    The first token of a text has no token before it without a start token, so its bytes do not count.
+    """
     tokenizer = pure_tokenizer(as_tokenizer(model.tokenizer))
     if isinstance(text, str):
         raise_if_path(text)
@@ -382,7 +385,11 @@ def _measure(
 def windows_of(
     ids: Int[Tensor, " T"], window: int, stride: int, start_id: int | None, at_once: int
 ) -> Iterator[tuple[Int[Tensor, "B W"], Int[Tensor, "B W"]]]:
-    """Yield batches of windows: the tokens to read and to predict, `IGNORED` where another window predicts them."""
+    """Yield batches of windows: the tokens to read and to predict, `IGNORED` where another window predicts them.
+
+    The last window ends with the text, so that all have one length. A batch has at least `at_once` tokens, except for
+    the last one.
+    """
     last, done = len(ids) - 1 - window, 0
     batch: list[tuple[Tensor, Tensor]] = []
     for number in range(math.ceil(last / stride) + 1):
