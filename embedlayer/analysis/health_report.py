@@ -400,11 +400,7 @@ class TableHealth:
             )
 
     def _shows_training(self, fit: TokenizerFit) -> bool:
-        """Return whether the table was trained: spelling variants are similar, or else the loss of its run is known.
-
-        The spelling variants tell less in a short run, where rare tokens, most of the pairs, still have random
-        neighbours.
-        """
+        """Return whether the table was trained: spelling variants are similar, or else the loss of its run is known."""
         # the loss tells more: rare tokens, most of the pairs, have neighbours at random in a short run
         return self.loss is not None or (fit.cosine > ERRORS * fit.error and fit.unlike <= MOST_UNLIKE)
 

@@ -136,9 +136,7 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
             raise pickle_error(path) from error
         if start.startswith(GGUF):
             raise CheckpointError(f"{path} is a GGUF file: pass this file itself.") from error
-        raise CheckpointError(
-            f"{path} is damaged, cut short or no safetensors file ({error}): copy it again."
-        ) from error
+        raise CheckpointError(f"{path} is not a whole safetensors file ({error}): copy it again.") from error
 
 
 def read_header(path: Path | str) -> Header:
