@@ -130,14 +130,7 @@ def patch(
     bags = [(old, Bag.from_embedding_bag(old, row_sparse=row_sparse or old.sparse)) for old in old_bags]
     report = LogitsReport(type(model).__name__)
     products: dict[str, Any] = {"head_dtype": head_dtype, "batch_invariant": batch_invariant}
-    heads: list[tuple[nn.Module, OutputHead]] = []
-    for linear in old_heads:
-        with torch.device("meta"):
-            head = OutputHead(linear.in_features, linear.out_features, bias=linear.bias is not None, **products)
-        head._parameters.clear()
-        head._parameters.update(linear._parameters)  # transformers ties and saves a tied weight under this name
-        head.logits_report, head.model_options = report, _model_options(model, linear)
-        heads.append((linear, head))
+    heads = [(old, _head_like(old, report, _model_options(model, old), products)) for old in old_heads]
     for old, new in (*tables, *heads, *bags):
         _swap(model, old, new)
         set_own_attribute(new, REPLACED, old)
@@ -170,15 +163,8 @@ def unpatch(model: Model) -> Model:
             that transformers has no module for. The model is then unchanged.
     """
     replaced = modules_with(model, REPLACED)
-    is_patched = bool(replaced) or own_attribute(model, RESIZE) is not None
-    for name, module in model.named_modules() if is_patched else ():
-        if isinstance(module, TokenTable) and not isinstance(module, TokenEmbedding):
-            remedy = "unpatch the model before replace_table"
-            if isinstance(module, DeltaEmbedding):
-                is_prepared = modules_with(model, TRAINED_BEFORE)
-                call = "embedlayer.vocab.merge_rows(model)" if is_prepared else f"model.{name} = model.{name}.merge()"
-                remedy = f"call {call} before unpatch"
-            raise CheckpointError(f"{name} is {a_or_an(module)}, which transformers cannot store: {remedy}.")
+    if replaced or own_attribute(model, RESIZE) is not None:
+        _refuse_other_tables(model)
     for ours in replaced:
         original: Any = own_attribute(ours, REPLACED)
         table = ours.table if isinstance(ours, Bag) else ours
@@ -200,6 +186,18 @@ def unpatch(model: Model) -> Model:
         remove_own_attribute(part, TIE)
         refuse_token_weights(part)
     return model
+
+
+def _refuse_other_tables(model: nn.Module) -> None:
+    """Raise a `CheckpointError` if a patched model has a table that no module of transformers can take the place of."""
+    for name, module in model.named_modules():
+        if isinstance(module, TokenTable) and not isinstance(module, TokenEmbedding):
+            remedy = "unpatch the model before replace_table"
+            if isinstance(module, DeltaEmbedding):  # its trained rows are not in the table yet
+                is_prepared = modules_with(model, TRAINED_BEFORE)
+                call = "embedlayer.vocab.merge_rows(model)" if is_prepared else f"model.{name} = model.{name}.merge()"
+                remedy = f"call {call} before unpatch"
+            raise CheckpointError(f"{name} is {a_or_an(module)}, which transformers cannot store: {remedy}.")
 
 
 def _bags(model: nn.Module) -> list[nn.EmbeddingBag]:
@@ -324,8 +322,26 @@ def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
     return (float(scales[0]) if scales else None), bool(scales) and isinstance(scales[-1], Tensor)
 
 
+def _head_like(
+    old: nn.Linear, report: LogitsReport, options: ModelLogitOptions, products: dict[str, Any]
+) -> OutputHead:
+    """Return an `OutputHead` with deferred logits, whose weight and bias are the parameters of a linear layer.
+
+    `products` are its options `head_dtype` and `batch_invariant`.
+    """
+    with torch.device("meta"):
+        head = OutputHead(old.in_features, old.out_features, bias=old.bias is not None, **products)
+    head._parameters.clear()
+    head._parameters.update(old._parameters)  # transformers ties and saves a tied weight under this name
+    head.logits_report, head.model_options = report, options
+    return head
+
+
 def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
-    """Return what a model does to its logits outside a head, as the record of its family says."""
+    """Return what a model does to its logits outside a head, as the record of its family says.
+
+    If that is not known, `unknown` of the result says why.
+    """
     owners = [part for part in model.modules() if old in _call_getters(part, "get_output_embeddings", inside=False)]
     owner = (owners or [model])[0]
     config_object: Any = getattr(owner, "config", None)
@@ -346,16 +362,21 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
     if spec.columns or rows < old.out_features:
         reason = f"The logits of model type {model_type!r} are not those of its head's rows"
         return ModelLogitOptions(unknown=reason, is_partial=bool(spec.columns))
-    bias = None
-    if old.bias is None:
-        names = (name for name, _ in (*owner.named_parameters(), *owner.named_buffers()))
-        own = next((name for name in names if any(f".{name}".endswith(f".{end}") for end in spec.bias)), None)
-        bias = None if own is None else ChildReference(owner.get_submodule(own.rpartition(".")[0]), own.split(".")[-1])
+    bias = _tensor_of(owner, spec.bias) if old.bias is None else None
     try:
         factors = logit_factors(spec, config, old.in_features)
         return ModelLogitOptions(**factors, bias=bias, scales_hidden=spec.scales_hidden)
     except CheckpointError as error:
         return ModelLogitOptions(unknown=f"The configuration does not say what the model does to its logits ({error})")
+
+
+def _tensor_of(model: nn.Module, names: tuple[str, ...]) -> ChildReference | None:
+    """Refer to the parameter or buffer whose name ends with one of `names`; `None` if there is none."""
+    for name, _ in (*model.named_parameters(), *model.named_buffers()):
+        if any(f".{name}".endswith(f".{end}") for end in names):
+            parent, _, leaf = name.rpartition(".")
+            return ChildReference(model.get_submodule(parent), leaf)
+    return None
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:

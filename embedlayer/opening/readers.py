@@ -163,7 +163,9 @@ def _token_table(path: Path, table: object, layer: object = None) -> "TokenTable
     from embedlayer.tables.table import TokenTable
 
     if not isinstance(table, TokenTable):
-        raise CheckpointError(f"{path} holds {a_or_an(table if layer is None else layer)}, which has no table of tokens.")
+        raise CheckpointError(
+            f"{path} holds {a_or_an(table if layer is None else layer)}, which has no table of tokens."
+        )
     return table
 
 

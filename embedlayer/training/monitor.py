@@ -388,20 +388,25 @@ class EmbeddingMonitor:
     def _means(self, ids: Tensor, values: Tensor) -> list[float | None]:
         """Return the means over all ranks of the values of tokens `(N,)`, by group; `None` for an empty one.
 
-        The groups are the tokens that never occurred, the deciles, and the new tokens, which are in a decile too. With
-        `counts` of the tokens so far, the decile of v is `1 + floor(10 * #{u : 0 < counts[u] < counts[v]} / #{u :
-        counts[u] > 0})`.
+        The groups are the tokens that never occurred, the deciles, and the new tokens, which are in a decile too.
         """
         device = self._counts.device
         ids, values = ids.to(device), values.double().to(device)
         both = torch.stack([values, torch.ones_like(values)])
-        seen, counts = self._counts[self._counts > 0].sort().values, self._counts[ids]
-        smaller = torch.searchsorted(seen, counts)
-        deciles = torch.where(counts > 0, smaller * DECILES // max(len(seen), 1) + 1, 0)  # 0: never seen
-        sums = both.new_zeros(2, DECILES + 2).index_add_(1, deciles, both)
+        sums = both.new_zeros(2, DECILES + 2).index_add_(1, _deciles(self._counts, ids), both)
         sums[:, -1] = both[:, torch.isin(ids, self.new_tokens)].sum(1)
         totals, numbers = self.collectives.all_reduce(sums).tolist()
         return [total / number if number else None for total, number in zip(totals, numbers, strict=True)]
+
+
+def _deciles(counts: Int[Tensor, " V"], ids: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """Return the decile of the count of each token, from 1 to 10, or 0 for a count of 0.
+
+    The decile of v is `1 + floor(10 * #{u : 0 < counts[u] < counts[v]} / #{u : counts[u] > 0})`.
+    """
+    seen, of_ids = counts[counts > 0].sort().values, counts[ids]
+    smaller = torch.searchsorted(seen, of_ids)
+    return torch.where(of_ids > 0, smaller * DECILES // max(len(seen), 1) + 1, 0)
 
 
 def input_table(model: nn.Module) -> LookupTable:

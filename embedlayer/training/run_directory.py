@@ -449,12 +449,20 @@ class RunDirectory:
         if kind != "decoder_lm":
             raise CheckpointError(f"{self.run} describes {a_or_an(str(kind))}, not {a_or_an(DecoderLM.__name__)}.")
         torch.manual_seed(self.options().seed)
-        # the parameters may be larger than the memory of this machine, but for those in files
+        self._check_size(description, with_files=make_table is None)
+        with building(MappedEmbedding, make_table):
+            return parallel.build(description["model"], device)
+
+    def _check_size(self, description: JsonObject, *, with_files: bool) -> None:
+        """Raise a `CheckpointError` if the parameters are larger than this machine's memory, if that is known.
+
+        Nothing is allocated. `with_files`: whether the rows of mapped tables count too.
+        """
         in_files: set[nn.Parameter] = set()
 
         def left_out(table: JsonObject) -> LookupTable:
             built: LookupTable = build(table)
-            in_files.update(() if make_table is None else built.parameters())
+            in_files.update(() if with_files else built.parameters())
             return built
 
         with torch.random.fork_rng(devices=[]), torch.device("meta"), building(MappedEmbedding, left_out):
@@ -464,8 +472,6 @@ class RunDirectory:
         if memory is not None and needed > memory:
             gib = f"{needed / 2**30:,.1f} GiB, and this machine has {memory / 2**30:,.1f}"
             raise CheckpointError(f"{self.run} describes a model of {gib}: it is damaged, or of a larger machine.")
-        with building(MappedEmbedding, make_table):
-            return parallel.build(description["model"], device)
 
     def save_checkpoint(self, trainer: Trainer) -> None:
         """Write the state of the trainer to `checkpoint.safetensors`, atomically. All ranks must call it.
