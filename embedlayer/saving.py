@@ -190,10 +190,7 @@ class Pretrained(Described, nn.Module):
 
 
 def part_from_pretrained(directory: Path | str, name: str, *, device: torch.device | str = "cpu") -> nn.Module:
-    """Read one inner layer of what `save_pretrained` wrote, such as the table of a decoder, and nothing else of it.
-
-    `name` is that of the inner layer in the `config` of the outer one, and in its tensors' names.
-    """
+    """Read one inner layer of what `save_pretrained` wrote, such as the table of a decoder, and nothing else of it."""
     directory = recover_folder(directory)
     with torch.device("meta"):
         layer: nn.Module = build(_read_description(directory).get(name, {}))
@@ -337,10 +334,7 @@ def is_description(value: object) -> bool:
 
 
 def build(description: JsonObject) -> Any:
-    """Build an object from its description, as `describe` returns. Its weights are freshly initialised.
-
-    Inside a `building` block, objects of the class that it names are built by its function.
-    """
+    """Build an object from its description, as `describe` returns. Its weights are freshly initialised."""
     if not is_description(description):
         raise CheckpointError(f"The saved configuration holds {printable(description)} instead of a layer.")
     arguments = dict(description)
@@ -376,10 +370,7 @@ def building(base: type, make: Callable[[JsonObject], Any] | None) -> Iterator[N
 
 
 def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Check the types and sizes of values from a file before they are passed to a function.
-
-    Names that are not in the signature are not reported.
-    """
+    """Check the types and sizes of values from a file before they are passed to a function."""
     source = f"The saved configuration of {function.__name__}"
     check_arguments(function, arguments, source)
     for name, value in arguments.items():
@@ -404,7 +395,6 @@ def _numbers(value: object) -> Iterator[int | float]:
 
 def short(error: Exception) -> str:
     """Return the message of an error as text for another message."""
-    # an error of this library keeps its whole message; of any other, only the start of the first line is returned
     if isinstance(error, EmbedLayerError):
         return str(error)
     return printable((str(error).splitlines() or [""])[0])[1:-1]

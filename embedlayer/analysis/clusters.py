@@ -104,7 +104,7 @@ def _saddles(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> list[tup
 
 
 def _merged_peaks(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Int[Tensor, " C"]:
-    """Merge peaks that no valley separates, and return the peak of each cell that is a peak."""
+    """Merge peaks that no valley separates, and return the peak that each cell of a peak then belongs to."""
     heights = density.flatten().tolist()
     merged: dict[int, int] = {}
 

@@ -100,10 +100,7 @@ def _moments(
 
 @torch.no_grad()
 def variance_shares(table: TableLike) -> Float[Tensor, " D"]:
-    """Compute the share of the variance along each principal component, in descending order, in float64 on the CPU.
-
-    Rows are read in chunks; rows that are not finite are left out. All shares are 0 if the rows are equal.
-    """
+    """Compute the share of the variance along each principal component, in descending order, in float64 on the CPU."""
     rows = RowReader(table)
     return _shares(_moments(rows, rows.norms().isfinite())[1]).cpu()
 

@@ -162,10 +162,7 @@ def model_health(opened: OpenedModel) -> TableHealth:
 
 
 def _is_coarse(rows: RowReader, norms: Float[Tensor, " V"]) -> bool:
-    """Return whether numbers look like 4-bit codes: no sampled block of 32 has more than 16 distinct ones.
-
-    It is `False` for rows of less than one block, and for a table with fewer than `FEWEST_SAMPLED` usable rows.
-    """
+    """Return whether numbers look like 4-bit codes: no sampled block of 32 has more than 16 distinct ones."""
     ids, blocks = drawn_ids(norms > 0, FEWEST_SAMPLED), rows.embed_dim // COARSE_BLOCK
     if not blocks or len(ids) < FEWEST_SAMPLED:
         return False

@@ -576,10 +576,7 @@ def written_equal(
 
 
 def _written(ids: Collection[int], kinds: Sequence[str] | None) -> list[int]:
-    """Return the IDs of rows that a text can look up.
-
-    Without kinds these are all IDs, or none if there is only one, which may be a padding row.
-    """
+    """Return the IDs of rows that a text can look up."""
     if kinds is None:  # a single row may be a padding row
         return list(ids) if len(ids) > 1 else []
     return [row for row in ids if kinds[row] not in NOT_WRITTEN]

@@ -49,10 +49,7 @@ class RowReader:
     def chunks(
         self, rows_at_once: int | None = None, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, Float[Tensor, "rows D"]]]:
-        """Yield rows `start` to `stop - 1` in order, a chunk at a time: the first ID of the chunk, and its rows.
-
-        By default a chunk has about `NUMBERS_AT_ONCE` numbers, and `stop` is the end of the table.
-        """
+        """Yield rows `start` to `stop - 1` in order, a chunk at a time: the first ID of the chunk, and its rows."""
         stop = self.vocab_size if stop is None else stop
         step = rows_at_once or max(1, NUMBERS_AT_ONCE // max(1, self.embed_dim))
         for place in range(start, stop, step):
@@ -61,10 +58,7 @@ class RowReader:
     def wide_chunks(
         self, mask: Bool[Tensor, " V"], rows_at_once: int | None = None
     ) -> Iterator[Float[Tensor, "rows D"]]:
-        """Yield the rows whose entry in `mask` is true, in order and in float64, a chunk at a time.
-
-        A chunk of which no row is chosen is yielded without rows.
-        """
+        """Yield the rows whose entry in `mask` is true, in order and in float64, a chunk at a time."""
         for start, chunk in self.chunks(rows_at_once):
             here = mask[start : start + len(chunk)]
             yield (chunk if here.all() else chunk[here.to(chunk.device)]).double()

@@ -109,10 +109,7 @@ def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str])
 
 
 def _kind(entry: str, text: str, *, is_part: bool) -> str:
-    """Return the kind of a vocabulary entry by its characters, one of the kinds in the table of this module.
-
-    With `is_part` the entry is marked as the inside of a word, and letters are `"part"`, not `"word"`.
-    """
+    """Return the kind of a vocabulary entry by its characters, one of the kinds in the table of this module."""
     if BYTE_ENTRY.search(text) or BYTE_ENTRY.fullmatch(entry):
         return "byte"
     if not text.strip():

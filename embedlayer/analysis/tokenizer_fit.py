@@ -193,10 +193,7 @@ def _sorts(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> _Sorts:
 
 
 def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _Sorts) -> tuple[int, ...]:
-    """Return the IDs of tokens that are unlike all their variants although two of these are similar.
-
-    Unlike rows are below the range of `sorts`, similar ones in its upper half.
-    """
+    """Return the IDs of tokens that are unlike all their variants although two of these are similar."""
     family: dict[int, set[int]] = {}
     for one, other in pairs.tolist():
         joined = family.get(one, {one}) | family.get(other, {other})
@@ -220,10 +217,7 @@ def _cosines(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> Float[
 
 
 def _variants(texts: Sequence[str]) -> Int[Tensor, "N 2"]:
-    """Return pairs of IDs of words that are spelling variants, or differ by a final "s" alone; see `spelling_key`.
-
-    Words have 3 letters or more. Each variant is paired with the first one only.
-    """
+    """Return pairs of IDs of words that are spelling variants, or differ by a final "s" alone; see `spelling_key`."""
     first: dict[str, int] = {}
     pairs: list[tuple[int, int]] = []
     for token, text in enumerate(texts):

@@ -442,10 +442,7 @@ class TokenVectors:
         return evaluate_word_analogies(self.table, self._words, file, restrict_vocab=restrict_vocab)
 
     def _nearer(self, key1: Token, key2: Token) -> Bool[Tensor, " V"]:
-        """Return a mask `(V,)` of the tokens whose rows have a larger cosine to `key1` than `key2` has.
-
-        `key1` itself and rows without a token are not in the mask.
-        """
+        """Return a mask `(V,)` of the tokens whose rows have a larger cosine to `key1` than `key2` has."""
         first, second = self.id_of(key1), self.id_of(key2)
         cosines = self._cosines_to(self._row(first), 0, self.vocab_size)
         nearer = (cosines > cosines[second]) & self._has_token

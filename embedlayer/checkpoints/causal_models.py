@@ -51,9 +51,6 @@ def attention_options(config: Any) -> dict[str, Any]:
 
 
 def missing_tensors(loaded: Mapping[str, Any]) -> tuple[int, str]:
-    """Return how many tensors transformers has filled with random numbers, and the first names as text.
-
-    `loaded` is the `output_loading_info` of transformers.
-    """
+    """Return how many tensors transformers has filled with random numbers, and the first names as text."""
     missing = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
     return len(missing), ", ".join([*missing[:NAMED], *["..."] * (len(missing) > NAMED)])

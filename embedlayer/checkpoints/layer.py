@@ -386,10 +386,7 @@ class EmbeddingLayer(Pretrained):
         codes: IdsLike | None = None,
         streams: int | None = None,
     ) -> tuple[list[EmbeddingStep], TokenBatch]:
-        """Check the arguments of `input`, and return the two arguments of `run_steps`.
-
-        With `decoder`, they are those of `decoder_input`.
-        """
+        """Check the arguments of `input`, and return the two arguments of `run_steps`."""
         if position_ids is not None and positions is not None:
             raise SizeError("Pass position_ids (as transformers counts) or positions (from 0), not both.")
         if token_type_ids is not None and "types" not in self.recipe:

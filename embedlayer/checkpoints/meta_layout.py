@@ -96,10 +96,7 @@ def _rope_parameters(source: str, params: JsonObject, base: object) -> JsonObjec
 
 
 def _require_known(source: str, params: JsonObject, known: Iterable[str], prefix: str) -> None:
-    """Check that every key that has a value is known; null, false and 0 are no values.
-
-    Null, false and 0 are no values. `prefix` stands before the key in the message, such as `"yarn."`.
-    """
+    """Check that every key that has a value is known; null, false and 0 are no values."""
     unknown = next((key for key, value in params.items() if key not in known and value not in (None, False)), None)
     if unknown is not None:
         raise CheckpointError(f"{source}: the key {prefix}{unknown} is not known here, so it may change the model.")
@@ -114,10 +111,7 @@ def _parse(text: str) -> object:
 
 
 def require_value(source: str, config: Mapping[str, object], key: str, *allowed: object) -> None:
-    """Check that the value of a configuration key is one that `DecoderLM` implements.
-
-    `source` is the name of the configuration, for the message. A missing key counts as `None`.
-    """
+    """Check that the value of a configuration key is one that `DecoderLM` implements."""
     if config.get(key) not in allowed:
         known = ", ".join(str(value) for value in allowed if value is not None)
         raise CheckpointError(f"{source}: {key} {config.get(key)!r} is not what DecoderLM has (known: {known}).")

@@ -30,10 +30,7 @@ class _Weights:
 
 
 def accept_token_weights(model: nn.Module) -> None:
-    """Let a patched model of transformers take `token_weights` beside `labels`; `refuse_token_weights` undoes it.
-
-    Any other module, and a model that accepts them already, is not changed.
-    """
+    """Let a patched model of transformers take `token_weights` beside `labels`; `refuse_token_weights` undoes it."""
     if not hasattr(type(model), "loss_function") or _is_ours(model, FORWARD):
         return
     forward, loss_function = model.forward, cast(Callable[..., Tensor], model.loss_function)
@@ -42,10 +39,7 @@ def accept_token_weights(model: nn.Module) -> None:
 
 
 def refuse_token_weights(model: nn.Module) -> None:
-    """Give a model the `forward` and the `loss_function` that it had before `accept_token_weights`.
-
-    A `forward` or `loss_function` that was replaced since then stays.
-    """
+    """Give a model the `forward` and the `loss_function` that it had before `accept_token_weights`."""
     for name, public_name in ((FORWARD, "forward"), (LOSS_FUNCTION, "loss_function")):
         if _is_ours(model, name):
             before = remove_own_attribute(model, name).args[1]
@@ -62,10 +56,7 @@ def _is_ours(model: nn.Module, name: str) -> bool:
 def _forward(
     model: nn.Module, forward: Callable[..., Any], *args: Any, token_weights: Tensor | None = None, **kwargs: Any
 ) -> Any:
-    """Call the `forward` of a model; with `token_weights` the loss of each label is multiplied by its weight.
-
-    If the caller has set another `loss_function`, that function gets the weights.
-    """
+    """Call the `forward` of a model; with `token_weights` the loss of each label is multiplied by its weight."""
     if token_weights is None:
         return forward(*args, **kwargs)
     if not _is_ours(model, LOSS_FUNCTION):

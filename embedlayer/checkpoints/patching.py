@@ -231,10 +231,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
 
 
 def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list[nn.Module]:
-    """Call a getter, such as `get_input_embeddings`, on a model and all its submodules; return the modules found.
-
-    A submodule without this getter is skipped. The result may contain a module several times.
-    """
+    """Call a getter, such as `get_input_embeddings`, on a model and all its submodules; return the modules found."""
     modules = []
     for part in model.modules() if inside else (model,):
         with suppress(NotImplementedError, AttributeError):  # modules without embeddings raise one of these
@@ -425,11 +422,7 @@ CONTENTS = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"
 
 
 def _swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace the module `old` by `new` in every module of `model` that has it as a child.
-
-    `new` gets the training mode of `old`, and its dictionaries of hooks, the same objects, so that hooks are still
-    called and can still be removed.
-    """
+    """Replace the module `old` by `new` in every module of `model` that has it as a child."""
     new.train(old.training)
     shared = vars(nn.Module()).keys() - CONTENTS
     copy_own_attributes(old, new, {*shared, INITIALISED})  # the same dictionaries, so that handles still remove hooks

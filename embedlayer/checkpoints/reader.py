@@ -70,10 +70,7 @@ class _Hub(CheckpointFolder):
         self.repository, self.revision, self.folder, self.online = repository, revision, folder, online
 
     def find(self, file: str) -> Path | None:
-        """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file.
-
-        If the hub cannot be reached, the result is also `None` for a file that the cache lacks.
-        """
+        """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file."""
         try:
             hub = require("huggingface_hub", extra="hf")
         except MissingExtraError as error:
@@ -196,10 +193,7 @@ class Checkpoint(WeightFiles):
         return tokenizer
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Read one tensor and return it, as `WeightFiles.read` does.
-
-        A quantised tensor of a GGUF file is dequantised, by default to float32.
-        """
+        """Read one tensor and return it, as `WeightFiles.read` does."""
         if self.gguf is None:
             return super().read(name, dtype=dtype, device=device)
         self.bytes_read += self.info(name).nbytes
@@ -273,10 +267,7 @@ class Checkpoint(WeightFiles):
             return stored[0].read(self._module(name), stored[1])
 
     def stored_tensors(self, name: str, rows: StoredRows) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return the tensors that store new rows of a weight, by their names: the inverse of `read_stored`.
-
-        The second result has the metadata of their files that change. The rows have the format that `stored` returned.
-        """
+        """Return the tensors that store new rows of a weight, by their names: the inverse of `read_stored`."""
         module, names = self._module(name), self.module_tensors(name)
         with torch.device("cpu"):
             tensors, metadata = rows.format.write(rows, module), rows.format.metadata(rows, module)
@@ -309,19 +300,13 @@ class Checkpoint(WeightFiles):
         return StoredModule(weight.rpartition(".")[0], infos, read, self.quantisation or {}, metadata)
 
     def stores(self, name: str, tensor: Tensor) -> bool:
-        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and bits.
-
-        `tensor` is converted to the stored dtype for this, one buffer at a time, and compared bit for bit.
-        """
+        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and bits."""
         stored = self.read(name)
         pairs = zip(byte_chunks(stored), byte_chunks(tensor, stored.dtype), strict=True)
         return stored.shape == tensor.shape and all(torch.equal(old, new) for old, new in pairs)
 
     def is_same(self, name: str, other: str) -> bool:
-        """Return whether two tensors, by their full names, have the same shape, dtype and bits.
-
-        Stored rows are compared by their own bits, codes and scales.
-        """
+        """Return whether two tensors, by their full names, have the same shape, dtype and bits."""
         if self.stored(name) != self.stored(other):
             return False
         if self.stored(name) is None:
@@ -352,11 +337,7 @@ def is_hub_name(source: str) -> bool:
 
 
 def _first_module(place: CheckpointFolder) -> tuple[str, bool]:
-    """Return `(folder, is_static)` of the first module that a sentence-transformers model lists in `modules.json`.
-
-    `folder` is the module's folder in the checkpoint, empty for the checkpoint itself. A checkpoint without
-    `modules.json` gives `("", False)`.
-    """
+    """Return `(folder, is_static)` of the first module that a sentence-transformers model lists in `modules.json`."""
     path = place.find("modules.json")
     if path is None:
         return "", False

@@ -29,10 +29,7 @@ _QUANTISED = {
 
 
 def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> CheckpointError:
-    """Return, without raising it, the error for a checkpoint whose configuration names no family that is read.
-
-    It names the known model types that are spelt most similarly, or why a known one is not read.
-    """
+    """Return, without raising it, the error for a checkpoint whose configuration names no family that is read."""
     file = checkpoint.file(CONFIG)
     if checkpoint.gguf is not None:
         name, known = checkpoint.gguf.metadata.get("general.architecture"), ", ".join(GGUF_ARCHITECTURES)
@@ -55,11 +52,7 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
 
 
 def table_names(checkpoint: Checkpoint) -> list[str]:
-    """Return the names of the matrices of a checkpoint that are called like tables of tokens or codes, sorted.
-
-    Matrices of numbered blocks, those that are quantised in a way that is not read, and those of fewer than
-    `FEWEST_ROWS` rows are left out.
-    """
+    """Return the names of the matrices of a checkpoint that are called like tables of tokens or codes, sorted."""
     called_so = {
         weight if quantised_parts(checkpoint, (weight := f"{name.rpartition('.')[0]}.weight",)) else name
         for name in checkpoint.names

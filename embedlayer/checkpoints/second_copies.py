@@ -81,10 +81,7 @@ def is_dense(info: TensorInfo | None) -> bool:
 def _stored_copies(
     checkpoint: Checkpoint, aliases: Mapping[str, str], file: str, path: Path, header: Header
 ) -> dict[str, str]:
-    """Return which stored rows of a checkpoint another file has with the same bytes: from name to key of the weight.
-
-    A file with some of their tensors, or with other bytes, is a `CheckpointError`.
-    """
+    """Return which stored rows of a checkpoint another file has with the same bytes: from name to key of the weight."""
     place = find_folder(path)
     assert place is not None
     other, copies = WeightFiles(place[0], path.name), dict[str, str]()
@@ -104,11 +101,7 @@ def _stored_copies(
 def refuse_copies(
     folder: Path, files: Iterable[str], names: Collection[str], sizes: Collection[int], call: str
 ) -> None:
-    """Refuse safetensors files beside a layer or a run of this library that may have values of tokens.
-
-    `names` are those of the tensors of the layer that have values of tokens, and `sizes` the lengths of their axes of
-    tokens. `call` is the call that merges an adapter in this folder, for the message.
-    """
+    """Refuse safetensors files beside a layer or a run of this library that may have values of tokens."""
     for file in files:
         header = read_header(folder / file)
         if Path(file).name == ADAPTER_WEIGHTS:

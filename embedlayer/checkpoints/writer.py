@@ -57,11 +57,7 @@ class WriteReceipt:
 
 
 def weight_names(layer: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Return the names of an `EmbeddingLayer`'s tensors in its checkpoint, a table of stored rows as one entry.
-
-    The tensors of such a table are one entry under the name of the table in the layer, with the names of the weights
-    that they replace in the checkpoint. `names` is the attribute `tensor_names` of the layer.
-    """
+    """Return the names of an `EmbeddingLayer`'s tensors in its checkpoint, a table of stored rows as one entry."""
     tables = [name for name, part in layer.named_modules() if isinstance(part, PackedRows)]
     weights: dict[str, tuple[str, ...]] = {}
     for key, own in names.items():
@@ -73,10 +69,7 @@ def weight_names(layer: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[s
 def tensors_of_layer(
     layer: nn.Module, names: Mapping[str, Sequence[str]], *, is_part: bool, is_edited: bool
 ) -> dict[str, Rows]:
-    """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, the table first.
-
-    Stored rows are under the names of the weights that they replace. The arguments are attributes of the layer.
-    """
+    """Return the tensors of an `EmbeddingLayer` by their names in the checkpoint, the table first."""
     if is_part and is_edited:
         raise CheckpointError("The vocabulary of this layer was edited: edit the checkpoint's folder instead.")
     state = layer.state_dict()
@@ -192,10 +185,7 @@ def write_tensors(
 
 
 def _plain(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return new content by the names of tensors in the files, in which stored rows are several tensors.
-
-    The second result has the metadata of the files that change with stored rows.
-    """
+    """Return new content by the names of tensors in the files, in which stored rows are several tensors."""
     plain: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for name, rows in tensors.items():

@@ -192,10 +192,7 @@ def loss_on_text(
 
 
 def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:
-    """Return up to `QUERIES` token IDs whose nearest neighbours are compared, evenly spread over the vocabulary.
-
-    With `counts`, only tokens with a count above 0 are candidates; a padding token whose row is zero is none.
-    """
+    """Return up to `QUERIES` token IDs whose nearest neighbours are compared, evenly spread over the vocabulary."""
     tokens = torch.arange(table.vocab_size) if counts is None else (counts > 0).nonzero()[:, 0].cpu()
     padding = table.padding_idx
     if padding is not None and not table.rows(padding, padding + 1).any():

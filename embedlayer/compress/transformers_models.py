@@ -328,7 +328,7 @@ def copy_other_files(
 ) -> dict[str, FileRule]:
     """Copy the files and folders of a folder, except those that belong to its old table.
 
-    Left out is what an edit of the vocabulary leaves out (`families.files_left_out`), what `OF_THE_OLD_TABLE` names,
+    Left out is what an edit of the vocabulary leaves out (`families.left_out_files`), what `OF_THE_OLD_TABLE` names,
     and other safetensors files with a tensor of `num_rows` rows. Paths in `written` are written otherwise; those of
     folders end in a slash.
     """
@@ -425,11 +425,7 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
 def _sentence_transformer(
     library: Any, transformers: Any, folder: Path, blocks: Sequence[Path]
 ) -> tuple[nn.Module, str]:
-    """Open a model of sentence-transformers from a folder whose weights have names that only this library reads.
-
-    The model in its first module lacks the tensors that are in the layer of the table. Return the model, and the name
-    of the model of transformers in its first module.
-    """
+    """Open a model of sentence-transformers from a folder whose weights have names that only this library reads."""
     kind = read_json(folder / SETTINGS).get("model_type") if (folder / SETTINGS).is_file() else None
     names = [f"model-{number:05d}-of-{len(blocks):05d}.safetensors" for number in range(1, len(blocks) + 1)]
     files = dict(zip(names, blocks, strict=True))

@@ -272,11 +272,7 @@ class CorpusWriter:
     def add_source(
         self, reader: Reader, report: Callable[[int], object], *, begin: int = 0, end: int | None = None
     ) -> int:
-        """Encode the documents of a source between two places, and pass their IDs to `write`.
-
-        Return the number of documents with a token; a document without one is not recorded. After each encoded chunk
-        `report` is called with the number of bytes read so far, earlier sources included.
-        """
+        """Encode the documents of a source between two places, and pass their IDs to `write`."""
         count = 0
 
         def counted() -> Iterator[Document]:
@@ -341,11 +337,7 @@ class CorpusWriter:
         self.num_tokens += len(array)
 
     def _end_block(self, *, may_extend: bool) -> None:
-        """Record that a block ends here; `may_extend`: it may be the last one, which then becomes longer.
-
-        A block of rows has about a 64th of the bytes before it, from 512 to 16384, as the chunks of a text.
-        `may_extend`: it may be the last block, which then becomes longer.
-        """
+        """Record that a block ends here; `may_extend`: it may be the last one, which then becomes longer."""
         if may_extend and self.byte_ends:
             begin = self.byte_ends[-2] if len(self.byte_ends) > 1 else 0
             if self.byte_ends[-1] - begin < min(max(begin // 64, _FEWEST_BYTES), _MOST_BYTES):

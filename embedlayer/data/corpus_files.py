@@ -233,10 +233,7 @@ def read_index(path: Path) -> JsonObject:
 
 
 def _read_shard(path: Path) -> CorpusShard:
-    """Read one shard in the folder `path`, or a corpus without shards, and check that its files fit each other.
-
-    In a corpus without a plan, each document counts as a source of its own.
-    """
+    """Read one shard in the folder `path`, or a corpus without shards, and check that its files fit each other."""
     index = read_index(path)
     is_planned = "plan" in index
     try:

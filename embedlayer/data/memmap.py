@@ -23,10 +23,7 @@ class MemmapSlice(NamedTuple):
 
     @classmethod
     def of(cls, ids: IdArray) -> "MemmapSlice | None":
-        """Return the file and byte range that the array `ids` maps.
-
-        `None` if `ids` is not memory-mapped, or is no contiguous part of a memory-mapped array.
-        """
+        """Return the file and byte range that the array `ids` maps."""
         root: Any = ids
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -36,10 +33,7 @@ class MemmapSlice(NamedTuple):
         return cls(str(root.filename), ids.dtype, offset, len(ids))
 
     def open(self) -> IdArray:
-        """Map this part of the file into memory, read-only, and return it as an array.
-
-        The file must reach to the end of the part.
-        """
+        """Map this part of the file into memory, read-only, and return it as an array."""
         if Path(self.filename).exists():  # else the error below says so
             require_file(self.filename)
         try:

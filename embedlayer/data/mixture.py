@@ -168,10 +168,7 @@ def training_sampler(
 
 
 def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return how many windows of each corpus an epoch of a mixture has: multiples of the weights, `EPOCH` or more.
-
-    Weights are rounded to fractions with denominators up to `DENOMINATOR`.
-    """
+    """Return how many windows of each corpus an epoch of a mixture has: multiples of the weights, `EPOCH` or more."""
     if not weights or not all(0 < weight < math.inf for weight in weights):
         raise SizeError(f"A mixture has a weight above 0 for each corpus, not {list(weights)}.")
     shares = [Fraction(weight).limit_denominator(DENOMINATOR) for weight in weights]

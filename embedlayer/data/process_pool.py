@@ -35,8 +35,6 @@ def run_jobs(
 ) -> None:
     """Run a numbered job for each number in worker processes: `prepare(argument)(number, report)`.
 
-    After an error `on_interrupted` gets the number of each job that was started and may not have ended.
-
     Each process calls `prepare(argument)` once; `prepare` is a function at the top level of a module. The processes are
     spawned, so a script must call this inside an `if __name__ == "__main__":` block. Jobs start in the order of
     `numbers`; if there are fewer jobs than `workers`, the tokenizer of each process uses several threads. Warnings of
@@ -142,10 +140,7 @@ def _exit_with_parent() -> None:
 
 
 def _run_job(prepare: Callable[[str], Job], argument: str, place: int, number: int) -> list[str]:
-    """Do one job in a worker process, and return the messages of the embedlayer warnings in it.
-
-    Other warnings are dropped. `place` is the index of the job in the shared array of `_start_worker`.
-    """
+    """Do one job in a worker process, and return the messages of the embedlayer warnings in it."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -92,11 +92,7 @@ class TextChunk(NamedTuple):
 
 
 def document_chunks(text: str | Iterable[str], tokenizer: Tokenizer, *, before: str = "") -> Iterator[TextChunk]:
-    """Split a document into chunks, such that their IDs, concatenated, are the IDs of the whole document.
-
-    A string of up to some ten thousand characters is one chunk; blocks are cut as in `split_text`. `before` are the
-    last characters before the text, if it is the rest of a document.
-    """
+    """Split a document into chunks, such that their IDs, concatenated, are the IDs of the whole document."""
     if isinstance(text, str):
         blocks = (text[at : at + _MOST_CHARS] for at in range(0, len(text), _MOST_CHARS))
         return _behind_anchors(split_text(blocks, tokenizer, fewest=_MOST_CHARS), before)

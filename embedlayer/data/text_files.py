@@ -28,10 +28,7 @@ READ_BYTES = 1 << 16
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Return the files below a folder, sorted, without hidden files and corpora.
-
-    Links to folders are followed, and each folder is read once.
-    """
+    """Return the files below a folder, sorted, without hidden files and corpora."""
     if is_corpus(folder):
         line = command_line("train", folder, "-o", "RUN")
         raise TextError(
@@ -140,10 +137,7 @@ def checked(source: str | Path, read: _Read, size: int = READ_BYTES) -> bytes:
 
 
 def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:
-    """Read UTF-8 text block by block and yield it as strings. Line ends are kept; a byte-order mark is left out.
-
-    `offset` is that of the first byte in the file; only at 0 may the text start with a byte-order mark.
-    """
+    """Read UTF-8 text block by block and yield it as strings. Line ends are kept; a byte-order mark is left out."""
     rest, block, begins = b"", checked(source, read), not offset
     if begins and block.startswith(codecs.BOM_UTF8):
         offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or checked(source, read)

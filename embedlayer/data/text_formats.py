@@ -212,11 +212,7 @@ def is_other(source: str | Path, other: TextFormat) -> str:
 
 
 def command_for(command: str, source: str | Path) -> str:
-    """Return a command of a `TextFormat` with the path of a file, quoted for a shell, in place of `FILE`.
-
-    A compressed file is decompressed for the command, except for `tar`, which does so itself. If another command has to
-    read the file itself, the result only decompresses it.
-    """
+    """Return a command of a `TextFormat` with the path of a file, quoted for a shell, in place of `FILE`."""
     unzip = next((line for suffix, line in COMPRESSIONS.items() if str(source).endswith(suffix)), None)
     if unzip is not None and "tar -xf" not in command:
         command = f"{unzip} | {command.replace('< FILE ', '')}" if "< FILE" in command else f"{unzip} > NEW_FILE"
@@ -245,10 +241,7 @@ def text_suffix(path: Path) -> str:
 
 
 def _is_json_lines(path: Path, start: bytes) -> bool:
-    """Return whether a file has JSON lines, by its name or the lines of its first bytes; see `refuse_json_lines`.
-
-    One line in eleven may be no object: a damaged line does not make the others text.
-    """
+    """Return whether a file has JSON lines, by its name or the lines of its first bytes; see `refuse_json_lines`."""
     if is_named_json_lines(path, start):
         return bool(start.strip())
     if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):

@@ -258,10 +258,7 @@ def check_rank(rank: int, ranks: int) -> None:
 
 
 def items_of_rank(count: int, rank: int, ranks: int) -> range:
-    """Return which of the items `0..count - 1` a rank gets if they are split evenly over the ranks, in order.
-
-    The numbers of items of two ranks differ by at most 1.
-    """
+    """Return which of the items `0..count - 1` a rank gets if they are split evenly over the ranks, in order."""
     return range(rank * count // ranks, (rank + 1) * count // ranks)
 
 
@@ -309,7 +306,6 @@ def derive_seed(seed: int, *numbers: int) -> int:
 
 def _as_array(ids: TokenIds) -> IdArray | ConcatenatedArray:
     """Return token IDs of any accepted kind as a NumPy array or `ConcatenatedArray`."""
-    # arrays and tensors on the CPU are not copied
     if isinstance(ids, TokenCorpus):
         return ids.ids
     if isinstance(ids, ConcatenatedArray):

@@ -65,10 +65,7 @@ def _llama(name: str, *model_types: str, **changes: Any) -> Family:
 
 
 def _muse(name: str, model_type: str, factor: float) -> Family:
-    """Return a family like Muse Glimmer, which normalises its rows and scales and caps its logits.
-
-    `factor` is that on the logits if a configuration states none.
-    """
+    """Return a family like Muse Glimmer, which normalises its rows and scales and caps its logits."""
     return _llama(
         name,
         model_type,
@@ -80,10 +77,7 @@ def _muse(name: str, model_type: str, factor: float) -> Family:
 
 
 def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes: Any) -> Family:
-    """Return a family like Gemma 2: rows times sqrt(D) rounded to their dtype, and a tied head with a cap.
-
-    `softcap` is transformers' default of `final_logit_softcapping`; `None` for no cap by default.
-    """
+    """Return a family like Gemma 2: rows times sqrt(D) rounded to their dtype, and a tied head with a cap."""
     default = () if softcap is None else (("final_logit_softcapping", softcap),)
     head = HeadSpec(softcap="final_logit_softcapping", tied=True)
     return _llama(name, *model_types, **{"scale": SQRT_DIM_ROUNDED, "head": head, "defaults": default, **changes})

@@ -117,11 +117,7 @@ def _differing(content: JsonObject, expected: Mapping[tuple[str, ...], Any]) -> 
 
 
 def _is_stated(content: JsonObject, path: tuple[str, ...], key: str, names: Mapping[str, str]) -> bool:
-    """Return whether a configuration file states an entry, under its name in the class or another one, not as null.
-
-    `path` has the keys of the configuration that contains the entry. `names` maps other names of entries to those in
-    the class.
-    """
+    """Return whether a configuration file states an entry, under its name in the class or another one, not as null."""
     inner = part_at(content, path)
     return isinstance(inner, dict) and any(
         inner.get(own) is not None for own in (key, *(a for a, b in names.items() if b == key))

@@ -30,11 +30,7 @@ class CensusReport:
         return asdict(self)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield `(what, names)` for each attribute that is not empty.
-
-        All token IDs are named, those of each file on lines of their own; only the first of these lines has a `what`.
-        Of tensors and files at most six are named, with the number of the rest.
-        """
+        """Yield `(what, names)` for each attribute that is not empty."""
         sizes = {name: " x ".join(f"{size:,}" for size in shape) for name, shape in self.tensors.items()}
         names = {
             "tensors": [f"{name} ({size})" for name, size in sizes.items()],

@@ -117,10 +117,7 @@ def files_to_copy(source: Path, target: Path, left_out: Iterable[str]) -> Iterat
 
 
 def other_safetensors(folder: Path, left_out: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of the safetensors files of a folder, relative to it, sorted, without those of `left_out`.
-
-    Folders inside with a `config.json` of their own are other models or modules, and are skipped.
-    """
+    """Yield the paths of the safetensors files of a folder, relative to it, sorted, without those of `left_out`."""
     for file in sorted(folder.rglob("*.safetensors")):
         path = file.relative_to(folder)
         inner = [folder / parent for parent in path.parents if parent != Path()]

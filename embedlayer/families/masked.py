@@ -26,11 +26,7 @@ from embedlayer.families.records import (
 
 
 def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act") -> HeadSpec:
-    """Return the spec of a masked LM head (BERT), which is tied to the token table by default.
-
-    The module `name` stores the bias of the head, and in some checkpoints its rows; `dense` is the projection, and
-    `activation` a name or `"hidden_act"`, the key that has the name.
-    """
+    """Return the spec of a masked LM head (BERT), which is tied to the token table by default."""
     return HeadSpec(
         weight=(f"{name}.decoder.weight",),
         bias=(f"{name}.decoder.bias", f"{name}.bias"),

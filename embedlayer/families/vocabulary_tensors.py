@@ -45,10 +45,7 @@ def families_in(config: JsonObject) -> list[Family]:
 
 
 def tensor_rule(name: str, families: Iterable[Family], model_type: object = None) -> TensorRule | None:
-    """Return how records say that a tensor is moved, by the end of its name; `None` if they do not name it.
-
-    `families` are the records of the model, whose `model_type` may be multimodal.
-    """
+    """Return how records say that a tensor is moved, by the end of its name; `None` if they do not name it."""
     tables = MULTIMODAL[model_type].table if isinstance(model_type, str) and model_type in MULTIMODAL else ()
     rules = [(tables, TensorRule(0, "table"))]
     for family in families:
@@ -109,11 +106,7 @@ def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | N
 
 
 def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
-    """Return the class of transformers that a `config.json` names, and its configuration.
-
-    The result is `None` if transformers is not installed or does not have the class, or if `architectures` does not
-    name exactly one.
-    """
+    """Return the class of transformers that a `config.json` names, and its configuration."""
     classes = config.get("architectures")
     if importlib.util.find_spec("transformers") is None or not isinstance(classes, list) or len(classes) != 1:
         return None
@@ -125,10 +118,7 @@ def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
 
 
 def configuration_of(content: JsonObject) -> Any:
-    """Return a configuration as its class in transformers reads it.
-
-    The result is `None` if transformers is not installed or has no class for `model_type`, or if that is not stated.
-    """
+    """Return a configuration as its class in transformers reads it."""
     model_type = content.get("model_type")
     if importlib.util.find_spec("transformers") is None or not isinstance(model_type, str):
         return None
@@ -182,10 +172,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def models_in(module: nn.Module) -> dict[str, Any]:
-    """Return the models of transformers in a module by name, without those that are a part of another one.
-
-    There are none if transformers was not imported. The module itself has the name `""`.
-    """
+    """Return the models of transformers in a module by name, without those that are a part of another one."""
     transformers = sys.modules.get("transformers")
     models: dict[str, Any] = {}
     for name, part in module.named_modules() if transformers is not None else ():

@@ -192,10 +192,7 @@ def _name(path: Path | str, target: Path) -> str:
 
 @contextmanager
 def _created(partial: Path, old_file: Path | None) -> Iterator[Path]:
-    """Context manager: create a file and yield its path; at the end set its permissions and flush it to the disk.
-
-    The permissions are those of `old_file`, which it will replace, if that exists; else those of any new file.
-    """
+    """Context manager: create a file and yield its path; at the end set its permissions and flush it to the disk."""
     old = None if old_file is None or not old_file.exists() else stat.S_IMODE(old_file.stat().st_mode)
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if old is None else old | 0o600))
     mode = stat.S_IMODE(partial.stat().st_mode) if old is None else old  # the kernel applies the umask
@@ -238,11 +235,7 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path | str) -> Iterator[Path]:
-    """Context manager: yield a temporary folder to write to, and rename it to `path`, which must be new.
-
-    The check that nothing or an empty folder is at `path` and the renaming are one step. If something appeared there
-    meanwhile, it stays, and the result is removed. Missing folders above `path` are created.
-    """
+    """Context manager: yield a temporary folder to write to, and rename it to `path`, which must be new."""
     check_new_folder(path)
     with file_errors(f"write the folder {path}"):
         target = _real_path(path)
@@ -293,10 +286,7 @@ def _changed(path: Path, what: str = "has changed") -> FileError:
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
-    """Return inode, size and time of each file in a folder, by relative path; `None` if there is no folder.
-
-    Folders in it are listed too, with size and time 0.
-    """
+    """Return inode, size and time of each file in a folder, by relative path; `None` if there is no folder."""
     listing: dict[str, tuple[int, int, int]] = {}
     places = [os.fspath(folder)]
     try:
@@ -400,10 +390,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_json(path: Path | str, value: JsonObject) -> None:
-    """Write an object to a JSON file, atomically and indented; an existing file is replaced.
-
-    NaN and infinity are written as Python's `json` does, which other programs may reject: see `finite_json`.
-    """
+    """Write an object to a JSON file, atomically and indented; an existing file is replaced."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -440,11 +427,7 @@ def read_json(path: Path | str) -> JsonObject:
 
 
 def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> JsonObject:
-    """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary.
-
-    Fields that `kind` does not name are allowed, and are returned too. `version` is the number that the field
-    `format_version` must have; `None` if the file has no such field.
-    """
+    """Read a JSON file, check the object in it against a `TypedDict`, and return the object as a dictionary."""
     value = read_json(path)
     if version not in (None, value.get("format_version")):
         found = printable(value.get("format_version"))

@@ -60,10 +60,7 @@ class GGUFFile:
     size: int
 
     def stored_rows(self, name: str) -> UInt8[Tensor, "N row_bytes"]:
-        """Return the bytes of the rows of a tensor, mapped to the file: writing to them does not change the file.
-
-        A row is the last dimension of a tensor, so a tensor of one dimension has one row.
-        """
+        """Return the bytes of the rows of a tensor, mapped to the file: writing to them does not change the file."""
         info = self.tensors[name]
         count = prod(info.shape[:-1])
         try:
@@ -73,10 +70,7 @@ class GGUFFile:
         return torch.from_numpy(stored)
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor; quantised blocks are dequantised, a few rows at a time, by default to float32.
-
-        A tensor that is not quantised keeps its dtype by default; then it is mapped to the file if it is aligned there.
-        """
+        """Return a tensor; quantised blocks are dequantised, a few rows at a time, by default to float32."""
         info, stored = self.tensors[name], self.stored_rows(name)
         if info.dtype in DTYPES:
             kind = DTYPES[info.dtype]
@@ -193,10 +187,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
 
 
 class _Header:
-    """Reads the header of a GGUF file from its bytes; `path` is for error messages.
-
-    Each method continues where the last one stopped.
-    """
+    """Reads the header of a GGUF file from its bytes; `path` is for error messages."""
 
     def __init__(self, path: Path, data: npt.NDArray[np.uint8]) -> None:
         self.path, self.data, self.at = path, data.data, 0

@@ -61,10 +61,7 @@ def parse_json(text: str | bytes, source: object) -> Any:
 
 
 def finite_json(value: Any) -> Any:
-    """Return a JSON value with each NaN and infinity in it, which JSON does not have, replaced by `None`.
-
-    Tuples become lists.
-    """
+    """Return a JSON value with each NaN and infinity in it, which JSON does not have, replaced by `None`."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -83,11 +80,7 @@ def check_fields(value: object, kind: type, source: object) -> None:
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, object], source: object) -> None:
-    """Check that each value has the type that a function's signature states for the argument of that name.
-
-    The function, or the class with a constructor, is not called. Missing arguments are no error, and names that the
-    signature lacks are not checked; nor is a `Range` in the signature.
-    """
+    """Check that each value has the type that a function's signature states for the argument of that name."""
     hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     for name, value in values.items():
         for fault in _faults(value, hints.get(name, Any), name):
@@ -112,11 +105,7 @@ def as_whole_number(value: object, key: str, *, most: int = 2**31 - 1) -> int:
 
 
 def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
-    """Check a parsed JSON value against a type, and yield an error message for each difference.
-
-    `kind` is a class, a `TypedDict`, or an annotation such as `list[int]` or `Count`. `path` is where the value is,
-    such as `sources[2]`; empty for the whole.
-    """
+    """Check a parsed JSON value against a type, and yield an error message for each difference."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (NotRequired, Required):
         yield from _faults(value, inner[0], path)
@@ -156,10 +145,7 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
 
 
 def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    """Return whether a value has a type: a class, or an annotation with this origin and these arguments.
-
-    The elements of a list and the fields of an object are checked only if the type is a union.
-    """
+    """Return whether a value has a type: a class, or an annotation with this origin and these arguments."""
     if kind is Any or isinstance(kind, typing.TypeVar):
         return True
     if origin is Literal:

@@ -92,10 +92,7 @@ _guard = threading.RLock()  # a garbage collection inside a block with this guar
 
 
 def _release_share(key: str) -> None:
-    """Give up one object's share of a lock of this process; after the last share, unlock and remove the lock file.
-
-    `key` is the real path of the lock file. Nothing happens if this process has no lock there, as in a child by `fork`.
-    """
+    """Give up one object's share of a lock of this process; after the last share, unlock and remove the lock file."""
     with _guard:
         descriptor, users = _locks.pop(key, (-1, 0))  # a child by fork has none
         if users > 1:
@@ -119,10 +116,7 @@ call_in_forked_processes(_close_copies)
 
 
 def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
-    """Create a lock file unless it exists, lock it, and write the ID and host name of this process into it.
-
-    Return the open descriptor of the file; closing it releases the lock.
-    """
+    """Create a lock file unless it exists, lock it, and write the ID and host name of this process into it."""
     until = time.monotonic() + timeout_seconds
     while True:
         try:

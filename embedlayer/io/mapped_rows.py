@@ -35,7 +35,6 @@ class ResidentLimit:
     """Keep the resident memory of mapped files near a limit: above it, release their pages.
 
     Nothing is lost: what was read stays in the system's page cache, and what was written reaches the file from there.
-    `None` is no limit.
     """
 
     def __init__(self, max_bytes: int | None = RESIDENT_BYTES) -> None:
@@ -46,10 +45,7 @@ class ResidentLimit:
         self._assumed = 0
 
     def chunks(self, items: int) -> Iterator[slice]:
-        """Yield slices that cover `items` rows in turn. After each, which the caller reads, the limit is kept.
-
-        The slices are longer where reading added little resident memory before. Without a limit there is one slice.
-        """
+        """Yield slices that cover `items` rows in turn. After each, which the caller reads, the limit is kept."""
         start = 0
         while start < items:
             stop = items if self.max_bytes is None else min(start + self._items, items)
@@ -152,10 +148,7 @@ class MappedRows:
         return self.words.view(dtype).view(shape)
 
     def read(self, rows: Int[Tensor, " N"], out: UInt8[Tensor, "N B"] | None = None) -> UInt8[Tensor, "N B"]:
-        """Return copies of rows as bytes, `(N, row bytes)`, in `out` or in new memory.
-
-        They are read in the order of the file. Row numbers may repeat.
-        """
+        """Return copies of rows as bytes, `(N, row bytes)`, in `out` or in new memory."""
         rows, order = torch.sort(rows)
         size = (len(rows), self.words.shape[1])
         out = self.words.new_empty(size) if out is None else out.view(self.words.dtype)
@@ -191,7 +184,7 @@ def default_resident_bytes(nbytes: int) -> int | None:
     It is `None`, no limit, for at most a 16th of the machine's memory, else `RESIDENT_BYTES`. Above the limit, pages
     that are in memory must be mapped again, which takes longer than reading rows from them.
     """
-    memory = machine_bytes()  # above a limit, pages that are in memory must be mapped again, which takes longest
+    memory = machine_bytes()
     return None if memory is not None and UNLIMITED_PART * nbytes <= memory else RESIDENT_BYTES
 
 

@@ -154,10 +154,7 @@ def name_new_file(partial: Path, path: Path) -> None:
 
 
 def name_new_folder(partial: Path, path: Path) -> None:
-    """Rename the folder `partial` to `path`, in one step with the check that nothing or an empty folder is there.
-
-    An empty folder at `path` is replaced, and its permissions are kept.
-    """
+    """Rename the folder `partial` to `path`, in one step with the check that nothing or an empty folder is there."""
     mode = None
     try:
         with suppress(FileNotFoundError):
@@ -173,8 +170,5 @@ def name_new_folder(partial: Path, path: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two existing files or folders atomically, so that each has the other's name afterwards.
-
-    The result is `False`, and nothing changed, if the system or the file system cannot exchange names.
-    """
+    """Exchange two existing files or folders atomically, so that each has the other's name afterwards."""
     return rename(one, other, EXCHANGE)

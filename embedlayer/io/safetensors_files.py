@@ -105,11 +105,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """Header of a safetensors file: what it says about each tensor, and the metadata.
-
-    `tensors` are sorted by offset. `size` is the number of bytes before the data, with the 8 bytes of the header's
-    length.
-    """
+    """Header of a safetensors file: what it says about each tensor, and the metadata."""
 
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
@@ -136,7 +132,8 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
             raise pickle_error(path) from error
         if start.startswith(GGUF):
             raise CheckpointError(f"{path} is a GGUF file: pass this file itself.") from error
-        raise CheckpointError(f"{path} is not a whole safetensors file ({error}): copy it again.") from error
+        message = f"{path} is not a whole safetensors file, or cut short ({error}): copy it again."
+        raise CheckpointError(message) from error
 
 
 def read_header(path: Path | str) -> Header:
@@ -164,10 +161,7 @@ def load_tensors(path: Path | str, device: str = "cpu", prefix: str = "") -> tup
 
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write named tensors to one safetensors file, atomically; an existing file is replaced.
-
-    No two tensors may share memory.
-    """
+    """Write named tensors to one safetensors file, atomically; an existing file is replaced."""
     require_whole(tensors)
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with replace_file(path) as partial:
@@ -235,8 +229,7 @@ def header_of_copy(
 def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorInfo:
     """Create a safetensors file with one tensor of zeros, and return where the tensor is in it.
 
-    The disk space is allocated, so that later writes through a memory map do not find the disk full. The rows start at
-    a multiple of 4096 bytes.
+    The rows start at a multiple of 4096 bytes.
     """
     path, nbytes = Path(path), math.prod(shape) * dtype.itemsize
     header = encode_header({name: (dtype, shape, nbytes)}, {"format": "pt"}, align=4096)

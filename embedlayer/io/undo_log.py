@@ -130,10 +130,7 @@ class UndoLog:
 
 
 def write_at(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
-    """Write buffers at an offset of an open file, and return how many bytes were written, as `os.pwritev` does.
-
-    Where the system has no `os.pwritev`, only the first buffer is written.
-    """
+    """Write buffers at an offset of an open file, and return how many bytes were written, as `os.pwritev` does."""
     if hasattr(os, "pwritev"):
         return os.pwritev(descriptor, parts, offset)
     return os.pwrite(descriptor, parts[0], offset)
@@ -182,10 +179,7 @@ def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
 
 
 def check_rows(path: Path | str, blocks: Sequence[Block], num_rows: int, row_bytes: int) -> None:
-    """Check that blocks are those of rows of arrays of these sizes.
-
-    `num_rows` is that of the arrays, and `row_bytes` the bytes of a row in all of them together.
-    """
+    """Check that blocks are those of rows of arrays of these sizes."""
     with file_errors(f"read {path}"), Path(path).open("rb") as file:
         for block in blocks:
             wrong = block.stop - block.start != block.num_rows * (8 + row_bytes)

@@ -125,10 +125,7 @@ class WeightFiles:
 
 
 def find_folder(path: Path) -> tuple[CheckpointFolder, str | None] | None:
-    """Find the checkpoint folder that a local path names; `None` if nothing exists at `path`.
-
-    The result is the folder and `None`, or for a file its folder and its name.
-    """
+    """Find the checkpoint folder that a local path names; `None` if nothing exists at `path`."""
     try:
         if recover_folder(path).is_dir():
             return LocalFolder(path), None
@@ -190,10 +187,7 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether a string is a safe name of a file directly in a folder.
-
-    It is not if it is empty, `.` or `..`, or contains a slash, a backslash or a zero byte.
-    """
+    """Return whether a string is a safe name of a file directly in a folder."""
     return PurePosixPath(name).name == name and name not in ("", ".", "..") and not {"\0", "\\"} & set(name)
 
 

@@ -54,10 +54,7 @@ class CausalOutputs(NamedTuple):
 def causal_outputs(
     model: nn.Module, ids: Int[Tensor, "B T"], attention_mask: Int[Tensor, "B T"] | None = None
 ) -> CausalOutputs:
-    """Run a causal language model, and return the hidden states that its LM head reads, and its loss.
-
-    `attention_mask` has 1 for tokens and 0 for padding, which must be at the right.
-    """
+    """Run a causal language model, and return the hidden states that its LM head reads, and its loss."""
     if isinstance(model, DecoderLM):
         hidden = model.hidden(ids, attention_mask=attention_mask)
         return CausalOutputs(hidden, partial(model.head.loss, hidden))
@@ -177,10 +174,7 @@ def check_causal(model: nn.Module, ids: Int[Tensor, " T"]) -> None:
 
 
 class PatchedDecoder(nn.Module):
-    """A patched causal language model of transformers, with the methods of `DecoderLM` that a `Trainer` calls.
-
-    The model stays the same object: a change of one is a change of the other.
-    """
+    """A patched causal language model of transformers, with the methods of `DecoderLM` that a `Trainer` calls."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -200,10 +194,7 @@ class PatchedDecoder(nn.Module):
         return head if isinstance(head, OutputHead) else None
 
     def loss(self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], *, reduction: Reduction = "mean") -> Tensor:
-        """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats.
-
-        `ids` are without padding. Targets of -100 have no loss; for the mean over no target see `CausalOutputs`.
-        """
+        """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats."""
         return causal_outputs(self.model, ids).loss(targets, reduction=reduction)
 
     def check(self) -> None:

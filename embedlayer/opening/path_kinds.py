@@ -63,7 +63,6 @@ def path_kind(path: Path) -> PathKind:
 
 
 def _kind_of_folder(path: Path) -> PathKind:
-    # only a `config.json` is read, to see whether this library wrote it
     names = set(os.listdir(path))
     if not names:
         return PathKind.EMPTY_FOLDER

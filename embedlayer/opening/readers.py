@@ -106,10 +106,7 @@ def open_model(
 
 
 def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
-    """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`.
-
-    With `parts="table"`, the table of a class in `CLASSES_WITH_TABLE` is read alone; all else is read whole.
-    """
+    """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`."""
     from embedlayer.saving import part_from_pretrained
 
     if not (path / CONFIG).exists():

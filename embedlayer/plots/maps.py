@@ -140,10 +140,7 @@ def table_map(
 
 
 def _colours(values: Float[Tensor, " N"] | None, rows: Any) -> dict[str, Any]:
-    """Return options of `axes.scatter` that colour some rows by their values: blue without values.
-
-    The range of the values without outliers has all the colours.
-    """
+    """Return options of `axes.scatter` that colour some rows by their values: blue without values."""
     if values is None:
         return {"color": BLUE}
     every = numbers(values)

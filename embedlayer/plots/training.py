@@ -87,10 +87,7 @@ def read_metrics(run: Metrics | Path | str) -> Metrics:
 
 
 def _draw(axes: Axes, metrics: Metrics, key: str, **style: Any) -> None:
-    """Draw one value of a run over its steps; values that are missing or not finite are left out.
-
-    A value with only one point is drawn as a dot. The label says how many are not finite.
-    """
+    """Draw one value of a run over its steps; values that are missing or not finite are left out."""
     values = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
     finite = [(step, value) for step, value in values if math.isfinite(value)]
     if len(finite) == 1:

@@ -82,10 +82,7 @@ def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int | None:
-    """Return the ID of the end-of-text token, which separates documents; `None` if the tokenizer has none.
-
-    It is the first that exists of `<|endoftext|>`, `</s>`, `[SEP]`, `<eos>`, `<|end_of_text|>`, `<|eot_id|>`.
-    """
+    """Return the ID of the end-of-text token, which separates documents; `None` if the tokenizer has none."""
     ids = (tokenizer.token_to_id(token) for token in _ENDS_OF_TEXT)
     return next((token_id for token_id in ids if token_id is not None), None)
 

@@ -199,10 +199,7 @@ def _read_text(path: Path) -> str:
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
-    """Return `build()`, a tokenizer; replace exceptions by a `TokenizerError` that names the file.
-
-    Other errors of embedlayer, `MemoryError` and `KeyboardInterrupt` pass unchanged.
-    """
+    """Return `build()`, a tokenizer; replace exceptions by a `TokenizerError` that names the file."""
     try:
         with tokenizer_errors("be built"):
             return build()

@@ -265,10 +265,7 @@ def _add_ends(
 
 
 def _tokenizer(processor: Any, raw: bytes, vocabulary: _Vocabulary, rules: SentencePieceRules) -> Tokenizer:
-    """Build the tokenizer for a SentencePiece model.
-
-    `raw` are the bytes of the model's file, for the fields that `processor` does not return.
-    """
+    """Build the tokenizer for a SentencePiece model."""
     fields = dict(_fields(raw))
     trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
     kind = trainer.get(3, _UNIGRAM)
@@ -382,11 +379,7 @@ def _check_same_ids(
     texts: Sequence[str],
     steps: normalizers.Normalizer,
 ) -> None:
-    """Raise a `TokenizerError` unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
-
-    `ids` has the ID of the tokenizer for each ID of the model. `steps` are what the class changes in a text before
-    SentencePiece reads it.
-    """
+    """Raise a `TokenizerError` unless a converted tokenizer gives sample texts the same IDs as SentencePiece."""
     for text in texts:
         ours = encode(tokenizer, text).ids
         theirs = [ids[token_id] for token_id in processor.encode(steps.normalize_str(text))]

@@ -99,11 +99,7 @@ def train_tokenizer(
 
 
 def raise_if_path(text: str) -> None:
-    """Raise an error if a string that should be a text is probably a path.
-
-    It is if a file of that name exists, or if it looks like a path, such as `corpus.txt`. A string with an unprintable
-    character, such as a line break, or of more than 4096 characters is a text.
-    """
+    """Raise an error if a string that should be a text is probably a path."""
     if len(text) > _LONGEST_PATH or not text.isprintable():
         return
     exists = os.path.isfile(text) or ("/" in text and text.strip("/.~") != "" and os.path.exists(text))
@@ -163,10 +159,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str],
 
 
 def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], min_frequency: int) -> dict[str, int]:
-    """Run the WordPiece trainer of the `tokenizers` library once, and return the ID of each entry of the vocabulary.
-
-    Entries `first` get the first IDs, in this order; single characters are kept beyond `vocab_size`.
-    """
+    """Run the WordPiece trainer of the `tokenizers` library once, and return the ID of each entry of the vocabulary."""
     tokenizer = bert_tokenizer({"[UNK]": 0}, lowercase=False)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=first, show_progress=False
@@ -270,11 +263,7 @@ def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float
 
 
 def _candidates(words: Mapping[str, int], size: int) -> list[tuple[str, int]]:
-    """Return the candidates among which SentencePiece chooses subwords: all characters and frequent substrings.
-
-    The substrings have 2 to 16 characters and occur at least twice; at most `20 * size` candidates are returned. First
-    come the characters, then the substrings by the product of length and occurrences, largest first.
-    """
+    """Return the candidates among which SentencePiece chooses subwords: all characters and frequent substrings."""
     letters: Counter[str] = Counter()
     longer: Counter[str] = Counter()
     for word, count in words.items():

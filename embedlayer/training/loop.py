@@ -608,10 +608,7 @@ READINGS = 6
 
 @dataclass
 class TimeBudget:
-    """Estimate of how many training steps fit into a wall-clock time, from measurements during the run.
-
-    `seconds` is the time for the whole run. `min_steps` are trained even if they take longer.
-    """
+    """Estimate of how many training steps fit into a wall-clock time, from measurements during the run."""
 
     seconds: float
     min_steps: int = 1

@@ -179,10 +179,7 @@ class ParallelContext:
         model.to(self.device)
 
     def _draw_table(self, config: JsonObject) -> ShardedTable:
-        """Build a sharded table from its description; each rank allocates and draws only its own rows.
-
-        It is the token table, or a table of an injection.
-        """
+        """Build a sharded table from its description; each rank allocates and draws only its own rows."""
         with torch.device("meta"):
             table = build(config)
         return self._shard_table(table)
@@ -343,10 +340,7 @@ def mean_loss(
     documents: Tensor | None = None,
     token_weights: Tensor | None = None,
 ) -> Tensor:
-    """Return the sum of the losses of targets, times their weights, over the number of targets, in nats.
-
-    Targets of -100 are ignored, and do not count. A `PatchedDecoder` reads one document in a row.
-    """
+    """Return the sum of the losses of targets, times their weights, over the number of targets, in nats."""
     if isinstance(model, DecoderLM):
         return model.loss(ids, targets, attention_mask=documents, token_weights=token_weights)
     assert documents is None  # `Trainer` refuses them
@@ -369,10 +363,7 @@ def _head_options(head: OutputHead) -> JsonObject:
 
 
 def _rename_rows_to_weight(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Rename `rows.weight` to `weight` in the state dict of a sharded untied head, in place.
-
-    A head without shards has the same name. This is a post-hook of `state_dict()`.
-    """
+    """Rename `rows.weight` to `weight` in the state dict of a sharded untied head, in place."""
     for key in [key for key in state if key.startswith(f"{prefix}rows.")]:
         state[prefix + key.removeprefix(f"{prefix}rows.")] = state.pop(key)
 

@@ -395,10 +395,7 @@ class RunDirectory:
         return state
 
     def _tables_at_checkpoint(self) -> Callable[[JsonObject], LookupTable] | None:
-        """Return a function that opens the mapped tables of the run as they were at the checkpoint.
-
-        The function takes the description of a table. `None` if the run has no mapped tables.
-        """
+        """Return a function that opens the mapped tables of the run as they were at the checkpoint."""
         if not self.tables.exists():
             return None
         if not self.checkpoint.exists():

@@ -216,10 +216,7 @@ def _missing(all_words: Iterable[str], words: Mapping[str, int]) -> tuple[str, .
 
 
 def ranks(values: Float[Tensor, " N"] | Sequence[float]) -> Float[Tensor, " N"]:
-    """Return the rank of each value, from 1 for the smallest; equal values share the mean of their ranks.
-
-    Equal values share the mean of their ranks.
-    """
+    """Return the rank of each value, from 1 for the smallest; equal values share the mean of their ranks."""
     _, place, counts = torch.as_tensor(values).unique(return_inverse=True, return_counts=True)
     places: Tensor = counts.cumsum(0).double() - (counts - 1) / 2
     return places[place]

@@ -333,10 +333,7 @@ class EncodedText(NamedTuple):
 
 
 def encode_text(model: CausalModel, text: str | Path) -> EncodedText:
-    """Read and encode a text, the start token of the model in front, and count the bytes that its tokens encode.
-
-    The first token of a text has no token before it without a start token, so its bytes do not count.
-    """
+    """Read and encode a text, the start token of the model in front, and count the bytes that its tokens encode."""
     tokenizer = pure_tokenizer(as_tokenizer(model.tokenizer))
     if isinstance(text, str):
         raise_if_path(text)

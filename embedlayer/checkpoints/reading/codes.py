@@ -65,11 +65,7 @@ def _size(model: CheckpointModel, spec: CodeSpec) -> int:
 
 
 def _read_rows(model: CheckpointModel, spec: CodeSpec, sizes: list[int], more: int) -> Tensor:
-    """Read the rows of all streams into `ROWS`, joined if each stream has a tensor; `more` rows follow them.
-
-    The key of a joined tensor in `names` is that of the rows which it became: `ROWS[start:stop]`. If no dtype was
-    requested and there is no table of text, all later tensors are read in the dtype of the rows.
-    """
+    """Read the rows of all streams into `ROWS`, joined if each stream has a tensor; `more` rows follow them."""
     tensors = model.tensors
     if "{}" in spec.table[0]:
         parts: list[Tensor] = []

@@ -32,10 +32,7 @@ class Configuration:
         return self.content.get(key, default)
 
     def number(self, key: str, default: float) -> float:
-        """Return the value of a key, a positive number, or `default` if the key is missing.
-
-        A null is no positive number, and raises an error as any other value.
-        """
+        """Return the value of a key, a positive number, or `default` if the key is missing."""
         with self.naming_file():
             return as_number(self.content.get(key, default), key, above=0.0)
 

@@ -42,10 +42,7 @@ TYPE_KEYS = ("type_vocab_size",)
 
 
 def read_types(model: CheckpointModel, width: int) -> TokenEmbedding | TypeTables | Literal["table"] | None:
-    """Read the table or tables of token types (segments), which are added to vectors of a width.
-
-    The result is `"table"` if segments are rows of the token table, and `None` for a family without token types.
-    """
+    """Read the table or tables of token types (segments), which are added to vectors of a width."""
     tensors, names = model.tensors, model.family.types
     more = [each for each in model.family.more_types if tensors.has(each[0])]
     if names == "table" or not (names or more):
@@ -64,10 +61,7 @@ def read_types(model: CheckpointModel, width: int) -> TokenEmbedding | TypeTable
 
 
 def read_norm(model: CheckpointModel, key: str, spec: NormSpec | ShiftSpec | None, width: int) -> nn.Module | None:
-    """Read the tensors of a norm, or of what replaces it, and return a new module for them; `None` for no norm.
-
-    `key` is the name of the module in the layer, the prefix of its tensors' keys.
-    """
+    """Read the tensors of a norm, or of what replaces it, and return a new module for them; `None` for no norm."""
     if spec is None:
         return None
     tensors, config = model.tensors, model.config
@@ -94,10 +88,7 @@ def read_norm(model: CheckpointModel, key: str, spec: NormSpec | ShiftSpec | Non
 
 
 def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
-    """Read the norm between the last block and the head; `None` if the family has none, as after post-norm blocks.
-
-    In an encoder-decoder model it is the norm of the decoder.
-    """
+    """Read the norm between the last block and the head; `None` if the family has none, as after post-norm blocks."""
     model_type, tensors = model.config.get("model_type"), model.tensors
     checkpoint, [table, *_] = tensors.checkpoint, next(iter(tensors.names.values()))  # of tokens, or of codes
     if checkpoint.gguf is not None or model_type not in FINAL_NORMS:
@@ -115,10 +106,7 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
 
 
 def attention_windows(model: CheckpointModel) -> dict[str, Any]:
-    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them.
-
-    The result is empty for an encoder-decoder model, and if the number of blocks is not stated.
-    """
+    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them."""
     config = model.config
     if model.family.decoder_input is not None or stated_size(config.content, "num_hidden_layers") is None:
         return {}
@@ -150,10 +138,7 @@ def tensor_names(modules: str | Names, *ends: str) -> Names:
 
 
 def read_projection(model: CheckpointModel) -> nn.Linear | None:
-    """Read the projection from the width of the token table to the width of the model.
-
-    The result is `None` if the family has no projection, or if both widths are equal and the checkpoint stores none.
-    """
+    """Read the projection from the width of the token table to the width of the model."""
     spec, tensors = model.family.projection, model.tensors
     if spec is None:
         return None
@@ -200,11 +185,7 @@ def read_streams(model: CheckpointModel, width: int) -> PredictionStreams | None
 def read_decoder_input(
     model: CheckpointModel, spec: DecoderSpec, recipe: Sequence[Step], widths: Mapping[Step, int], width: int
 ) -> tuple[DecoderInput, StackPositions]:
-    """Read what the decoder of an encoder-decoder model has for itself, and the positions of its blocks.
-
-    `model` has the configuration of the decoder. `recipe` and `widths` are the steps of the encoder, and the width of
-    the vectors that each of them receives; `width` is that of the model.
-    """
+    """Read what the decoder of an encoder-decoder model has for itself, and the positions of its blocks."""
     table = None if model.family.codes is not None else read_second_table(model, spec.table, spec.vocab_size)
     positions: StackPositions = {}, ()
     if spec.position is not None:

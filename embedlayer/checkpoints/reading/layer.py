@@ -162,10 +162,7 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
 
 
 def build_with_tensors(model: CheckpointModel, make: Callable[[], Model]) -> Model:
-    """Build a layer or a decoder on the meta device, without memory for weights, and assign the tensors to it.
-
-    `make` reads the tensors, by `read_layer_arguments` for example, and returns the module.
-    """
+    """Build a layer or a decoder on the meta device, without memory for weights, and assign the tensors to it."""
     name = model.tensors.checkpoint.name
     try:
         with torch.device("meta"):

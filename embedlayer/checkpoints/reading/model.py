@@ -83,11 +83,7 @@ def checkpoint_model(
 
 
 def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool) -> Family:
-    """Return the record of a checkpoint's family; `UNKNOWN` for an unknown one of which only the table is read.
-
-    Inside a multimodal model, it is the record as that model uses it. If only the table is read, a note of `tensors`
-    says so.
-    """
+    """Return the record of a checkpoint's family; `UNKNOWN` for an unknown one of which only the table is read."""
     checkpoint = tensors.checkpoint
     family = checkpoint_family(checkpoint)
     if family is None and not table_only:

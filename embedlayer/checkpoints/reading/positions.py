@@ -121,10 +121,7 @@ def _learned(model: CheckpointModel, spec: LearnedPositions, width: int, key: st
 
 
 def _rotary(model: CheckpointModel) -> StackPositions:
-    """Read rotary positions, which may differ between blocks.
-
-    If the configuration states neither the number of blocks nor their types, all blocks have one scheme.
-    """
+    """Read rotary positions, which may differ between blocks."""
     config = model.config.content
     facts = rotary_facts(config.get("model_type"))
     base = None if facts is None else facts.base

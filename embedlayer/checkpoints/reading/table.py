@@ -74,10 +74,7 @@ def table_with_scale(
 def packed_table(
     model: CheckpointModel, key: str, module: str, dtype: torch.dtype | None, **options: Any
 ) -> PackedRows:
-    """Return a new table for the stored rows of `key`, and add its tensors to `model.tensors`.
-
-    `module` is the name of the table in the layer, and `dtype` that of its vectors.
-    """
+    """Return a new table for the stored rows of `key`, and add its tensors to `model.tensors`."""
     stored = model.tensors.stored[key]
     record, (vocab_size, width) = stored.format, stored.shape
     options["dtype"] = dtype
@@ -230,11 +227,7 @@ def fold_rows(
 def _check_sizes(
     model: CheckpointModel, name: str, vocab_size: int | None, width: int, *, key: str = "vocab_size"
 ) -> None:
-    """Check that the token table has the sizes that the configuration states.
-
-    A size that is not stated is not checked, nor is a `vocab_size` of `None`, for rows that `_fold` computed. `key` is
-    the configuration key of the number of rows.
-    """
+    """Check that the token table has the sizes that the configuration states."""
     config, extra, remedy = model.config, model.family.extra_rows, model.tensors.remedy
     rows = config.get(key)
     if rows is not None and vocab_size not in (None, rows + extra):
@@ -247,10 +240,7 @@ def _check_sizes(
 
 
 def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: int = 0) -> None:
-    """Check that a table other than the token table has as many rows as the configuration states.
-
-    One of the `config_keys` must fit, if the configuration has one of them; the table may have `more` rows than that.
-    """
+    """Check that a table other than the token table has as many rows as the configuration states."""
     counts = {each: model.config.get(each) for each in config_keys if type(model.config.get(each)) is int}
     rows = model.tensors.by_key[key].shape[0]
     if counts and not any(rows in (count, count + more) for count in counts.values()):
@@ -286,10 +276,7 @@ def unread_copies(model: CheckpointModel) -> Iterator[str]:
 
 
 def note_other_inputs(model: CheckpointModel) -> None:
-    """Add a sentence to the notes if the checkpoint has further tables of its input, or may have some.
-
-    In an unknown family these are all tables that are found by their names, unless `vocab_size` decides.
-    """
+    """Add a sentence to the notes if the checkpoint has further tables of its input, or may have some."""
     tensors, checkpoint = model.tensors, model.tensors.checkpoint
     # rows that are computed from several tensors have no name: `_fold`
     table_copies = tensors.names.get("table.weight") or find_table(model)

@@ -150,11 +150,7 @@ class CheckpointTensors:
         return torch.empty(rows.shape, dtype=self.dtype or own, device="meta")
 
     def use_stored(self, key: str, module: str, parts: Mapping[str, str]) -> None:
-        """Assign the stored rows `stored[key]` to a table: its tensors become entries of `by_key`.
-
-        `key` is that of the weight that the rows replace, `module` the name of the table in the layer, and `parts` has
-        the name of the table's buffer for each tensor of the stored rows.
-        """
+        """Assign the stored rows `stored[key]` to a table: its tensors become entries of `by_key`."""
         rows, self.stored_keys[key] = self.stored[key], {}
         rests = {tensor.key.removeprefix(f"{key.removesuffix('.weight')}.") for tensor in self.read_tensors}
         for name, tensor in (rows.rows | rows.shared).items():
@@ -162,10 +158,7 @@ class CheckpointTensors:
             self.stored_keys[key][f"{module}.{parts[name]}"] = name if name in rests else "weight"
 
     def require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
-        """Read the first tensor whose name has one of these ends into `by_key[key]`, and check its shape.
-
-        `what` describes the tensor for error messages. `None` in `shape` allows any size.
-        """
+        """Read the first tensor whose name has one of these ends into `by_key[key]`, and check its shape."""
         name = next(iter(self.checkpoint.find(*names)), None)
         self.refuse_quantised(key, names if name is None else (name,), name or "")
         if name is None:

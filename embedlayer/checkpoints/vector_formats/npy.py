@@ -27,11 +27,7 @@ _HEADER = re.compile(
 
 
 def read_npy(path: Path) -> VectorRows:
-    """Read a NumPy array as float32, and its tokens from the file `tokens_file(path)` beside it if there is one.
-
-    Otherwise the tokens are the row numbers, `"0"`, `"1"` and so on. A warning in the result says if numbers were
-    rounded.
-    """
+    """Read a NumPy array as float32, and its tokens from the file `tokens_file(path)` beside it if there is one."""
     tokens_path = tokens_file(path)
     tokens = parse_json(read_bytes(tokens_path), tokens_path) if tokens_path.exists() else None
     if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):

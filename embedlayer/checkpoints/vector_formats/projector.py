@@ -42,11 +42,7 @@ def read_projector(path: Path, errors: DecodeErrors) -> VectorRows:
 
 
 def _metadata(path: Path, count: int, errors: DecodeErrors) -> tuple[list[str], list[str]]:
-    """Read the labels of `count` vectors, and return them with a warning if some are not UTF-8.
-
-    The labels are the first column. A file with several columns starts with a line of column names, which is skipped; a
-    file with one column does not.
-    """
+    """Read the labels of `count` vectors, and return them with a warning if some are not UTF-8."""
     decoder = TokenDecoder(path, errors, "line")
     with streams.reading(path) as file:
         streams.skip_mark(file)

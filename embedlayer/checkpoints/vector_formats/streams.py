@@ -103,10 +103,7 @@ def writing(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line) for the rest of a file, from line `first`, without trailing white space.
-
-    Empty lines at the end of the file are skipped; an empty line before others is a `CheckpointError`.
-    """
+    """Yield (line number, line) for the rest of a file, from line `first`, without trailing white space."""
     empty = None
     number = first
     while line := file.readline(LONGEST_LINE + 1):

@@ -94,11 +94,7 @@ def is_text(path: Path) -> bool:
 
 
 def _collected(path: Path, blocks: Iterator[_Block], errors: DecodeErrors, place: str) -> VectorRows:
-    """Collect the first row of each token of a file. Memory grows with the bytes read, not with the header.
-
-    Memory grows with the bytes read, whatever a header states. `place` is what the numbers in `blocks` count: `"line"`
-    or `"row"`.
-    """
+    """Collect the first row of each token of a file. Memory grows with the bytes read, not with the header."""
     first: dict[str, None] = {}
     decoder = TokenDecoder(path, errors, place)
     content, places = bytearray(), array("q")

@@ -51,10 +51,7 @@ class ChatTemplate:
         write_json(folder / TOKENIZER_CONFIG, {**self.special_tokens, "chat_template": self.template})
 
     def render(self, messages: Sequence[Any]) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text of a chat, and the character ranges `(start, stop)` that the assistant generates.
-
-        Fields of messages that are `None`, as columns of Parquet have them, are left out.
-        """
+        """Return the text of a chat, and the character ranges `(start, stop)` that the assistant generates."""
         chats = require("transformers.utils.chat_template_utils", extra="hf")
         jinja = require("jinja2", extra="hf")
         try:

@@ -115,10 +115,7 @@ class Columns(Reader):
 
     @contextmanager
     def _opened(self, *, mapped: bool = False) -> Iterator[Any]:
-        """Context manager: open the file, and yield a reader of pyarrow; of an Arrow file, of the column alone.
-
-        With `mapped`, an Arrow file or stream is memory-mapped, and nothing of it is read before it is needed.
-        """
+        """Context manager: open the file, and yield a reader of pyarrow; of an Arrow file, of the column alone."""
         if self.is_parquet:
             parquet = require("pyarrow.parquet", extra="parquet")
             with parquet.ParquetFile(self.source, buffer_size=_BATCH_BYTES, pre_buffer=False) as file:

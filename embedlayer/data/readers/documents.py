@@ -25,8 +25,7 @@ class Reader(ABC):
     """Reader of the documents of one source.
 
     Places in it are numbers from 0 to its size in bytes; `position` is how far the last call of `documents` has read.
-
-    Places in a source are numbers from 0 to its size in bytes. A shard begins at a place that `cut` returns.
+    A shard begins at a place that `cut` returns.
     """
 
     has_rows = True

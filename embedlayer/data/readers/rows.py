@@ -25,10 +25,7 @@ Record = Callable[[], str]
 
 
 def chosen_field(record: Record, row: Mapping[str, Any], options: RowOptions) -> tuple[str, bool]:
-    """Return the name of the field with the document, and whether it is a chat, from the first row of a source.
-
-    It is the field that `options` name, or else `text`, or else `messages`.
-    """
+    """Return the name of the field with the document, and whether it is a chat, from the first row of a source."""
     names = [TEXT_FIELD, CHAT_FIELD] if options.text_field is None else [options.text_field]
     field = next((name for name in names if name in row), None)
     if field is None:

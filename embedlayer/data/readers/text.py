@@ -80,10 +80,7 @@ def _text_before(source: str, place: int, count: int) -> str:
 
 
 def _next_character(source: str, place: int) -> int:
-    """Return the offset of the first byte at or after `place` at which a UTF-8 character of the file starts.
-
-    If no character starts in the three bytes that are read, it is the offset after them, as at the end of a file.
-    """
+    """Return the offset of the first byte at or after `place` at which a UTF-8 character of the file starts."""
     following = _bytes_of(source, place, place + _MAX_CHAR_BYTES - 1)
     return place + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
 
