@@ -191,8 +191,9 @@ class KeyValueCache:
         if self.documents is not None:
             places = torch.arange(cached, device=positions.device)
             return torch.where(self.documents != 0, places, 0).amax(-1, keepdim=True)
-        last = cached - 1 if self._slots is None else self._slots.used - 1
-        return torch.zeros(batch, 1, dtype=torch.int64, device=positions.device) + last
+        if self._slots is not None:
+            return (self._slots.used - 1).expand(batch, 1)
+        return torch.full((batch, 1), cached - 1, device=positions.device)
 
     def read_again(
         self,
