@@ -191,8 +191,8 @@ def _blocks(
 ) -> list[tuple[Int[Tensor, " M"], Int[Tensor, " N"]]]:
     """Cluster unit rows by k-means, and return blocks of rows together with the rows to search for their neighbours.
 
-    A block is `(members, nearby)`: `members` are the rows of one cell (cluster), and each row is in one block; `nearby` are
-    all rows of the cells nearest to it.
+    A block is `(members, nearby)`: `members` are the rows of one cell (cluster), and each row is in one block; `nearby`
+    are all rows of the cells nearest to it.
     """
     centres = units[torch.randperm(len(units), generator=generator)[: max(1, int(len(units) ** 0.5))]]
     step = max(1, SCORES_AT_ONCE // len(centres))
