@@ -219,7 +219,11 @@ def _read_description(directory: Path) -> "JsonObject":
 
 
 def _read_weights(layer: nn.Module, directory: Path, device: torch.device | str, prefix: str = "") -> None:
-    """Read the weights of a layer on the meta device from a saved folder, where their names begin with `prefix`."""
+    """Read the weights of a layer on the meta device from a saved folder, where their names begin with `prefix`.
+
+    The file is `table.safetensors` if the folder has it, else `model.safetensors`. Buffers that are not saved are
+    computed on `device`.
+    """
     from embedlayer.io.safetensors_files import load_tensors
 
     weights = directory / (TABLE_WEIGHTS if (directory / TABLE_WEIGHTS).exists() else WEIGHTS)
@@ -229,19 +233,31 @@ def _read_weights(layer: nn.Module, directory: Path, device: torch.device | str,
 
 
 def hide_weights(directory: Path) -> None:
-    """Rename the weights that `save_pretrained` wrote, so that transformers does not take them for a whole model."""
+    """Rename the weights that `save_pretrained` wrote, so that transformers does not take them for a whole model.
+
+    `LlamaForCausalLM.from_pretrained` reads any `config.json`, and fills in random rows for tensors that it misses; it
+    raises an error for a folder without `model.safetensors`.
+    """
     (directory / WEIGHTS).rename(directory / TABLE_WEIGHTS)
 
 
 def write_config(directory: Path, description: "JsonObject") -> None:
-    """Write `config.json` atomically: the description of a layer and the format version."""
+    """Write `config.json` atomically: the description of a layer and the format version.
+
+    Write it after all other files of a layer, because a folder with `config.json` counts as complete.
+    """
     from embedlayer.io.files import write_json
 
     write_json(directory / CONFIG, {"format_version": FORMAT_VERSION, **description})
 
 
 def describe(layer: Described) -> "JsonObject":
-    """Return the description of an object, `{"kind": kind identifier, **arguments}`, for `build`."""
+    """Return the description of an object, `{"kind": kind identifier, **arguments}`, for `build`.
+
+    A subclass that has a constructor of its own, and inherits `config`, is described by what its constructor takes:
+    those of the inherited arguments that it names, or all if it has `**kwargs`, and its own arguments, from the
+    attributes of the same names.
+    """
     cls = type(layer)
     kind, arguments = kind_of(cls), dict(layer.config)
     if kind in KINDS or not issubclass(cls, Described) or is_current(cls, "config", "__init__"):
@@ -262,18 +278,34 @@ def describe(layer: Described) -> "JsonObject":
 
 
 def require_loadable(layer: Described, description: "JsonObject", state: Mapping[str, torch.Tensor]) -> None:
-    """Check that a layer can be loaded again: build one from its description on the meta device and compare."""
+    """Check that a layer can be loaded again: build one from its description on the meta device and compare.
+
+    `_differences` says what is compared. Random generators keep their state.
+    """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             other = build(json.loads(json.dumps(description)))
     except (CheckpointError, FileError, TypeError) as error:
         raise CheckpointError(f"A {type(layer).__name__} that cannot be loaded again is not saved. {error}") from error
+    if faults := sorted(_differences(layer, other, state)):
+        what = "; ".join(faults[:8])
+        raise CheckpointError(f"A {type(layer).__name__} that cannot be loaded again is not saved: {what}.")
+
+
+def _differences(layer: Described, other: Any, state: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """Yield a sentence for each difference between a layer and the one that is built from its description.
+
+    Compared are the names and shapes of tensors, the `config` of modules of equal class without the layers in it, and
+    the classes of modules, except where the layer's module is of one of `KINDS`. Values, dtypes and devices are not
+    compared. `state` is `layer.state_dict()`.
+    """
     expected: Mapping[str, torch.Tensor] = other.state_dict()
-    faults = [f"{name} would be missing" for name in expected.keys() - state.keys()]
-    faults += [f"{name} would be unexpected" for name in state.keys() - expected.keys()]
+    yield from (f"{name} would be missing" for name in expected.keys() - state.keys())
+    yield from (f"{name} would be unexpected" for name in state.keys() - expected.keys())
     for name in state.keys() & expected.keys():
         shape, new_shape = tuple(state[name].shape), tuple(expected[name].shape)
-        faults += [f"{name} has shape {shape}, and would have {new_shape}"] * (shape != new_shape)
+        if shape != new_shape:
+            yield f"{name} has shape {shape}, and would have {new_shape}"
     modules = dict(layer.named_modules()) if isinstance(layer, nn.Module) else {}
     for name, new in other.named_modules():
         module = modules.get(name, new)
@@ -282,14 +314,11 @@ def require_loadable(layer: Described, description: "JsonObject", state: Mapping
             for key in own:
                 if json.dumps(own[key]) != json.dumps(others.get(key)):
                     place = f"{name}.{key}".strip(".")
-                    faults.append(f"{place} is {printable(own[key])}, and would be {printable(others.get(key))}")
+                    yield f"{place} is {printable(own[key])}, and would be {printable(others.get(key))}"
         elif type(module) is not type(new) and (
             not isinstance(module, Described) or kind_of(type(module)) not in KINDS
         ):
-            faults.append(f"{name} is {a_or_an(module)}, and would be {a_or_an(new)}")
-    if faults:
-        what = "; ".join(sorted(faults)[:8])
-        raise CheckpointError(f"A {type(layer).__name__} that cannot be loaded again is not saved: {what}.")
+            yield f"{name} is {a_or_an(module)}, and would be {a_or_an(new)}"
 
 
 def _without_layers(value: Any) -> Any:
@@ -302,7 +331,11 @@ def _without_layers(value: Any) -> Any:
 
 
 def config_from_attributes(layer: Described) -> "JsonObject":
-    """Return the constructor's arguments of an object that stores each in an attribute of the same name, as JSON."""
+    """Return the constructor's arguments of an object that stores each in an attribute of the same name, as JSON.
+
+    Inner objects are stored as their descriptions, and all other values as they are: those must be JSON values. The
+    arguments `device` and `dtype` are left out.
+    """
     parameters = inspect.signature(type(layer)).parameters.values()
     names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     values = {name: getattr(layer, name) for name in names if name not in ("device", "dtype")}
@@ -338,7 +371,11 @@ def build(description: "JsonObject") -> Any:
 
 @contextmanager
 def building(base: type, make: "Callable[[JsonObject], Any] | None") -> Iterator[None]:
-    """Context manager: inside it, `build` calls `make` for each description of a subclass of `base`."""
+    """Context manager: inside it, `build` calls `make` for each description of a subclass of `base`.
+
+    That applies to descriptions inside other descriptions too, but not inside the call of `make`. `None` is no such
+    function.
+    """
     before = _builder.set(None if make is None else (base, make))
     try:
         yield
@@ -378,7 +415,11 @@ def short(error: Exception) -> str:
 
 
 def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) -> None:
-    """Replace a layer's parameters and saved buffers by tensors from a file; on an error the layer does not change."""
+    """Replace a layer's parameters and saved buffers by tensors from a file; on an error the layer does not change.
+
+    The layer refers to the passed tensors, without copies. A tensor keeps its dtype: floating-point types may differ
+    from the layer's, other dtypes must be equal.
+    """
     state = layer.state_dict()
     faults = [f"{name} is missing" for name in state.keys() - tensors.keys()]
     for name, tensor in tensors.items():

@@ -38,7 +38,11 @@ class PlaneClusters:
 
 @torch.no_grad()
 def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8) -> PlaneClusters:
-    """Cluster points in the plane by density: the narrowest smoothing that gives at most `most` clusters."""
+    """Cluster points in the plane by density: the narrowest smoothing that gives at most `most` clusters.
+
+    If even the widest smoothing gives more, the largest `most` clusters are kept. The same points always get the same
+    clusters. Points with NaN or infinity are in no cluster, nor are those of clusters of fewer than `smallest` points.
+    """
     known = torch.nonzero(places.isfinite().all(1))[:, 0]
     of = torch.full((len(places),), -1)
     if not len(known):
@@ -66,17 +70,27 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
 
 def _peak_of_cells(counts: Float[Tensor, "G G"], width: float) -> Int[Tensor, " C"]:
     """Return the cell of the peak that each cell belongs to, after a Gaussian smoothing by `width` cells."""
-    reach = int(3 * width) + 1
-    weights = torch.exp(-(torch.arange(-reach, reach + 1) ** 2) / (2 * width**2))
-    weights /= weights.sum()
-    across = F.conv2d(counts[None, None], weights.view(1, 1, 1, -1), padding=(0, reach))
-    density = F.conv2d(across, weights.view(1, 1, -1, 1), padding=(reach, 0))[0, 0]
+    density = _smoothed(counts, width)
     # move to the densest neighbour, again and again
     _, following = F.max_pool2d(density[None, None], 3, stride=1, padding=1, return_indices=True)
     peak: Tensor = following.flatten()
     while not torch.equal(peak[peak], peak):
         peak = peak[peak]
-    # the saddle of two adjacent peaks is the largest density on the border between them
+    return _merged_peaks(density, peak)[peak]
+
+
+def _smoothed(counts: Float[Tensor, "G G"], width: float) -> Float[Tensor, "G G"]:
+    """Return counts smoothed by a Gaussian of standard deviation `width`, in cells."""
+    reach = int(3 * width) + 1
+    weights = torch.exp(-(torch.arange(-reach, reach + 1) ** 2) / (2 * width**2))
+    weights /= weights.sum()
+    across = F.conv2d(counts[None, None], weights.view(1, 1, 1, -1), padding=(0, reach))
+    smoothed: Tensor = F.conv2d(across, weights.view(1, 1, -1, 1), padding=(reach, 0))[0, 0]
+    return smoothed
+
+
+def _saddles(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> list[tuple[tuple[int, int], float]]:
+    """Return for each pair of adjacent peaks the largest density on the border between them, largest first."""
     G, owner = len(density), peak.view(density.shape)
     saddles: dict[tuple[int, int], float] = {}
     for down, right in ((0, 1), (1, 0), (1, 1)):
@@ -86,23 +100,27 @@ def _peak_of_cells(counts: Float[Tensor, "G G"], width: float) -> Int[Tensor, " 
         for first, second, saddle in zip(*(each[border].tolist() for each in (one, other, height)), strict=True):
             pair = (min(first, second), max(first, second))
             saddles[pair] = max(saddles.get(pair, 0.0), saddle)
-    # merge peaks that no valley separates, the highest saddle first
+    return sorted(saddles.items(), key=lambda each: (-each[1], each[0]))
+
+
+def _merged_peaks(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Int[Tensor, " C"]:
+    """Merge peaks that no valley separates, and return the peak that each cell of a peak then belongs to."""
     heights = density.flatten().tolist()
     merged: dict[int, int] = {}
 
-    def top(cell: int) -> int:
+    def top(cell: int) -> int:  # the highest peak that a peak was merged with
         while cell in merged:
             cell = merged[cell]
         return cell
 
-    for pair, saddle in sorted(saddles.items(), key=lambda each: (-each[1], each[0])):
+    for pair, saddle in _saddles(density, peak):
         low, high = sorted(map(top, pair), key=lambda cell: (heights[cell], -cell))
         if low != high and saddle >= SHALLOW * heights[low]:
             merged[low] = high
     target = torch.arange(len(peak))
     for cell in merged:
         target[cell] = top(cell)
-    return target[peak]
+    return target
 
 
 @torch.no_grad()
@@ -114,7 +132,12 @@ def typical_tokens(
     count: int = 5,
     frequency: Int[Tensor, " V"] | None = None,
 ) -> list[list[int]]:
-    """Return the IDs of the tokens that name each cluster, at most `count`, most frequent first."""
+    """Return the IDs of the tokens that name each cluster, at most `count`, most frequent first.
+
+    Of the words of a cluster, those nearest to its mean direction are candidates, and the most frequent of them are
+    chosen; the mean direction of the whole table is subtracted first. A cluster without words is named by other tokens.
+    Without `frequency`, the occurrences of each token, lower IDs count as more frequent.
+    """
     rows, clusters = RowReader(table), int(of.max()) + 1 if len(of) else 0
     weight = -torch.arange(len(of), dtype=torch.float64) if frequency is None else frequency.double()
     every = torch.cat([F.normalize(chunk.float().cpu(), dim=1).sum(0, keepdim=True) for _, chunk in rows.chunks()])

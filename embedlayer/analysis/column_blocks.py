@@ -70,7 +70,11 @@ class ColumnBlocks:
 
 @torch.no_grad()
 def column_blocks(rows: RowReader, usable: Bool[Tensor, " V"]) -> ColumnBlocks | None:
-    """Compare which rows are similar in different blocks of columns."""
+    """Compare which rows are similar in different blocks of columns.
+
+    `usable` are the rows that were trained. The result is `None` for a table with too few rows or columns, or whose
+    blocks agree no more than by chance.
+    """
     count = min(BLOCKS, rows.embed_dim // NARROWEST)
     whole = usable.clone()
     for shift in range(1, SHIFTS + 1):  # the neighbours of a row are compared, too

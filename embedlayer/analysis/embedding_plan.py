@@ -561,7 +561,11 @@ class EmbeddingPlan:
         return max(loss, self.logits_bytes + self.gathered_bytes + head)
 
     def _gradient_phase_bytes(self) -> int:
-        """Return the bytes of all gradients while the backward pass adds them up."""
+        """Return the bytes of all gradients while the backward pass adds them up.
+
+        That of a tied table counts twice, for the look-up and for the head, unless the loss adds to it block by block;
+        so does that of a sharded table.
+        """
         sharded = self.vocab_parallel_size > 1 and self.trained and not self.row_sparse
         twice = self.tokens and ((self.tied and self._head_gradient) or sharded) and not self.loss_by_blocks
         return self.gradient_bytes + (prod(self._factors[0]) * self._number_bytes if twice else 0)

@@ -76,7 +76,11 @@ def principal_components(
 def _moments(
     rows: RowReader, mask: Bool[Tensor, " V"]
 ) -> tuple[Float[Tensor, " D"], Float[Tensor, " D"], Float[Tensor, "D D"]]:
-    """Return the mean of the kept rows, and the variances along their principal directions and these, in float64."""
+    """Return the mean of the kept rows, and the variances along their principal directions and these, in float64.
+
+    The table is read twice: once for the mean, then for the scatter about it. Directions are unit vectors, one per row,
+    and the largest variance is first. Variances that rounding explains are 0.
+    """
     count, largest, total = int(mask.sum()), 0.0, torch.zeros(rows.embed_dim, dtype=torch.float64)
     for chunk in rows.wide_chunks(mask, CHUNK_ROWS):
         total = total.to(chunk) + chunk.sum(0)
@@ -180,6 +184,7 @@ def table_geometry(table: TableLike) -> TableGeometry:
     second = directions.T @ (variances[:, None] * directions) + mean[:, None] * mean
     eigenvectors = torch.linalg.eigh(second).eigenvectors
     units = torch.zeros_like(mean)
+    # `c` of the isotropy runs over the unit eigenvectors of `rows.T @ rows` and their negatives
     partition = torch.full((2, rows.embed_dim), -math.inf).to(mean)  # ln Z(c) and ln Z(-c)
     for chunk in rows.wide_chunks(usable, CHUNK_ROWS):
         units += F.normalize(chunk, dim=1, eps=0.0).sum(0)
@@ -280,7 +285,10 @@ class ChanceGeometry:
 
 
 def chance_nearest_cosine(rows: int, embed_dim: int, place: int = 1) -> float:
-    """Return the median cosine of a random direction with the nearest of `rows - 1` others; NaN below 2 rows."""
+    """Return the median cosine of a random direction with the nearest of `rows - 1` others; NaN below 2 rows.
+
+    With `place` 8, the cosine with the 8th nearest; the median of the order statistic is then approximated, within 1 %.
+    """
     if rows < 2:
         return math.nan
     if embed_dim == 1:

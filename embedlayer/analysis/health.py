@@ -196,7 +196,11 @@ def _at_mean(rows: RowReader, norms: Float[Tensor, " V"], group: tuple[int, ...]
 
 
 def _untouched(rows: RowReader, before: RowReader) -> Tensor:
-    """Return a mask `(V,)` of the rows that differ from the earlier table by a positive factor only."""
+    """Return a mask `(V,)` of the rows that differ from the earlier table by a positive factor only.
+
+    Weight decay causes such a factor in rows without gradients. Small differences by rounding are allowed. Zero rows
+    are not in the mask.
+    """
     now_size, old_size = ((each.vocab_size, each.embed_dim) for each in (rows, before))
     if now_size != old_size:
         raise ShapeError(f"The table is {now_size} and the one before training {old_size}: pass the same table.")
@@ -214,7 +218,13 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
 def _start(
     rows: RowReader, before: RowReader, usable: Bool[Tensor, " V"]
 ) -> tuple[Bool[Tensor, " V"] | None, float | None]:
-    """Compare the usable rows, without the direction that they share, with the rows before training."""
+    """Compare the usable rows, without the direction that they share, with the rows before training.
+
+    A row clearly comes from a start if their cosine is above the nearest cosine of random rows, but for 1 % of these.
+    Return the mask of the rows that are no more similar to their own start than unrelated rows, and the share of a
+    sample of rows that clearly come from the start of another row; both `None` with few rows, or if few rows come from
+    a start, as after a long training.
+    """
     generator = torch.Generator().manual_seed(0)
     sample = drawn_ids(usable, COMPARED, generator)
     if len(sample) < FEWEST_SAMPLED:

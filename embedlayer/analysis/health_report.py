@@ -340,10 +340,14 @@ class TableHealth:
         return bool(self.kinds) and not is_odd
 
     def _without_rounded(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the IDs of equal rows that are a fault."""
+        """Return the IDs of equal rows that are a fault.
+
+        If the table looks rounded to 4 bits (`is_coarse`), under-trained rows are left out: they were similar, and
+        rounding made them equal.
+        """
         if not self.is_coarse:
             return ids
-        flagged = self.under_trained.flagged  # rounding to 4 bits made these equal, as they were similar
+        flagged = self.under_trained.flagged
         return tuple(row for row in ids if not flagged[row])
 
     def table_faults(self) -> Iterator[str]:

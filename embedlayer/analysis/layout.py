@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.geometry import principal_components
@@ -81,7 +81,12 @@ def compute_layout(
     rounds: int | None = None,
     on_progress: OnProgress = lambda stage, share: None,
 ) -> NeighborLayout:
-    """Compute 2-D coordinates of rows in which nearest neighbours by cosine are close."""
+    """Compute 2-D coordinates of rows in which nearest neighbours by cosine are close.
+
+    The same rows and first coordinates `start` always give the same result; `start` is scaled such that its largest
+    number is 10. Fewer than 4 rows are not moved. Zero rows and rows with NaN have no direction, so their place means
+    nothing. `on_progress` is called with the stage and its share that is done.
+    """
     if keep is not None and not keep.all():
         part = compute_layout(rows[keep], start[keep], rounds=rounds, on_progress=on_progress)
         places = torch.full((len(rows), 2), math.nan)
@@ -105,26 +110,43 @@ def compute_layout(
     for done in range(rounds):
         on_progress(MOVING, done / rounds)
         chosen = torch.rand(weights.shape, generator=random) < weights
-        heads, tails = sources[chosen], graph.ids[chosen]
-        # pull the two ends of each edge together
-        apart = places.index_select(0, heads) - places.index_select(0, tails)
-        squared = apart.square().sum(1, keepdim=True)
-        pull = -2 * _A * _B * squared.clamp_min(1e-8) ** (_B - 1) / (1 + _A * squared**_B)
-        step = (pull * apart).clamp_(-4, 4)
-        moved = torch.zeros_like(places).index_add_(0, heads, step).index_add_(0, tails, step, alpha=-1)
-        for _ in range(NEGATIVE_SAMPLES):  # push its head away from random rows
-            strangers = torch.randint(len(places), heads.shape, generator=random)
-            apart = places.index_select(0, heads) - places.index_select(0, strangers)
-            squared = apart.square().sum(1, keepdim=True)
-            push = 2 * _B / ((0.001 + squared) * (1 + _A * squared**_B))
-            moved.index_add_(0, heads, (push * apart).clamp_(-4, 4))
-        places += (1 - done / rounds) * moved.clamp_(-12, 12)
+        _move(places, sources[chosen], graph.ids[chosen], 1 - done / rounds, random)
     return NeighborLayout(places, graph.recall)
 
 
+def _move(
+    places: Float[Tensor, "V 2"],
+    heads: Int[Tensor, " E"],
+    tails: Int[Tensor, " E"],
+    rate: float,
+    random: torch.Generator,
+) -> None:
+    """Move all rows once, in place: one round of the layout.
+
+    The two ends of each edge are pulled together, and its head is pushed away from random rows.
+    """
+    apart = places.index_select(0, heads) - places.index_select(0, tails)
+    squared = apart.square().sum(1, keepdim=True)
+    pull = -2 * _A * _B * squared.clamp_min(1e-8) ** (_B - 1) / (1 + _A * squared**_B)
+    step = (pull * apart).clamp_(-4, 4)
+    moved = torch.zeros_like(places).index_add_(0, heads, step).index_add_(0, tails, step, alpha=-1)
+    for _ in range(NEGATIVE_SAMPLES):
+        strangers = torch.randint(len(places), heads.shape, generator=random)
+        apart = places.index_select(0, heads) - places.index_select(0, strangers)
+        squared = apart.square().sum(1, keepdim=True)
+        push = 2 * _B / ((0.001 + squared) * (1 + _A * squared**_B))
+        moved.index_add_(0, heads, (push * apart).clamp_(-4, 4))
+    places += rate * moved.clamp_(-12, 12)
+
+
 def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:
-    """Return the probability that an edge of the neighbour graph pulls its two rows together in a round, `(V, K)`."""
-    distances = 1 - cosines  # as in UMAP: 1 for the nearest one, and log2 K in sum
+    """Return the probability that an edge of the neighbour graph pulls its two rows together in a round, `(V, K)`.
+
+    `cosines` are nearest first. The edge to the nearest neighbour has probability 1. For further neighbours it falls
+    with the distance, at a rate of each row such that its K probabilities sum to `log2 K`, as in UMAP, or to the number
+    of neighbours at the smallest distance if that is larger.
+    """
+    distances = 1 - cosines
     beyond = distances - distances[:, :1]
     wanted = math.log2(max(2, cosines.shape[1]))
     low, high = torch.zeros(len(cosines), 1), torch.full((len(cosines), 1), 4.0)

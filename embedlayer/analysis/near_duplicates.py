@@ -17,7 +17,10 @@ CELL, PROJECTIONS, TRIES = 0.2, 8, 4
 
 @torch.no_grad()
 def row_hashes(rows: RowReader) -> Int[Tensor, " V"]:
-    """Return a random linear 64-bit hash of the bits of each row in float32 or float64; -0.0 counts as 0.0."""
+    """Return a random linear 64-bit hash of the bits of each row in float32 or float64; -0.0 counts as 0.0.
+
+    The hash is the same in every call, so rows of two tables of the same width and dtype can be compared.
+    """
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-(1 << 62), 1 << 62, (2 * rows.embed_dim,), generator=generator) * 2 + 1
     hashes = [torch.empty(0, dtype=torch.int64)]
@@ -43,7 +46,11 @@ def equal_rows(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, 
 
 @torch.no_grad()
 def near_duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
-    """Return groups of IDs whose rows are nearly equal (see `NEAR`) but not all equal, ordered by their first ID."""
+    """Return groups of IDs whose rows are nearly equal (see `NEAR`) but not all equal, ordered by their first ID.
+
+    Locality-sensitive hashing finds the candidates: rows of length 1 with equal rounded projections. Their distances
+    are then measured. Only rows with a positive norm are compared.
+    """
     generator = torch.Generator().manual_seed(0)
     ids = torch.nonzero(norms > 0)[:, 0]
     parent: dict[int, int] = {}

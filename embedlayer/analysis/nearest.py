@@ -189,7 +189,11 @@ def neighbor_graph(
 def _blocks(
     units: Float[Tensor, "V D"], generator: torch.Generator, on_progress: Callable[[float], None]
 ) -> list[tuple[Int[Tensor, " M"], Int[Tensor, " N"]]]:
-    """Cluster unit rows by k-means, and return blocks of rows together with the rows to search for their neighbours."""
+    """Cluster unit rows by k-means, and return blocks of rows together with the rows to search for their neighbours.
+
+    A block is `(members, nearby)`: `members` are the rows of one cell (cluster), and each row is in one block; `nearby`
+    are all rows of the cells nearest to it.
+    """
     centres = units[torch.randperm(len(units), generator=generator)[: max(1, int(len(units) ** 0.5))]]
     step = max(1, SCORES_AT_ONCE // len(centres))
     chunks = units.split(step)

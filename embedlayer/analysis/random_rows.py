@@ -104,7 +104,13 @@ class RandomRows:
 
 @torch.no_grad()
 def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Tensor, " V"] | None = None) -> RandomRows:
-    """Compare each usable row of a table with random directions."""
+    """Compare each usable row of a table with random directions. The work is of order `V D^2`.
+
+    `usable` are the rows that are neither zero nor hold NaN or infinity. `strangers` are rows that are known not to
+    come from the training of the table: their nearest cosine is not measured, because random numbers may be those from
+    which another row was trained. No row is judged in a table of fewer than `FEWEST` usable rows, or so narrow that
+    random directions have near neighbours.
+    """
     count, unknown = int(usable.sum()), torch.full((len(rows),), math.nan)
     if count < FEWEST or not chance_nearest_cosine(count, rows.embed_dim) < MOST_BY_CHANCE:
         nothing = Thresholds(math.nan, math.nan)
@@ -116,12 +122,7 @@ def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Ten
     probes = F.normalize(torch.randn(PROBES, len(columns), generator=generator) @ span, dim=1)
     null_noise = _noise_of(probes, filter_)
     ordered_noise = null_noise.sort().values
-    parts = []
-    for _, chunk in rows.chunks():
-        wide = chunk.to("cpu", torch.float32)
-        wide = wide if len(columns) == rows.embed_dim else wide[:, columns]
-        parts.append(_noise_of(wide, filter_) / torch.linalg.vector_norm(wide, dim=1).square_())
-    noise = torch.cat(parts)
+    noise = _noise_shares(rows, filter_, columns)
     # a row of the sample is a part of the filter, which its share leaves out
     in_sample = torch.zeros_like(usable).index_fill_(0, sample, True)
     leverage = noise * len(columns) / len(sample)
@@ -153,8 +154,22 @@ def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Ten
     return RandomRows(noise, nearest, distinct, random, share)
 
 
+def _noise_shares(rows: RowReader, filter_: Float[Tensor, "D D"], columns: Int[Tensor, " D"]) -> Float[Tensor, " V"]:
+    """Return the noise share of each row of a table, the row itself included in the filter."""
+    parts = []
+    for _, chunk in rows.chunks():
+        wide = chunk.to("cpu", torch.float32)
+        wide = wide if len(columns) == rows.embed_dim else wide[:, columns]
+        parts.append(_noise_of(wide, filter_) / torch.linalg.vector_norm(wide, dim=1).square_())
+    return torch.cat(parts)
+
+
 def _level(shares: Float[Tensor, " L"], null_shares: Float[Tensor, " P"], count: int) -> tuple[float | None, float]:
-    """Return the least of `LEVELS` from which on rows are called random, and the share of the rows that are random."""
+    """Return the least of `LEVELS` from which on rows are called random, and the share of the rows that are random.
+
+    `shares` has the values `p` of the rows that are not distinct, and `count` is the number of all rows. The level is
+    `None` if trained rows look so random that no row can be called random.
+    """
 
     def tail(values: Tensor, least: float, number: int) -> float:
         return int((values >= least).sum()) / number
@@ -172,7 +187,11 @@ def _level(shares: Float[Tensor, " L"], null_shares: Float[Tensor, " P"], count:
 def _more_typical(
     noise: Float[Tensor, " N"], nearest: Float[Tensor, " N"], null_noise: Tensor, null_nearest: Tensor
 ) -> Float[Tensor, " N"]:
-    """Return `p` of each row: twice the smaller share of random rows that are beyond it, at most 1."""
+    """Return `p` of each row: twice the smaller share of random rows that are beyond it, at most 1.
+
+    The random rows beyond it are those with a smaller noise share, and those with a larger nearest cosine. `null_noise`
+    and `null_nearest` are sorted.
+    """
     below = torch.searchsorted(null_noise, noise) / len(null_noise)
     above = 1 - torch.searchsorted(null_nearest, nearest.nan_to_num(-1.0), right=True) / len(null_nearest)
     return (2 * torch.minimum(below, above)).clamp_max(1.0)

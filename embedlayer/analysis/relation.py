@@ -168,23 +168,7 @@ class TableRelation:
                 f"{self.as_stored_shuffled:z.3f} with shuffled tokens."
             )
         elif self.is_as_stored and differ:
-            clause = f"{differ:,} {'differ' if differ > 1 else 'differs'}"
-            if self.differing_cosine is not None and self.as_stored_shuffled is not None:
-                if self.differing < differ:
-                    have = "has" if self.differing == 1 else "have"
-                    clause += f"; {self.differing:,} {have} a direction in both tables"
-                clause += (
-                    f", with {'a mean' if self.differing > 1 else 'a'} cosine of {self.differing_cosine:.3f} (shuffled "
-                    f"tokens: {self.as_stored_shuffled:z.3f}) and norms × {self.differing_scale:.3g} in the median"
-                )
-            if self.exchanged:
-                rows_are = "rows of {} are" if self.exchanged > 1 else "row of {} is"
-                other = f"equal to the row of another token in {before}"
-                clause += f"; {self.exchanged:,} {rows_are.format(after)} {other}"
-            if self.exchanged and self.shift:
-                places = f"{abs(self.shift)} {'place' if abs(self.shift) == 1 else 'places'}"
-                clause += f", in nearly all cases {places} {'later' if self.shift > 0 else 'earlier'} than there"
-            sentences.append(f"{clause}.")
+            sentences.append(self._counted(differ, before, after))
         for name, rows in ((before, self.no_direction_before), (after, self.no_direction_after)):
             if rows:
                 named = ", ".join(map(str, rows[:NAMED_ONLY])) + ", ..." * (len(rows) > NAMED_ONLY)
@@ -196,6 +180,26 @@ class TableRelation:
             if count
         ]
         return [*sentences, f"{', '.join(only)}."] if only else sentences
+
+    def _counted(self, differ: int, before: str, after: str) -> str:
+        """Return the figures of the rows that differ, and of those that are equal to the row of another token."""
+        clause = f"{differ:,} {'differ' if differ > 1 else 'differs'}"
+        if self.differing_cosine is not None and self.as_stored_shuffled is not None:
+            if self.differing < differ:
+                have = "has" if self.differing == 1 else "have"
+                clause += f"; {self.differing:,} {have} a direction in both tables"
+            clause += (
+                f", with {'a mean' if self.differing > 1 else 'a'} cosine of {self.differing_cosine:.3f} (shuffled "
+                f"tokens: {self.as_stored_shuffled:z.3f}) and norms × {self.differing_scale:.3g} in the median"
+            )
+        if self.exchanged:
+            rows_are = "rows of {} are" if self.exchanged > 1 else "row of {} is"
+            other = f"equal to the row of another token in {before}"
+            clause += f"; {self.exchanged:,} {rows_are.format(after)} {other}"
+        if self.exchanged and self.shift:
+            places = f"{abs(self.shift)} {'place' if abs(self.shift) == 1 else 'places'}"
+            clause += f", in nearly all cases {places} {'later' if self.shift > 0 else 'earlier'} than there"
+        return f"{clause}."
 
     def to_json(self, limit: int = 100) -> JsonObject:
         """Return the result as a JSON object; rows without a direction are `{"rows": number, "ids": first IDs}`.
@@ -307,7 +311,10 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
 def _equal(
     readers: Sequence[RowReader], pairs: Int[Tensor, "N 2"], usable: Bool[Tensor, " N"]
 ) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"], int]:
-    """Return which tokens have equal rows, which usable others the first row of another token, and their shift."""
+    """Return which tokens have equal rows, which usable others the first row of another token, and their shift.
+
+    Rows are compared by `row_hashes`; in tables of different widths none are equal.
+    """
     old, new = (row_hashes(table)[ids] for table, ids in zip(readers, pairs.T, strict=True))
     equal = old == new
     exchanged = torch.isin(new, old) & ~equal & usable
@@ -321,7 +328,10 @@ def _equal(
 
 
 def _held_out(before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"]) -> Float[Tensor, " N"]:
-    """Return the cosines of all pairs, each after the rotation that was fitted on the half that it is not in."""
+    """Return the cosines of all pairs, each after the rotation that was fitted on the half that it is not in.
+
+    Those of the second half come first. The order of the pairs must be random.
+    """
     halves = pairs.tensor_split(2)
     cosines = []
     for fitted, tested in (halves, halves[::-1]):
@@ -331,7 +341,10 @@ def _held_out(before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"]) ->
 
 
 def _exceeds(cosines: Float[Tensor, " N"], shuffled: Float[Tensor, " N"]) -> bool:
-    """Return whether the mean of some cosines exceeds the mean `s` of shuffled tokens clearly."""
+    """Return whether the mean of some cosines exceeds the mean `s` of shuffled tokens clearly.
+
+    The difference must be above `MARGIN * (1 - s)` and above `ERRORS` standard errors.
+    """
     error = float(((cosines.var() + shuffled.var()) / len(cosines)).sqrt())
     chance = float(shuffled.mean())
     return float(cosines.mean()) - chance > max(MARGIN * (1 - chance), ERRORS * error)

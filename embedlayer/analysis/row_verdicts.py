@@ -152,7 +152,12 @@ def row_verdicts(
     equal: Collection[int] = (),
     untouched: Collection[int] = (),
 ) -> RowVerdicts:
-    """Judge each row of a table by all that is known of it. Later rules replace the result of earlier ones."""
+    """Judge each row of a table by all that is known of it. Later rules replace the result of earlier ones.
+
+    `directed` are the rows that are neither zero nor hold NaN or infinity. `at_mean` are the IDs of rows at the mean of
+    the others, as a resize adds them; `equal` those of rows that equal another one; `untouched` those of rows that are
+    as before training.
+    """
     verdicts = torch.zeros(len(directed), dtype=torch.uint8)
     reasons = torch.zeros(len(directed), dtype=torch.uint8)
 

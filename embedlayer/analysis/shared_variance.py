@@ -149,7 +149,12 @@ def shared_variance(rows: RowReader, usable: Bool[Tensor, " V"]) -> SharedVarian
 
 @torch.no_grad()
 def without_shared_part(table: TableLike, shared: SharedVariance) -> TableLike:
-    """Return the table in which rows are judged: the same table, or a float32 copy without the part that dominates."""
+    """Return the table in which rows are judged: the same table, or a float32 copy without the part that dominates.
+
+    Of a table with a dominant offset or constant columns, the mean row (of these columns) is subtracted. With a
+    dominant dimension, each dimension is divided by its standard deviation, and otherwise by the scale of the table.
+    Zero rows stay zero, and constant columns become 0. A table of too few rows to measure is returned as it is.
+    """
     changes = (shared.has_dominant_offset, shared.has_dominant_dimension, shared.is_out_of_range, shared.constant)
     if not shared.is_measured or not any(changes):
         return table

@@ -89,7 +89,11 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
 
 
 def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str]) -> set[int]:
-    """Return the IDs that the tokenizer produces when it encodes the tokens' own texts."""
+    """Return the IDs that the tokenizer produces when it encodes the tokens' own texts.
+
+    Each text is encoded in up to twenty contexts, until its ID is produced: after each of `CONTEXTS`, and after one or
+    two letters.
+    """
     left = list(zip(tokens, texts, strict=True))
     produced: set[int] = set()
     letters = sorted({text for text in texts if len(text) == 1 and text.isalnum() and text.isascii()}, reverse=True)

@@ -107,7 +107,12 @@ class TokenizerFit:
 def tokenizer_fit(
     rows: RowReader, texts: Sequence[str], *, usable: Bool[Tensor, " V"] | None = None
 ) -> TokenizerFit | None:
-    """Measure how similar the rows of spelling variants are; `None` with fewer than `FEWEST_PAIRS` pairs."""
+    """Measure how similar the rows of spelling variants are; `None` with fewer than `FEWEST_PAIRS` pairs.
+
+    Pairs with one of the first or last `SHIFTS` rows of the table do not count. `texts` are the readable texts of the
+    rows, `""` for a row without a token. `usable` are the rows that are searched for pairs of two sorts: those that
+    were learned.
+    """
     every = _variants(texts)
     pairs = every[(every.amin(1) >= SHIFTS) & (every.amax(1) < len(rows) - SHIFTS)]
     if len(pairs) < FEWEST_PAIRS:
@@ -153,7 +158,11 @@ def tokenizer_fit(
 def _sorts(
     rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor
 ) -> tuple[float, float, bool, tuple[float, float], Sequence[int] | None]:
-    """Measure which share of some pairs is as unlike as unrelated tokens, and how alike the others are."""
+    """Measure which share of some pairs is as unlike as unrelated tokens, and how alike the others are.
+
+    The order of the pairs must be random: unrelated tokens are those of neighbouring pairs. `mean` is subtracted from
+    all rows.
+    """
     # The share, the mean cosine of the others, whether there are two sorts, the cosines around which they divide, and
     # an unlike pair.
     shuffled = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], 1)  # the order of the pairs is random
@@ -237,7 +246,10 @@ def spelling_variants(
 
 
 def spelling_key(text: str, markers: Sequence[str] = RAW_MARKERS, suffix: str = "") -> str:
-    """Return what spelling variants share: the text without its marker and suffix, in NFKC, its case folded."""
+    """Return what spelling variants share: the text without its marker and suffix, in NFKC, its case folded.
+
+    The result is `""` for a text that is all white space. A text that is nothing but the marker keeps it.
+    """
     marker = ""
     if text.startswith(tuple(markers)):
         marker = next((each for each in markers if text.startswith(each) and text != each), "")

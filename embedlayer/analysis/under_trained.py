@@ -198,13 +198,8 @@ def under_trained_scores(table: TableLike, counts: Int[Tensor, " V"] | None = No
     accepted, undecided = _judged(rows, usable, cones, counts)
     edges = [(cone.axis, _cosine(cone.edge_angle)) for cone in accepted]
     if best is not None and not accepted:
-        edges = [(best, 1.0)]
-    scores = torch.full((len(rows),), -1.0, dtype=torch.float64)
-    for axis, edge in edges:
-        excess = _cosines(rows, axis) - edge
-        excess = excess / torch.where(excess > 0, 1 - edge, 1 + edge).clamp_min(1e-12)
-        scores = torch.maximum(scores, excess.nan_to_num(nan=-1.0).clamp(-1.0, 1.0 if edge < 1 else 0.0))
-    scores = scores.float()
+        edges = [(best, 1.0)]  # a cone without width
+    scores = _scores(rows, edges)
     is_undecided = torch.zeros(len(rows), dtype=torch.bool)
     for cone, inside in cones:
         if not any(cone.axis is other.axis for other in accepted):
@@ -217,16 +212,16 @@ def under_trained_scores(table: TableLike, counts: Int[Tensor, " V"] | None = No
 def _find_cones(
     rows: RowReader, usable: Bool[Tensor, " V"]
 ) -> tuple[list[tuple[Cone, Bool[Tensor, " V"]]], Float[Tensor, " D"] | None]:
-    """Find narrow cones of rows with a gap around them, clusters of trained rows included."""
+    """Find narrow cones of rows with a gap around them, clusters of trained rows included.
+
+    Return each cone with the mask of its rows, and the direction with the highest density of rows; `None` if no
+    direction is dense.
+    """
     free = usable.clone()
     cones: list[tuple[Cone, Tensor]] = []
     sample = units(rows.take(drawn_ids(free, SAMPLE)).float())
     fewest = max(FEWEST_SAMPLED, FEWEST * len(sample) // max(1, int(free.sum())))
-    # how dense the sample is around each of its first rows: the cosine with the 8th and with the 64th nearest row
-    densities = torch.empty(0, 0)
-    if near := [count for count in NEIGHBOURS if count < len(sample)]:
-        seeds = sample[:SEEDS].split(256)
-        densities = torch.cat([(each @ sample.T).topk(near[-1] + 1, dim=1).values[:, near] for each in seeds])
+    densities = _densities(sample)
     best: Tensor | None = None
     while len(cones) < MOST_CONES:
         measured = None
@@ -250,6 +245,34 @@ def _find_cones(
         densities[inside_cone[: len(densities)]] = -torch.inf
         sample = sample.masked_fill(inside_cone[:, None], 0.0)  # a zero row has cosine 0 with every row
     return cones, best
+
+
+def _densities(sample: Float[Tensor, "M D"]) -> Float[Tensor, "S K"]:
+    """Measure how dense the sample is around each of its first `SEEDS` rows.
+
+    Return the cosines of each with its 8th and with its 64th nearest row: a larger cosine means more rows nearby. A
+    small sample has one column, or none.
+    """
+    near = [count for count in NEIGHBOURS if count < len(sample)]
+    if not near:
+        return torch.empty(0, 0)
+    seeds = sample[:SEEDS].split(256)
+    return torch.cat([(each @ sample.T).topk(near[-1] + 1, dim=1).values[:, near] for each in seeds])
+
+
+def _scores(rows: RowReader, edges: list[tuple[Float[Tensor, " D"], float]]) -> Float[Tensor, " V"]:
+    """Return the under-training score of each row: its largest score over the cones, -1 without a cone.
+
+    With the cosine `edge` of a cone's edge angle and the cosine `cos` of the row with its axis, the score is
+    `(cos - edge) / (1 - edge)` inside the cone and `(cos - edge) / (1 + edge)` outside. Zero rows and rows with NaN
+    score -1. An `edge` of 1 is a cone without width: no score is above 0.
+    """
+    scores = torch.full((len(rows),), -1.0, dtype=torch.float64)
+    for axis, edge in edges:
+        excess = _cosines(rows, axis) - edge
+        excess = excess / torch.where(excess > 0, 1 - edge, 1 + edge).clamp_min(1e-12)
+        scores = torch.maximum(scores, excess.nan_to_num(nan=-1.0).clamp(-1.0, 1.0 if edge < 1 else 0.0))
+    return scores.float()
 
 
 def _judged(
@@ -321,7 +344,10 @@ def _is_confirmed(cone: Cone) -> bool:
 
 
 def _noises(rows: RowReader, ids: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Return for each row `sqrt((1 - c) / c)`, with `c` its cosine with its 8th nearest row of the table."""
+    """Return for each row `sqrt((1 - c) / c)`, with `c` its cosine with its 8th nearest row of the table.
+
+    If rows share a direction and have noise of their own, this is about the ratio of the noise to the shared part.
+    """
     return _noise(nearest_rows(rows.table, ids, NEAREST).cosines[:, -1].double())
 
 
@@ -332,7 +358,12 @@ def _noise(cosines: Tensor) -> Tensor:
 
 
 def _candidates(sample: Float[Tensor, "M D"], densities: Float[Tensor, "S K"]) -> Iterator[Float[Tensor, " D"]]:
-    """Yield unit vectors in whose direction many rows of the sample point, the densest direction first."""
+    """Yield unit vectors in whose direction many rows of the sample point, the densest direction first.
+
+    Density is first that of the 8 nearest rows, and after at most `TRIES` of these that of the 64 nearest. A candidate
+    starts at the seed row with the highest density, and is moved to the mean of its nearest rows, three times. Seeds
+    near a candidate give no further ones.
+    """
     seeds = sample[: len(densities)]
     for column in range(densities.shape[1]):
         left = densities[:, column].clone()
@@ -351,7 +382,10 @@ def _candidates(sample: Float[Tensor, "M D"], densities: Float[Tensor, "S K"]) -
 def _refined_axis(
     sample: Float[Tensor, "M D"], present: Bool[Tensor, " M"], axis: Float[Tensor, " D"], fewest: int
 ) -> Float[Tensor, " D"] | None:
-    """Return the axis of the cone around a direction, or `None` if the sample shows no cone there."""
+    """Return the axis of the cone around a direction, or `None` if the sample shows no cone there.
+
+    The axis is moved to the mean direction of the cone's inner half until it settles, at most eight times.
+    """
     for _ in range(8):
         cosines = sample @ axis
         gap = _gap(cosines[present], fewest)
@@ -390,7 +424,10 @@ def _measure_cone(
 def _gap(cosines: Float[Tensor, " N"], fewest: int) -> tuple[float, float, float] | None:
     """Find the gap between the cone around an axis and the other rows; `None` if there is no cone.
 
-    Return the angle at which it begins, in degrees, and the rows per degree at the peak inside and in the gap.
+    Rows are counted for each degree of their angle to the axis. The cone ends where this count falls to a tenth of its
+    peak, with at least `fewest` rows inside. There is no cone if the peak is at `WIDEST` degrees or more, or if the
+    count does not rise again beyond the end. Return the angle at which the gap begins, in degrees, and the rows per
+    degree at the peak inside and in the gap.
     """
     degrees = torch.rad2deg(cosines.double().clamp(-1.0, 1.0).arccos()).long().clamp_max(179)
     counts = torch.bincount(degrees, minlength=180).double()
@@ -416,7 +453,11 @@ def _smoothed(counts: Float[Tensor, " N"], weights: Float[Tensor, " K"]) -> Floa
 
 
 def _cosines(rows: RowReader, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
-    """Return the cosine of each row with a direction, in float64; NaN for zero rows and rows with NaN."""
+    """Return the cosine of each row with a direction, in float64; NaN for zero rows and rows with NaN.
+
+    In float32, cosines near 1 differ between machines in their last digits. A matrix product is used, seven times as
+    fast as the sums per row of `nearest.cosines_with`, because ties do not matter here.
+    """
     axis = F.normalize(axis.double(), dim=0)
     parts = []
     for _, chunk in rows.chunks():

@@ -450,7 +450,12 @@ class TokenVectors:
         return nearer
 
     def _answer(self, scores: Float[Tensor, " N"], topn: int | None, start: int, without: list[int]) -> Neighbors:
-        """Return the `topn` tokens with the highest scores as `(readable text, score)`, highest first."""
+        """Return the `topn` tokens with the highest scores as `(readable text, score)`, highest first.
+
+        Equal scores are sorted by ID. `scores` are those of consecutive rows from the ID `start` on, and are
+        overwritten if `topn` is not `None`; otherwise all are returned as a NumPy array, by ID. Rows without a token
+        and NaN scores are left out of the list.
+        """
         if topn is None:
             return scores.numpy()
         scores[~self._has_token[start : start + len(scores)] | scores.isnan()] = -torch.inf
@@ -466,7 +471,11 @@ class TokenVectors:
     def _queries(
         self, queries: Query | Sequence[Query] | None, weight: float
     ) -> Iterator[tuple[Float[Tensor, " D"], float, int | None]]:
-        """Yield `(vector, weight, token ID)` for each item of a query."""
+        """Yield `(vector, weight, token ID)` for each item of a query.
+
+        The vector of a token is its row at length 1; a vector is yielded as it was passed, with the ID `None`. All
+        vectors are float64 on the CPU. The weight is the argument `weight` unless the item is a pair `(token, weight)`.
+        """
         is_one = isinstance(queries, str | int | bytes | np.integer) or (
             isinstance(queries, Tensor | np.ndarray) and queries.ndim < 2
         )
@@ -485,7 +494,11 @@ class TokenVectors:
             yield vector, float(its_weight), index
 
     def _ends(self, clip_start: int, clip_end: int | None, restrict_vocab: int | None) -> tuple[int, int]:
-        """Return the range of IDs to search: the first ID, and the ID after the last one."""
+        """Return the range of IDs to search: the first ID, and the ID after the last one.
+
+        A `restrict_vocab` other than `None` overrides both clips: the range is then `0 .. restrict_vocab - 1`. Clips
+        have the meaning of a Python slice; bounds beyond the end of the table are reduced to it.
+        """
         if restrict_vocab:
             clip_start, clip_end = 0, restrict_vocab
         start, stop, _ = slice(clip_start, clip_end or None).indices(self.vocab_size)

@@ -15,7 +15,11 @@ NAMED = 3
 
 
 def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu") -> nn.Module:
-    """Load the causal language model of a checkpoint folder with transformers, and `patch` it."""
+    """Load the causal language model of a checkpoint folder with transformers, and `patch` it.
+
+    The model has the dtype of its files, and is in evaluation mode. No pickle is loaded and no code of the folder is
+    run.
+    """
     transformers = require("transformers", extra="hf")
     options = {"local_files_only": True, "trust_remote_code": False}
     with transformers_errors(f"load {folder} as a causal language model"):
@@ -39,7 +43,10 @@ def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu")
 
 
 def attention_options(config: Any) -> dict[str, Any]:
-    """Return the options with which transformers applies a soft cap on attention scores (Gemma 2)."""
+    """Return the options with which transformers applies a soft cap on attention scores (Gemma 2).
+
+    Before 5.22 the default of transformers for these models is SDPA, which ignores the cap.
+    """
     return {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
 
 

@@ -616,7 +616,10 @@ def load(
 def _read_saved_layer(
     checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool, per_layer: bool
 ) -> EmbeddingLayer:
-    """Read a folder that `EmbeddingLayer.save_pretrained` wrote, by arguments of `load`."""
+    """Read a folder that `EmbeddingLayer.save_pretrained` wrote, by arguments of `load`.
+
+    The file is always read in full; what the arguments exclude is left out afterwards.
+    """
     config = checkpoint.file(CONFIG)
     assert config is not None
     layer = super(EmbeddingLayer, EmbeddingLayer).from_pretrained(config.parent, device=device).to(dtype=dtype)

@@ -29,7 +29,11 @@ def has_meta_layout(checkpoint: Checkpoint) -> bool:
 
 
 def meta_config(checkpoint: Checkpoint) -> JsonObject:
-    """Return a configuration for the model of a checkpoint in Meta's layout, with the keys of transformers."""
+    """Return a configuration for the model of a checkpoint in Meta's layout, with the keys of transformers.
+
+    The sizes come from the metadata of the weight files, or else from `params.json`. Mistral's `yarn` and
+    `llama_4_scaling` there become `rope_parameters`, as in transformers.
+    """
     source = checkpoint.name
     params = {key: _parse(text) for header in checkpoint.headers.values() for key, text in header.metadata.items()}
     if "n_heads" not in params:

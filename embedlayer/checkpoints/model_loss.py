@@ -93,7 +93,10 @@ def _weighted_loss(
     shift_labels: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
-    """Compute transformers' `ForCausalLMLoss` or `ForMaskedLMLoss`, chosen by `is_causal`, with weights."""
+    """Compute transformers' `ForCausalLMLoss` or `ForMaskedLMLoss`, chosen by `is_causal`, with weights.
+
+    The weights are shifted as the labels are; with `shift_labels` they belong to those.
+    """
     if is_causal and shift_labels is not None:
         labels = shift_labels
     require_token_weights(token_weights, labels, "labels")

@@ -130,14 +130,7 @@ def patch(
     bags = [(old, Bag.from_embedding_bag(old, row_sparse=row_sparse or old.sparse)) for old in old_bags]
     report = LogitsReport(type(model).__name__)
     products: dict[str, Any] = {"head_dtype": head_dtype, "batch_invariant": batch_invariant}
-    heads: list[tuple[nn.Module, OutputHead]] = []
-    for linear in old_heads:
-        with torch.device("meta"):
-            head = OutputHead(linear.in_features, linear.out_features, bias=linear.bias is not None, **products)
-        head._parameters.clear()
-        head._parameters.update(linear._parameters)  # transformers ties and saves a tied weight under this name
-        head.logits_report, head.model_options = report, _model_options(model, linear)
-        heads.append((linear, head))
+    heads = [(old, _head_like(old, report, _model_options(model, old), products)) for old in old_heads]
     for old, new in (*tables, *heads, *bags):
         _swap(model, old, new)
         set_own_attribute(new, REPLACED, old)
@@ -170,15 +163,8 @@ def unpatch(model: Model) -> Model:
             that transformers has no module for. The model is then unchanged.
     """
     replaced = modules_with(model, REPLACED)
-    is_patched = bool(replaced) or own_attribute(model, RESIZE) is not None
-    for name, module in model.named_modules() if is_patched else ():
-        if isinstance(module, TokenTable) and not isinstance(module, TokenEmbedding):
-            remedy = "unpatch the model before replace_table"
-            if isinstance(module, DeltaEmbedding):
-                is_prepared = modules_with(model, TRAINED_BEFORE)
-                call = "embedlayer.vocab.merge_rows(model)" if is_prepared else f"model.{name} = model.{name}.merge()"
-                remedy = f"call {call} before unpatch"
-            raise CheckpointError(f"{name} is {a_or_an(module)}, which transformers cannot store: {remedy}.")
+    if replaced or own_attribute(model, RESIZE) is not None:
+        _refuse_other_tables(model)
     for ours in replaced:
         original: Any = own_attribute(ours, REPLACED)
         table = ours.table if isinstance(ours, Bag) else ours
@@ -202,6 +188,18 @@ def unpatch(model: Model) -> Model:
     return model
 
 
+def _refuse_other_tables(model: nn.Module) -> None:
+    """Raise a `CheckpointError` if a patched model has a table that no module of transformers can take the place of."""
+    for name, module in model.named_modules():
+        if isinstance(module, TokenTable) and not isinstance(module, TokenEmbedding):
+            remedy = "unpatch the model before replace_table"
+            if isinstance(module, DeltaEmbedding):  # its trained rows are not in the table yet
+                is_prepared = modules_with(model, TRAINED_BEFORE)
+                call = "embedlayer.vocab.merge_rows(model)" if is_prepared else f"model.{name} = model.{name}.merge()"
+                remedy = f"call {call} before unpatch"
+            raise CheckpointError(f"{name} is {a_or_an(module)}, which transformers cannot store: {remedy}.")
+
+
 def _bags(model: nn.Module) -> list[nn.EmbeddingBag]:
     """Return each `nn.EmbeddingBag` inside a model, which `patch` replaces."""
     if isinstance(model, nn.EmbeddingBag):
@@ -210,7 +208,12 @@ def _bags(model: nn.Module) -> list[nn.EmbeddingBag]:
 
 
 def _look_ups(model: nn.Module) -> list[nn.Embedding]:
-    """Return the token embeddings that `patch` must replace."""
+    """Return the token embeddings that `patch` must replace.
+
+    These are the model's input embeddings, its output module if that is an embedding (FSMT), its per-layer table (Gemma
+    3n and 4), and all other embeddings that share a weight with one of them. Modules that are patched already are left
+    out.
+    """
     inputs = _call_getters(model, "get_input_embeddings")
     if not hasattr(model, "get_input_embeddings") or not inputs:
         raise CheckpointError(f"A {type(model).__name__} has no get_input_embeddings and no nn.EmbeddingBag to patch.")
@@ -237,7 +240,10 @@ def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list
 
 
 def _heads(model: nn.Module) -> list[nn.Linear]:
-    """Return the `nn.Linear` modules of a model that are LM heads or share the weight of a token embedding."""
+    """Return the `nn.Linear` modules of a model that are LM heads or share the weight of a token embedding.
+
+    Modules of a subclass, such as those of PEFT and heads that are patched already, are left out.
+    """
     inputs, outputs = (_call_getters(model, getter) for getter in ("get_input_embeddings", "get_output_embeddings"))
     heads = {id(each) for each in outputs}
     tables = [each for each in (*inputs, *outputs) if isinstance(each, nn.Embedding)]
@@ -278,7 +284,11 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
 
 
 def _is_known(old: object) -> bool:
-    """Return whether an embedding computes `scale * weight[ids]` and nothing else."""
+    """Return whether an embedding computes `scale * weight[ids]` and nothing else.
+
+    A subclass of `nn.Embedding` qualifies if it stores only a weight and a scale, and a small instance of it computes
+    this formula.
+    """
     if isinstance(old, TokenEmbedding) or type(old) is nn.Embedding:
         return True
     if not isinstance(old, nn.Embedding) or old._modules or set(old._parameters) != {"weight"}:
@@ -299,15 +309,36 @@ def _is_known(old: object) -> bool:
 
 
 def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
-    """Return `(factor, is_rounded)` for an embedding of transformers that scales its rows."""
+    """Return `(factor, is_rounded)` for an embedding of transformers that scales its rows.
+
+    The factor is `None` for no scale. `is_rounded` says whether it is rounded to the dtype of the rows (Gemma).
+    """
     if type(old) is nn.Embedding:
         return None, False
     scales = [getattr(old, name) for name in SCALE_ATTRIBUTES if getattr(old, name, None) is not None]
     return (float(scales[0]) if scales else None), bool(scales) and isinstance(scales[-1], Tensor)
 
 
+def _head_like(
+    old: nn.Linear, report: LogitsReport, options: ModelLogitOptions, products: dict[str, Any]
+) -> OutputHead:
+    """Return an `OutputHead` with deferred logits, whose weight and bias are the parameters of a linear layer.
+
+    `products` are its options `head_dtype` and `batch_invariant`.
+    """
+    with torch.device("meta"):
+        head = OutputHead(old.in_features, old.out_features, bias=old.bias is not None, **products)
+    head._parameters.clear()
+    head._parameters.update(old._parameters)  # transformers ties and saves a tied weight under this name
+    head.logits_report, head.model_options = report, options
+    return head
+
+
 def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
-    """Return what a model does to its logits outside a head, as the record of its family says."""
+    """Return what a model does to its logits outside a head, as the record of its family says.
+
+    If that is not known, `unknown` of the result says why.
+    """
     owners = [part for part in model.modules() if old in _call_getters(part, "get_output_embeddings", inside=False)]
     owner = (owners or [model])[0]
     config_object: Any = getattr(owner, "config", None)
@@ -328,11 +359,7 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
     if spec.columns or rows < old.out_features:
         reason = f"The logits of model type {model_type!r} are not those of its head's rows"
         return ModelLogitOptions(unknown=reason, is_partial=bool(spec.columns))
-    bias = None
-    if old.bias is None:
-        names = (name for name, _ in (*owner.named_parameters(), *owner.named_buffers()))
-        own = next((name for name in names if any(f".{name}".endswith(f".{end}") for end in spec.bias)), None)
-        bias = None if own is None else ChildReference(owner.get_submodule(own.rpartition(".")[0]), own.split(".")[-1])
+    bias = _tensor_of(owner, spec.bias) if old.bias is None else None
     try:
         factors = logit_factors(spec, config, old.in_features)
         return ModelLogitOptions(**factors, bias=bias, scales_hidden=spec.scales_hidden)
@@ -340,8 +367,21 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
         return ModelLogitOptions(unknown=f"The configuration does not say what the model does to its logits ({error})")
 
 
+def _tensor_of(model: nn.Module, names: tuple[str, ...]) -> ChildReference | None:
+    """Refer to the parameter or buffer whose name ends with one of `names`; `None` if there is none."""
+    for name, _ in (*model.named_parameters(), *model.named_buffers()):
+        if any(f".{name}".endswith(f".{end}") for end in names):
+            parent, _, leaf = name.rpartition(".")
+            return ChildReference(model.get_submodule(parent), leaf)
+    return None
+
+
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
-    """Resize the vocabulary of a patched model with transformers' method, then patch the modules it created."""
+    """Resize the vocabulary of a patched model with transformers' method, then patch the modules it created.
+
+    `patch` installs this function as the model's `resize_token_embeddings`. Pending lazy updates are applied first.
+    Heads keep `head_dtype` and `batch_invariant`.
+    """
     if not _have_weights(model):
         raise CheckpointError(
             f"transformers cannot resize {a_or_an(model.get_input_embeddings())}: embedlayer.vocab.merge_rows(model), "
@@ -363,7 +403,11 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
 
 
 def _tied(model: Any, *arguments: Any, **options: Any) -> None:
-    """Tie the weights of a patched model with transformers' own method, where its table has a weight."""
+    """Tie the weights of a patched model with transformers' own method, where its table has a weight.
+
+    `patch` installs this function as the model's `tie_weights`. The head of another table, such as a quantised one or
+    one with rows that are trained separately, reads that table at each call.
+    """
     if _have_weights(model):
         type(model).tie_weights(model, *arguments, **options)
 

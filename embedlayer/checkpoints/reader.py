@@ -93,7 +93,11 @@ class _Hub(CheckpointFolder):
         return Path(path)
 
     def _is_online(self) -> bool:
-        """Return whether files are requested from the hub; if not, only its cache on this machine is read."""
+        """Return whether files are requested from the hub; if not, only its cache on this machine is read.
+
+        They are not if `HF_HUB_OFFLINE` is set, or if the hub cannot be reached and the cache has the repository.
+        Without this check, the hub's client would retry each file for half a minute.
+        """
         hub = require("huggingface_hub", extra="hf")
         errors = require("huggingface_hub.errors", extra="hf")
         constants = require("huggingface_hub.constants", extra="hf")
@@ -197,7 +201,10 @@ class Checkpoint(WeightFiles):
 
     @cached_property
     def quantisation(self) -> JsonObject | None:
-        """Return what `config.json`, or else ModelOpt's file, states about the quantisation; `None` for nothing."""
+        """Return what `config.json`, or else ModelOpt's file, states about the quantisation; `None` for nothing.
+
+        MLX states it twice, for other readers; two statements that differ are a `CheckpointError`.
+        """
         nested = self.config.get("text_config")
         for part in (self.config, nested) if isinstance(nested, dict) else (self.config,):
             schemes: list[JsonObject] = [part[key] for key in SCHEMES if isinstance(part.get(key), dict)]
@@ -216,7 +223,10 @@ class Checkpoint(WeightFiles):
         return {"quant_method": METHOD, **scheme} if isinstance(scheme, dict) else None
 
     def find(self, *suffixes: str) -> list[str]:
-        """Return the names of tensors that end in one of `suffixes`, as `WeightFiles.find` does, and of stored rows."""
+        """Return the names of tensors that end in one of `suffixes`, as `WeightFiles.find` does, and of stored rows.
+
+        Stored rows are named as the weight that they replace: `lm_head.weight` for a module with `lm_head.qweight`.
+        """
         found: list[str] = []
         for suffix in suffixes:
             found += WeightFiles.find(self, suffix)
@@ -236,7 +246,11 @@ class Checkpoint(WeightFiles):
         return {name[len(module) + 1 :]: name for name in self.names if name.startswith(f"{module}.")}
 
     def stored(self, name: str) -> tuple[StoredFormat, int] | None:
-        """Return the format of the stored rows that a module has for its weight `name`, and the number of rows V."""
+        """Return the format of the stored rows that a module has for its weight `name`, and the number of rows V.
+
+        The result is `None` for a weight in floating point, and for one that does not exist. Headers tell, and tensors
+        of a few numbers.
+        """
         if not f".{name}".endswith(WEIGHT):
             return None
         if name not in self._formats:
@@ -309,7 +323,13 @@ def weight_beside(name: str) -> str:
 
 
 def is_hub_name(source: str) -> bool:
-    """Return whether a string is a hub name: `owner/name`, and nothing that looks like a path."""
+    """Return whether a string is a hub name: `owner/name`, and nothing that looks like a path.
+
+    A string is a path if it has no slash or more than one; if a part starts with a dot, or has other characters than
+    ASCII letters, digits, `_`, `-` and `.`; if it ends like a file that this library reads, or is longer than 96
+    characters; or if its first part is an existing folder. So a mistyped path reaches the hub only if it consists of
+    two plain words.
+    """
     owner, _, name = source.partition("/")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source, re.ASCII) or len(source) > LONGEST_HUB_NAME:
         return False

@@ -89,7 +89,12 @@ def table_advice(checkpoint: Checkpoint, *, is_found: bool) -> str:
 
 
 def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
-    """Return the names of the tensors that store weights in quantised form; none for weights in full precision."""
+    """Return the names of the tensors that store weights in quantised form; none for weights in full precision.
+
+    Quantisers store scales, zero points and packed numbers as further tensors of the same module, such as
+    `lm_head.qweight` or `lm_head.weight_scale`, and every quantiser of transformers names them with a word of its own.
+    `names` are full names of weights, or ends of names.
+    """
     parts: dict[str, None] = {}
     for name in names:
         module, own_name = f".{name.rpartition('.')[0]}.", name.rpartition(".")[2]

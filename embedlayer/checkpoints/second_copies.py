@@ -25,7 +25,14 @@ def own_files(checkpoint: Checkpoint) -> set[Path]:
 
 
 def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str], left_out: Collection[str]) -> Copies:
-    """Find tensors with values for each token in the other safetensors files of a checkpoint folder."""
+    """Find tensors with values for each token in the other safetensors files of a checkpoint folder.
+
+    Such files are copies in another dtype (`model.fp16.safetensors`) or layout (`consolidated.safetensors`): their rows
+    are those of the checkpoint in the dtype of the copy. `aliases` maps each name of such a tensor in the checkpoint to
+    one of its names; that of the table is first. Files that an edit leaves out are not read. A copy of stored rows is
+    in floating point (`is_dense`), or has the same bytes under the same names: then the result has the name of the
+    weight that they replace.
+    """
     copies: Copies = {}
     own = own_files(checkpoint)
     family = checkpoint_family(checkpoint)

@@ -101,7 +101,15 @@ def write_tensors(
     axes: Mapping[str, int] | None = None,
     shared: Collection[str] = (),
 ) -> WriteReceipt:
-    """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced."""
+    """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
+
+    `tensors` has the new tensors by their names in the checkpoint; each is stored in the dtype of the old one, and
+    stored rows keep the format of the old ones. `table` is the name of the token table, a key of `tensors`. If it has
+    another number of rows than before, every tensor that follows the vocabulary, as the record of the family says, must
+    be among `tensors` with as many rows; `axes` names further ones with the axis of their tokens, and `shared` those
+    whose rows tokens share, of any number (model2vec: `table` is then the mapping). `is_edited`: the rows belong to
+    other tokens, also if there are as many.
+    """
     source, target = Path(checkpoint_dir), named_path(out_dir)
     if not source.is_dir():
         raise FileError(f"There is no folder {source}.")
@@ -124,7 +132,7 @@ def write_tensors(
         raise CheckpointError(
             f"{unmoved[0]} of {checkpoint.name} has {old_rows:,} rows of tokens, and the new table {rows:,}: {remedy}."
         )
-    tensors = {
+    tensors = {  # a bias `(V,)` is stored as `(1, V)` if the old one is (BART)
         name: rows[None] if isinstance(rows, Tensor) and rows.dim() == 1 and len(moved.get(name, ())) == 2 else rows
         for name, rows in tensors.items()
     }
@@ -141,26 +149,15 @@ def write_tensors(
             raise CheckpointError(
                 f"{checkpoint.name}: {name} {list(old_shape)} needs {list(expected)}, not {list(tensor.shape)}."
             )
-    if copies is None and (is_edited or rows != old_rows):
+    if copies is None and (is_edited or rows != old_rows):  # else the caller has found them
         stale = files_left_out(source)
         keys_by_file = find_copies(source, checkpoint, {name: name for name in of_tokens}, stale)
-        for other, keys in keys_by_file.items():
-            infos = read_header(source / other).tensors
-            if dense := [name for name, key in keys.items() if is_dense(infos.get(name)) and checkpoint.stored(key)]:
-                raise CheckpointError(
-                    f"{other} has {dense[0]} in floating point, and {checkpoint.name} has quantised rows: edit the "
-                    f"vocabulary of the folder instead."
-                )
+        _check_precision(checkpoint, source, keys_by_file)
         copies = {file: {name: tensors[key] for name, key in keys.items()} for file, keys in keys_by_file.items()}
         left_out = tuple(stale)
         if stale:
             warnings.warn(left_out_message(stale), EmbedLayerWarning, stacklevel=3)
-    for name, content in tensors.items():
-        stored = checkpoint.stored(name)
-        old, new = None if stored is None else stored[0], None if isinstance(content, Tensor) else content.format
-        if old != new:
-            formats = ("floating point" if each is None else each.name for each in (old, new))
-            raise CheckpointError("{} stores {} as {}, and new rows are {}.".format(checkpoint.name, name, *formats))
+    _check_formats(checkpoint, tensors)
     numel = sum(prod(new.shape) - prod(checkpoint.matrix_info(name).shape) for name, new in tensors.items())
     plain_copies = {file: _plain(checkpoint, of_file) for file, of_file in (copies or {}).items()}
     plain, metadata = _plain(checkpoint, tensors)
@@ -197,8 +194,33 @@ def _plain(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> tuple[dict[st
     return plain, metadata
 
 
+def _check_formats(checkpoint: Checkpoint, tensors: Mapping[str, Rows]) -> None:
+    """Raise a `CheckpointError` if a checkpoint stores a weight in another format than its new rows have."""
+    for name, rows in tensors.items():
+        stored = checkpoint.stored(name)
+        old, new = None if stored is None else stored[0], None if isinstance(rows, Tensor) else rows.format
+        if old != new:
+            formats = ("floating point" if each is None else each.name for each in (old, new))
+            raise CheckpointError("{} stores {} as {}, and new rows are {}.".format(checkpoint.name, name, *formats))
+
+
+def _check_precision(checkpoint: Checkpoint, folder: Path, copies: Mapping[str, Mapping[str, str]]) -> None:
+    """Raise a `CheckpointError` if a second copy has numbers in floating point for stored rows of the checkpoint."""
+    for file, keys in copies.items():
+        infos = read_header(folder / file).tensors
+        if dense := [name for name, key in keys.items() if is_dense(infos.get(name)) and checkpoint.stored(key)]:
+            raise CheckpointError(
+                f"{file} has {dense[0]} in floating point, and {checkpoint.name} has quantised rows: edit the "
+                f"vocabulary of the folder instead."
+            )
+
+
 def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[str, tuple[int, ...]]:
-    """Return the new shape of each tensor of a checkpoint that follows the vocabulary, by its family's record."""
+    """Return the new shape of each tensor of a checkpoint that follows the vocabulary, by its family's record.
+
+    A per-layer table that lacks tokens is among them, with the rows that it would have. Of an unknown family nothing is
+    known, and the result is empty.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for name, rule in tensor_rules(checkpoint).items():
         shape = [] if rule is None or rule.end is None else [*checkpoint.matrix_info(name).shape]
@@ -213,7 +235,11 @@ def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[s
 def copy_with_tensors(
     source: Path, target: Path, header: Header, changed: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a copy of one safetensors file in which some tensors are replaced; the order of the tensors stays."""
+    """Write a copy of one safetensors file in which some tensors are replaced; the order of the tensors stays.
+
+    A copy of the copy with the old tensors has the bytes of the old file. `changed` may have other shapes; values of
+    `metadata` that the old file lacks are ignored.
+    """
     metadata = {key: metadata.get(key, value) for key, value in header.metadata.items()}
     sizes = {
         name: (changed[name].shape, changed[name].numel() * info.torch_dtype.itemsize)
@@ -238,7 +264,12 @@ def _rewrite_json(
     changed: Mapping[str, Tensor],
     numel: int,
 ) -> None:
-    """Update the numbers of rows in `config.json` and `params.json`, and the sizes in the shard index."""
+    """Update the numbers of rows in `config.json` and `params.json`, and the sizes in the shard index.
+
+    A file that is missing stays missing, and a file that states no such sizes stays as it is. `sizes` has the number of
+    rows of the new table for each configuration key. `numel` is the number of added numbers; a matrix of stored rows
+    counts V D, as in mlx-lm.
+    """
     config = folder / CONFIG
     if config.is_file():
         content = read_json(config)

@@ -114,6 +114,7 @@ def has_onnx_layout(table: TokenTable) -> TypeGuard[QuantizedEmbedding]:
 
 def _codes_and_scales(table: QuantizedEmbedding) -> tuple[Tensor, Tensor]:
     """Return the codes of a table, `(V, groups, bytes)`, and its scales, `(V, groups)`."""
+    # with 4 bits, two codes are in a byte, the first in the low bits
     form = table.row_format
     codes = torch.empty(table.vocab_size, form.groups(), form.code_bytes(), dtype=torch.uint8)
     scales = torch.empty(table.vocab_size, form.groups(), dtype=torch.float16)

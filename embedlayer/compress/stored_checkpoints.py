@@ -13,7 +13,7 @@ from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
 from embedlayer.families.left_out_files import not_copied_message
 from embedlayer.formats.compressed_tensors import METHOD
 from embedlayer.formats.stored import StoredModule
-from embedlayer.io.files import check_new_folder, new_folder, write_json
+from embedlayer.io.files import JsonObject, check_new_folder, new_folder, write_json
 from embedlayer.io.safetensors_files import INDEX
 from embedlayer.saving import TOKENIZER
 from embedlayer.tables.stored_embedding import StoredEmbedding
@@ -103,13 +103,21 @@ def write_checkpoint(
         left_out = copy_other_files(source, partial, written=written, num_rows=table.vocab_size)
         if (source / INDEX).is_file():
             write_json(partial / INDEX, {"metadata": {"total_size": size}, "weight_map": files})
-        config, nested = checkpoint.config, checkpoint.config.get("text_config")
-        schemes = dict.fromkeys(SCHEMES if "quant_method" not in settings else SCHEMES[:1], settings)
-        if isinstance(nested, dict) and nested.keys() & {*SCHEMES} and not config.keys() & {*SCHEMES}:
-            schemes = {"text_config": {**nested, **schemes}}  # where the old ones are
-        write_json(partial / CONFIG, {**config, **schemes})
+        write_json(partial / CONFIG, _configured(checkpoint.config, settings))
         if tokenizer is not None and checkpoint.tokenizer_file() is None:
             save_tokenizer(tokenizer, partial / TOKENIZER)
     if left_out:
         warnings.warn(not_copied_message(left_out), EmbedLayerWarning, stacklevel=2)
     return tuple(left_out)
+
+
+def _configured(config: JsonObject, settings: JsonObject) -> JsonObject:
+    """Return a configuration with other quantisation settings, where the old ones are, or else beside `model_type`.
+
+    Settings without a method are MLX's, which mlx-lm writes under both keys.
+    """
+    nested = config.get("text_config")
+    schemes = dict.fromkeys(SCHEMES if "quant_method" not in settings else SCHEMES[:1], settings)
+    if isinstance(nested, dict) and nested.keys() & {*SCHEMES} and not config.keys() & {*SCHEMES}:
+        return {**config, "text_config": {**nested, **schemes}}
+    return {**config, **schemes}

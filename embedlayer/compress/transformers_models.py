@@ -108,27 +108,35 @@ def with_table(model: Model, table: TokenTable) -> Model:
     other = copy.deepcopy(model, {id(each): each for each in shared} | new)
     references = [_reference(other, name) for name in look_ups]
     for name in heads:
-        head, new_table = cast(OutputHead, other.get_submodule(name)), cast(TokenTable, references[0].module)
-        if isinstance(new_table, TokenEmbedding):  # as in a patched model, so that its logits are deferred
-            head.set_table(None)
-            head.weight = cast(nn.Parameter, new_table.weight)
-        else:
-            head._parameters.pop("weight", None)
-            remove_own_attribute(head, REPLACED)
-            head.set_table(new_table)
+        head = cast(OutputHead, other.get_submodule(name))
+        _tie(head, cast(TokenTable, references[0].module))
         head.follow_references(references, _reference(other, name))
     tables, has_blocks = {id(each) for each in new.values()}, hasattr(model, "get_input_embeddings")
     for part in other.modules():
-        if isinstance(part, Pretrained) or tables.isdisjoint(map(id, part.modules())):
-            continue
-        # the methods by which other libraries save a module raise an error if they cannot store the table in it
-        for name in ("save_pretrained", "save"):  # of transformers and of sentence-transformers
-            own = vars(part).get(name)
-            if isinstance(own, partial) and own.func is _refuse_to_save:  # the table before was not dense
-                remove_own_attribute(part, name)
-            if not isinstance(table, TokenEmbedding) and hasattr(part, name):
-                set_own_attribute(part, name, partial(_refuse_to_save, type(table).__name__, has_blocks))
+        if not isinstance(part, Pretrained) and not tables.isdisjoint(map(id, part.modules())):
+            _set_saving(part, table, has_blocks)
     return other
+
+
+def _tie(head: OutputHead, table: TokenTable) -> None:
+    """Let a tied head of a patched model read another table, in place."""
+    if isinstance(table, TokenEmbedding):  # as in a patched model, so that its logits are deferred
+        head.set_table(None)
+        head.weight = cast(nn.Parameter, table.weight)
+    else:
+        head._parameters.pop("weight", None)
+        remove_own_attribute(head, REPLACED)
+        head.set_table(table)
+
+
+def _set_saving(module: nn.Module, table: TokenTable, has_blocks: bool) -> None:
+    """Let the methods by which other libraries save a module raise an error if they cannot store the table in it."""
+    for name in ("save_pretrained", "save"):  # of transformers and of sentence-transformers
+        own = vars(module).get(name)
+        if isinstance(own, partial) and own.func is _refuse_to_save:  # the table before was not dense
+            remove_own_attribute(module, name)
+        if not isinstance(table, TokenEmbedding) and hasattr(module, name):
+            set_own_attribute(module, name, partial(_refuse_to_save, type(table).__name__, has_blocks))
 
 
 def _table_of(model: Any) -> TokenTable:
@@ -166,7 +174,10 @@ def _rows(table: TokenTable) -> Tensor | None:
 
 
 def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
-    """Return a table with the rows of `table` and the scale of a look-up, which it can replace."""
+    """Return a table with the rows of `table` and the scale of a look-up, which it can replace.
+
+    A dense table that has this scale is returned itself; any other result is a new table that shares the rows.
+    """
     factors = [1.0 if each.factor is None else float(each.factor) for each in (look_up, table)]
     if factors[0] == factors[1] and isinstance(table, TokenEmbedding):
         return table
@@ -197,6 +208,7 @@ def _reference(model: nn.Module, name: str) -> ChildReference:
 
 def _refuse_to_save(kind: str, has_blocks: bool, *arguments: Any, **options: Any) -> NoReturn:
     """Raise the `CheckpointError` of saving a model whose table other libraries cannot store."""
+    # it takes the arguments of the method that saves, and uses none
     if not has_blocks:
         raise CheckpointError(f"sentence-transformers cannot store {a_or_an(kind)}: use table.save_pretrained(folder).")
     raise CheckpointError(f"transformers cannot store {a_or_an(kind)}: embedlayer.compress.save_model(model, folder).")
@@ -244,7 +256,14 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
 
 
 def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> dict[str, FileRule] | None:
-    """Copy what the embedding layer of a checkpoint lacks of the model into the folder `model` of `target`."""
+    """Copy what the embedding layer of a checkpoint lacks of the model into the folder `model` of `target`.
+
+    These are all tensors but those of the table and those that the layer stores bit for bit, and what
+    `copy_other_files` copies. `layer` is as it was loaded from `source`, with its own table; `None` if `source` has
+    only a table, as `save_model` writes it. `source` may also be a folder that this function or `save_model` wrote,
+    whose blocks are copied. The result has the files that are left out; it is `None` if there are no blocks, or they
+    are not known (see `tensors_beside`), and nothing is copied.
+    """
     if (source / BLOCKS).is_dir():
         shutil.copytree(source / BLOCKS, target / BLOCKS)
         return copy_other_files(source, target, written=[f"{BLOCKS}/", WEIGHTS, *os.listdir(target)])
@@ -259,7 +278,11 @@ def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> dic
 
 
 def tensors_beside(layer: EmbeddingLayer | None, source: Path) -> dict[str, list[TensorInfo]] | None:
-    """Return the tensors of a checkpoint that are neither its table nor stored bit for bit in its layer, by file."""
+    """Return the tensors of a checkpoint that are neither its table nor stored bit for bit in its layer, by file.
+
+    The result is `None` if they are not known: `source` is no folder with a `config.json`, or the layer has no dense
+    table.
+    """
     if layer is None or not (source / "config.json").is_file() or not layer.tensor_names.get(DENSE):
         return None
     checkpoint, state = Checkpoint.open(source), layer.state_dict()
@@ -303,7 +326,12 @@ def copy_tensors(
 def copy_other_files(
     source: Path, target: Path, *, written: Iterable[str] = (), num_rows: int = 0
 ) -> dict[str, FileRule]:
-    """Copy the files and folders of a folder, except those that belong to its old table."""
+    """Copy the files and folders of a folder, except those that belong to its old table.
+
+    Left out is what an edit of the vocabulary leaves out (`families.left_out_files`), what `OF_THE_OLD_TABLE` names,
+    and other safetensors files with a tensor of `num_rows` rows. Paths in `written` are written otherwise; those of
+    folders end in a slash.
+    """
     written = [*written]
     left_out = files_left_out(source)
     for rule in OF_THE_OLD_TABLE:

@@ -248,7 +248,12 @@ class TokenCorpus:
 
 
 class CorpusWriter:
-    """Encode documents one after another, pass their IDs to a function, and record what a `TokenCorpus` needs."""
+    """Encode documents one after another, pass their IDs to a function, and record what a `TokenCorpus` needs.
+
+    Recorded are the start of each document and the numbers of tokens and bytes; see `tables` and `index`. `write` gets
+    the IDs of each text chunk and the ID that separates two documents, as uint16 or uint32; `write_weights` gets the
+    weights of the same tokens, uint8, which are not recorded. The separator in front of a chat has the weight 0.
+    """
 
     def __init__(
         self,
@@ -292,7 +297,11 @@ class CorpusWriter:
     def add_documents(
         self, documents: Iterable[Document], after_chunk: Callable[[], object] = lambda: None, *, are_rows: bool = False
     ) -> int:
-        """Encode documents, and pass their IDs to `write`."""
+        """Encode documents, and pass their IDs to `write`.
+
+        Return the number of documents with a token. A document without one is not recorded, and its bytes count in
+        `num_bytes`. `are_rows`: the documents may be short, so several of them share an entry of `blocks`.
+        """
         recorded, starts_document = len(self.documents), False
         for chunk, ids, encoding in encode_ahead(self._chunks(documents), self.tokenizer):
             self.num_bytes += len(chunk.text.encode())
@@ -339,7 +348,11 @@ class CorpusWriter:
         self.byte_ends.append(self.num_bytes)
 
     def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the arrays `documents` and `blocks` of a `TokenCorpus` for the documents so far."""
+        """Return the arrays `documents` and `blocks` of a `TokenCorpus` for the documents so far.
+
+        `documents`, `(documents,)` int64, has the index of each document's first token. `blocks`, `(chunks, 2)` int64,
+        has the numbers of tokens and of UTF-8 bytes up to the end of each text chunk.
+        """
         blocks = np.stack([np.array(ends, dtype=np.int64) for ends in (self.token_ends, self.byte_ends)], axis=1)
         return np.array(self.documents, dtype=np.int64), blocks
 
@@ -367,7 +380,11 @@ def corpus_writer(folder: Path, tokenizer: Tokenizer, *, has_weights: bool) -> I
 
 
 def token_weights(encoding: Encoding, count: int, weighted: Sequence[tuple[int, int]] | None) -> IdArray:
-    """Return the weights of the last `count` tokens of an encoding, `(count,)` uint8: 1 for trained ones."""
+    """Return the weights of the last `count` tokens of an encoding, `(count,)` uint8: 1 for trained ones.
+
+    The weight is 1 for tokens that overlap one of the ranges in `weighted`, as in the assistant mask of transformers;
+    for all tokens if that is `None`.
+    """
     if weighted is None:
         return np.ones(count, dtype=np.uint8)
     if not weighted:

@@ -117,7 +117,10 @@ class CorpusShard(NamedTuple):
 
 
 def is_corpus(path: Path) -> bool:
-    """Return whether `path` is the folder of a corpus, or of one whose build was started."""
+    """Return whether `path` is the folder of a corpus, or of one whose build was started.
+
+    A folder is one also if its `ids.bin` is a link to a file of token IDs that is missing.
+    """
     return (path / PLAN_FILE).exists() or all(os.path.lexists(path / name) for name in (INDEX_FILE, IDS_FILE))
 
 
@@ -132,7 +135,10 @@ def plan_digest(plan: JsonObject) -> str:
 
 
 def file_digest(source: str) -> list[Any]:
-    """Return `[size, digest]` of a file: its size in bytes, and 16 hexadecimal digits of a SHA-256 of its content."""
+    """Return `[size, digest]` of a file: its size in bytes, and 16 hexadecimal digits of a SHA-256 of its content.
+
+    Of a file above 1 MiB only 64 blocks of 16 KiB, evenly spread, are read.
+    """
     digest = hashlib.sha256()
     require_file(source)
     with file_errors(f"read {source}"), open(source, "rb") as file:
@@ -174,7 +180,12 @@ Ids = IdArray | ConcatenatedArray
 
 
 def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[Ids, Offsets, Offsets, Ids | None]:
-    """Join the shards of a corpus, without copies, into the arrays of one `TokenCorpus`."""
+    """Join the shards of a corpus, without copies, into the arrays of one `TokenCorpus`.
+
+    IDs and documents are what `TokenCorpus.build` gives for the same sources; the chunks of `blocks` end elsewhere. A
+    separator at the start of a shard is kept only between two documents: it is left out before the first document of
+    the corpus, and where the shard continues the last document of the shard before.
+    """
     ids: list[IdArray] = []
     weights: list[IdArray] = []
     documents: list[Offsets] = []
@@ -276,6 +287,7 @@ def _read_shard(path: Path) -> CorpusShard:
 
 def read_offsets(path: Path) -> Offsets:
     """Read an int64 array, `(N,)` or `(N, K)`, from an `.npy` file of a corpus."""
+    # the size of the file is compared with its header before memory is allocated for the array
     path.stat()  # raises FileNotFoundError
     require_file(path)
     content = bytearray(path.read_bytes())

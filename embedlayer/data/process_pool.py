@@ -35,7 +35,12 @@ def run_jobs(
 ) -> None:
     """Run a numbered job for each number in worker processes: `prepare(argument)(number, report)`.
 
-    After an error `on_interrupted` gets the number of each job that was started and may not have ended.
+    Each process calls `prepare(argument)` once; `prepare` is a function at the top level of a module. The processes are
+    spawned, so a script must call this inside an `if __name__ == "__main__":` block. Jobs start in the order of
+    `numbers`; if there are fewer jobs than `workers`, the tokenizer of each process uses several threads. Warnings of
+    the jobs are repeated in this process, and their errors are raised unchanged. If the call ends by an error or by
+    Ctrl-C, the processes are killed; then `on_interrupted` is called here with the number of each job that was started
+    and may not have ended.
     """
     context = _KillableContext()
     progress = context.RawArray("q", [_NOT_STARTED] * len(numbers))
@@ -93,6 +98,8 @@ def usable_cores() -> int:
 class _KillableContext(SpawnContext):
     """`multiprocessing` context that starts processes by spawning and keeps a list of them in `processes`."""
 
+    # with this list the processes can be killed, which `ProcessPoolExecutor` cannot do
+
     def __init__(self) -> None:
         self.processes: list[SpawnProcess] = []
 
@@ -107,7 +114,11 @@ _progress: Any = None
 
 
 def _start_worker(progress: Any, threads: int) -> None:
-    """Initialise a worker process; it runs once in each, before the first job."""
+    """Initialise a worker process; it runs once in each, before the first job.
+
+    It ignores Ctrl-C, limits the threads of the `tokenizers` library, and exits when its parent has ended. `progress`
+    is an array in shared memory: the progress of each job, or -1 before it is started.
+    """
     global _progress
     _progress = progress
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the caller kills us
@@ -117,7 +128,10 @@ def _start_worker(progress: Any, threads: int) -> None:
 
 
 def _exit_with_parent() -> None:
-    """Wait in a thread of a worker process until its parent has ended; two seconds later, end the process."""
+    """Wait in a thread of a worker process until its parent has ended; two seconds later, end the process.
+
+    In these seconds a running job notices it too, and can remove its temporary files.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

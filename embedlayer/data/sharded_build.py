@@ -125,7 +125,7 @@ def build_in_shards(
         built = set(range(shards)).difference(missing)
         done = {number: read_index(shard_folder(folder, number)).get("bytes_read", 0) for number in built}
 
-        def progress(number: int, read: int) -> None:
+        def progress(number: int, read: int) -> None:  # bytes that shard `number` has read so far
             done[number] = read
             report(min(sum(done.values()), total), total)
 
@@ -189,7 +189,11 @@ def build_shard(
 
 
 def shard_builder(corpus: str) -> Callable[[int, Report], None]:
-    """Read the plan and the tokenizer in a corpus folder, and return a function that builds one shard of the plan."""
+    """Read the plan and the tokenizer in a corpus folder, and return a function that builds one shard of the plan.
+
+    The function is `build(number, report)`; `report` is called with the number of bytes read so far. Each worker
+    process calls `shard_builder` once.
+    """
     path = Path(corpus)
     plan, tokenizer = read_plan(path), load_tokenizer(path / TOKENIZER)
     if fingerprint(tokenizer) != plan["tokenizer"]:
@@ -214,7 +218,10 @@ def _shard_lock(path: Path, number: int) -> FileLock:
 
 
 def _remove_partials_of(path: Path, number: int) -> None:
-    """Delete the temporary files that a killed worker left of shard `number` of the corpus in folder `path`."""
+    """Delete the temporary files that a killed worker left of shard `number` of the corpus in folder `path`.
+
+    Nothing is deleted if another process has the lock of the shard, because that process builds it now.
+    """
     with suppress(FileError), _shard_lock(path, number):
         remove_partials(shard_folder(path, number))
 
@@ -234,6 +241,7 @@ def _write_shard(
         if writer.write_weights is not None:
             writer.write_weights(np.ones(len(separators), np.uint8))  # set below: the first document is not known yet
         for place, (source, size, digest) in enumerate(plan["sources"]):
+            # the range of the source in this shard: by bytes first, then moved to places where it may be cut
             begin, end = max(low - start, 0), min(high - start, size)
             start += size
             if begin >= end:

@@ -108,7 +108,11 @@ def _behind_anchors(chunks: Iterable[str], before: str) -> Iterator[TextChunk]:
 
 
 def encode_ahead(chunks: Iterator[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[TextChunk, IdArray, Encoding]]:
-    """Yield each chunk with its token IDs, `(N,)` int64, and the encoding of the chunk behind its anchor."""
+    """Yield each chunk with its token IDs, `(N,)` int64, and the encoding of the chunk behind its anchor.
+
+    A thread encodes a batch of chunks while the caller uses the batch before and the next one is cut. The encodings of
+    chunks with `weighted` have offsets.
+    """
     tokenizer = pure_tokenizer(tokenizer)
     with closing(BackgroundThread("embedlayer-encode")) as thread:
         begun: list[tuple[list[TextChunk], Callable[[], list[Encoding]]]] = []
@@ -139,7 +143,13 @@ def _batch(chunks: Iterator[TextChunk]) -> Iterator[TextChunk]:
 
 
 def split_text(texts: Iterable[str], *tokenizers: Tokenizer, fewest: int = _FEWEST_CHARS) -> Iterator[str]:
-    """Split a text into chunks, such that the IDs of the chunks, concatenated, are the IDs of the whole text."""
+    """Split a text into chunks, such that the IDs of the chunks, concatenated, are the IDs of the whole text.
+
+    The first chunks have up to `fewest` characters and later ones up to 16384, so that a short text has several chunks
+    too. A chunk is longer where no cut is safe; after a million characters the text is cut anyway, with a warning.
+    Without a tokenizer cuts are not checked, and IDs may change; with several tokenizers, the IDs of each are
+    unchanged.
+    """
     rest, done, wanted = "", 0, fewest
     for text in texts:
         rest += text
@@ -164,7 +174,11 @@ def split_text(texts: Iterable[str], *tokenizers: Tokenizer, fewest: int = _FEWE
 
 
 def _find_cut(text: str, end: int, tokenizers: tuple[Tokenizer, ...]) -> int | None:
-    """Return an index between `end / 2` and `end` at which a text can be cut safely; `None` if none is found."""
+    """Return an index between `end / 2` and `end` at which a text can be cut safely; `None` if none is found.
+
+    Cuts between two words are tried first, then those at white space and at punctuation; of each kind, the last ones.
+    `text` has at least 128 characters after `end`. Without a tokenizer the first cut tried is returned.
+    """
     for pattern in _CUTS:
         width, start, places = _FEWEST_CHARS, end, list[int]()
         while len(places) < _TRIES and start > end // 2:  # search backwards in windows that grow
@@ -178,7 +192,11 @@ def _find_cut(text: str, end: int, tokenizers: tuple[Tokenizer, ...]) -> int | N
 
 
 def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
-    """Return whether the IDs of a text stay the same if it is cut in two at `place`."""
+    """Return whether the IDs of a text stay the same if it is cut in two at `place`.
+
+    Only the 128 characters on either side of the cut are encoded and compared. `place` is the index of the first
+    character after the cut.
+    """
 
     def ids_of(part: str) -> list[int]:
         return encode(tokenizer, part).ids

@@ -63,6 +63,7 @@ def _cannot_list(error: OSError) -> None:
 
 def start_of(file: Path) -> bytes:
     """Return the first 64 KiB of a file, decompressed if it is compressed."""
+    # a file that cannot be read raises its error when its whole text is read
     try:
         with opened(file) as (read, _):
             return checked(file, read)
@@ -72,7 +73,11 @@ def start_of(file: Path) -> bytes:
 
 @contextmanager
 def saved_standard_input(sources: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
-    """Yield the sources with `-` replaced by a temporary file in `folder` that has the standard input."""
+    """Yield the sources with `-` replaced by a temporary file in `folder` that has the standard input.
+
+    Standard input can be read only once, and a corpus reads its sources twice: to recognise them and to encode them.
+    The file is deleted after the block.
+    """
     if "-" not in map(str, sources):
         yield sources
         return
@@ -90,7 +95,13 @@ def saved_standard_input(sources: Sequence[str | Path], folder: Path) -> Iterato
 
 @contextmanager
 def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[_Read, Callable[[], int]]]:
-    """Context manager: open a source of text and yield two functions, `read` and `position`."""
+    """Context manager: open a source of text and yield two functions, `read` and `position`.
+
+    `read(size)` returns at most `size` bytes of the text, decompressed if the name ends in `.gz` or `.zst`.
+    `position()` returns how many bytes of the file were read (compressed ones, if it is compressed), counted from
+    `begin` if `end` applies; 0 for standard input. Standard input and compressed files are read whole: `begin` must be
+    0.
+    """
     if str(source) == "-":
         yield sys.stdin.buffer.read, lambda: 0
         return

@@ -237,6 +237,7 @@ class WindowSampler:
         starts = np.empty_like(numbers)
         spare = len(self.at_token.ids) - 1 - self.num_windows * self.max_length
         for epoch in np.unique(epochs):
+            # seed and epoch alone determine how an epoch cuts its windows (the phase) and orders them
             generator = torch.Generator().manual_seed(derive_seed(self.seed, int(epoch)))
             phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
             here = epochs == epoch
@@ -296,7 +297,10 @@ def _windows(array: IdArray | ConcatenatedArray, starts: npt.NDArray[np.int64], 
 
 
 def derive_seed(seed: int, *numbers: int) -> int:
-    """Hash a seed and other numbers, such as step and rank, to a new seed from 0 to `2**63 - 1`."""
+    """Hash a seed and other numbers, such as step and rank, to a new seed from 0 to `2**63 - 1`.
+
+    Seeds for neighbouring numbers are unrelated. `seed` is any integer, modulo `2**64`.
+    """
     return int(np.random.SeedSequence([seed % 2**64, *numbers]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 

@@ -55,7 +55,11 @@ META_TENSORS: Mapping[str, str] = {
 
 
 def _llama(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias."""
+    """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias.
+
+    `name` is that in reports, and the only model type if none follows; `changes` are the fields in which the family
+    differs from LLaMA. The functions below take the same arguments.
+    """
     llama = Family(name, model_types or (name,), table=("embed_tokens.weight",), position="rotary")
     return replace(llama, **changes)
 

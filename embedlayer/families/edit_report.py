@@ -17,12 +17,13 @@ NAMES_AT = 11
 class CensusReport:
     """What follows the vocabulary in a folder; `print` shows it as a few lines."""
 
+    # shapes of the tensors that an edit moves, by name; a second copy's name starts with its file
     tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    token_ids: JsonObject = field(default_factory=dict)
-    files: tuple[str, ...] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    refused: str = ""
+    token_ids: JsonObject = field(default_factory=dict)  # entries that an edit moves, by file or module and dotted name
+    files: tuple[str, ...] = ()  # other files that an edit writes again or removes: tokenizers and configurations
+    left_out: Mapping[str, str] = field(default_factory=dict)  # what each file holds that an edit leaves out, by path
+    notes: tuple[str, ...] = ()  # warnings that an edit would give about tensors
+    refused: str = ""  # why the vocabulary of this folder is not edited
 
     def as_dict(self) -> dict[str, Any]:
         """Return all attributes by name, as a dictionary that `json.dumps` can write."""

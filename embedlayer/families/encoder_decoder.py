@@ -40,6 +40,7 @@ def _fixed(stack: str, *, after_padding: bool = False) -> SinusoidalPositions:
 
 def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Family:
     """Return a family like BART: learned positions, then a LayerNorm, in both stacks, and a head with a bias."""
+    # the position tables have `offset` rows before position 0
     bart = Family(
         name,
         model_types or (name,),

@@ -126,7 +126,11 @@ the token table: the innermost one that has it."""
 
 
 def final_norm_module(name: str, table: str, tensors: Collection[str]) -> str | None:
-    """Return the full name of the module `name` of a final norm; `None` if the checkpoint has no such module."""
+    """Return the full name of the module `name` of a final norm; `None` if the checkpoint has no such module.
+
+    It is looked for in the modules around the token table, from the innermost one, so no norm of another part (a block,
+    a vision tower) is taken for it.
+    """
     parts = table.split(".")
     around = ["".join(f"{part}." for part in parts[:count]) for count in range(len(parts) - 1, -1, -1)]
     return next((f"{prefix}{name}" for prefix in around if f"{prefix}{name}.weight" in tensors), None)

@@ -121,7 +121,11 @@ def gguf_family(family: Family) -> Family:
 
 
 def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Return the configuration that transformers would have for the model of a GGUF file."""
+    """Return the configuration that transformers would have for the model of a GGUF file.
+
+    It has no `model_type` if the architecture is none of `GGUF_ARCHITECTURES`. `factors` are the numbers of the tensors
+    `ROPE_FACTORS`, `LONG_FACTORS` and `SHORT_FACTORS` that the file has.
+    """
     name = values.get("general.architecture")
     own = {key.removeprefix(f"{name}."): value for key, value in values.items() if key.startswith(f"{name}.")}
     config: dict[str, Any] = {"tie_word_embeddings": is_tied, **GGUF_DEFAULTS.get(str(name), {})}
@@ -136,19 +140,26 @@ def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[st
     if 0 < heads <= width and rotated:
         config.setdefault("head_dim", width // heads)
         config["rotary_dim"] = rotated  # llama.cpp rotates so many channels in every architecture
+    if (scaling := _rope_scaling(own, config.get("max_position_embeddings"), factors)) is not None:
+        config["rope_scaling"] = scaling
+    return config
+
+
+def _rope_scaling(own: Mapping[str, Any], max_length: Any, factors: Mapping[str, list[float]]) -> dict[str, Any] | None:
+    """Return the `rope_scaling` of transformers; `None` for unscaled frequencies.
+
+    `own` is the metadata of the architecture, without its name; `factors` are those of `gguf_config`.
+    """
     kind, original = own.get("rope.scaling.type", "none"), own.get("rope.scaling.original_context_length")
-    length = original or config.get("max_position_embeddings")
-    lengths = {"factor": own.get("rope.scaling.factor"), "original_max_position_embeddings": length}
+    lengths = {"factor": own.get("rope.scaling.factor"), "original_max_position_embeddings": original or max_length}
     if ROPE_FACTORS in factors or LONG_FACTORS in factors:  # LLaMA 3.1 in this form; Phi-3
         both = factors.get(ROPE_FACTORS)
         long, short = factors.get(LONG_FACTORS, both), factors.get(SHORT_FACTORS, both)
         lengths |= {"factor": 1.0, "attention_factor": own.get("rope.scaling.attn_factor", 1.0)}
-        config["rope_scaling"] = {"rope_type": "longrope", "long_factor": long, "short_factor": short, **lengths}
-    elif kind == "linear":
-        config["rope_scaling"] = {"rope_type": kind, "factor": lengths["factor"]}
-    elif kind != "none":
-        config["rope_scaling"] = {"rope_type": kind, **lengths}
-    return config
+        return {"rope_type": "longrope", "long_factor": long, "short_factor": short, **lengths}
+    if kind == "linear":
+        return {"rope_type": kind, "factor": lengths["factor"]}
+    return None if kind == "none" else {"rope_type": kind, **lengths}
 
 
 # Tokenizers

@@ -18,10 +18,10 @@ CONFIG = "config.json"
 class FileRule(NamedTuple):
     """Kind of files that an edited copy of a folder leaves out."""
 
-    patterns: tuple[str, ...]
-    what: str
-    consequence: str
-    needless: tuple[str, ...] = ()
+    patterns: tuple[str, ...]  # of names, as `fnmatch` reads them; with a slash at the end, of whole folders
+    what: str  # what the files hold
+    consequence: str  # for the edited folder, and what to do instead, as sentences
+    needless: tuple[str, ...] = ()  # files beside it that are of no use without it, and are left out with it
 
 
 LEFT_OUT = (
@@ -65,7 +65,12 @@ WITHOUT_ROWS = (
 
 
 def files_left_out(folder: Path) -> dict[str, FileRule]:
-    """Return the files of a folder that an edit of its vocabulary leaves out, with their rules."""
+    """Return the files of a folder that an edit of its vocabulary leaves out, with their rules.
+
+    They are relative paths, sorted; that of a folder ends in a slash. Files that are needless without another one have
+    its rule. A folder inside with a `config.json` of its own is another model or module: nothing in it is left out,
+    unless a rule fits its name (`checkpoint-500/`), so that it is left out as a whole.
+    """
     return dict(sorted(_left_out_in(folder, "")))
 
 
@@ -91,7 +96,11 @@ def is_left_out(file: str, left_out: Iterable[str]) -> bool:
 
 
 def files_to_copy(source: Path, target: Path, left_out: Iterable[str]) -> Iterator[str]:
-    """Create the folders inside `source` in `target` too, and yield the paths of the files, relative and sorted."""
+    """Create the folders inside `source` in `target` too, and yield the paths of the files, relative and sorted.
+
+    Paths in `left_out`, as `files_left_out` returns them, are skipped, and so are locks and what a process has not
+    finished to write. Links to folders are followed, except to one that the link is in.
+    """
     left_out = tuple(left_out)
     for entry in sorted(source.iterdir()):
         is_folder = entry.is_dir()

@@ -41,10 +41,13 @@ OWN_MODEL_TYPE = "embedlayer"
 
 @dataclass(frozen=True)
 class Factor:
-    """Factor `of / per` on looked-up rows or on logits, from numbers of the configuration."""
+    """Factor `of / per` on looked-up rows or on logits, from numbers of the configuration.
 
-    of: str | None = None  # configuration key, or "sqrt_dim"; `None` for 1
-    per: str | None = None  # configuration key, or "1/sqrt_dim"; `None` for 1
+    In place of a key, `"sqrt_dim"` is sqrt(D) and `"1/sqrt_dim"` is D^-0.5, where D is the width of a row.
+    """
+
+    of: str | None = None  # configuration key of the numerator; `None` for 1
+    per: str | None = None  # configuration key of the denominator; `None` for 1
     default: float | None = None  # if a key is missing or null; `None`: an error
     only_if: Names = ()  # keys that switch the factor on or off; the first present one decides
     otherwise: bool = False  # whether it applies if none of `only_if` is present
@@ -70,24 +73,30 @@ class LearnedPositions:
 
     names: Names
     offset: int | Literal["padding"] = 0  # rows before that of position 0; "padding": `pad_token_id + 1`
-    ids_include_offset: bool = False  # whether `position_ids` in transformers are rows of the table
+    # whether `position_ids` in transformers are rows of the table, so that the first token has `offset`, not 0
+    ids_include_offset: bool = False
 
 
 @dataclass(frozen=True)
 class SinusoidalPositions:
-    """Fixed sinusoidal positions of a family: a vector holds all sines, then all cosines."""
+    """Fixed sinusoidal positions of a family, which are computed: a vector holds all sines, then all cosines."""
 
-    after_padding: bool = True  # whether positions start at `pad_token_id + 1`, and padding has a zero vector (M2M-100)
+    # the first token has position `pad_token_id + 1`, and padding a zero vector (M2M-100); else the first token has
+    # position 0, and padding is not treated separately (Marian)
+    after_padding: bool = True
     offset: int | None = None  # position of the first token, if the code has a fixed one (XGLM: 2)
-    # whether the last pair has exactly the longest wavelength; `None`: with `after_padding`
+    # whether the last pair has exactly the longest wavelength; `None`: as `after_padding` (Pegasus-X: true without it)
     endpoint: bool | None = None
-    stored: Names = ()  # names of stored vectors, which are read instead of computed (FSMT, Marian, Pegasus)
+    stored: Names = ()  # names of stored vectors, which are read instead, as in transformers (FSMT, Marian, Pegasus)
     cosines_first: bool = False  # all cosines, then all sines (MusicGen)
 
 
 @dataclass(frozen=True)
 class AlibiPositions:
-    """Linear attention biases (ALiBi) of a family, which are computed from the number of heads."""
+    """Linear attention biases (ALiBi) of a family, which are computed from the number of heads.
+
+    `max_bias` of `AlibiBias` is 8; MPT's configuration may state another value as `attn_config.alibi_bias_max`.
+    """
 
     is_divided: bool = False  # by the square root of a head's width (Falcon)
 
@@ -110,7 +119,10 @@ class AxialPositions:
 
 @dataclass(frozen=True)
 class BiasedPositions:
-    """Positions that are added to the input, and a bias that all blocks apply in attention (MPNet)."""
+    """Positions that are added to the input, and a bias that all blocks apply in attention (MPNet).
+
+    The loaded layer has the bias as `position_of("attention")`.
+    """
 
     added: LearnedPositions
     bias: RelativePositions
@@ -118,7 +130,10 @@ class BiasedPositions:
 
 @dataclass(frozen=True)
 class StreamPositions:
-    """Positions of a decoder whose step `"streams"` appends the vectors of the streams that predict later tokens."""
+    """Positions of a decoder whose step `"streams"` appends the vectors of the streams that predict later tokens.
+
+    The step adds the vector of the following position to a row of the table of streams (ProphetNet).
+    """
 
     added: LearnedPositions
     streams: Names
@@ -131,7 +146,8 @@ class PositionChoice:
     key: str
     # pairs (value, scheme)
     choices: tuple[tuple[str | bool, LearnedPositions | AlibiPositions | Literal["rotary"]], ...]
-    # without the key or with another value; "refused": the first choice, or an error
+    # without the key or with another value; `None`: no positions; "refused": the first choice without the key, and an
+    # error for another value
     otherwise: Literal["rotary", "refused"] | None = "refused"
 
 
@@ -151,9 +167,12 @@ PositionSpec = (
 
 @dataclass(frozen=True)
 class NormSpec:
-    """Name and epsilon of a norm in a checkpoint."""
+    """Name and epsilon of a norm in a checkpoint.
 
-    name: str | Names  # end of the module's name
+    The two tensors of a LayerNorm are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
+    """
+
+    name: str | Names  # end of the module's name: "norm" finds `norm` and `encoder.norm`
     eps_key: str | None = "layer_norm_eps"  # `None`: the code has no other epsilon than `eps`
     eps: float = 1e-12
     affine_key: tuple[str, str] | None = None  # (key, value) for which it only multiplies and adds (MobileBERT)
@@ -241,14 +260,20 @@ class PerLayerSpec:
 
 @dataclass(frozen=True)
 class AddedColumns:
-    """Tensor names of columns, stored as `(columns, V)`, that follow those of the token table (MobileBERT)."""
+    """Tensor names of columns, stored as `(columns, V)`, that follow those of the token table (MobileBERT).
+
+    Such a head is loaded as an untied one.
+    """
 
     names: Names
 
 
 @dataclass(frozen=True)
 class CountedRows:
-    """Configuration key of the number of rows of a head; without a value, all stored rows count."""
+    """Configuration key of the number of rows of a head; without a value, all stored rows count.
+
+    Stored rows beyond it have no logits (Inkling), or there are none (Apertus 1.5).
+    """
 
     key: str
 
@@ -262,19 +287,25 @@ class WideRows:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Describe the LM head of a family: the names of its tensors, and the steps that it computes."""
+    """Describe the LM head of a family: the names of its tensors, and the steps that it computes.
+
+    `logits = softcap(logit_scale * norm(activation(dense(hidden))) @ weight.T + bias)`. Most families have no dense
+    layer, activation and norm.
+    """
 
     weight: Names = ("lm_head.weight",)  # rows of an untied head
     bias: Names = ()  # `(V,)` or `(1, V)`
-    has_bias: Presence | Literal["stored"] = True  # "stored": the checkpoint decides (BART)
+    # "stored": the checkpoint decides, because transformers takes zeros for a bias that is not stored (BART)
+    has_bias: Presence | Literal["stored"] = True
     rows: AddedColumns | CountedRows | WideRows | None = None  # how they differ from one row of width D a token
     dense: LinearSpec | None = None  # without its tensors there is no head, unless it is optional
     activation: str | None = None  # a name, or its key, such as "hidden_act"
     norm: NormSpec | None = None
     logit_scale: Factor | None = None
-    scales_hidden: bool = False  # whether the factor is on the hidden states
-    softcap: str | None = None  # key of c in `c * tanh(x / c)`
-    # without `tie_word_embeddings`; "always": unless other rows are stored (T5); "never": whatever it says (Moshi)
+    scales_hidden: bool = False  # whether the model applies that factor to the hidden states, before the head
+    softcap: str | None = None  # key of c in `softcap(x) = c * tanh(x / c)`
+    # whether the head is tied if the configuration has no `tie_word_embeddings`. "always": tied whatever that key says,
+    # unless the checkpoint stores other rows (T5). "never": not tied whatever it says, as the code has no tying (Moshi)
     tied: bool | Literal["always", "never"] = False
 
     @property
@@ -285,9 +316,13 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Input embedding of the decoder of an encoder-decoder model, where it differs from that of the encoder."""
+    """Input embedding of the decoder of an encoder-decoder model, where it differs from that of the encoder.
 
-    table: Names = ("decoder.embed_tokens.weight",)  # a second table, unless its rows are the encoder's
+    A checkpoint that stores only the decoder (`AutoModelForCausalLM`) is read with these fields alone.
+    """
+
+    # a second table if it differs from the encoder's; without it, or with equal rows, there is one table for both
+    table: Names = ("decoder.embed_tokens.weight",)
     vocab_size: str = "vocab_size"  # key of the rows of a second table
     position: PositionSpec | None = None  # `None` here and below: the encoder's
     norm: NormSpec | None = None
@@ -296,6 +331,8 @@ class DecoderSpec:
     layers: Names = ("num_decoder_layers", "decoder_layers")  # keys of the number of blocks, else that of the encoder
     sub_configs: Names = ()  # keys of the configurations of both stacks (T5Gemma)
 
+
+# Streams of codes
 
 Layout = Literal["joined", "stacked", "transposed"]
 """How the rows of K streams are stored in one tensor: `(sum(V_k), D)`; `(K, V, D)` (Moshi); or `(K, D, V)` (CSM)."""
@@ -334,7 +371,7 @@ class CodeSpec:
     head: CodeHeadSpec | None = None
     depth_head: CodeHeadSpec | None = None  # heads of a depth decoder, one for each stream
     # "steps": stream k by k; "first": all but the first of each side by one; or the key of a list
-    delays: str | None = None
+    delays: str | None = None  # how many steps later each stream is written
 
     def streams_of(self, head: CodeHeadSpec, num_streams: int) -> range:
         """Return the streams that a head predicts, of so many, that of text included."""
@@ -342,6 +379,9 @@ class CodeSpec:
             return range(head.first, head.first + 1)
         text = int(self.text_size is not None)
         return range(text + head.first, text + (num_streams - text) // self.sides)
+
+
+# Families
 
 
 @dataclass(frozen=True)
@@ -393,10 +433,11 @@ class Family:
 class MultimodalSpec:
     """How a multimodal model uses the head of its language model, whose record is that of `text_config.model_type`."""
 
-    # whose `tie_word_embeddings` decides; none: the code never ties
+    # the configuration whose `tie_word_embeddings` decides; either: if one of both is true; none: the code never ties
     tied_by: Literal["model", "text", "either", "none"] = "model"
     tied: bool | Literal["text"] = False  # without that key; "text": as `text_config` says
-    scales_logits: bool = False  # whether it applies the language model's factor and cap to its logits
-    table: Names = ()  # if it looks tokens up by itself
+    # whether it applies the factor and the cap that the language model alone applies: if not, its logits differ
+    scales_logits: bool = False
+    table: Names = ()  # names of the token table, if it looks tokens up by itself and not by its language model's
     part: str = "text_config"  # key of the language model's configuration
     flat: str | None = None  # `model_type` of the language model in older configurations without `text_config`

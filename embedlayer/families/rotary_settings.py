@@ -42,14 +42,20 @@ class RotaryPositions:
     """Rotary settings of a family that transformers has in its code and not in `config.json`."""
 
     base: float = 10000.0  # theta, if a configuration states none
-    fixed_base: bool = False  # whether a configuration without a base is accepted
+    # whether the code has no other base, or had none when checkpoints were published: a configuration without a base is
+    # then accepted, and else an error
+    fixed_base: bool = False
     interleaved: bool = False  # pairs (2i, 2i + 1), not (i, i + half)
     reads_layout: bool = False  # `rope_interleave`; elsewhere another layout there is an error
     rotation: Literal["reversed", "trailing"] | None = None  # by the negative angle, or of the last channels of a head
-    # of channels, in code that rotates a part without a stated share, which is an error here
+    # share of a head's channels that transformers rotates if a configuration states none, which is an error here;
+    # `None`: all channels, also without a stated share
     default_share: float | None = None
-    reads_share: bool = False  # although the default is all channels
-    rope_types: Names = ()  # besides "default"; empty: those of transformers
+    # whether the code reads a share although its default is all channels; code of a family with neither ignores a share
+    reads_share: bool = False
+    # besides "default"; empty: those of transformers' `ROPE_INIT_FUNCTIONS`. "ntk_alpha" is "dynamic" with a fixed
+    # `alpha` (HunYuan)
+    rope_types: Names = ()
     former_rope_types: tuple[tuple[str, str], ...] = ()  # (old name, present name)
     other_parameters: Names = ()  # further keys of `rope_parameters`
     # scaling of full attention only; or (layer type, its key in `rope_parameters`), "" for all others
@@ -60,12 +66,15 @@ class RotaryPositions:
     rotated_types: Names | None = None  # layer types; `None` for all
     aliases: tuple[tuple[str, str | None], ...] = ()  # (key of this family, common key); `None`: not read
     defaults: tuple[tuple[str, int | float], ...] = ()  # (key, transformers' default) of keys that may be left out
-    stated: tuple[Names, ...] = ()  # groups of keys of which a configuration must have one
+    # groups of keys of which a configuration must have one, as transformers has a default of its own; a null does not
+    # count, unless the key is `sliding_window`
+    stated: tuple[Names, ...] = ()
     axes: SectionAxes | GridAxes | None = None  # several position axes
-    needs_head_dim: bool = False  # for frequencies of `dynamic`, `yarn` and `longrope`
+    needs_head_dim: bool = False  # the code fails without it for `dynamic`, `yarn` and `longrope`
     base_key: str | None = "rope_theta"  # of the base beside `rope_parameters`
     original_beside: bool = False  # `original_max_position_embeddings` beside the parameters, which counts more
-    # Ministral 3's rotated, Llama 4's unrotated, or Beam's
+    # factor on queries by position: Ministral 3's, from `llama_4_scaling_beta`; Llama 4's in layers without rotation,
+    # from `attn_scale` and `floor_scale`; or Beam's
     query_scaling: Literal["rotated", "unrotated"] | PowerQueries | None = None
 
 

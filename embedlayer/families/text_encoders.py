@@ -20,6 +20,7 @@ _DECODER_TABLE = ("decoder.embed_tokens.weight",)
 
 def _clip(name: str, *model_types: str, **changes: Any) -> Family:
     """Return a family like CLIP's text encoder, which adds learned positions and has no LM head."""
+    # the image encoder has positions of the same name, so those of `text_model` are preferred
     positions = "embeddings.position_embedding.weight"
     clip: dict[str, Any] = {
         "table": ("text_model.embeddings.token_embedding.weight", "embeddings.token_embedding.weight"),

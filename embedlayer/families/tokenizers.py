@@ -187,16 +187,17 @@ class SentencePieceRules:
     skipped: int = 0  # first subwords without an ID
     last: Names = ()  # tokens behind the subwords
     unknown: str = ""  # token of unknown text, if not the model's own
-    # whether a space is before each text between special tokens, else before the whole text; `None`: no setting
+    # default of the setting `legacy`: SentencePiece puts its space before each text between special tokens; without it
+    # the class puts one before the whole text, and changes nothing else. `None`: there is no such setting
     legacy: bool | None = None
-    languages: Names = ()  # among `last`; `src_lang` names one
+    languages: Names = ()  # among `last`; `src_lang` names the one in `starts` or `ends`
     language: str = ""  # without `src_lang`
     language_form: str = "{}"
     starts: Names = ()  # tokens; "" is the language, and "bos" the token of that role
     ends: Names = ()  # as `starts`, with "eos"
     between: Names | None = None  # two texts; `None` for `ends`, or `starts` without them
-    lstrip: Names = ()
-    roles: Roles = field(default_factory=dict)
+    lstrip: Names = ()  # tokens that take the spaces before them
+    roles: Roles = field(default_factory=dict)  # special tokens that get the next IDs if the model lacks them
 
 
 _LANGUAGES_OF_MBART = (

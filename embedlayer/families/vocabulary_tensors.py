@@ -31,9 +31,9 @@ _WRAPPERS = re.compile(r"(?<!\w)(?:base_layer|original_module|token_adapter|_ori
 class TensorRule(NamedTuple):
     """How an edit of the vocabulary moves a tensor."""
 
-    axis: int
-    end: End | None
-    use: str = ""
+    axis: int  # of the tokens: 0, or -1 for the last one
+    end: End | None  # which initialisation computes its values for new tokens; `None` if these are not known
+    use: str = ""  # for an `end` of `None`: what the model does with the tensor, as a sentence without full stop
 
 
 def families_in(config: JsonObject) -> list[Family]:
@@ -62,7 +62,13 @@ def tensor_rule(name: str, families: Iterable[Family], model_type: object = None
 
 
 def axes_by_build(model_class: Any, config: Any, known: Collection[str]) -> Axes:
-    """Return the tensors of a class of transformers that follow the vocabulary, by building it on the meta device."""
+    """Return the tensors of a class of transformers that follow the vocabulary, by building it on the meta device.
+
+    It is built once as the configuration says, and once for each number of tokens in the configuration, increased by
+    one. A number is that of the vocabulary if the shape of a tensor of `known`, the names of tables and heads, follows
+    it. No memory is allocated for the weights; a build takes as long as `from_pretrained` without reading the files
+    (0.1 s for 1,000 tensors). The axes of tied tensors are under each of their names.
+    """
     parts = [(path, key, value) for path, part in _config_parts(config) for key, value in vars(part).items()]
     sizes = [each for each in parts if each[1] in VOCAB_SIZE_KEYS and type(each[2]) is int]
     before = _built_shapes(model_class, config) if sizes else {}
@@ -85,7 +91,12 @@ def axes_by_build(model_class: Any, config: Any, known: Collection[str]) -> Axes
 
 
 def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | None:
-    """Return the tensors that follow the vocabulary in the class of transformers that a `config.json` names."""
+    """Return the tensors that follow the vocabulary in the class of transformers that a `config.json` names.
+
+    The result has the axes of each tensor of the class, `()` for one that does not follow the vocabulary. It is `None`
+    if transformers does not have the class or cannot build it, or if no number of tokens in the configuration
+    determines the size of a tensor of `known`.
+    """
     try:
         found = class_named_in(config)
         axes = axes_by_build(*found, known) if found is not None else {}
@@ -172,7 +183,12 @@ def models_in(module: nn.Module) -> dict[str, Any]:
 
 
 def tensors_in(module: nn.Module, tables: Collection[int]) -> Iterator[tuple[str, Tensor, tuple[int, ...], TensorRule]]:
-    """Yield the tensors of the models of transformers in a live module that follow the vocabulary of its tables."""
+    """Yield the tensors of the models of transformers in a live module that follow the vocabulary of its tables.
+
+    `tables` has the `id` of each weight of a table or head, and of each table that has no weight, such as a quantised
+    one: in the class of transformers it has one. Yields name, tensor, axes, and how an edit moves it; the name is the
+    first one of a tied tensor.
+    """
     for name, model in models_in(module).items():
         config = model.config.to_dict()
         families = families_in(config)
@@ -189,7 +205,11 @@ def tensors_in(module: nn.Module, tables: Collection[int]) -> Iterator[tuple[str
 
 
 def linear_sizes(module: nn.Module) -> Iterator[tuple[str, nn.Linear, str]]:
-    """Yield the sizes that linear layers state of a weight that follows the vocabulary, by the records of families."""
+    """Yield the sizes that linear layers state of a weight that follows the vocabulary, by the records of families.
+
+    These are heads, also one that was wrapped by PEFT before `patch`, and MobileBERT's further columns. Yields the name
+    in the module, the layer, and `out_features` or `in_features`.
+    """
     for name, model in models_in(module).items():
         config = model.config.to_dict()
         families = families_in(config)

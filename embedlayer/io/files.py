@@ -56,7 +56,11 @@ GGUF = b"GGUF"
 
 @contextmanager
 def file_errors(action: str, advice: str = "") -> Iterator[None]:
-    """Context manager: turn an `OSError` in the block into the `FileError` "Cannot ACTION: REASON.ADVICE"."""
+    """Context manager: turn an `OSError` in the block into the `FileError` "Cannot ACTION: REASON.ADVICE".
+
+    `action` is what the block does, such as `"read config.json"`, and `advice` starts with white space. A `FileError`
+    in the block passes unchanged, because its message is more precise.
+    """
     try:
         yield
     except FileError:
@@ -67,6 +71,7 @@ def file_errors(action: str, advice: str = "") -> Iterator[None]:
 
 def named_path(path: Path | str) -> Path:
     """Return a path that a user names as a `Path`, before anything is read or written there."""
+    # `Path` takes an empty name for the current folder
     if not os.fspath(path):
         raise FileError("The name of the file or folder is empty. For the current folder, pass a dot.")
     return Path(path)
@@ -74,7 +79,12 @@ def named_path(path: Path | str) -> Path:
 
 @contextmanager
 def replace_file(path: Path | str) -> Iterator[Path]:
-    """Context manager: yield a temporary path to write to, and rename that file to `path` when the block ends."""
+    """Context manager: yield a temporary path to write to, and rename that file to `path` when the block ends.
+
+    If the block raises an error, the temporary file is removed and `path` is unchanged. The file is flushed to the disk
+    before it is renamed, and has the permissions of the file that it replaces. If `path` is a link, the file that it
+    names is replaced. A character device or a pipe gets the content when the block ends, and is not replaced.
+    """
     advice = "\nThe old file, if any, is unchanged. Free some space or choose a folder that can be written."
     with file_errors(f"write {path}", advice):
         target = _real_path(path)
@@ -100,7 +110,12 @@ def new_file(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_files(path: Path | str, *beside: Path | str) -> Iterator[Sequence[Path]]:
-    """Context manager: yield temporary paths to write to, and rename the files to new names when the block ends."""
+    """Context manager: yield temporary paths to write to, and rename the files to new names when the block ends.
+
+    The check that nothing is at a name and the renaming are one step: what is at one of the names stays, and none of
+    the files is written. Missing folders above `path` are created. The names of further files, in the same folder, must
+    follow from that of `path`.
+    """
     check_new_files(path, *beside)
     with file_errors(f"write {path}"):
         targets = [_real_path(each) for each in (path, *beside)]
@@ -189,7 +204,13 @@ def _created(partial: Path, old_file: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path | str) -> Iterator[Path]:
-    """Context manager: yield a temporary folder to write to, and rename it to `path` when the block ends."""
+    """Context manager: yield a temporary folder to write to, and rename it to `path` when the block ends.
+
+    If the block raises an error, the temporary folder is removed and `path` is unchanged. An existing folder at `path`
+    is replaced atomically where the system can exchange two names (Linux and macOS, on most file systems). Elsewhere
+    `path` is missing for a moment; after a kill in this moment, the next `recover_folder(path)` restores the old
+    folder. A folder that has changed since the block began is not replaced.
+    """
     with file_errors(f"write the folder {path}"):
         target = _real_path(recover_folder(path))
         _require_folder(target)
@@ -203,11 +224,7 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
             if _listing(target) != before:
                 raise _changed(target)
             if before:
-                for file in (partial, *partial.rglob("*")):  # keeps the permissions of files of the same names
-                    with suppress(FileNotFoundError):
-                        old = (target / file.relative_to(partial)).lstat().st_mode
-                        if stat.S_IFMT(old) == stat.S_IFMT(file.lstat().st_mode) and not stat.S_ISLNK(old):
-                            file.chmod(stat.S_IMODE(old))
+                _keep_permissions(target, partial)
                 _replace_folder(partial, target, before)
             else:
                 _name_folder(partial, target)
@@ -288,7 +305,12 @@ def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
 
 
 def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int]]) -> None:
-    """Rename the folder `new` to `path`, and what was at `path` to `new`, where it is deleted in the end."""
+    """Rename the folder `new` to `path`, and what was at `path` to `new`, where it is deleted in the end.
+
+    The two names are exchanged atomically if the system supports it. Otherwise the old folder is renamed first, so that
+    `recover_folder` can restore it. A folder that turns out to have changed since `before` gets its name back, and an
+    error is raised.
+    """
     if exchange(new, path):
         if _listing(new) != before:
             exchange(new, path)
@@ -306,8 +328,21 @@ def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int
     remove(old)
 
 
+def _keep_permissions(old: Path, new: Path) -> None:
+    """Give a folder and its files the permissions of the folder that it replaces, and of files of the same names."""
+    for file in (new, *new.rglob("*")):
+        with suppress(FileNotFoundError):
+            mode = (old / file.relative_to(new)).lstat().st_mode
+            if stat.S_IFMT(mode) == stat.S_IFMT(file.lstat().st_mode) and not stat.S_ISLNK(mode):
+                file.chmod(stat.S_IMODE(mode))
+
+
 def recover_folder(path: Path | str) -> Path:
-    """Restore the old folder at `path` after a kill during `replace_folder`; return `Path(path)`."""
+    """Restore the old folder at `path` after a kill during `replace_folder`; return `Path(path)`.
+
+    Every reader and writer of a folder that `replace_folder` writes calls this function first. Without an interrupted
+    replacement nothing changes, and `path` need not exist.
+    """
     path = named_path(path)
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
@@ -407,7 +442,10 @@ def _flush_folder(path: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Write a file or a folder to the disk, so that its content survives a power failure."""
+    """Write a file or a folder to the disk, so that its content survives a power failure.
+
+    The content of a folder is its list of names; its files are not flushed.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         flush(handle)

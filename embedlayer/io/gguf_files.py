@@ -38,14 +38,18 @@ _NUMBERS_AT_ONCE = 1 << 20
 class NewTensor(NamedTuple):
     """A tensor to write into a GGUF file."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    data: Tensor
+    dtype: str  # such as "Q8_0"
+    shape: tuple[int, ...]  # rows first
+    data: Tensor  # its bytes, uint8, in a tensor of any shape
 
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """The header of a GGUF file."""
+    """The header of a GGUF file.
+
+    Shapes have the rows first; a `dtype` may be a type of blocks, such as `"Q4_K"`. Each tensor starts at a multiple of
+    `alignment` bytes.
+    """
 
     path: Path
     version: int
@@ -242,7 +246,11 @@ class _Header:
 
 
 def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], tensors: Mapping[str, NewTensor]) -> None:
-    """Write a copy of a GGUF file, atomically, in which some metadata and some tensors are replaced."""
+    """Write a copy of a GGUF file, atomically, in which some metadata and some tensors are replaced.
+
+    Order, alignment and all other bytes stay. New values have the type of the old ones, and keys that the file lacks
+    are ignored; new tensors are named as those of the file. `path` must be another file than `source.path`.
+    """
     if path.exists() and path.samefile(source.path):
         raise FileError(f"{path} is the file that is copied: name another one.")
     gguf = require("gguf", extra="gguf")

@@ -23,6 +23,8 @@ _LISTS = (list, tuple, Sequence, Iterable)
 class Range(NamedTuple):
     """Bounds of a number, both included, for the annotation of a field: `Annotated[int, Range(1, 8)]`."""
 
+    # NaN is outside every range
+
     least: float = -math.inf
     most: float = math.inf
 
@@ -68,7 +70,11 @@ def finite_json(value: Any) -> Any:
 
 
 def check_fields(value: object, kind: type, source: object) -> None:
-    """Check that `value` is a JSON object with the fields of a `TypedDict`."""
+    """Check that `value` is a JSON object with the fields of a `TypedDict`.
+
+    A field of type `float` takes finite numbers, and a `Measurement` any. Fields that the `TypedDict` does not name are
+    allowed. The message names the first fault.
+    """
     for fault in _faults(value, kind, ""):
         raise CheckpointError(f"{source}: {fault}. The file is damaged, or was written by another program.")
 

@@ -25,7 +25,13 @@ LOCK = ".lock"
 
 
 class FileLock:
-    """Lock file that lets one process at a time write to a folder or file."""
+    """Lock file that lets one process at a time write to a folder or file.
+
+    All objects of a process with the same path share the lock, which is released when the last of them releases it: by
+    `release`, at the end of a `with` block, or by garbage collection. Child processes by `fork` do not have it. A file
+    that a killed process left is harmless. Where the system has no `flock`, acquiring the lock warns and protects
+    nothing. `what` is the subject of error messages, such as "The run folder DIR".
+    """
 
     def __init__(self, path: Path | str, what: str) -> None:
         self.path = Path(path)
@@ -48,7 +54,11 @@ class FileLock:
             self._release = None
 
     def check_unlocked(self) -> None:
-        """Check that no other process has the lock. Nothing is written, and this object does not acquire it."""
+        """Check that no other process has the lock. Nothing is written, and this object does not acquire it.
+
+        A reader calls it before and after it reads, to notice a process that was writing meanwhile. Where the system
+        has no `flock`, nothing is checked.
+        """
         key = _key(self.path)
         if key in _locks:
             return
@@ -140,7 +150,10 @@ def _key(path: Path) -> str:
 
 
 def is_still_at(descriptor: int, path: str | Path) -> bool:
-    """Return whether an open file is the file that `path` names now."""
+    """Return whether an open file is the file that `path` names now.
+
+    It is not if the process that had the lock removed the file after this process opened it.
+    """
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

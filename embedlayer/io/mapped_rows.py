@@ -32,7 +32,10 @@ _BYTES_AROUND = 1 << 16
 
 
 class ResidentLimit:
-    """Keep the resident memory of mapped files near a limit: above it, release their pages."""
+    """Keep the resident memory of mapped files near a limit: above it, release their pages.
+
+    Nothing is lost: what was read stays in the system's page cache, and what was written reaches the file from there.
+    """
 
     def __init__(self, max_bytes: int | None = RESIDENT_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -51,7 +54,12 @@ class ResidentLimit:
             start = stop
 
     def keep(self, items: int) -> None:
-        """Release the pages of all files of this limit if the resident memory has grown by more than `max_bytes`."""
+        """Release the pages of all files of this limit if the resident memory has grown by more than `max_bytes`.
+
+        The growth is that since the last release. `items` is the number of rows that were read or written since the
+        last call: it determines the length of later `chunks` and, where the system does not tell the resident memory,
+        the growth that is assumed, 64 KiB a row.
+        """
         if self.max_bytes is None:
             return
         now = _resident_file_bytes()
@@ -79,7 +87,12 @@ class ResidentLimit:
 
 
 class MappedRows:
-    """Rows of equal size that follow each other in a file, in a shared memory map of the file."""
+    """Rows of equal size that follow each other in a file, in a shared memory map of the file.
+
+    `words` are the rows as integers of the largest size that fits them, `(N, row bytes / size)`, over the mapped
+    memory; writing to them ends the process unless the map is writable. The file is not read ahead (`MADV_RANDOM`),
+    because rows are looked up in any order.
+    """
 
     def __init__(
         self,
@@ -166,8 +179,12 @@ class MappedRows:
 
 
 def default_resident_bytes(nbytes: int) -> int | None:
-    """Return the limit of resident memory for a file of `nbytes` bytes that is only read."""
-    memory = machine_bytes()  # above a limit, pages that are in memory must be mapped again, which takes longest
+    """Return the limit of resident memory for a file of `nbytes` bytes that is only read.
+
+    It is `None`, no limit, for at most a 16th of the machine's memory, else `RESIDENT_BYTES`. Above the limit, pages
+    that are in memory must be mapped again, which takes longer than reading rows from them.
+    """
+    memory = machine_bytes()
     return None if memory is not None and UNLIMITED_PART * nbytes <= memory else RESIDENT_BYTES
 
 

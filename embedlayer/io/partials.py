@@ -32,7 +32,11 @@ _own_folders: deque[Path] = deque(maxlen=256)
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Context manager: yield a new, locked folder beside `target`, and remove it with its content in the end."""
+    """Context manager: yield a new, locked folder beside `target`, and remove it with its content in the end.
+
+    Those that killed processes left for this target are removed first; where the file system has no locks, they stay.
+    `target` must not be a link, so that the folder is in the same file system.
+    """
     remove_free_partials(target)
     is_locked = False
     while not is_locked:
@@ -132,7 +136,10 @@ def remove(path: Path) -> None:
 
 
 def name_new_file(partial: Path, path: Path) -> None:
-    """Rename the file `partial` to `path`, in one step with the check that nothing is there."""
+    """Rename the file `partial` to `path`, in one step with the check that nothing is there.
+
+    Where neither such a rename nor hard links exist, an empty file at `path` takes the name first.
+    """
     if rename(partial, path, NO_REPLACE):
         return
     try:

@@ -56,7 +56,11 @@ _PICKLE_STARTS = (b"PK", b"\x80")  # a zip file by torch.save, or a bare pickle
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Data type, shape and byte range of one tensor in a safetensors or GGUF file."""
+    """Data type, shape and byte range of one tensor in a safetensors or GGUF file.
+
+    `dtype` is safetensors' name of the data type, such as `"BF16"`; in a GGUF file GGUF's name, such as `"Q4_K"`.
+    `start` and `stop` are offsets from the start of the file.
+    """
 
     name: str
     dtype: str
@@ -72,11 +76,14 @@ class TensorInfo:
     @property
     def torch_dtype(self) -> torch.dtype:
         if self.dtype not in DTYPES:
-            raise CheckpointError(f"{self.file}: {self.name} is stored as {self.dtype}, which is not read.")
+            raise CheckpointError(f"{self.file}: {self.name} is stored as {self.dtype}; readable: {', '.join(DTYPES)}.")
         return DTYPES[self.dtype]
 
     def read_rows(self, rows: slice | Int[Tensor, " N"]) -> Shaped[Tensor, "N ..."]:
-        """Read some rows of the tensor from the file and return a copy of them."""
+        """Read some rows of the tensor from the file and return a copy of them.
+
+        Only the memory pages of these rows are read, so the file may be larger than memory. A scalar has one row.
+        """
         dtype, (count, *width) = self.torch_dtype, self.shape or (1,)
         if not self.nbytes:
             return torch.empty((count, *width), dtype=dtype)[rows]
@@ -107,7 +114,11 @@ class Header:
 
 @contextmanager
 def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt") -> Iterator[Any]:
-    """Context manager: yield `safetensors.safe_open(path)`, and turn safetensors' errors into ours."""
+    """Context manager: yield `safetensors.safe_open(path)`, and turn safetensors' errors into ours.
+
+    Errors inside the block are replaced too. The framework `"pt"` maps the file copy-on-write, which fails for files
+    larger than memory; `"np"` maps it read-only.
+    """
     path = Path(path)
     torch.device(device)  # safetensors' own error about it looks like one about the file
     require_file(path)
@@ -121,7 +132,8 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
             raise pickle_error(path) from error
         if start.startswith(GGUF):
             raise CheckpointError(f"{path} is a GGUF file: pass this file itself.") from error
-        raise CheckpointError(f"{path} is not a whole safetensors file, or cut short ({error}).") from error
+        message = f"{path} is not a whole safetensors file, or cut short ({error}): copy it again."
+        raise CheckpointError(message) from error
 
 
 def read_header(path: Path | str) -> Header:
@@ -163,14 +175,19 @@ def require_whole(tensors: Mapping[str, Tensor]) -> None:
     """Raise a `CheckpointError` if a tensor is sharded, as a `DTensor` is."""
     if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
         raise CheckpointError(
-            f"{', '.join(sharded)}: sharded over several ranks. Use embedlayer.distributed.distributed_state."
+            f"{', '.join(sharded)}: sharded over several ranks. Save them with torch.distributed.checkpoint "
+            f"(embedlayer.distributed.distributed_state), or call full_tensor() on all ranks first."
         )
 
 
 def encode_header(
     tensors: Mapping[str, tuple[str | torch.dtype, Sequence[int], int]], metadata: Mapping[str, str], *, align: int = 8
 ) -> bytes:
-    """Return the first bytes of a safetensors file: everything before the data of the tensors."""
+    """Return the first bytes of a safetensors file: everything before the data of the tensors.
+
+    The caller writes the data after it, without gaps, in the order of `tensors`. The result is padded to a multiple of
+    `align` bytes, itself a multiple of 8.
+    """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, (dtype, shape, nbytes) in tensors.items():
@@ -185,7 +202,12 @@ def encode_header(
 def header_of_copy(
     file: BinaryIO, sizes: Mapping[str, tuple[Sequence[int], int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Return the first bytes of a copy of a safetensors file in which tensors have other sizes."""
+    """Return the first bytes of a copy of a safetensors file in which tensors have other sizes.
+
+    Order, spaces and padding are those of `file`, so that a copy with the old sizes again has the old bytes: MLX sorts
+    names and keys and does not pad. `sizes` names every tensor of the file in the order of their offsets, and the
+    caller writes the data after the header, without gaps, in this order.
+    """
     length = int.from_bytes(file.read(8), "little")
     raw = file.read(length)
     entries: dict[str, Any] = json.loads(raw)
@@ -205,7 +227,10 @@ def header_of_copy(
 
 
 def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorInfo:
-    """Create a safetensors file with one tensor of zeros, and return where the tensor is in it."""
+    """Create a safetensors file with one tensor of zeros, and return where the tensor is in it.
+
+    The rows start at a multiple of 4096 bytes.
+    """
     path, nbytes = Path(path), math.prod(shape) * dtype.itemsize
     header = encode_header({name: (dtype, shape, nbytes)}, {"format": "pt"}, align=4096)
     info = TensorInfo(name, DTYPE_NAMES[dtype], tuple(shape), path, len(header), len(header) + nbytes)
@@ -223,7 +248,11 @@ def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype:
 
 
 def byte_chunks(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[Shaped[Tensor, " N"]]:
-    """Yield the bytes of a tensor as uint8 tensors on the CPU, some rows at a time, for writing or sending them."""
+    """Yield the bytes of a tensor as uint8 tensors on the CPU, some rows at a time, for writing or sending them.
+
+    A chunk has at most `CHUNK_BYTES` (16 MiB), or one row if a row is larger. Each is converted to `dtype` first, by
+    default the tensor's own.
+    """
     dtype = dtype or tensor.dtype
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
     for chunk in rows.split(rows_per_chunk(rows, dtype)):

@@ -23,7 +23,11 @@ _ZEROS = bytes(1 << 20)
 
 
 def flock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file for this process without waiting; return `False` if another process has locked it."""
+    """Lock an open file for this process without waiting; return `False` if another process has locked it.
+
+    Processes with `shared` locks exclude only those without. An `OSError` says that the system or the file system has
+    no locks.
+    """
     if fcntl is None:
         raise OSError(errno.ENOSYS, "this system has no flock")
     try:
@@ -34,7 +38,11 @@ def flock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def rename(one: Path, other: Path, flags: tuple[int, int]) -> bool:
-    """Rename with `EXCHANGE` or `NO_REPLACE`, which Python's standard library lacks."""
+    """Rename with `EXCHANGE` or `NO_REPLACE`, which Python's standard library lacks.
+
+    The result is `False`, and nothing changed, if the system or the file system does not support the flag. Any other
+    failure is an `OSError`.
+    """
     names = os.fsencode(one), os.fsencode(other)
     if (function := _c_function("renameat2")) is not None:
         here = -100  # AT_FDCWD
@@ -52,7 +60,11 @@ def rename(one: Path, other: Path, flags: tuple[int, int]) -> bool:
 
 
 def flush(descriptor: int) -> None:
-    """Write an open file or folder to the disk and wait for it, so that its content survives a power failure."""
+    """Write an open file or folder to the disk and wait for it, so that its content survives a power failure.
+
+    On macOS `fsync` leaves the content in the disk's own cache; `F_FULLFSYNC`, on the file systems that have it, does
+    not.
+    """
     if hasattr(fcntl, "F_FULLFSYNC"):
         with suppress(OSError):  # not on this file system
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)

@@ -40,8 +40,8 @@ class Block(NamedTuple):
     """A complete block of rows in a log."""
 
     num_rows: int
-    start: int
-    stop: int
+    start: int  # offset of the row numbers, which the rows of each array follow
+    stop: int  # offset of the end mark
 
 
 class LoggedCheckpoint(NamedTuple):
@@ -49,11 +49,14 @@ class LoggedCheckpoint(NamedTuple):
 
     state: JsonObject
     start: int
-    rows: list[Block]
+    rows: list[Block]  # rows that were changed after it and before the next checkpoint, in order
 
 
 class UndoLog:
-    """Log of the old contents of rows, to which this process appends."""
+    """Log of the old contents of rows, to which this process appends.
+
+    `size` is the number of bytes of its complete blocks; what follows them is removed before the next write.
+    """
 
     def __init__(self, path: Path | str, size: int) -> None:
         self.path, self.size = Path(path), size
@@ -72,7 +75,11 @@ class UndoLog:
         return cls(path, len(block))
 
     def append_rows(self, rows: Tensor, arrays: Sequence[Tensor]) -> None:
-        """Append the present contents of rows. When the call returns, they survive the end of this process."""
+        """Append the present contents of rows. When the call returns, they survive the end of this process.
+
+        `rows` are row numbers, int64, and `arrays` have an entry of integers for each row. After an error, contents of
+        some of the rows may be in the log.
+        """
         row_bytes = 8 + sum(each[:1].nbytes for each in arrays)
         for some in rows.split(max(BLOCK_BYTES // row_bytes, 1)) if len(rows) else ():
             contents = [each.index_select(0, some) for each in arrays]
@@ -123,7 +130,11 @@ def write_at(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
 
 
 def read_log(path: Path | str, *, size: int | None = None) -> tuple[list[LoggedCheckpoint], int]:
-    """Read the checkpoints of a log, without the contents of rows, and the bytes of its complete blocks."""
+    """Read the checkpoints of a log, without the contents of rows, and the bytes of its complete blocks.
+
+    The checkpoints are the last one that was completed, then later ones that may not have been. `size` is the number of
+    bytes of the file. `None` if its process may have been killed: then an incomplete last block is ignored.
+    """
     path = Path(path)
     with file_errors(f"read {path}"), path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size
@@ -144,7 +155,7 @@ def read_log(path: Path | str, *, size: int | None = None) -> tuple[list[LoggedC
                 raise _damaged(path, place)
             checked = file.read(8 * count if kind == ROWS else nbytes)
             file.seek(stop)
-            found, end = zlib.crc32(checked, zlib.crc32(_START.pack(kind, 0, count, nbytes))), file.read(_END.size)
+            found, end = _checksum(kind, count, nbytes, checked), file.read(_END.size)
             if checksum != found or end != _END.pack(b"DONE", checksum) or (kind == HEAD) != (place == 0):
                 raise _damaged(path, place)
             if kind == ROWS:
@@ -171,7 +182,12 @@ def check_rows(path: Path | str, blocks: Sequence[Block], num_rows: int, row_byt
 
 
 def roll_back(path: Path | str, blocks: Sequence[Block], arrays: Sequence[tuple[Tensor | None, int]]) -> None:
-    """Write logged rows back to the arrays. It may be repeated, for instance after the process was killed in it."""
+    """Write logged rows back to the arrays. It may be repeated, for instance after the process was killed in it.
+
+    `blocks` are blocks of rows that `check_rows` accepts, in the order of the log; the last one is written back first.
+    `arrays` are those of `append_rows`, in the same order, with the bytes of a row of each. The arrays are changed; for
+    `None` the contents are skipped.
+    """
     with file_errors(f"read {path}"), Path(path).open("rb") as file:
         for block in reversed(blocks):
             rows = _row_numbers(file, block)
@@ -193,10 +209,15 @@ def _damaged(path: Path, place: int) -> CheckpointError:
     return CheckpointError(f"{path} is damaged at byte {place:,}: restore a copy of the folder.")
 
 
+def _checksum(kind: bytes, count: int, nbytes: int, checked: bytes | memoryview) -> int:
+    """Return the CRC-32 of a block's fields and of its JSON or row numbers."""
+    return zlib.crc32(checked, zlib.crc32(_START.pack(kind, 0, count, nbytes)))
+
+
 def _block(kind: bytes, rows: int, checked: Any, arrays: Sequence[NDArray[Any]]) -> list[memoryview]:
     """Return the parts of a block: its fields, JSON or row numbers, the rows of each array, and its end mark."""
     views = [memoryview(each).cast("B") for each in (checked, *arrays) if len(each)]
     nbytes = sum(each.nbytes for each in views)
-    checksum = zlib.crc32(views[0], zlib.crc32(_START.pack(kind, 0, rows, nbytes)))  # of fields, JSON or row numbers
+    checksum = _checksum(kind, rows, nbytes, views[0])
     fields, end = _START.pack(kind, checksum, rows, nbytes), _END.pack(b"DONE", checksum)
     return [memoryview(fields), *views, memoryview(end)]

@@ -31,6 +31,7 @@ class CheckpointFolder(ABC):
     @abstractmethod
     def find(self, file: str) -> Path | None:
         """Return the local path of a file in the folder; `None` if there is no such file."""
+        # a folder on the hub downloads the file first, unless it is in the cache
 
 
 class LocalFolder(CheckpointFolder):
@@ -49,7 +50,11 @@ class LocalFolder(CheckpointFolder):
 
 
 class WeightFiles:
-    """The tensors of a checkpoint in one or several safetensors files, read one by one on request."""
+    """The tensors of a checkpoint in one or several safetensors files, read one by one on request.
+
+    `files` is the name of the only file, or a mapping from the name of each tensor to the name of its file.
+    `bytes_read` counts the headers and tensors that were read so far.
+    """
 
     def __init__(self, folder: CheckpointFolder, files: str | Mapping[str, str]) -> None:
         self._folder = folder
@@ -69,7 +74,10 @@ class WeightFiles:
         return {file: self._header(file) for file in files}
 
     def find(self, *suffixes: str) -> list[str]:
-        """Return the dotted names of tensors that equal one of `suffixes` or end in a dot and the suffix."""
+        """Return the dotted names of tensors that equal one of `suffixes` or end in a dot and the suffix.
+
+        The names for the first suffix come first; among the names for one suffix, the shortest.
+        """
         names = sorted(self.names, key=lambda name: (len(name), name))
         return [name for suffix in suffixes for name in names if f".{name}".endswith(f".{suffix}")]
 
@@ -83,7 +91,11 @@ class WeightFiles:
         return tensor
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Read one tensor and return it, in the data type `dtype` or in that of the file."""
+        """Read one tensor and return it, in the data type `dtype` or in that of the file.
+
+        On the CPU and in the data type of the file, the result is memory-mapped, not copied: writing to it does not
+        change the file. The tensor is copied if the file is larger than memory, or if it is not aligned in the file.
+        """
         info = self.info(name)
         stored = info.torch_dtype
         self.bytes_read += info.nbytes
@@ -133,7 +145,11 @@ def no_such_path(path: Path | str) -> FileError:
 
 
 def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> str | Mapping[str, str]:
-    """Choose the safetensors files, or the only GGUF file, from which the tensors of a folder are read."""
+    """Choose the safetensors files, or the only GGUF file, from which the tensors of a folder are read.
+
+    By default, it is the first that exists of `model.safetensors`, `model.safetensors.index.json`, the only safetensors
+    file, and the only GGUF file. The result is the second argument of `WeightFiles`.
+    """
     if file is not None:
         path = folder.find(file)
         assert path is not None

@@ -42,7 +42,10 @@ class QueryBlock(NamedTuple):
 
 
 class PackedDocuments:
-    """Documents of a mask without padding, for torch's attention over sequences of different lengths."""
+    """Documents of a mask without padding, for torch's attention over sequences of different lengths.
+
+    The device is waited for once, for the lengths of the documents.
+    """
 
     def __init__(self, documents: Int[Tensor, "B T"] | Bool[Tensor, "B T"]) -> None:
         self.cu_seqlens, self.longest, tokens = packed_lengths(documents)
@@ -75,10 +78,20 @@ class PackedDocuments:
 
 
 class AddedScores:
-    """What attention adds to its scores: a position scheme's bias, and -inf for each masked key.
+    """What attention adds to its scores: the bias of a position scheme, and -inf for each masked key.
 
-    Where all of it has too many numbers, it is computed for blocks of queries, and again in the backward pass. On CUDA,
-    documents alone need none of it where torch has FlashAttention.
+    The definition is `scores` of one block with all T queries and S keys. Where this has too many numbers, `attend`
+    computes it for blocks of queries, in every call and again in the backward pass. On the CPU a block leaves out the
+    keys before the document of its first query. Under `torch.func` transforms and in exported graphs there are no
+    blocks.
+
+    On CUDA a mask of documents without a bias and a cache needs no scores where these would be many and torch has
+    FlashAttention for the queries: float16 or bfloat16, in eager mode, not in the capture of a CUDA graph. The first
+    `attend` then waits for the device once, for the lengths of the documents.
+
+    `queried` and `seen` are the positions of the queries, `(T,)` or `(B, T)`, and of the keys; the queries are the last
+    keys. `documents` has 0 for padding, or else the number of the document of each key. `slots` is not `None` if the
+    keys are all slots of a cache of a fixed size; the queries are then at `slots.new`.
     """
 
     def __init__(
@@ -181,7 +194,10 @@ class AddedScores:
 
 
 def _has_flash_attention(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether torch has FlashAttention for these on their device."""
+    """Return whether torch has FlashAttention for these on their device.
+
+    It has none within `sdpa_kernel(SDPBackend.MATH)`, whose result has second derivatives.
+    """
     return q.shape[-1] % 8 == 0 and can_use_flash_attention(
         SDPAParams(q, k, v, None, 0.0, True, q.shape[1] != k.shape[1])
     )

@@ -73,7 +73,11 @@ class BlockCache:
     def extend(
         self, keys: Float[Tensor, "B G T K"], values: Float[Tensor, "B G T K"]
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
-        """Append keys and values of the new tokens in place, and return (keys, values) of those that they attend to."""
+        """Append keys and values of the new tokens in place, and return (keys, values) of those that they attend to.
+
+        Those are all tokens so far. In a cache of a fixed size they are all slots, except for its first tokens, which
+        attend only to each other.
+        """
         if self.keys is None or self.values is None:
             self.keys, self.values = keys, values
             if self.slots is not None:
@@ -172,13 +176,7 @@ class KeyValueCache:
             return positions.expand(*positions.shape[:-2], *ids.shape), attention_mask
         if positions is None and attention_mask is not None:
             raise ShapeError("New tokens continue the last document; with an attention_mask, pass their positions too.")
-        batch, cached = self.positions.shape[-2:]
-        if self.documents is not None:  # the last cached token of each row that is not padding
-            last = torch.where(self.documents != 0, torch.arange(cached, device=ids.device), 0).amax(-1, keepdim=True)
-        elif slots is not None:
-            last = (slots.used - 1).expand(batch, 1)
-        else:
-            last = torch.full((batch, 1), cached - 1, device=ids.device)
+        last = self._last_text_places(self.positions)
         if positions is None:
             reached = self.positions if self.positions.dim() == 2 else self.positions.amax(0)
             positions = reached.gather(-1, last) + torch.arange(1, ids.shape[-1] + 1, device=ids.device)
@@ -189,6 +187,16 @@ class KeyValueCache:
         elif self.documents is not None:
             attention_mask = self.documents.gather(-1, last).expand(ids.shape)
         return positions.expand(*positions.shape[:-2], *ids.shape), attention_mask
+
+    def _last_text_places(self, positions: Int[Tensor, "*axes B S"]) -> Int[Tensor, "B 1"]:
+        """Return the place of the last cached token of each row that is not padding."""
+        batch, cached = positions.shape[-2:]
+        if self.documents is not None:
+            places = torch.arange(cached, device=positions.device)
+            return torch.where(self.documents != 0, places, 0).amax(-1, keepdim=True)
+        if self._slots is not None:
+            return (self._slots.used - 1).expand(batch, 1)
+        return torch.full((batch, 1), cached - 1, device=positions.device)
 
     def read_again(
         self,

@@ -39,7 +39,12 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5}
 def causal_outputs(
     model: nn.Module, ids: Int[Tensor, "B T"], attention_mask: Int[Tensor, "B T"] | None = None
 ) -> tuple[Float[Tensor, "B T D"], Callable[..., Tensor]]:
-    """Run a causal language model, and return the hidden states that its LM head reads, and its loss."""
+    """Run a causal language model, and return the hidden states that its LM head reads, and its loss.
+
+    The loss is a function `(targets, ignore_index=-100, reduction="mean")` of the target of each place, `(B, T)`, in
+    nats. No tensor of all logits is computed for a `DecoderLM`, nor for a patched model whose type is known. The mean
+    over no target is 0, or NaN for other models.
+    """
     if isinstance(model, DecoderLM):
         hidden = model.hidden(ids, attention_mask=attention_mask)
         return hidden, partial(model.head.loss, hidden)
@@ -57,7 +62,10 @@ def causal_outputs(
 
 
 def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits:
-    """Describe the logits of a causal language model after each token."""
+    """Describe the logits of a causal language model after each token.
+
+    They are computed when something reads them, except in models that compute all logits; see `CausalOutputs`.
+    """
     if isinstance(model, DecoderLM):
         return model.head.uncomputed_logits(model.hidden(ids))
     head, hidden, logits = _run(model, ids, None)
@@ -67,7 +75,10 @@ def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits
 
 
 def _applied(head: OutputHead) -> LogitOptions:
-    """Return `logit_scale=1.0` for a head whose model scales the hidden states before it calls the head."""
+    """Return `logit_scale=1.0` for a head whose model scales the hidden states before it calls the head.
+
+    The scale must not be applied again to those states. For any other head there are no options.
+    """
     return {"logit_scale": 1.0} if head.model_options is not None and head.model_options.scales_hidden else {}
 
 
@@ -76,7 +87,11 @@ class _HeadReached(Exception):
 
 
 def _run(model: nn.Module, ids: Tensor, attention_mask: Tensor | None) -> tuple[Any, Tensor, Tensor | None]:
-    """Run a model of transformers, to its LM head if that computes all logits and says what the model does to them."""
+    """Run a model of transformers, to its LM head if that computes all logits and says what the model does to them.
+
+    Return the LM head, the hidden states that it reads, and the logits of the model; `None` for logits that are those
+    of the head for these hidden states.
+    """
     getter = getattr(model, "get_output_embeddings", None)
     head = None if getter is None else getter()
     if not isinstance(head, nn.Module):
@@ -128,7 +143,11 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def check_causal(model: nn.Module, ids: Int[Tensor, " T"]) -> None:
-    """Check that a language model predicts each token from those before it."""
+    """Check that a language model predicts each token from those before it.
+
+    The model is run on two short texts that differ only in their last token: the first `PROBED` tokens of `ids`, any
+    text. A `DecoderLM` is not run, nor any model on fewer than two tokens.
+    """
     name, advice = type(model).__name__, "The loss of the next token, which is computed here, has no meaning for it."
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise CheckpointError(f"{name} is an encoder-decoder, which reads two texts. {advice}")

@@ -533,7 +533,13 @@ class Attention(nn.Module):
         past: BlockCache | None = None,
         add_to_values: AddToValues | None = None,
     ) -> Float[Tensor, "*batch T D"]:
-        """Compute `softmax(query_scale * q k^T / sqrt(K) + scores) v` over past and new tokens."""
+        """Compute `softmax(query_scale * q k^T / sqrt(K) + scores) v` over past and new tokens.
+
+        `scores` are the attention bias and mask together, which already contain the bias of `position`; `None` for a
+        plain causal mask, or for a single new token that attends to all others. `prepared` is the position of each new
+        token, or the result of `position.prepare`. Keys and values of the new tokens are appended to `past`.
+        `add_to_values` adds value embeddings to the values.
+        """
         q_BHTK, k_BGTK, v_BGTK = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(-2, -3)
             for project in (self.query, self.key, self.value)
@@ -571,5 +577,9 @@ def inner_linear(in_features: int, out_features: int) -> NormalLinear:
 
 
 def outer_linear(in_features: int, out_features: int, depth: int) -> NormalLinear:
-    """Return a projection without bias whose output is added to the residual stream."""
+    """Return a projection without bias whose output is added to the residual stream.
+
+    Its weights are from N(0, 1 / (2 * depth * in_features)): each of `depth` blocks adds two such outputs, and their
+    sum stays small (GPT-2).
+    """
     return NormalLinear(in_features, out_features, init_std=(2 * depth * in_features) ** -0.5)

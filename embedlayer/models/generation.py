@@ -227,8 +227,8 @@ class _Settings(NamedTuple):
     """How the token that follows a text is chosen."""
 
     sampler: Sampler
-    of_logits: LogitOptions
-    logprobs_mode: LogprobsMode | None
+    of_logits: LogitOptions  # options of the logits that replace those of the head
+    logprobs_mode: LogprobsMode | None  # `None`: no log-probabilities
 
     @torch.no_grad()
     def choose(
@@ -240,7 +240,12 @@ class _Settings(NamedTuple):
         cache: KeyValueCache,
         ids: Int[Tensor, "B T"],
     ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"] | None]:
-        """Return the token after each text, the largest logit there, and the log-probability of the token."""
+        """Return the token after each text, the largest logit there, and the log-probability of the token.
+
+        `unread` are the tokens that the model has not read, and `last` the place of the last one of each text there;
+        `None` if that is the last column. `cache` has the tokens before, and gains the keys and values of `unread`.
+        `ids` are all tokens of each text, as far as the sampler reads them. The model runs in evaluation mode.
+        """
         with evaluating(model):
             states = model.hidden(unread, attention_mask=attention_mask, cache=cache)
             if last is not None:
@@ -275,7 +280,14 @@ def _decode(
     settings: _Settings,
     stops: list[int],
 ) -> Iterator[tuple[Int[Tensor, " B"], Float[Tensor, " B"] | None, Bool[Tensor, " B"]]]:
-    """Yield the next token of each text, `(B,)`, until all texts have ended or there are `max_new_tokens` new ones."""
+    """Yield the next token of each text, `(B,)`, until all texts have ended or there are `max_new_tokens` new ones.
+
+    With it come its log-probability, if that is requested, and whether the text had ended before; a text that has ended
+    repeats its last token. `stops` are the IDs of the tokens that end a text.
+
+    An accelerator waits once for the prompt, to check its IDs and mask, and once per token if there are `stops` or if
+    positions may run out. Each wait checks the logits since the last one.
+    """
     length, reach, unread = ids.shape[-1], model.position.max_seq_len, ids
     position = model.position
     grows = device_kind(ids) == "cpu" or (isinstance(position, RotaryEmbedding) and position.depends_on_length)
@@ -315,7 +327,11 @@ def _decode(
 
 
 def _check_logits(unchecked: list[tuple[Tensor, Tensor]], ended: Bool[Tensor, " B"], number: int) -> bool:
-    """Wait for the device, and return whether all texts have ended; a logit that is not finite is an error."""
+    """Wait for the device, and return whether all texts have ended; a logit that is not finite is an error.
+
+    `unchecked` has the largest logits of the new tokens up to `number`, and is cleared. Texts that had ended before do
+    not count.
+    """
     logits, had_ended = zip(*unchecked, strict=True)
     *rows, last = torch.cat([*logits, *had_ended, ended]).view(-1, len(ended)).tolist()
     for place in range(len(unchecked)):

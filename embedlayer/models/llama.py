@@ -95,7 +95,11 @@ def load_llama(
 
 
 def _build(model: CheckpointModel) -> DecoderLM:
-    """Build the decoder, and read all its tensors into `model.tensors`; the caller assigns them to the decoder."""
+    """Build the decoder, and read all its tensors into `model.tensors`; the caller assigns them to the decoder.
+
+    `build_with_tensors` calls it with the meta device as torch's default, so that the weights of the decoder take no
+    memory.
+    """
     tensors, config, names = model.tensors, model.config.content, model.family.decoder
     checkpoint, weights = tensors.checkpoint, tensors.by_key
     assert names is not None

@@ -14,22 +14,22 @@ from embedlayer.core.option_docs import show_options
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Options of `generate` and `next_tokens` that choose a token from logits.
+    """Options of `sample`, `generate` and `next_tokens` that choose a token from logits.
 
     They act in the order of transformers' `generate`: repetition penalty, temperature, top-k, top-p, min-p.
 
     Attributes:
         temperature: 0, the default, selects the most likely token, whatever `top_k`, `top_p` and `min_p` are; above 0,
             higher is more random.
-        top_k: Sample from the K most likely tokens, and from all that are as likely as the last of these; `None` for
-            all.
-        top_p: Sample from the most likely tokens that together reach this probability (nucleus sampling); `None` for
-            all.
-        min_p: Sample from the tokens of at least this fraction of the probability of the most likely one; `None` for
-            all.
-        repetition_penalty: Divide the positive logits of tokens that are in the text by this number, and multiply the
-            negative ones. Above 1 makes repetition less likely, below 1 more. It also acts at temperature 0; `None`
-            for 1.
+        top_k: Sample from the K most likely tokens, and from all that are as likely as the last of these; at least 1,
+            or `None` for all.
+        top_p: Sample from the most likely tokens that together reach this probability (nucleus sampling); above 0 and
+            at most 1, or `None` for all.
+        min_p: Sample from the tokens of at least this fraction of the probability of the most likely one; from 0 to 1,
+            or `None` for all.
+        repetition_penalty: Divide the positive logits of tokens that are in the text by this positive number, and
+            multiply the negative ones. Above 1 makes repetition less likely, below 1 more. It also acts at temperature
+            0; `None` for 1.
         generator: Random number generator; `None` for torch's own, which `torch.manual_seed` seeds.
     """
 
@@ -43,7 +43,11 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """Choose one token per text from its logits. The attributes are those of `SamplingOptions`."""
+    """Choose one token per text from its logits. The attributes are those of `SamplingOptions`.
+
+    Reference: transformers/generation/logits_process.py, and `_get_logits_processor` in generation/utils.py for the
+        order. There, greedy decoding is `do_sample=False` instead of temperature 0, and `top_k` is 50 if not passed.
+    """
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -53,18 +57,23 @@ class Sampler:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        in_range = {
-            "temperature": 0 <= self.temperature < math.inf,
-            "top_k": self.top_k is None or self.top_k >= 1,
-            "top_p": self.top_p is None or 0 < self.top_p <= 1,
-            "min_p": self.min_p is None or 0 <= self.min_p <= 1,
-            "repetition_penalty": self.repetition_penalty is None or 0 < self.repetition_penalty < math.inf,
+        penalty = self.repetition_penalty
+        ranges = {
+            "temperature": (0 <= self.temperature < math.inf, "0 or a positive number"),
+            "top_k": (self.top_k is None or self.top_k >= 1, "at least 1"),
+            "top_p": (self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (self.min_p is None or 0 <= self.min_p <= 1, "from 0 to 1"),
+            "repetition_penalty": (penalty is None or 0 < penalty < math.inf, "a positive number"),
         }
-        for name in (name for name, is_valid in in_range.items() if not is_valid):
-            raise SizeError(f"{name} is out of range: {getattr(self, name)}. See SamplingOptions.")
+        for name, (is_valid, values) in ranges.items():
+            if not is_valid:
+                raise SizeError(f"{name} must be {values}, not {getattr(self, name)}.")
 
     def sampled(self, processed: Float[Tensor, "B V"]) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-        """Return one token ID per row of `processed_logits`, the largest at temperature 0, and the largest logit."""
+        """Return one token ID per row of `processed_logits`, the largest at temperature 0, and the largest logit.
+
+        Where a row has NaN or infinity, or only -inf, the largest logit is not finite, and the token has no meaning.
+        """
         largest, tokens = processed.max(dim=-1)
         if self.temperature == 0:
             return tokens, largest
@@ -85,27 +94,22 @@ class Sampler:
         return self.temperature == 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None)
 
     def processed_logits(self, logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"]) -> Float[Tensor, "B V"]:
-        """Return the float32 logits whose softmax is sampled from; they are -inf for tokens that are excluded."""
+        """Return the float32 logits whose softmax is sampled from; they are -inf for tokens that are excluded.
+
+        `ids` are all tokens of each text so far. At temperature 0 only the repetition penalty is applied.
+        """
         logits = logits.float()
         if self.repetition_penalty is not None:
-            ids, penalty = ids.long(), self.repetition_penalty
-            seen = logits.gather(-1, ids)
-            logits = logits.scatter(-1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))  # once per token
+            logits = _penalize_repetition(logits, ids, self.repetition_penalty)
         if self.temperature == 0:
             return logits
         logits = logits / self.divisor
         if self.top_k is not None:
-            kth = logits.topk(min(self.top_k, logits.shape[-1]), dim=-1).values[:, -1:]
-            logits = logits.masked_fill(logits < kth, -math.inf)
+            logits = _keep_top_k(logits, self.top_k)
         if self.top_p is not None and self.top_p < 1:
-            ascending, order = logits.sort(dim=-1)
-            excluded = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - self.top_p
-            excluded[:, -1] = False
-            logits = logits.masked_fill(excluded.scatter(-1, order, excluded), -math.inf)
+            logits = _keep_top_p(logits, self.top_p)
         if self.min_p is not None:
-            probabilities = logits.softmax(dim=-1)
-            least = self.min_p * probabilities.amax(dim=-1, keepdim=True)
-            logits = logits.masked_fill(probabilities < least, -math.inf)
+            logits = _keep_min_p(logits, self.min_p)
         return logits
 
 
@@ -121,7 +125,9 @@ def sample(
         **options: See `SamplingOptions`.
 
     Raises:
-        SizeError: On the CPU, the largest logit of a row is NaN or infinite.
+        SizeError: An option is out of its range, or `repetition_penalty` is passed without `ids`; or, on the CPU, the
+            largest logit of a row is NaN or infinite.
+        ShapeError: There is not one text for each row of logits.
         TypeError: An option is unknown.
 
     Example:
@@ -145,3 +151,45 @@ def sample(
 def not_finite(numbers: Float[Tensor, "*batch"]) -> Bool[Tensor, "*batch"]:
     """Return whether each number is NaN or infinite, by two operations."""
     return numbers - numbers != 0
+
+
+def _penalize_repetition(logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"], penalty: float) -> Float[Tensor, "B V"]:
+    """Divide the positive logits of the tokens in `ids` by `penalty`, and multiply the negative ones, once per token.
+
+    Reference: Keskar et al., CTRL, 2019, section 4.1; transformers' RepetitionPenaltyLogitsProcessor.
+    """
+    ids = ids.long()
+    seen = logits.gather(-1, ids)
+    return logits.scatter(-1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
+
+
+def _keep_top_k(logits: Float[Tensor, "B V"], k: int) -> Float[Tensor, "B V"]:
+    """Set the logits below the K-th largest to -inf; all that equal it stay. K above V changes nothing.
+
+    Reference: Fan et al., Hierarchical Neural Story Generation, 2018; transformers' TopKLogitsWarper.
+    """
+    kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[:, -1:]
+    return logits.masked_fill(logits < kth, -math.inf)
+
+
+def _keep_top_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
+    """Set the logits of the least likely tokens to -inf while their total probability is at most `1 - p`.
+
+    The most likely token stays. Of equal logits at the limit, those stay that `torch.sort` sorts last, as in
+    transformers.
+
+    Reference: Holtzman et al., The Curious Case of Neural Text Degeneration, 2020; transformers' TopPLogitsWarper.
+    """
+    ascending, order = logits.sort(dim=-1)
+    excluded = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
+    excluded[:, -1] = False
+    return logits.masked_fill(excluded.scatter(-1, order, excluded), -math.inf)
+
+
+def _keep_min_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
+    """Set the logits of tokens to -inf that are less likely than `p` times the most likely one.
+
+    Reference: Nguyen et al., Min-p Sampling, 2024; transformers' MinPLogitsWarper.
+    """
+    probabilities = logits.softmax(dim=-1)
+    return logits.masked_fill(probabilities < p * probabilities.amax(dim=-1, keepdim=True), -math.inf)

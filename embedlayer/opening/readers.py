@@ -108,32 +108,17 @@ def open_model(
 
 def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
     """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`."""
-    from embedlayer.saving import Pretrained, part_from_pretrained
-    from embedlayer.tables.table import TokenTable
+    from embedlayer.saving import part_from_pretrained
 
     if not (path / CONFIG).exists():
         go_on = command_line("train", "--resume", "-o", path)
         raise FileError(f"{path}: its run is not finished: continue it with {go_on}")
     class_name = CLASSES_WITH_TABLE.get(str(read_json(path / CONFIG).get("kind"))) if parts == "table" else None
-    layer: Any
-    table: Any
-    model, table_only = None, "" if class_name is None else REQUESTED.format(parts)
-    if class_name is not None:
-        layer = table = part_from_pretrained(path, "table", device=device).eval()
+    table_only = "" if class_name is None else REQUESTED.format(parts)
+    if class_name is None:
+        class_name, table, model = _saved_layer(path, device)
     else:
-        layer = table = Pretrained.from_pretrained(path, device=device).eval()
-        if not isinstance(layer, TokenTable):
-            from embedlayer.checkpoints.layer import EmbeddingLayer
-            from embedlayer.inputs.embedding import TransformerEmbedding
-            from embedlayer.inputs.ngram import NgramEmbedding
-            from embedlayer.models.decoder import DecoderLM
-
-            table = None if isinstance(layer, NgramEmbedding) else getattr(layer, "table", None)
-            model = layer if isinstance(layer, DecoderLM | EmbeddingLayer | TransformerEmbedding) else None
-            class_name = "DecoderLM" if isinstance(layer, DecoderLM) else None
-        class_name = class_name or type(layer).__name__
-    if not isinstance(table, TokenTable):
-        raise CheckpointError(f"{path} holds {a_or_an(layer)}, which has no table of tokens.")
+        table, model = _token_table(path, part_from_pretrained(path, "table", device=device).eval()), None
     is_decoder = class_name == "DecoderLM"
     blocks = f"The blocks of {path} are those of a model of transformers: load it with embedlayer.compress.load_model."
     return OpenedModel(
@@ -147,6 +132,39 @@ def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
         table_only=table_only,
         no_decoder=blocks if (path / BLOCKS / CONFIG).exists() else table_only if is_decoder else "",
     )
+
+
+def _saved_layer(path: Path, device: str) -> "tuple[str, TokenTable, Any]":
+    """Read all of a saved layer, in evaluation mode; return the name of its class, its table, and the layer.
+
+    The third result is `None` unless the layer is a decoder, an embedding layer or an input embedding.
+    """
+    from embedlayer.saving import Pretrained
+    from embedlayer.tables.table import TokenTable
+
+    layer: Any = Pretrained.from_pretrained(path, device=device).eval()
+    if isinstance(layer, TokenTable):
+        return type(layer).__name__, layer, None
+    from embedlayer.checkpoints.layer import EmbeddingLayer
+    from embedlayer.inputs.embedding import TransformerEmbedding
+    from embedlayer.inputs.ngram import NgramEmbedding
+    from embedlayer.models.decoder import DecoderLM
+
+    table = None if isinstance(layer, NgramEmbedding) else getattr(layer, "table", None)
+    name = "DecoderLM" if isinstance(layer, DecoderLM) else type(layer).__name__
+    is_model = isinstance(layer, DecoderLM | EmbeddingLayer | TransformerEmbedding)
+    return name, _token_table(path, table, layer), layer if is_model else None
+
+
+def _token_table(path: Path, table: object, layer: object = None) -> "TokenTable":
+    """Return the table of tokens of a layer; raise a `CheckpointError` if it has none."""
+    from embedlayer.tables.table import TokenTable
+
+    if not isinstance(table, TokenTable):
+        raise CheckpointError(
+            f"{path} holds {a_or_an(table if layer is None else layer)}, which has no table of tokens."
+        )
+    return table
 
 
 def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
@@ -168,7 +186,11 @@ def _run_in(path: Path) -> "RunDirectory":
 
 
 def _open_checkpoint(path: Path, device: str) -> OpenedModel:
-    """Open a local checkpoint: as a whole decoder if `load_llama` can read it, else its embedding layer alone."""
+    """Open a local checkpoint: as a whole decoder if `load_llama` can read it, else its embedding layer alone.
+
+    In the second case, `no_decoder` of the result is the message of the error of `load_llama`; or if only the table can
+    be read, the reason for that.
+    """
     from embedlayer.models.llama import load_llama
 
     try:
@@ -187,7 +209,11 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
 
 
 def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
-    """Open the embedding layer of a checkpoint, and no transformer blocks, from a local path or from the hub."""
+    """Open the embedding layer of a checkpoint, and no transformer blocks, from a local path or from the hub.
+
+    If it cannot be read but its table can, the result has the table alone, and a warning says why. If the table cannot
+    be read either, the first error is raised. With `parts="table"`, only the table is read, without a warning.
+    """
     from embedlayer.checkpoints.layer import load
 
     is_here = Path(source).exists()
@@ -221,7 +247,11 @@ def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
 
 
 def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Tokenizer | None":
-    """Read the tokenizer of a checkpoint; return `None` if there is none, or if it cannot be read."""
+    """Read the tokenizer of a checkpoint; return `None` if there is none, or if it cannot be read.
+
+    For a path, `no_tokenizer` of `opened` is then the reason. `layer` has the tokenizer of the same checkpoint; if it
+    is `None` or has none, the folder is searched, or the GGUF file.
+    """
     from embedlayer.tokenization.ids import missing_rows_message
     from embedlayer.tokenization.read import load_tokenizer, tokenizer_file
 

@@ -239,7 +239,11 @@ def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> Posit
 
 
 def limit_of(values: Float[Tensor, "..."]) -> float:
-    """Return the end of a colour range for the values: the largest finite absolute value, or 1."""
+    """Return the end of a colour range for the values: the largest finite absolute value, or 1.
+
+    A few outliers would make all other numbers pale: if the largest value is more than twice the 99th percentile, the
+    range ends at that percentile, unless it is 0.
+    """
     sizes = values.detach()[values.isfinite()].abs().double().cpu()
     if not sizes.numel():
         return 1.0
@@ -248,7 +252,11 @@ def limit_of(values: Float[Tensor, "..."]) -> float:
 
 
 def draw_matrix(axes: Axes, values: Float[Tensor, "N C"], *, limit: float | None = None) -> Any:
-    """Draw a matrix as a heat map, one cell for each number, and return matplotlib's image."""
+    """Draw a matrix as a heat map, one cell for each number, and return matplotlib's image.
+
+    Pixels of a matrix with more than `MOST_CELLS` rows or columns show the mean of the cells that they cover. Cells
+    that are not finite are grey. If a value is outside the range, a colour bar of the image has arrows.
+    """
     limit = limit_of(values) if limit is None else limit
     colours = require("matplotlib", extra="plots").colormaps["RdBu_r"].with_extremes(bad=HOLE)
     matrix = numbers(values)

@@ -28,6 +28,9 @@ def write_labels(
     """Write labels beside their points where they fit, and return the indices of the labelled points.
 
     A label is written on the first side of its point where it overlaps no other label and no labelled point.
+
+    The figure must be complete except for these labels: its layout is computed here. `labels` are in order of priority;
+    texts that no installed font can write are left out. `mark` draws the labelled points again in a dark colour.
     """
     backend = require("matplotlib.backends.backend_agg", extra="plots")
     fonts = require("matplotlib.font_manager", extra="plots")

@@ -87,10 +87,7 @@ def table_map(
         if labels is None and tokenizer is not None:
             labels = _words(table, as_tokenizer(tokenizer))
         if layout is None:
-            rows = table.rows(0, table.vocab_size)
-            found = principal_components(rows, min(2, table.embed_dim), skip_nonfinite=True)
-            coordinates = F.pad(found.coordinates, (0, 2 - found.coordinates.shape[1])).cpu()
-            explained_variance_ratio = found.explained_variance_ratio.cpu()
+            coordinates, explained_variance_ratio = _components(table)
         elif len(layout.places) != table.vocab_size:
             raise ShapeError(f"The layout has {len(layout.places)} places, and the table {table.vocab_size} rows.")
         else:
@@ -155,8 +152,23 @@ def _colours(values: Float[Tensor, " N"] | None, rows: Any) -> dict[str, Any]:
     return {"c": every[rows], "cmap": colours, "vmin": low, "vmax": high, "plotnonfinite": True}
 
 
+def _components(table: LookupTable) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:
+    """Return the coordinates of rows along their first two principal components, and the shares of the variance.
+
+    Coordinates are NaN for rows that are not finite. A table of width 1 has the second coordinate 0.
+    """
+    rows = table.rows(0, table.vocab_size)
+    found = principal_components(rows, min(2, table.embed_dim), skip_nonfinite=True)
+    coordinates = F.pad(found.coordinates, (0, 2 - found.coordinates.shape[1])).cpu()
+    return coordinates, found.explained_variance_ratio.cpu()
+
+
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
-    """Return up to `NAMED_ROWS` whole words of a tokenizer as ID -> text, hubs first."""
+    """Return up to `NAMED_ROWS` whole words of a tokenizer as ID -> text, hubs first.
+
+    If there are more words, they are taken at equal intervals of the IDs, so that rare words are among them. Words have
+    3 letters or more, and begin with a space if any token does.
+    """
     require_rows(tokenizer, table.vocab_size)
     texts = token_texts(tokenizer)
     begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""

@@ -8,7 +8,11 @@ PIXEL_RATIO = 2  # pixels of the PNG file per pixel on the page, so that the fig
 
 
 class NotebookFigure(Figure):
-    """Matplotlib figure with a PNG representation of its own."""
+    """Matplotlib figure with a PNG representation of its own.
+
+    IPython can display only figures of pyplot. Figures of this library are not registered there, because pyplot would
+    keep each of them in memory.
+    """
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         """Return the figure as a PNG file, and the width and height at which a notebook displays it, in pixels."""

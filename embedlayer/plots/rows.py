@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -174,21 +174,7 @@ def gradient_rows(
         >>> table(torch.tensor([3, 7, 1])).sum().backward()
         >>> figure = gradient_rows(table)
     """
-    gradient = as_rows(gradient)
-    if isinstance(gradient, LookupTable):
-        by_token = (part for part in gradient.parameters() if len(part) == gradient.num_rows)
-        gradients = [part.grad for part in by_token if part.grad is not None]
-        if not gradients:
-            raise ShapeError(f"This {type(gradient).__name__} has no gradient: call backward() first.")
-        gradient = gradients[0]
-    gradient = gradient.detach()
-    if gradient.is_sparse:
-        gradient = gradient.coalesce()
-        ids, rows = gradient.indices()[0].cpu(), gradient.values()
-    else:
-        ids, rows = torch.arange(len(gradient)), gradient
-    size, norms = len(gradient), RowReader(rows).norms()
-    ids, norms = ids[norms != 0], norms[norms != 0]
+    size, ids, norms = _used_rows(gradient)
     finite = norms.isfinite()
     order = norms[finite].argsort(descending=True, stable=True)[:most]
     drawn_ids, drawn = ids[finite][order].tolist(), norms[finite][order]
@@ -215,3 +201,28 @@ def gradient_rows(
             left_out(size - len(ids), "row", "no gradient"),
         )
     return figure
+
+
+def _used_rows(
+    gradient: LookupTable | nn.Embedding | Float[Tensor, "V D"],
+) -> tuple[int, Int[Tensor, " N"], Float[Tensor, " N"]]:
+    """Return the number of rows, the IDs of the rows with a nonzero gradient, and the L2 norms of these gradients.
+
+    The norm of a gradient with NaN or infinity is NaN.
+    """
+    gradient = as_rows(gradient)
+    if isinstance(gradient, LookupTable):
+        by_token = (part for part in gradient.parameters() if len(part) == gradient.num_rows)
+        gradients = [part.grad for part in by_token if part.grad is not None]
+        if not gradients:
+            raise ShapeError(f"This {type(gradient).__name__} has no gradient: call backward() first.")
+        gradient = gradients[0]
+    gradient = gradient.detach()
+    if gradient.is_sparse:
+        gradient = gradient.coalesce()
+        ids, rows = gradient.indices()[0].cpu(), gradient.values()
+    else:
+        ids, rows = torch.arange(len(gradient)), gradient
+    norms = RowReader(rows).norms()
+    used = norms != 0
+    return len(gradient), ids[used], norms[used]

@@ -200,7 +200,11 @@ def with_missing(label: str, count: int) -> str:
 
 
 def usual_range(values: Any) -> tuple[float, float]:
-    """Return the lowest and the highest value without outliers; values that are not finite are ignored."""
+    """Return the lowest and the highest value without outliers; values that are not finite are ignored.
+
+    A few outliers would squash all other values of a figure. See `FENCE` and `MOST_OUTLIERS`. If both quartiles are
+    equal, no value is an outlier.
+    """
     finite = values[np.isfinite(values)]
     if not finite.size:
         return 0.0, 0.0

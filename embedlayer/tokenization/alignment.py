@@ -207,23 +207,23 @@ def _text_of_both(a: TokenSpans, b: TokenSpans, row: int, truncated: bool) -> by
 class _Chunks(NamedTuple):
     """The tokens of one sequence in N chunks."""
 
-    chunk_of: _Numbers
-    firsts: _Numbers
+    chunk_of: _Numbers  # chunk of each token, -1 for the remainder
+    firsts: _Numbers  # first token of each chunk
     num_tokens: _Numbers
-    starts: _Numbers
-    ends: _Numbers
-    covered: _Numbers
-    exact: NDArray[np.bool_]
+    starts: _Numbers  # first byte of each chunk
+    ends: _Numbers  # last byte of each chunk + 1
+    covered: _Numbers  # bytes that its tokens encode
+    exact: NDArray[np.bool_]  # all of its tokens are exact
 
 
 class _FlatSide(NamedTuple):
     """The N tokens of all texts of a batch that are in the texts, one text after another."""
 
-    places: _Numbers
+    places: _Numbers  # place of each token in the flattened IDs
     rows: _Numbers
-    starts: _Numbers
+    starts: _Numbers  # first byte of each token, counted over all texts
     ends: _Numbers
-    cut_ends: _Numbers
+    cut_ends: _Numbers  # last byte of the cut after it; `NO_CUT` without one
     exact: NDArray[np.bool_]
 
     @classmethod
@@ -261,6 +261,8 @@ class _FlatSide(NamedTuple):
 
 def _common_cuts(a: _FlatSide, b: _FlatSide) -> tuple[_Numbers, _Numbers]:
     """Return the tokens of both sides after which both are cut: the most pairs of intervals that meet, in order."""
+    # The intervals of a side are disjoint. Of the pairs that meet, the first is a common cut, and after it each first
+    # pair whose intervals both come after those of the last common cut.
     tokens = [np.flatnonzero(side.cut_ends != NO_CUT) for side in (a, b)]
     (a_starts, a_ends), (b_starts, b_ends) = (
         (side.ends[places], side.cut_ends[places]) for side, places in zip((a, b), tokens, strict=True)

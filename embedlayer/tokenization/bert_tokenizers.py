@@ -19,7 +19,11 @@ def bert_tokenizer(
     strip_accents: bool | None = None,
     splits_chinese: bool = True,
 ) -> Tokenizer:
-    """Return a WordPiece tokenizer that normalises and splits text as BERT does, without special tokens."""
+    """Return a WordPiece tokenizer that normalises and splits text as BERT does, without special tokens.
+
+    With `splits_chinese` each Chinese character is a word. With `strip_accents=None` accents are removed where text is
+    lower-cased, as in BERT.
+    """
     tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=unknown, max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=splits_chinese
@@ -30,7 +34,11 @@ def bert_tokenizer(
 
 
 def wordpiece_tokenizer(vocabulary: dict[str, int], config: TokenizerConfig, file: Path) -> Tokenizer:
-    """Return the tokenizer of a `vocab.txt`: BERT's, by the settings that the files beside it state."""
+    """Return the tokenizer of a `vocab.txt`: BERT's, by the settings that the files beside it state.
+
+    Without `do_lower_case`, text is lower-cased if a file names the class, which is the default of BERT's classes. If
+    no file names one, it is lower-cased if no entry except the bracketed ones has an upper-case letter.
+    """
     is_known = config.kind is None or config.kind in (*WORDPIECE_CLASSES, *GENERIC_CLASSES)
     if not is_known:
         raise config.refuse_class(file)

@@ -30,7 +30,11 @@ _NORMALIZERS: Mapping[str, Callable[[], normalizers.Normalizer]] = {
 
 
 def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig) -> BpeRules:
-    """Return the rules by which a pair of `vocab.json` and `merges.txt` is read."""
+    """Return the rules by which a pair of `vocab.json` and `merges.txt` is read.
+
+    The rules are those of the class that the files beside the pair state, or of the model type. With nothing beside it
+    they are GPT-2's, provided that all entries are written in the byte-level alphabet.
+    """
     known = ", ".join(BPE_CLASSES)
     if config.kind is not None and config.kind in BPE_CLASSES:
         if config.kind == "GPT2" and config.model_type in SPLITS_DIGITS:
@@ -112,6 +116,7 @@ def _around(
 @cache
 def byte_level_alphabet() -> dict[str, int]:
     """Return the alphabet in which byte-level BPE writes bytes, as in GPT-2."""
+    # a printable byte is its own letter; the other bytes have the letters from U+0100 on
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -290,7 +290,11 @@ class TokenBytes:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return the text of one token as a person would write it."""
+    """Return the text of one token as a person would write it.
+
+    Byte-level letters and `▁` become the characters that they encode. Bytes of an incomplete character become `<0xE2>`.
+    Added tokens and WordPiece's `##` are unchanged.
+    """
     subword = tokenizer.id_to_token(token_id) if token_id >= 0 else None
     if subword is None:
         raise TokenIdError(f"The tokenizer has no token {token_id}: its IDs are 0..{table_size(tokenizer) - 1}.")

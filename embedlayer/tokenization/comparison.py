@@ -108,7 +108,11 @@ def compare_tokenizers(a: object, b: object, text: str | Iterable[str] | None = 
 def _spans_of_parts(
     tokens: tuple[TokenBytes, TokenBytes], chunks: Iterable[str]
 ) -> Iterator[tuple[TokenSpans, TokenSpans]]:
-    """Yield the spans of both tokenizers in parts of a text, whose chunks are those of the whole text."""
+    """Yield the spans of both tokenizers in parts of a text, whose chunks are those of the whole text.
+
+    A part is one or more of the passed chunks. Each part but the last ends where both tokenizers end a token and have
+    dropped no bytes, so that the whole text has a common cut there.
+    """
     part = before = ""
     for chunk in chunks:
         part += chunk

@@ -121,7 +121,11 @@ def _sentencepiece(
 
 
 def _wordpiece(values: Values, entries: list[str], kinds: list[int]) -> Tokenizer:
-    """Return a WordPiece tokenizer, as in BERT."""
+    """Return a WordPiece tokenizer, as in BERT.
+
+    Text is lower-cased if no entry except the bracketed ones has an upper-case letter. A start and an end token go
+    around it if the metadata or the vocabulary (`[CLS]`, `[SEP]`) has both.
+    """
     names = []
     for entry, kind in zip(entries, kinds, strict=True):  # `▁` marks the start of a word, where `##` marks the rest
         is_text = kind in (NORMAL, UNUSED)
@@ -146,7 +150,10 @@ def _add(tokenizer: Tokenizer, names: list[str], kinds: list[int]) -> None:
 
 
 def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: str) -> None:
-    """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says."""
+    """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says.
+
+    Where the metadata says nothing, the default of llama.cpp for this `form` of tokenizer applies.
+    """
     splits = PRE_TOKENIZERS.get(values.get(f"{PREFIX}pre", "")) if form == "byte-level" else None
     defaults = {"bos": form == "sentencepiece" or (splits is not None and splits.adds_bos), "eos": form == "unigram"}
     known = {"sentencepiece": {"bos": 1, "eos": 2}, "unigram": {"eos": 1}}.get(form, {})
@@ -184,7 +191,13 @@ def check_kind(tokenizer: Tokenizer, old: Values, path: Path) -> None:
 
 
 def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path) -> dict[str, Any]:
-    """Return the metadata of a GGUF file for an edited tokenizer: tokens, their kinds and scores, and merges."""
+    """Return the metadata of a GGUF file for an edited tokenizer: tokens, their kinds and scores, and merges.
+
+    Old tokens keep their score, and their kind unless they became added tokens or stopped being added tokens. Unigram
+    takes the scores of the new tokenizer; SentencePiece's BPE gets new scores if the order of its merges changed
+    (`_merge_scores`). Rows without a token become unused tokens. Only keys of `old`, the metadata of the file, are
+    returned.
+    """
     check_kind(tokenizer, old, path)
     data, before = json.loads(tokenizer.to_str()), tokenizer_of(old, path)
     form, model = GGUF_TOKENIZERS[old[f"{PREFIX}model"]], data["model"]
@@ -233,7 +246,14 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
 def _merge_scores(
     merges: Sequence[tuple[str, ...]], entries: Sequence[str], old_scores: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return scores with which SentencePiece merges subwords in the order of a list of merges."""
+    """Return scores with which SentencePiece merges subwords in the order of a list of merges.
+
+    SentencePiece has no list of merges: it merges the two neighbours whose merged subword has the highest score. If the
+    scores of the file already have the order of `merges`, they are kept (and left out of the result), and merged
+    subwords that are new get lower scores. Otherwise all scores are new: 0, -1, -2, ... in the order of the merges,
+    then for the subwords that no merge gives, by ID, as SentencePiece's trainer numbers them. `entries` are the
+    subwords by ID, without special tokens and bytes.
+    """
     order = list(dict.fromkeys(left + right for left, right in merges))
     known = [name for name in order if name in old_scores]
     place = {name: number for number, name in enumerate(entries)}
@@ -248,6 +268,7 @@ def _merge_scores(
 
 def _check_same_ids(tokenizer: Tokenizer, written: Tokenizer, path: Path) -> None:
     """Raise a `TokenizerError` unless a tokenizer and the one written into metadata give some texts the same IDs."""
+    # sample texts, `_PROBED` tokens from all over the vocabulary, and its last ones, which an edit added
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     probed = sorted({*range(0, size, max(1, size // _PROBED)), *range(max(0, size - 64), size)})
     tokens = decode_batch(tokenizer, [[token] for token in probed], skip_special_tokens=False)

@@ -69,6 +69,8 @@ def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) 
 
 def added_without_rows(tokenizer: Tokenizer, rows: int) -> list[int]:
     """Return the IDs of `rows` and more, if all of them are added tokens of the tokenizer; else an empty list."""
+    # the case of a tokenizer that was extended while the table was not; a tokenizer of another model has ordinary
+    # tokens at these IDs
     missing = sorted(token_id for token_id in tokenizer.get_vocab(with_added_tokens=True).values() if token_id >= rows)
     return missing if {*missing} <= tokenizer.get_added_tokens_decoder().keys() else []
 

@@ -25,9 +25,9 @@ _NO_MERGE = sys.maxsize  # in place of the rank of a pair that is not in the lis
 class Merge:
     """One merge of byte-pair encoding."""
 
-    index: int
-    rank: int
-    result: str
+    index: int  # place of the left symbol among the symbols before this merge
+    rank: int  # place of the pair in the list of merges: the lowest of all adjacent pairs is merged first
+    result: str  # the symbol that replaces the pair
 
 
 class BpeTrace(NamedTuple):
@@ -54,7 +54,7 @@ class WordPieceTrace(NamedTuple):
 
     ids: tuple[int, ...]
     tries: tuple[LookUp, ...]
-    is_too_long: bool
+    is_too_long: bool  # it has more characters than are read, so nothing was looked up
 
 
 class ScoredPart(NamedTuple):
@@ -76,7 +76,7 @@ class UnigramTrace(NamedTuple):
     """How a Unigram model splits a pre-token."""
 
     ids: tuple[int, ...]
-    paths: tuple[UnigramPath, ...]
+    paths: tuple[UnigramPath, ...]  # the best segmentation, then the best of all others if there is one
 
 
 class WholeTrace(NamedTuple):
@@ -124,7 +124,10 @@ class BpeModel:
         return BpeTrace(ids, first, tuple(merges), pairs, is_whole=False)
 
     def _first_symbols(self, pre_token: str) -> list[str]:
-        """Return the symbols before the first merge."""
+        """Return the symbols before the first merge.
+
+        They are the entry of each character, or else the entries of its bytes, the unknown token, or nothing.
+        """
         symbols: list[str] = []
         is_unknown = False  # whether an unknown token is to come before the next known character
         for place, character in enumerate(pre_token):
@@ -190,7 +193,11 @@ class WordPieceModel:
 
 
 class UnigramModel:
-    """Unigram: of all segmentations into entries, the one whose log-probabilities have the largest sum (Viterbi)."""
+    """Unigram: of all segmentations into entries, the one whose log-probabilities have the largest sum (Viterbi).
+
+    A character that is no entry scores `UNKNOWN_PENALTY` below the lowest score. Of segmentations with equal sums up to
+    a place, the one whose last entry is longest wins.
+    """
 
     def __init__(self, content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> None:
         entries: Sequence[tuple[str, float]] = content["vocab"]

@@ -126,7 +126,12 @@ def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """Return the path of the tokenizer file in a folder; formats are tried in the order of `load_tokenizer`."""
+    """Return the path of the tokenizer file in a folder; formats are tried in the order of `load_tokenizer`.
+
+    A plain name such as `vocab.json` comes before a name with a prefix such as `gpt2-vocab.json`; hidden files are
+    ignored. Without a file that is read, the result is one of a kind that is not read, or `None`. Marian's
+    `source.spm`, which is not read, comes before all formats but `tokenizer.json`.
+    """
     for names in _FILES:
         if names is not _FILES[0] and (folder / MARIAN.pattern).exists():
             return folder / MARIAN.pattern  # beside a vocab.json

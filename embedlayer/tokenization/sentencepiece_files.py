@@ -48,7 +48,11 @@ _PROBE = (
 
 
 def read_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
-    """Read a SentencePiece `.model` file and return a tokenizer that gives the same subwords."""
+    """Read a SentencePiece `.model` file and return a tokenizer that gives the same subwords.
+
+    The IDs are those of the class that the files beside the model state, or else the model's own. SentencePiece itself
+    checks the result: both must give some sample texts the same subwords.
+    """
     sentencepiece = require("sentencepiece", extra="spm")
     raw = read_bytes(path)
     try:
@@ -124,7 +128,10 @@ def _steps(steps: TextSteps | None) -> list[normalizers.Normalizer]:
 
 
 def _without_commas(processor: Any, kinds: Sequence[int]) -> list[int]:
-    """Let a model split each comma from the digit before it, as ALBERT and XLNet do."""
+    """Let a model split each comma from the digit before it, as ALBERT and XLNet do.
+
+    Return the changed kinds of the subwords; `processor` is changed too, so that it can check the conversion.
+    """
     texts = [processor.id_to_piece(i) for i in range(len(kinds))]
     kinds = [
         UNUSED if text.endswith(",") and text[-2:-1].isdigit() else kind
@@ -163,7 +170,10 @@ def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules,
 def _vocabulary_of_file(
     own: Sequence[tuple[str, float]], kinds: Sequence[int], rules: SentencePieceRules, path: Path
 ) -> _Vocabulary:
-    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it."""
+    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it.
+
+    Entries of the file that the model lacks become unused subwords.
+    """
     file = path.with_name("vocab.json")
     entries: dict[str, int] = read_json_file(file)
     by_id = {token_id: text for text, token_id in entries.items()}
@@ -230,7 +240,10 @@ def _decoder(*, adds_space: bool) -> decoders.Decoder:
 def _add_ends(
     tokenizer: Tokenizer, processor: Any, rules: SentencePieceRules, config: TokenizerConfig, path: Path
 ) -> None:
-    """Let a tokenizer put the tokens of its class around a text."""
+    """Let a tokenizer put the tokens of its class around a text.
+
+    Which tokens these are depends on the settings `src_lang`, `add_bos_token` and `add_eos_token`.
+    """
     language = config.settings.get("src_lang") or rules.language
     names = {"": language if language in rules.languages else rules.language_form.format(language)}
     starts, ends = rules.starts, rules.ends
@@ -292,7 +305,11 @@ def sentencepiece_tokenizer(
     normalizes_symbols: bool,
     lstrip: Sequence[str] = (),
 ) -> Tokenizer:
-    """Build a tokenizer from the content of a SentencePiece model."""
+    """Build a tokenizer from the content of a SentencePiece model.
+
+    `adds_space`: the normaliser puts a space before the text, which decoding removes. `normalizes_symbols`:
+    user-defined symbols are found in the normalised text. `lstrip`: special tokens that take the spaces before them.
+    """
     byte_fallback = BYTE in kinds
     if is_unigram:
         tokenizer = Tokenizer(models.Unigram(list(subwords), unknown, byte_fallback))
@@ -311,7 +328,11 @@ def sentencepiece_tokenizer(
 
 
 def sentencepiece_normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -> normalizers.Normalizer:
-    """Return the normaliser that changes a text as SentencePiece does before it splits the text."""
+    """Return the normaliser that changes a text as SentencePiece does before it splits the text.
+
+    `charsmap` is the compiled character map of the model, such as NFKC, or empty. `trims` removes spaces at both ends
+    and makes one space of several. `space` replaces each space: `▁`, or a space to keep them.
+    """
     steps: list[normalizers.Normalizer] = []
     if charsmap:
         mapped = normalizers.Precompiled(charsmap)
@@ -338,6 +359,8 @@ def bpe_of_scores(
     entries: Sequence[tuple[str, float]], merged: Iterable[int], unknown: str, *, byte_fallback: bool
 ) -> models.BPE:
     """Return a BPE model that merges like SentencePiece, which has scores of subwords instead of a list of merges."""
+    # SentencePiece merges the two neighbours whose merged subword has the best score. A list of all merges of two
+    # entries into a third, ordered by the score of the merged subword, is equivalent.
     ids = {subword: token_id for token_id, (subword, _) in enumerate(entries)}
     merges = []
     for token_id in sorted(merged, key=lambda token_id: (-entries[token_id][1], token_id)):
@@ -369,6 +392,8 @@ def _check_same_ids(
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """Parse a protocol buffer message, and yield the number and the value of each of its fields."""
+    # A value is an integer, or bytes: strings, nested messages and fixed-size numbers. Bytes that the end of the
+    # message cuts off are yielded as they are.
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -400,7 +425,12 @@ BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def read_llama2c(path: Path) -> Tokenizer:
-    """Read llama2.c's `tokenizer.bin` and return a tokenizer that gives the same IDs."""
+    """Read llama2.c's `tokenizer.bin` and return a tokenizer that gives the same IDs.
+
+    As llama2.c, it starts a text with `<s>` and puts a space before it, which decoding removes. Characters without a
+    token become bytes; then the two neighbours whose merged token has the best score are merged, until no merge is
+    left. llama2.c stores `<s>` and `</s>` between line breaks.
+    """
     raw, at = read_bytes(path), 4
     entries: list[tuple[str, float]] = []  # token and score of each ID
     try:

@@ -132,7 +132,11 @@ def token_spans(
 
 
 def chunk_spans(tokens: TokenBytes, chunk: str, before: str) -> TokenSpans:
-    """Return the spans of a chunk of a text that is cut where its IDs do not change; offsets are those in the chunk."""
+    """Return the spans of a chunk of a text that is cut where its IDs do not change; offsets are those in the chunk.
+
+    `chunk` is one of `data.read_text_chunks` for this tokenizer. `before` is the text before it, or its last
+    `ANCHOR_CHARS` characters; `""` for the first chunk.
+    """
     anchor = before[-ANCHOR_CHARS:]
     if not anchor:
         return token_spans(tokens, chunk)
@@ -287,6 +291,8 @@ def _spans_by_offsets(tokens: TokenBytes, ids: _Numbers, offsets: _Numbers, text
     encodes_space = one_more & is_after_space
     is_put = one_more & opens & ~encodes_space
     takes_space = (extra == 0) & known.takes_space[heads] & is_after_space
+    # A group is divided by the bytes of its tokens if these join to its text: as they are, with a dropped space before
+    # it, or less a space that the tokenizer puts in front of the text or after an added token.
     is_candidate = encodes_space | is_put | (extra == 0)
 
     joined = np.frombuffer(b"".join([known.encoded[token_id] for token_id in ids.tolist()]), dtype=np.uint8)

@@ -57,7 +57,12 @@ _checked: WeakSet[object] = WeakSet()
 
 
 def _require_own_steps(owner: Any, tokenizer: Tokenizer) -> None:
-    """Raise an error if a class of transformers replaced the normalizer or pre-tokenizer of `tokenizer.json`."""
+    """Raise an error if a class of transformers replaced the normalizer or pre-tokenizer of `tokenizer.json`.
+
+    Some classes build these steps by rules of their own. Before transformers 5.20 so do the classes that Granite, OLMo
+    2 and DeepSeek name: they split at white space as SentencePiece does, or do not split digits. Without that file, or
+    if its vocabulary is another one, the pre-tokenizer must at least fit the vocabulary.
+    """
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     advice = "Pass embedlayer.tokenization.load_tokenizer(folder) instead."
     if (file := _tokenizer_file(owner.name_or_path)) is not None:
@@ -141,7 +146,11 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 @contextmanager
 def tokenizer_errors(action: str) -> Iterator[None]:
-    """Context manager: turn what the tokenizers library raises in the block into a `TokenizerError`."""
+    """Context manager: turn what the tokenizers library raises in the block into a `TokenizerError`.
+
+    The library raises plain `Exception`, and `PanicException`, a `BaseException`, for faults that it does not expect.
+    Errors of embedlayer and `MemoryError` pass unchanged. `action` follows "cannot" in the message.
+    """
     try:
         yield
     except (EmbedLayerError, MemoryError):
@@ -201,7 +210,11 @@ def pre_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
-    """Yield texts to train a tokenizer on, cut inside pre-tokens of more than `LONGEST_TRAINED` characters."""
+    """Yield texts to train a tokenizer on, cut inside pre-tokens of more than `LONGEST_TRAINED` characters.
+
+    The time of a subword trainer grows with the square of the length of a pre-token, which in DNA or a minified file is
+    the whole text. Other texts are unchanged. `steps` is passed because a tokenizer that is being trained is locked.
+    """
     half = LONGEST_TRAINED // 2
     for text in texts:
         done = 0
@@ -247,9 +260,13 @@ def require_bounded(content: Mapping[str, Any]) -> None:
     for place, rule in enumerate(decoder):
         if rule.get("type") == "Replace":
             _check_growth(rule, [each for each in decoder[place + 1 :] if each.get("type") == "Replace"])
-    # templates repeat a text, and add special tokens
+    _check_templates(content.get("post_processor"))
+
+
+def _check_templates(part: Any) -> None:
+    """Raise a `TokenizerError` if templates repeat a text, or add special tokens, over `MOST_GROWTH` times."""
     growth = 1
-    for rule in _rules(content.get("post_processor")):
+    for rule in _rules(part):
         if rule.get("type") != "TemplateProcessing":
             continue
         tokens = rule.get("special_tokens")
@@ -281,7 +298,10 @@ _SEQUENCES = ("normalizers", "pretokenizers", "decoders", "processors")
 
 
 def _check_growth(rule: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> None:
-    """Raise an error if the text that a rule writes gets longer than `MOST_GROWTH` by the rules after it."""
+    """Raise an error if the text that a rule writes gets longer than `MOST_GROWTH` by the rules after it.
+
+    The text is repeated up to some thousand characters, because a later pattern may span several copies of it.
+    """
     content, pattern = rule.get("content", rule.get("prepend")), rule.get("pattern")
     if not isinstance(content, str) or not content:
         return

@@ -46,8 +46,8 @@ class TokenizerConfig:
     names_class: bool = False  # a file names it, not the model type alone
     model_type: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    roles: Mapping[str, AddedToken | str | None] = field(default_factory=dict)
-    specials: tuple[AddedToken, ...] = ()
+    roles: Mapping[str, AddedToken | str | None] = field(default_factory=dict)  # special tokens; `None`: set to null
+    specials: tuple[AddedToken, ...] = ()  # special tokens without a role
     added: Mapping[int, AddedToken] = field(default_factory=dict)
 
     def setting(self, name: str, default: bool) -> bool:
@@ -129,7 +129,13 @@ def add_configured_tokens(
     lstrip: tuple[str, ...] = (),
     normalizes: bool = True,
 ) -> None:
-    """Add the tokens that the files state, and the special tokens of a class, to a tokenizer in place."""
+    """Add the tokens that the files state, and the special tokens of a class, to a tokenizer in place.
+
+    Added tokens come first, in the order of their IDs; then the special tokens, which get the next IDs if the
+    vocabulary lacks them. Special tokens that only the class states, and not a file, are not added if the vocabulary
+    lacks them. `lstrip` are roles whose token takes the spaces before it, unless a file sets the token with other
+    rules.
+    """
     for token_id, token in sorted(config.added.items()):
         token = token if normalizes else _on_raw_text(token)
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
@@ -161,7 +167,10 @@ def _on_raw_text(token: AddedToken) -> AddedToken:
 def template(
     tokenizer: Tokenizer, starts: Sequence[str], ends: Sequence[str], between: Sequence[str] | None, file: Path
 ) -> PostProcessor:
-    """Return the processor that puts `starts` in front of a text and `ends` behind it."""
+    """Return the processor that puts `starts` in front of a text and `ends` behind it.
+
+    `between` are the tokens between two texts; by default `ends`, or `starts` if there are none.
+    """
     if between is None:
         between = ends or starts
     pairs = []

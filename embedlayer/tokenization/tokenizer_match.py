@@ -42,6 +42,9 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
     theirs, ours = TokenBytes(old), TokenBytes(new)
     same = theirs.convention == ours.convention or {theirs.convention, ours.convention} == {"word", "wordpiece"}
     common = {token_id: theirs.vocabulary[name] for token_id, name in ours.entries.items() if name in theirs.vocabulary}
+    # A token that one tokenizer lists as special always matches its name: there are files in which `<start_of_turn>` is
+    # an ordinary entry. Otherwise added tokens match only added tokens, and if the tokenizers write spaces in different
+    # ways, only added tokens match by name.
     by_name = {
         token_id: old_id
         for token_id, old_id in common.items()
@@ -61,7 +64,13 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
 
 
 def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
-    """Return the tokens that two tokenizers have in common, one to one: old ID and new ID of each, by new ID."""
+    """Return the tokens that two tokenizers have in common, one to one: old ID and new ID of each, by new ID.
+
+    These are the matches of `match_tokenizers`, with at most one new token for each old one. Of several new tokens that
+    match one old token, a token with the same name wins, then one that is no byte-fallback token (`A` before `<0x41>`),
+    then the lowest ID. If both tokenizers have byte-fallback tokens, these match only each other. Of an edited
+    tokenizer and its original, each old token therefore matches itself, and a new token matches none.
+    """
     theirs, ours = TokenBytes(old), TokenBytes(new)
     have_bytes = {"sentencepiece"} == {theirs.convention, ours.convention} and theirs.single_bytes and ours.single_bytes
     chosen: dict[int, tuple[tuple[bool, bool], int]] = {}
@@ -78,7 +87,11 @@ def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
 
 
 def _equal_roles(old: TokenBytes, new: TokenBytes, taken: set[int]) -> dict[int, int]:
-    """Return the old ID of each new ID of a token without text that has the same role, such as the end of a text."""
+    """Return the old ID of each new ID of a token without text that has the same role, such as the end of a text.
+
+    The usual names state the role of a token: `</s>` and `<|endoftext|>` both end a text. Old IDs in `taken` are not
+    matched again. Several new tokens of one role get the same old ID.
+    """
     ends = end_of_text_id(new.tokenizer), end_of_text_id(old.tokenizer)
     matches: dict[int, int] = {}
     if ends[0] in new.special and ends[1] in old.special and ends[1] not in taken:

@@ -216,7 +216,13 @@ _CANDIDATES_PER_SUBWORD = 20
 
 
 def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float]]:
-    """Train a Unigram model with SentencePiece and return its subwords with their log probabilities, best first."""
+    """Train a Unigram model with SentencePiece and return its subwords with their log probabilities, best first.
+
+    SentencePiece chooses among candidates that are computed here, all characters and the frequent substrings of the
+    words, so the time depends on the number of different words; its own candidates come from the whole text. It runs in
+    one thread, so that equal words give equal results: the trainer of the `tokenizers` library adds up in the order of
+    a randomly seeded hash table, and its results differ from run to run.
+    """
     sentencepiece = require("sentencepiece", extra="spm")
     letters: Counter[str] = Counter()
     for word, count in words.items():

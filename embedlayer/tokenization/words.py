@@ -9,7 +9,13 @@ from embedlayer.tokenization.tokenizer_calls import pre_tokens
 
 
 def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
-    """Return a tokenizer of whole words whose vocabulary is the token of each row; a file of vectors has no other."""
+    """Return a tokenizer of whole words whose vocabulary is the token of each row; a file of vectors has no other.
+
+    A duplicate token has the ID of its first row. Text is split at white space, except inside the longest token that
+    matches at a word, such as "new york"; it is not split if a token starts or ends with white space, as those of
+    subword tokenizers do. There is no unknown token, so a text with another word cannot be encoded: a row `<unk>` is
+    the row of this text only.
+    """
     ids: dict[str, int] = {}
     for row, token in enumerate(tokens):
         # tokenizers takes no lone surrogates

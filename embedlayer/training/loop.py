@@ -280,12 +280,8 @@ class Trainer:
                     "loss": total / count,
                     "lr": learning_rate,
                     "tokens_per_second": round(tokens / seconds),
-                    "rows_touched": 0,
+                    "rows_touched": self._rows_touched() if self.parallel.is_first else 0,
                 }
-                if self.parallel.is_first:
-                    parts = range((self.step - 1) * self.options.accumulate, self.step * self.options.accumulate)
-                    ids = torch.cat([self.sampler.batch(part)[0].flatten() for part in parts])
-                    line["rows_touched"] = len(ids.unique())
                 if self.monitor is not None and (read := self.monitor.fields()) is not None:
                     line["monitor"] = read
                 if self.step % (self.options.log_every * self.options.validate_every) == 0 or self.step == self.steps:
@@ -330,7 +326,10 @@ class Trainer:
         return line | ({"validation_losses": losses} if isinstance(self.validation, TokenMixture) else {})
 
     def _validation_total(self, windows: TokenWindows, count: int) -> list[float]:
-        """Return this rank's part of four sums over the targets of the first `count` windows."""
+        """Return this rank's part of four sums over the targets of the first `count` windows.
+
+        The sums are: losses times weights in nats, weights, losses, and the number of targets.
+        """
         totals, batch_size = torch.zeros(4, dtype=torch.float64), self.options.batch_size
         for start in range(0, count, batch_size):
             share = self.parallel.share(min(batch_size, count - start))
@@ -461,7 +460,11 @@ class Trainer:
         return {"step": 0, "loss": loss, "lr": 0.0, "tokens_per_second": 0, "rows_touched": 0, **measured}
 
     def _update(self, optimizer: torch.optim.Optimizer, step: int, learning_rate: float) -> Tensor:
-        """Run `accumulate` forward and backward passes, on one batch each, and update the weights."""
+        """Run `accumulate` forward and backward passes, on one batch each, and update the weights.
+
+        All ranks must call it. Return `[loss, count]` on the device, without waiting for it: this rank's term of the
+        mean loss, and 1 on rank 0 or 0 elsewhere. Summed over all ranks they are the mean loss and 1.
+        """
         self.parallel.seed(self.options.seed, step)
         rates, peak = self.options.rates or {}, self.options.learning_rate
         for group in optimizer.param_groups:
@@ -490,6 +493,11 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         return result
 
+    def _rows_touched(self) -> int:
+        """Count the distinct token IDs in the inputs of the last update, on all ranks."""
+        parts = range((self.step - 1) * self.options.accumulate, self.step * self.options.accumulate)
+        return len(torch.cat([self.sampler.batch(part)[0].flatten() for part in parts]).unique())
+
     def _total_weight(self, parts: range) -> float:
         """Return the sum of the weights of all targets of some batches, on all ranks: their number without weights."""
         has_weights = any(corpus.token_weights is not None for corpus in corpora_of(self.training))
@@ -503,7 +511,11 @@ class Trainer:
         return len(self.parallel.share(self.options.batch_size)) > 0
 
     def _batch(self, index: int) -> tuple[dict[str, Tensor], int]:
-        """Return this rank's windows of a batch."""
+        """Return this rank's windows of a batch.
+
+        The arguments of `mean_loss` on the device, `(windows, T)` each, and the number of targets. A rank without
+        windows gets one window and the number 0, so that it can take part in collective operations.
+        """
         size = self.options.batch_size
         rank, ranks = (self.parallel.rank, self.parallel.size) if self._has_windows else (0, size)
         batch = self._named(self.sampler.batch(index, rank=rank, ranks=ranks))
@@ -523,7 +535,10 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
     def _measure_speed(self) -> None:
-        """Estimate how many steps fit into `minutes` at the measured speed, and set `steps` to it on all ranks."""
+        """Estimate how many steps fit into `minutes` at the measured speed, and set `steps` to it on all ranks.
+
+        With a fixed number of steps nothing happens. All ranks must call it.
+        """
         if self.budget is None:
             return
         used = self.parallel.collectives.broadcast_object(round(self._seconds_used(), 3))
@@ -579,7 +594,10 @@ def _select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _as_saved(tensors: Mapping[str, Tensor], table: ShardedTable | None) -> dict[str, Tensor]:
-    """Wrap this rank's rows of each tensor as a DTensor of the rows of all ranks, as a checkpoint stores them."""
+    """Wrap this rank's rows of each tensor as a DTensor of the rows of all ranks, as a checkpoint stores them.
+
+    `step` and `history` have no rows and are unchanged; so are all tensors if `table` is `None`.
+    """
     return {
         name: tensor if table is None or name in ("step", "history") else table.as_dtensor(tensor)
         for name, tensor in tensors.items()
@@ -600,7 +618,11 @@ class TimeBudget:
     readings: list[list[int | float]] = field(default_factory=list)  # the last (finished steps, seconds used)
 
     def last_step(self, step: int, *, used: float, guess: float = 1.0) -> int:
-        """Add a measurement to `readings`, and return the number of the step at which the time will be used up."""
+        """Add a measurement to `readings`, and return the number of the step at which the time will be used up.
+
+        So far `step` steps took `used` seconds. `guess` is the seconds of a step to assume as long as there is only one
+        measurement. The result is at least `step` and at least `min_steps`.
+        """
         self.readings = [*self.readings, [step, used]][-READINGS:]
         fitting = int((self.seconds - self.reserve - used) / max(self._seconds_per_step(guess), 1e-9))
         return max(self.min_steps, step + max(0, fitting))

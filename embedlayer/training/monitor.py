@@ -388,17 +388,27 @@ class EmbeddingMonitor:
         )
 
     def _means(self, ids: Tensor, values: Tensor) -> list[float | None]:
-        """Return the means over all ranks of the values of tokens `(N,)`, by group; `None` for an empty one."""
+        """Return the means over all ranks of the values of tokens `(N,)`, by group; `None` for an empty one.
+
+        The groups are the tokens that never occurred, the deciles, and the new tokens, which are in a decile too.
+        """
         device = self._counts.device
         ids, values = ids.to(device), values.double().to(device)
         both = torch.stack([values, torch.ones_like(values)])
-        seen, counts = self._counts[self._counts > 0].sort().values, self._counts[ids]
-        smaller = torch.searchsorted(seen, counts)
-        deciles = torch.where(counts > 0, smaller * DECILES // max(len(seen), 1) + 1, 0)  # 0: never seen
-        sums = both.new_zeros(2, DECILES + 2).index_add_(1, deciles, both)
+        sums = both.new_zeros(2, DECILES + 2).index_add_(1, _deciles(self._counts, ids), both)
         sums[:, -1] = both[:, torch.isin(ids, self.new_tokens)].sum(1)
         totals, numbers = self.collectives.all_reduce(sums).tolist()
         return [total / number if number else None for total, number in zip(totals, numbers, strict=True)]
+
+
+def _deciles(counts: Int[Tensor, " V"], ids: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """Return the decile of the count of each token, from 1 to 10, or 0 for a count of 0.
+
+    The decile of v is `1 + floor(10 * #{u : 0 < counts[u] < counts[v]} / #{u : counts[u] > 0})`.
+    """
+    seen, of_ids = counts[counts > 0].sort().values, counts[ids]
+    smaller = torch.searchsorted(seen, of_ids)
+    return torch.where(of_ids > 0, smaller * DECILES // max(len(seen), 1) + 1, 0)
 
 
 def input_table(model: nn.Module) -> LookupTable:
@@ -415,21 +425,16 @@ class _RowsOfRank:
     """The rows of some tokens that this rank reads: its shard of them, or every N-th of them if it has all rows."""
 
     def __init__(self, table: LookupTable, ids: Tensor, ranks: Collectives) -> None:
+        # the table with the rows of this rank, the first token of which is `first`; or a shard of a DTensor
         self.first, self.stored = 0, table
         self._shard: Tensor | None = None
         if isinstance(table, ShardedTable):
             self.first, self.stored, stop = table.partition.start, table.local, table.partition.stop
         elif any(is_dtensor(parameter) for parameter in table.parameters()):
-            from torch.distributed.tensor import Replicate, Shard
-
-            weight: Any = getattr(table, "weight", None)
-            placements = placements_of(weight) if isinstance(table, TokenEmbedding) else None
-            if placements is None or any(each not in (Shard(0), Replicate()) for each in placements):
-                raise SizeError(f"{a_or_an(type(table).__name__)} with placements {placements} is not sharded by rows.")
-            self.first, self._shard = local_slices(weight)[0].start, to_local(weight.detach())
+            self.first, self._shard = _shard_of(table)
             stop = self.first + len(self._shard)
         if self.stored is table and self._shard is None:
-            partition = RowPartition(table.vocab_size, ranks.rank, ranks.size)
+            partition = RowPartition(table.vocab_size, ranks.rank, ranks.size)  # each rank searches a part of all rows
             self.ids, self.searched = ids[ranks.rank :: ranks.size], (partition.start, partition.stop)
         else:
             self.ids = ids[(ids >= self.first) & (ids < stop)]
@@ -480,6 +485,17 @@ class _RowsOfRank:
                 rows = self.stored.rows(block, last) if self._shard is None else self._shard[block:last]
                 found.append((~rows.isfinite().all(-1)).nonzero()[:, 0] + (block + self.first))
         return torch.cat(found)
+
+
+def _shard_of(table: LookupTable) -> tuple[int, Tensor]:
+    """Return the first row of this rank's shard of a table whose weight is a DTensor, and the shard."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    weight: Any = getattr(table, "weight", None)
+    placements = placements_of(weight) if isinstance(table, TokenEmbedding) else None
+    if placements is None or any(each not in (Shard(0), Replicate()) for each in placements):
+        raise SizeError(f"{a_or_an(type(table).__name__)} with placements {placements} is not sharded by rows.")
+    return local_slices(weight)[0].start, to_local(weight.detach())
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

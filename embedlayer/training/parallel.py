@@ -201,7 +201,10 @@ class ParallelContext:
         return shard_table(table, self._mesh[VOCAB_PARALLEL])
 
     def _shard_head(self, head: OutputHead, weight: Tensor, options: JsonObject) -> OutputHead:
-        """Return an untied head with sharded rows. A `ShardedTable` in its submodule `rows` owns this rank's rows."""
+        """Return an untied head with sharded rows. A `ShardedTable` in its submodule `rows` owns this rank's rows.
+
+        In its state dict the rows are named `weight`, as in a head without shards.
+        """
         options_of_rows: JsonObject = {"padding_idx": head.padding_idx, "init_std": head.init_std}
         rows = TokenEmbedding(head.out_features, head.in_features, **options_of_rows, device="meta")
         rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
@@ -280,7 +283,12 @@ class ParallelContext:
         return load_sharded(path, self._sharded_among)
 
     def _sharded_among(self, names: Iterable[str]) -> dict[str, tuple[ShardedTable, int]]:
-        """Select the names of tensors with sharded rows."""
+        """Select the names of tensors with sharded rows.
+
+        Return for each selected name the table that says which rows this rank stores, and the number of rows in the
+        file. In a checkpoint the rows are `model.NAME`, their optimizer state `optimizer.NAME.KEY`, and their pending
+        updates `pending_updates.NAME.KEY`; the numbers `step` and `history` have no rows.
+        """
         sharded: dict[str, tuple[ShardedTable, int]] = {}
         for name in names:
             parent, _, key = name.rpartition(".")
@@ -368,6 +376,9 @@ def _rename_rows_to_weight(head: nn.Module, state: dict[str, Any], prefix: str, 
 
 
 def _rename_weight_to_rows(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Rename `weight` to `rows.weight` in a state dict that a sharded untied head is about to load, in place."""
+    """Rename `weight` to `rows.weight` in a state dict that a sharded untied head is about to load, in place.
+
+    This is a pre-hook of `load_state_dict()`, and undoes `_rename_rows_to_weight`.
+    """
     if f"{prefix}weight" in state:
         state[f"{prefix}rows.weight"] = state.pop(f"{prefix}weight")

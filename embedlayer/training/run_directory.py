@@ -441,17 +441,28 @@ class RunDirectory:
         device: torch.device | str,
         make_table: Callable[[JsonObject], LookupTable] | None = None,
     ) -> DecoderLM:
-        """Seed torch's generator with the seed of the run, and build its model."""
+        """Seed torch's generator with the seed of the run, and build its model.
+
+        `make_table` opens a mapped table from its description; with `None` the rows are drawn in memory.
+        """
         kind = description["model"].get("kind")
         if kind != "decoder_lm":
             raise CheckpointError(f"{self.run} describes {a_or_an(str(kind))}, not {a_or_an(DecoderLM.__name__)}.")
         torch.manual_seed(self.options().seed)
-        # the parameters may be larger than the memory of this machine, but for those in files
+        self._check_size(description, with_files=make_table is None)
+        with building(MappedEmbedding, make_table):
+            return parallel.build(description["model"], device)
+
+    def _check_size(self, description: JsonObject, *, with_files: bool) -> None:
+        """Raise a `CheckpointError` if the parameters are larger than this machine's memory, if that is known.
+
+        Nothing is allocated. `with_files`: whether the rows of mapped tables count too.
+        """
         in_files: set[nn.Parameter] = set()
 
         def left_out(table: JsonObject) -> LookupTable:
             built: LookupTable = build(table)
-            in_files.update(() if make_table is None else built.parameters())
+            in_files.update(() if with_files else built.parameters())
             return built
 
         with torch.random.fork_rng(devices=[]), torch.device("meta"), building(MappedEmbedding, left_out):
@@ -461,8 +472,6 @@ class RunDirectory:
         if memory is not None and needed > memory:
             gib = f"{needed / 2**30:,.1f} GiB, and this machine has {memory / 2**30:,.1f}"
             raise CheckpointError(f"{self.run} describes a model of {gib}: it is damaged, or of a larger machine.")
-        with building(MappedEmbedding, make_table):
-            return parallel.build(description["model"], device)
 
     def save_checkpoint(self, trainer: Trainer) -> None:
         """Write the state of the trainer to `checkpoint.safetensors`, atomically. All ranks must call it.
@@ -582,13 +591,20 @@ class RunDirectory:
 
 
 def saved_buffers(model: DecoderLM) -> list[str]:
-    """Return the names of the buffers that a saved model contains, such as the token map of an n-gram table."""
+    """Return the names of the buffers that a saved model contains, such as the token map of an n-gram table.
+
+    The seed of a run does not determine them, so a run whose model has some needs a checkpoint from its start.
+    """
     saved = model.state_dict().keys()
     return [name for name, _ in model.named_buffers() if name in saved]
 
 
 def consistency_facts(description: JsonObject, text: TokenCorpus | TokenMixture, tokenizer: Tokenizer) -> JsonObject:
-    """Return what must be equal on all ranks before they train together: run, tokenizer, text and torch version."""
+    """Return what must be equal on all ranks before they train together: run, tokenizer, text and torch version.
+
+    The text is compared by its length and by a hash over the starts of its documents and up to 256 samples of 4096 IDs
+    each, spread over the text; of a mixture, each text.
+    """
     samples = hashlib.sha256()
     for corpus in corpora_of(text):
         samples.update(corpus.documents.tobytes())

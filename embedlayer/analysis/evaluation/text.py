@@ -81,14 +81,7 @@ class CausalModel:
         model = opened.require_causal() if model is None else model
         tokenizer = opened.require_tokenizer()
         starts = opened.text_limits[0] or opened.text_limits[1]
-        trained_length = None  # that of a `DecoderLM`, if a run or a configuration states it
-        is_checkpoint = path_kind(Path(opened.source)) in (PathKind.CHECKPOINT, PathKind.GGUF)
-        if opened.run is not None and opened.run.contains_run:
-            trained_length = opened.run.options().max_length
-        elif isinstance(opened.model, DecoderLM) and is_checkpoint:
-            config = Checkpoint.open(Path(opened.source)).config
-            trained_length = next((config[key] for key in POSITION_KEYS if isinstance(config.get(key), int)), None)
-        return cls(model, tokenizer, opened.title, starts[0] if starts else None, trained_length)
+        return cls(model, tokenizer, opened.title, starts[0] if starts else None, _trained_length(opened))
 
     @property
     def max_seq_len(self) -> int | None:
@@ -107,6 +100,17 @@ class CausalModel:
     def device(self) -> torch.device:
         """Return the device of the model."""
         return next(self.model.parameters()).device
+
+
+def _trained_length(opened: OpenedModel) -> int | None:
+    """Return the length of the sequences on which a `DecoderLM` was trained, if a run or a configuration states it."""
+    if opened.run is not None and opened.run.contains_run:
+        return opened.run.options().max_length
+    is_checkpoint = path_kind(Path(opened.source)) in (PathKind.CHECKPOINT, PathKind.GGUF)
+    if not isinstance(opened.model, DecoderLM) or not is_checkpoint:
+        return None
+    config = Checkpoint.open(Path(opened.source)).config
+    return next((config[key] for key in POSITION_KEYS if isinstance(config.get(key), int)), None)
 
 
 @dataclass(frozen=True)
@@ -384,7 +388,11 @@ def _measure(
 def windows_of(
     ids: Int[Tensor, " T"], window: int, stride: int, start_id: int | None, at_once: int
 ) -> Iterator[tuple[Int[Tensor, "B W"], Int[Tensor, "B W"]]]:
-    """Yield batches of windows: the tokens to read and to predict, `IGNORED` where another window predicts them."""
+    """Yield batches of windows: the tokens to read and to predict, `IGNORED` where another window predicts them.
+
+    The last window ends with the text, so that all have one length. A batch has at least `at_once` tokens, except for
+    the last one.
+    """
     last, done = len(ids) - 1 - window, 0
     batch: list[tuple[Tensor, Tensor]] = []
     for number in range(math.ceil(last / stride) + 1):

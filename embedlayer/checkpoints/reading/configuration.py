@@ -60,7 +60,11 @@ class Configuration:
 
 
 def text_config(config: JsonObject) -> JsonObject:
-    """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`."""
+    """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
+
+    Its `tie_word_embeddings` is then that of the head of the whole model. Other multimodal configurations are flat in
+    older releases, and get the `model_type` of their language model (`MultimodalSpec.flat`).
+    """
     outer = config.get("model_type")
     spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
     text = config.get("text_config" if spec is None else spec.part)
@@ -83,7 +87,10 @@ def text_config(config: JsonObject) -> JsonObject:
 
 
 def with_whole_model(family: Family, model_type: object) -> Family:
-    """Return the record of a language model as the multimodal model around it, of type `model_type`, uses it."""
+    """Return the record of a language model as the multimodal model around it, of type `model_type`, uses it.
+
+    The head then has no factor and no cap on logits, unless the whole model applies them too.
+    """
     outer = MULTIMODAL.get(model_type) if isinstance(model_type, str) else None
     if outer is None or outer.scales_logits or family.head is None:
         return family
@@ -91,7 +98,10 @@ def with_whole_model(family: Family, model_type: object) -> Family:
 
 
 def with_defaults(family: Family, config: JsonObject) -> JsonObject:
-    """Return a configuration with the keys that published ones of the family leave out, and common names of keys."""
+    """Return a configuration with the keys that published ones of the family leave out, and common names of keys.
+
+    What the configuration states stays. With `rope_parameters`, no default of a key with `rope` in its name is added.
+    """
     has_rotary = "rope_parameters" in config
     defaults: JsonObject = {key: value for key, value in family.defaults if not (has_rotary and "rope" in key)}
     ids = DEFAULT_IDS.get(str(config.get("model_type")), {})
@@ -109,7 +119,10 @@ def stated_dtype(config: JsonObject) -> str:
 
 
 def is_tied(spec: HeadSpec, config: Mapping[str, Any]) -> bool:
-    """Return whether the LM head is tied to the token table."""
+    """Return whether the LM head is tied to the token table.
+
+    `tie_word_embeddings` decides; without that key, or for `"always"` and `"never"`, `spec.tied` decides.
+    """
     if spec.tied in ("always", "never"):
         return spec.tied == "always"
     return bool(config.get("tie_word_embeddings", spec.tied))
@@ -124,7 +137,11 @@ def logit_factors(spec: HeadSpec, config: Mapping[str, Any], width: int) -> dict
 
 
 def factor_value(factor: Factor, config: Mapping[str, Any], width: int) -> float | None:
-    """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off."""
+    """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off.
+
+    A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here; one that it rounds to bfloat16
+    is.
+    """
     switches = [config[key] for key in factor.only_if if config.get(key) is not None]
     if factor.only_if and not (switches[0] if switches else factor.otherwise):
         return None
@@ -137,7 +154,10 @@ def factor_value(factor: Factor, config: Mapping[str, Any], width: int) -> float
 
 
 def _stated_number(key: str | None, config: Mapping[str, Any], width: int) -> object:
-    """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration."""
+    """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration.
+
+    The result is `None` if the key is missing. A value of the configuration is returned without a check.
+    """
     if key is None:
         return 1.0
     if key in ("sqrt_dim", "1/sqrt_dim"):

@@ -65,25 +65,11 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
         if model.family.codes is None or model.family.codes.head is None:  # else the class names the heads of codes
             refuse_missing_head(model, spec.weight if is_absent else spec.bias)
         return None
-    if rows is not None and f"{key}.weight" in tensors.names:  # a row for each row of the table
-        expected = tensors.by_key[_tied_to(model)].shape[0] - model.family.extra_rows
-        hidden, widths = width, {width, table.embed_dim, model.config.get("hidden_size", width)}
-        if isinstance(spec.rows, WideRows):
-            hidden = width * spec.rows.hidden
-            widths = {hidden}
-        if rows.shape[0] != expected or (not has_dense and rows.shape[1] not in widths):
-            raise CheckpointError(
-                f"{tensors.config_file}: the head {tensors.names[f'{key}.weight'][0]} has shape {list(rows.shape)} "
-                f"where [{expected}, {hidden}] fits the table. {tensors.remedy}"
-            )
+    if rows is not None and f"{key}.weight" in tensors.names:
+        _check_shape(model, spec, f"{key}.weight", table, width, has_dense=has_dense)
     vocab_size, embed_dim = (table.vocab_size, table.embed_dim) if rows is None else rows.shape
-    if has_bias:  # stored as `(V,)` or `(1, V)`
-        stored_names = tensors.checkpoint.find(*spec.bias)
-        is_matrix = bool(stored_names) and len(tensors.checkpoint.info(stored_names[0]).shape) == 2
-        shape = (1, vocab_size) if is_matrix else (vocab_size,)
-        tensors.by_key[f"{key}.bias"] = tensors.require(f"{key}.bias", spec.bias, "bias of the head", shape).flatten()
-        same = (name for name in stored_names if tensors.checkpoint.is_same(stored_names[0], name))
-        tensors.names[f"{key}.bias"] = tuple(same)
+    if has_bias:
+        _read_bias(model, f"{key}.bias", spec.bias, vocab_size)
     with model.config.naming_file():
         factors = logit_factors(spec, model.config.content, table.embed_dim)
     weight, module = f"{key}.weight", f"{key}.rows"
@@ -94,6 +80,37 @@ def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, widt
     else:
         source = {"vocab_size": vocab_size, "embed_dim": embed_dim}
     return OutputHead(**source, bias=has_bias, **factors)
+
+
+def _check_shape(
+    model: CheckpointModel, spec: HeadSpec, key: str, table: TokenTable, width: int, *, has_dense: bool
+) -> None:
+    """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states.
+
+    The width of a head behind a projection is checked when the projection is read. Rows that were computed from several
+    tensors, or cut to those that count, have no name and are not checked.
+    """
+    tensors, (rows, columns) = model.tensors, model.tensors.by_key[key].shape
+    expected = tensors.by_key[_tied_to(model)].shape[0] - model.family.extra_rows
+    hidden, widths = width, {width, table.embed_dim, model.config.get("hidden_size", width)}
+    if isinstance(spec.rows, WideRows):
+        hidden = width * spec.rows.hidden
+        widths = {hidden}
+    if rows != expected or (not has_dense and columns not in widths):
+        raise CheckpointError(
+            f"{tensors.config_file}: the head {tensors.names[key][0]} has shape {[rows, columns]} where "
+            f"[{expected}, {hidden}] fits the table. {tensors.remedy}"
+        )
+
+
+def _read_bias(model: CheckpointModel, key: str, names: Names, vocab_size: int) -> None:
+    """Read the bias of the head, which is stored as `(V,)` or `(1, V)`."""
+    tensors = model.tensors
+    stored_names = tensors.checkpoint.find(*names)
+    is_matrix = bool(stored_names) and len(tensors.checkpoint.info(stored_names[0]).shape) == 2
+    bias = tensors.require(key, names, "bias of the head", (1, vocab_size) if is_matrix else (vocab_size,))
+    tensors.by_key[key] = bias.flatten()
+    tensors.names[key] = tuple(name for name in stored_names if tensors.checkpoint.is_same(stored_names[0], name))
 
 
 def _model_classes(model: CheckpointModel) -> list[str]:
@@ -123,6 +140,13 @@ def _tied_to(model: CheckpointModel) -> str:
 
 
 def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | None:
+    """Read the rows of an untied head into `model.tensors`, and return them; `None` if it has no rows of its own.
+
+    The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the token
+    table count as tied: the result is `None`, and the table's names list them as a copy. Other rows are read as an
+    untied head, with a sentence in the notes unless the family always ties. A head whose rows are not one stored tensor
+    has no names: it cannot be written back.
+    """
     tensors, tied = model.tensors, is_tied(spec, model.config.content)
     tied_to = _tied_to(model)
     copies = tensors.names.get(tied_to, ())
@@ -153,12 +177,23 @@ def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | N
                 f"head is read as untied."
             )
     rows = tensors.read(key, names[0])
-    if isinstance(spec.rows, CountedRows) and model.config.get(spec.rows.key) is not None:
-        count, size = model.config.whole(spec.rows.key, most=MOST_POSITIONS), rows.shape[0]
-        if count <= size and count < max(size, tensors.by_key[tied_to].shape[0]):
-            rows = tensors.by_key[key] = rows[:count]
-            if key in tensors.stored:
-                tensors.stored[key] = tensors.stored[key].take(slice(count))
-            del tensors.names[key]  # there is not one row for each token, so they cannot be written back
+    if isinstance(spec.rows, CountedRows):
+        rows = _counted_rows(model, spec.rows, key, rows, tensors.by_key[tied_to].shape[0])
     tensors.count_nonfinite("head", key, rows)
+    return rows
+
+
+def _counted_rows(model: CheckpointModel, spec: CountedRows, key: str, rows: Tensor, table_rows: int) -> Tensor:
+    """Return the rows of a head that count, without stored rows beyond the number in the configuration.
+
+    Without that number, or if it is larger than the number of rows, all rows count.
+    """
+    if model.config.get(spec.key) is None:
+        return rows
+    count, tensors = model.config.whole(spec.key, most=MOST_POSITIONS), model.tensors
+    if count <= rows.shape[0] and count < max(rows.shape[0], table_rows):
+        rows = tensors.by_key[key] = rows[:count]
+        if key in tensors.stored:
+            tensors.stored[key] = tensors.stored[key].take(slice(count))
+        del tensors.names[key]  # there is not one row for each token, so they cannot be written back
     return rows

@@ -207,7 +207,11 @@ def read_decoder_input(
 
 
 def read_per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> PerLayerInputs | None:
-    """Read the table of per-layer inputs with its projection and norm."""
+    """Read the table of per-layer inputs with its projection and norm.
+
+    Stored rows of the table stay stored rows; those of the projection are dequantised. The result is `None` if the
+    checkpoint lacks one of the tensors, or if their width is 0 in the configuration.
+    """
     config, tensors, checkpoint = model.config, model.tensors, model.tensors.checkpoint
     names = [next(iter(checkpoint.find(name)), None) for name in spec.names]
     if config.get(spec.width) == 0:

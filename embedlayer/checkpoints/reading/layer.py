@@ -87,7 +87,11 @@ def load_record(model: CheckpointModel) -> LoadRecord:
 
 
 def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, final_norm: bool = False) -> dict[str, Any]:
-    """Read the weights of the embedding layer into `model.tensors`, and return the arguments of `EmbeddingLayer`."""
+    """Read the weights of the embedding layer into `model.tensors`, and return the arguments of `EmbeddingLayer`.
+
+    The arguments contain new modules with initial weights, on torch's default device. The caller builds the layer from
+    them and then assigns the tensors to it.
+    """
     family, tensors = model.family, model.tensors
     tensors.notes.extend(family.notes)
     rows = read_rows(model) if family.table or model.table_only else None
@@ -172,7 +176,10 @@ def build_with_tensors(model: CheckpointModel, make: Callable[[], Model]) -> Mod
 
 
 def finds_table(checkpoint: Checkpoint) -> bool:
-    """Return whether `load(..., table_only=True)` reads the token table of a checkpoint."""
+    """Return whether `load(..., table_only=True)` reads the token table of a checkpoint.
+
+    Names and shapes tell it for a table of plain numbers; others are read, stored rows with all their scales.
+    """
     try:
         model = checkpoint_model(checkpoint, None, "cpu", table_only=True)
         name = find_table(model)[0]

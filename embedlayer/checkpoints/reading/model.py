@@ -29,13 +29,13 @@ HEAD_WIDTH_KEYS = ("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim")
 class CheckpointModel:
     """The language model in a checkpoint, from which the readers build the parts of its embedding layer."""
 
-    family: Family
-    config: Configuration
+    family: Family  # for the stacks that are stored
+    config: Configuration  # of the stack that is read; the encoder's is first
     tensors: CheckpointTensors
-    whole_config: JsonObject
-    padding_id: int | None
+    whole_config: JsonObject  # of the whole language model, which may contain those of its stacks
+    padding_id: int | None  # `pad_token_id` of the first stack that is stored
     table_only: bool = False
-    table_name: str = ""
+    table_name: str = ""  # full name of the tensor to read as the table; empty to find it by the record
 
     def used_steps(self, recipe: Sequence[Step]) -> list[Step]:
         """Return the steps of a recipe without those that the configuration leaves out."""
@@ -106,7 +106,11 @@ def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool)
 
 
 def _of_stored_stacks(checkpoint: Checkpoint, family: Family) -> tuple[Family, Literal["encoder", "decoder"]]:
-    """Return the record for the stacks that a checkpoint stores of an encoder-decoder model, and the first of them."""
+    """Return the record for the stacks that a checkpoint stores of an encoder-decoder model, and the first of them.
+
+    An encoder-decoder model may be stored without its encoder (`AutoModelForCausalLM`) or without its decoder; an
+    encoder alone has no head. The names of the tensors tell: those of a stack contain `encoder.` or `decoder.`.
+    """
     spec = family.decoder_input
     if spec is None:
         return family, "decoder"
@@ -130,7 +134,10 @@ def _of_stored_stacks(checkpoint: Checkpoint, family: Family) -> tuple[Family, L
 
 
 def _stack_config(family: Family, whole: JsonObject, stack: Literal["encoder", "decoder"], name: str) -> JsonObject:
-    """Return the configuration of one stack, in a family whose configuration `whole` has one for each."""
+    """Return the configuration of one stack, in a family whose configuration `whole` has one for each.
+
+    Keys that the stack's own configuration lacks are those of `whole`; so is `tie_word_embeddings` if `whole` has it.
+    """
     key = family.sub_configs[0 if stack == "encoder" else 1]
     own = whole.get(key)
     if not isinstance(own, dict):
@@ -148,7 +155,11 @@ def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
 
 
 def tensor_rules(checkpoint: Checkpoint) -> dict[str, TensorRule | None]:
-    """Return how an edit of the vocabulary moves each tensor of a checkpoint, by its family's record."""
+    """Return how an edit of the vocabulary moves each tensor of a checkpoint, by its family's record.
+
+    A tensor that the record does not name as one of tokens has `None`. Stored rows that the record names are under the
+    name of the weight that they replace.
+    """
     family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
     families, names = [] if family is None else [family], dict.fromkeys(checkpoint.names)
     weights = dict.fromkeys(map(weight_beside, names))

@@ -53,6 +53,11 @@ OLDER_KEYS = ("rope_scaling", "rope_theta", "rope_local_base_freq", "local_rope_
 def read_positions(
     model: CheckpointModel, spec: PositionSpec | None, width: int, key: str = "position", num_layers: int | None = None
 ) -> StackPositions:
+    """Read the position schemes of one stack of the model, by kind of layer, and the kind of each block.
+
+    `width` is that of the vectors that positions are added to, or that of the model for other schemes. `key` is the
+    name of the scheme of the first block in the layer, the prefix of its tensors' keys.
+    """
     spec = chosen_positions(model, spec)
     if spec == "rotary":
         return _rotary(model)
@@ -132,7 +137,12 @@ def _rotary(model: CheckpointModel) -> StackPositions:
 
 
 def _warn_of_another_reading(model: CheckpointModel, ours: RotaryBlocks) -> None:
-    """Warn if transformers, as it is installed, takes other rotary positions from the configuration."""
+    """Warn if transformers, as it is installed, takes other rotary positions from the configuration.
+
+    Releases differ in which older forms they read for families whose class has numbers of its own, such as one base for
+    each type of layers: they silently ignore the others, and compute with these numbers. Where the parameters of each
+    type are stated, and for other families, all releases agree, so transformers is not imported.
+    """
     config = model.config.content
     facts = rotary_facts(config.get("model_type"))
     has_own = facts is not None and any("rope_parameters" in keys for keys in facts.stated)
@@ -166,7 +176,10 @@ def _warn_of_another_reading(model: CheckpointModel, ours: RotaryBlocks) -> None
 
 
 def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_layers: int | None) -> StackPositions:
-    """Read T5's relative biases, one for each kind of layer."""
+    """Read T5's relative biases, one for each kind of layer.
+
+    If every block has its own table (UMT5), the kinds are the numbers of the blocks, with `""` for the first one.
+    """
     config = model.config
     heads = config.whole(*CONFIG_KEYS["num_attention_heads"])
     buckets = config.whole("relative_attention_num_buckets", default=32)
@@ -187,7 +200,10 @@ def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_lay
 
 
 def first_position(model: CheckpointModel) -> int:
-    """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID."""
+    """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID.
+
+    It is also the number of rows of their position table before the row of the first token.
+    """
     if model.padding_id is None:
         raise CheckpointError(f"{model.config.file}: positions of {model.tensors.family_name} need pad_token_id.")
     return model.padding_id + 1

@@ -26,7 +26,10 @@ from embedlayer.tables.table import TokenTable
 
 
 def read_rows(model: CheckpointModel) -> Tensor:
-    """Read the rows of the token table, `(V, D)`; on the meta device for stored rows (`CheckpointTensors.stored`)."""
+    """Read the rows of the token table, `(V, D)`; on the meta device for stored rows (`CheckpointTensors.stored`).
+
+    If no dtype was requested, all later tensors are read in the dtype of the rows.
+    """
     tensors = model.tensors
     name, *others = find_table(model)
     rows = tensors.read("table.weight", name, aliases=tuple(o for o in others if tensors.checkpoint.is_same(name, o)))
@@ -39,7 +42,11 @@ def read_rows(model: CheckpointModel) -> Tensor:
 
 
 def new_table(model: CheckpointModel, rows: Tensor, *, key: str = "table.weight", is_scaled: bool = True) -> TokenTable:
-    """Return a new table of the size and dtype of `rows`, with initial weights; the caller assigns its tensors."""
+    """Return a new table of the size and dtype of `rows`, with initial weights; the caller assigns its tensors.
+
+    It has the padding row of the model, and the factor of the family if `is_scaled`. If `key` has stored rows, it is
+    the table of their format, and its tensors are added to `model.tensors`.
+    """
     factor = model.family.scale if is_scaled else None
     with model.config.naming_file():
         scale = None if factor is None else factor_value(factor, model.config.content, rows.shape[1])
@@ -102,22 +109,8 @@ def find_table(model: CheckpointModel) -> list[str]:
         if not names or len(tensors.info(model.table_name).shape) != 2:
             advice = table_advice(checkpoint, is_found=False)
             raise CheckpointError(f"{checkpoint.name} has no matrix {model.table_name!r}. {advice}".rstrip())
-    else:  # the preferred one that has a row for each token, and its equal copies
-        candidates, needed = _candidates(model), model.config.get(model.family.vocab_size) or 0
-        first, *others = [name for name in candidates if tensors.info(name).shape[0] >= needed] or candidates
-        names = [first, *(name for name in others if checkpoint.is_same(name, first))]
-        suffix = next((name for name in model.family.table if f".{first}".endswith(f".{name}")), first)
-        rivals = [
-            name
-            for name in others
-            if name not in names and f".{name}".endswith(f".{suffix}") and is_in_block(name) == is_in_block(first)
-        ]
-        if rivals:
-            listed = ", ".join(f"{name} ({tensors.sizes(name)})" for name in (first, *rivals))
-            raise CheckpointError(
-                f"{checkpoint.name} has several tables called {suffix.removesuffix('.weight')}.weight: {listed}. Which "
-                f"of them is that of the tokens is not known."
-            )
+    else:
+        names = _only_table(model, _candidates(model))
     info = tensors.info(names[0])
     if 0 in info.shape:
         raise CheckpointError(f"{info.file}: the table {names[0]} is empty: its shape is {list(info.shape)}.")
@@ -138,14 +131,8 @@ def _candidates(model: CheckpointModel) -> list[str]:
         candidates = tensors.matrices(family.head.weight)
         if family is UNKNOWN:
             candidates = [name for name in candidates if tensors.info(name).shape[0] == vocab_size]
-        for name in checkpoint.names if candidates else ():  # the table itself, by a name that is not known here?
-            is_known = name in candidates or is_in_block(name) or any(word in name for word in OTHER_WORDS)
-            is_alike = checkpoint.info(name).shape == tensors.info(candidates[0]).shape
-            if is_alike and not is_known and not checkpoint.is_same(name, candidates[0]):
-                raise CheckpointError(
-                    f"{checkpoint.name} has no {' or '.join(family.table)}. {name} has the shape of the head "
-                    f"{candidates[0]}, but other numbers: which of them is the table is not known. Rename the table."
-                )
+        if candidates:
+            _refuse_rivals(model, candidates)
     if candidates:
         return candidates
     tensors.refuse_quantised("table.weight", family.table)
@@ -157,8 +144,53 @@ def _candidates(model: CheckpointModel) -> list[str]:
     )
 
 
+def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
+    """Return the names of the token table: the preferred one and its equal copies.
+
+    Candidates with fewer rows than the configuration's `vocab_size` are no token tables, unless all have fewer; nor are
+    those of a numbered block if there are others. Several with the same end of their names must be equal.
+    """
+    tensors, needed = model.tensors, model.config.get(model.family.vocab_size) or 0
+    first, *others = [name for name in candidates if tensors.info(name).shape[0] >= needed] or candidates
+    names = [first, *(name for name in others if tensors.checkpoint.is_same(name, first))]
+    suffix = next((name for name in model.family.table if f".{first}".endswith(f".{name}")), first)
+    rivals = [
+        name
+        for name in others
+        if name not in names and f".{name}".endswith(f".{suffix}") and is_in_block(name) == is_in_block(first)
+    ]
+    if rivals:
+        listed = ", ".join(f"{name} ({tensors.sizes(name)})" for name in (first, *rivals))
+        raise CheckpointError(
+            f"{tensors.checkpoint.name} has several tables called {suffix.removesuffix('.weight')}.weight: {listed}. "
+            f"Which of them is that of the tokens is not known."
+        )
+    return names
+
+
+def _refuse_rivals(model: CheckpointModel, heads: list[str]) -> None:
+    """Raise a `CheckpointError` if a tied head stands for a missing table, and another matrix may be the table.
+
+    That matrix has the shape of the head, other numbers, and no name of an embedding without a row for each token.
+    """
+    tensors, checkpoint = model.tensors, model.tensors.checkpoint
+    for name in checkpoint.names:
+        is_known = name in heads or is_in_block(name) or any(word in name for word in OTHER_WORDS)
+        is_alike = checkpoint.info(name).shape == tensors.info(heads[0]).shape
+        if is_alike and not is_known and not checkpoint.is_same(name, heads[0]):
+            raise CheckpointError(
+                f"{checkpoint.name} has no {' or '.join(model.family.table)}. {name} has the shape of the head "
+                f"{heads[0]}, but other numbers: which of them is the table is not known. Rename the table."
+            )
+
+
 def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
-    """Compute model2vec's token table `rows[mapping] * weights[:, None]`, and keep it in the place of `rows`."""
+    """Compute model2vec's token table `rows[mapping] * weights[:, None]`, and keep it in the place of `rows`.
+
+    Without a tensor `mapping` the rows keep their order; without a tensor `weights` they are not multiplied. With
+    either, the table has no names, because it is not one stored tensor: `vocab.targets.folded_rows` moves or writes its
+    tensors.
+    """
     checkpoint, device = tensors.checkpoint, tensors.device
     mapping, weights = (checkpoint.find(name) for name in (spec.mapping, spec.weights))
     if (mapping or weights) and "table.weight" in tensors.stored:

@@ -1,6 +1,6 @@
 """Tensors of a checkpoint that a layer needs: their names, checks of shape and dtype, and a record of what was read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +44,11 @@ class LoadedTensor:
 
 
 class CheckpointTensors:
-    """Reads tensors of one checkpoint by the ends of their names, checks them, and records what was read."""
+    """Reads tensors of one checkpoint by the ends of their names, checks them, and records what was read.
+
+    `dtype` is the one to which tensors are converted; `None` for that of the checkpoint. Keys are those of the
+    `state_dict` of the layer, names those of tensors in the checkpoint.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, family_name: str
@@ -52,13 +56,15 @@ class CheckpointTensors:
         self.checkpoint, self.device, self.family_name = checkpoint, device, family_name
         self.dtype, self.is_dtype_requested = dtype, dtype is not None
         self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
-        self.by_key: dict[str, Tensor] = {}
+        self.by_key: dict[str, Tensor] = {}  # tensors that were read; on meta for stored rows, until `use_stored`
+        # the name that was read for a key, then those of equal copies; without a name it cannot be written back
         self.names: dict[str, tuple[str, ...]] = {}
-        self.stored: dict[str, StoredRows] = {}
+        self.stored: dict[str, StoredRows] = {}  # by the key of a table or head: rows that were read instead of numbers
+        # by the same keys: for each tensor that stores the rows, its key and the rest of its name after the module
         self.stored_keys: dict[str, dict[str, str]] = {}
-        self.read_tensors: list[LoadedTensor] = []
-        self.notes: list[str] = []
-        self.nonfinite_rows: dict[str, int] = {}
+        self.read_tensors: list[LoadedTensor] = []  # in order
+        self.notes: list[str] = []  # sentences for the user about what was skipped or contradictory
+        self.nonfinite_rows: dict[str, int] = {}  # "table", "decoder's table" or "head": rows with NaN or infinity
 
     @property
     def state_names(self) -> dict[str, Names]:
@@ -91,7 +97,11 @@ class CheckpointTensors:
         return bool(self.checkpoint.find(*names))
 
     def matrices(self, names: Names) -> list[str]:
-        """Return the full names of the checkpoint's two-dimensional tensors whose names end in one of `names`."""
+        """Return the full names of the checkpoint's two-dimensional tensors whose names end in one of `names`.
+
+        The order is that of `names`, so the preferred tensor is first. Tensors of a numbered block are last: blocks
+        that predict several tokens (DeepSeek) may have tables and heads of their own.
+        """
         candidates = sorted(dict.fromkeys(self.checkpoint.find(*names)), key=is_in_block)
         matrices = [name for name in candidates if len(self.info(name).shape) == 2]
         if candidates and not matrices and not is_in_block(candidates[0]):
@@ -108,18 +118,13 @@ class CheckpointTensors:
         return " x ".join(f"{size:,}" for size in self.info(name).shape)
 
     def read(self, key: str, name: str, *, aliases: Names = ()) -> Tensor:
-        """Read a tensor by its full name into `by_key`; stored rows into `stored`, and one of their size on meta."""
+        """Read a tensor by its full name into `by_key`, its name and `aliases`, its equal copies, into `names`.
+
+        For stored rows of a table or head, the result has no numbers and is on the meta device; `stored[key]` has them.
+        """
         self.refuse_quantised(key, (name,), name)
         if key in (*ENDS, *DEQUANTISED) and self.checkpoint.stored(name) is not None:
-            rows = self.stored[key] = self.checkpoint.read_stored(name)
-            for rest, full_name in self.checkpoint.module_tensors(name).items():
-                info, own_key = self.checkpoint.info(full_name), f"{key.removesuffix('.weight')}.{rest}"
-                self.read_tensors.append(LoadedTensor(own_key, full_name, info.shape, info.dtype, info.nbytes))
-            own = rows.format.dtype
-            if rows.format.is_of_model:
-                stated = f"torch.{stated_dtype(self.checkpoint.config)}"
-                own = next((each for each in FLOATS if str(each) == stated), own)
-            tensor = torch.empty(rows.shape, dtype=self.dtype or own, device="meta")
+            tensor = self._read_stored(key, name)
             if key in DEQUANTISED:  # it cannot be written back, so it has no names
                 with torch.device("cpu"):  # layers are built on the meta device
                     self.by_key[key] = self.stored.pop(key).dequantise(tensor.dtype).to(self.device)
@@ -131,6 +136,18 @@ class CheckpointTensors:
         self.by_key[key] = tensor
         self.names[key] = (name, *aliases)
         return tensor
+
+    def _read_stored(self, key: str, name: str) -> Tensor:
+        """Read the stored rows of a weight into `stored[key]`, and return a tensor of their size on the meta device."""
+        rows = self.stored[key] = self.checkpoint.read_stored(name)
+        for rest, full_name in self.checkpoint.module_tensors(name).items():
+            info, own_key = self.checkpoint.info(full_name), f"{key.removesuffix('.weight')}.{rest}"
+            self.read_tensors.append(LoadedTensor(own_key, full_name, info.shape, info.dtype, info.nbytes))
+        own = rows.format.dtype
+        if rows.format.is_of_model:
+            stated = f"torch.{stated_dtype(self.checkpoint.config)}"
+            own = next((each for each in FLOATS if str(each) == stated), own)
+        return torch.empty(rows.shape, dtype=self.dtype or own, device="meta")
 
     def use_stored(self, key: str, module: str, parts: Mapping[str, str]) -> None:
         """Assign the stored rows `stored[key]` to a table: its tensors become entries of `by_key`."""
@@ -161,7 +178,11 @@ class CheckpointTensors:
         return self.read(key, name)
 
     def refuse_quantised(self, key: str, names: Names, stored_name: str = "") -> None:
-        """Raise a `CheckpointError` if weights are stored in quantised form: numbers without scales are no weights."""
+        """Raise a `CheckpointError` if weights are stored in quantised form: numbers without scales are no weights.
+
+        `stored_name` is the full name of the tensor that would be read; empty if no tensor has one of `names`. Integers
+        without scales are accepted if the caller requested a dtype and the configuration states no quantisation.
+        """
         if key in (*ENDS, *DEQUANTISED) and stored_name and self.checkpoint.stored(stored_name) is not None:
             return
         what = key.partition(".")[0]
@@ -178,16 +199,23 @@ class CheckpointTensors:
                 f"{self.checkpoint.info(stored_name).file}: the {what}, {stored_name}, is stored as {dtype}: without "
                 f"scales those are no vectors. If its numbers need none, load(..., dtype=torch.float32)."
             )
-        info = self.checkpoint.info(stored_name if is_in_file else parts[0])
-        scales = ", ".join(part for part in parts if part != info.name)
+        raise self._quantised_error(what, stored_name if is_in_file else parts[0], parts)
+
+    def _quantised_error(self, what: str, name: str, parts: Sequence[str]) -> CheckpointError:
+        """Create, but do not raise, the error for a weight whose scales and packed numbers are the tensors `parts`."""
+        info = self.checkpoint.info(name)
+        scales = ", ".join(part for part in parts if part != name)
         method = (self.checkpoint.quantisation or {}).get("quant_method", "by a method that is not stated")
-        raise CheckpointError(
-            f"{info.file}: the {what} is quantised ({method}): {info.name} is {info.dtype} {list(info.shape)} with "
+        return CheckpointError(
+            f"{info.file}: the {what} is quantised ({method}): {name} is {info.dtype} {list(info.shape)} with "
             f"{scales or 'no scales'}. Load the model from which it was quantised; see docs/checkpoints.md."
         )
 
     def count_nonfinite(self, what: str, key: str, rows: Tensor) -> None:
-        """Count the rows of `by_key[key]` that contain NaN or infinity."""
+        """Count the rows of `by_key[key]` that contain NaN or infinity.
+
+        The scales of stored rows are finite; their codes are read if these are numbers in floating point (FP8).
+        """
         if key in self.stored:
             rows = next(iter(self.stored[key].rows.values()))
         if rows.is_meta or not rows.is_floating_point():

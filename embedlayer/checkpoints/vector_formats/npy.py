@@ -64,7 +64,10 @@ def read_npy(path: Path) -> VectorRows:
 
 
 def write_npy(path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int) -> None:
-    """Write an array and the JSON file of its tokens; neither file is replaced before both are complete."""
+    """Write an array and the JSON file of its tokens; neither file is replaced before both are complete.
+
+    An old file is replaced only when both new ones are complete.
+    """
     if is_stream(path):
         raise FileError(f"{path} is a device or a pipe, and a .npy file has a file of tokens beside it: name a file.")
     with replace_file(tokens_file(path)) as partial, writing(path) as file:

@@ -83,7 +83,11 @@ def reading(path: Path) -> Iterator[BufferedIOBase]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a file for writing in a `with` block; a file with the suffix `.gz` is compressed."""
+    """Open a file for writing in a `with` block; a file with the suffix `.gz` is compressed.
+
+    The file is replaced atomically at the end of the block; if the block fails, the old file stays. A device or a pipe
+    is written to instead.
+    """
     with replace_file(path) as partial, partial.open("wb") as file:
         if path.suffix != ".gz":
             yield file

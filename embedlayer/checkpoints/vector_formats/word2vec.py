@@ -39,13 +39,7 @@ def read_words(path: Path, errors: DecodeErrors, *, binary: bool = False, has_he
     with streams.reading(path) as file:
         if binary:
             return _collected(path, _binary_rows(path, file), errors, "row")
-        start = file.read(FIRST_BYTES)
-        if start.startswith(PICKLE):
-            raise pickle_error(path)
-        rows = start.partition(b"\n")[2] if _header(start.partition(b"\n")[0]) else start
-        if b"\r" in rows.strip(b"\r") and b"\n" not in rows:
-            raise CheckpointError(f"{path} has lines that end in carriage returns alone: use tr '\\r' '\\n'.")
-        first = len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
+        first = _check_text(path, file.read(FIRST_BYTES))
         file.seek(first)
         if has_header is None:
             has_header = _header(file.readline(LONGEST_LINE)) is not None
@@ -53,17 +47,21 @@ def read_words(path: Path, errors: DecodeErrors, *, binary: bool = False, has_he
         return _collected(path, _text_rows(path, file, has_header=has_header), errors, "line")
 
 
+def _check_text(path: Path, start: bytes) -> int:
+    """Check the first bytes of a file of text, and return its start: behind a byte-order mark if there is one."""
+    if start.startswith(PICKLE):
+        raise pickle_error(path)
+    rows = start.partition(b"\n")[2] if _header(start.partition(b"\n")[0]) else start
+    if b"\r" in rows.strip(b"\r") and b"\n" not in rows:
+        raise CheckpointError(f"{path} has lines that end in carriage returns alone: use tr '\\r' '\\n'.")
+    return len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
+
+
 def write_words(
     path: Path, tokens: Sequence[str], blocks: Iterator[Row], width: int, *, has_header: bool, binary: bool
 ) -> None:
     """Write a file as text or in binary, one block of rows after another."""
-    seen: dict[str, int] = {}
-    for row, token in enumerate(tokens):
-        if not token or _SPACES.search(token):
-            what = "has white space, where a token ends in this format" if token else "is empty"
-            raise CheckpointError(f"Row {row}: the token {token!r} {what}. Choose the format npy or projector.")
-        if seen.setdefault(streams.check_utf8(token, row), row) != row:
-            raise CheckpointError(f"Row {row}: the token {token!r} is that of row {seen[token]} too.")
+    _check_tokens(tokens)
     words = iter(tokens)
     with streams.writing(path) as file:
         if has_header:
@@ -73,6 +71,17 @@ def write_words(
                 file.writelines(f"{next(words)} ".encode() + row.astype("<f4").tobytes() for row in block)
             else:
                 file.writelines(f"{next(words)} {line}\n".encode() for line in streams.decimals(block, " "))
+
+
+def _check_tokens(tokens: Sequence[str]) -> None:
+    """Check that the formats of word2vec, GloVe and fastText can represent all tokens."""
+    seen: dict[str, int] = {}
+    for row, token in enumerate(tokens):
+        if not token or _SPACES.search(token):
+            what = "has white space, where a token ends in this format" if token else "is empty"
+            raise CheckpointError(f"Row {row}: the token {token!r} {what}. Choose the format npy or projector.")
+        if seen.setdefault(streams.check_utf8(token, row), row) != row:
+            raise CheckpointError(f"Row {row}: the token {token!r} is that of row {seen[token]} too.")
 
 
 def is_text(path: Path) -> bool:
@@ -136,14 +145,7 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
     count, width = _checked_header(path, file.readline(LONGEST_LINE)) if has_header else (None, 0)
     number = row = 0
     for number, line in streams.lines(path, file, first=1 + has_header):
-        if not width:
-            last = [streams.is_number(field) for field in reversed(line.split()[1:])]
-            width = [*last, False].index(False)
-        if not width:
-            train = command_line("train", path, "-o", "DIR")
-            raise CheckpointError(
-                f"{path}, line 1: {line[:40]!r} is not a token and its numbers. To train on it: {train}"
-            )
+        width = width or _width_of(path, line)
         row += 1
         if count is not None and row > count:
             raise CheckpointError(f"{path}, line {number}: the header states {count} rows, and here is one more.")
@@ -157,6 +159,22 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
         yield (number,), [token], streams.numbers(path, number, fields)[None]
     if count is not None and row < count:
         raise CheckpointError(f"{path}: the header states {count} rows, and the file ends after {row}.")
+
+
+def _width_of(path: Path, line: bytes) -> int:
+    """Return the number of columns of a file without a header, from its first line.
+
+    It is the number of fields at the end of the line that are numbers; the fields before them, at least the first one,
+    are the token.
+    """
+    fields = line.split()
+    width = 0
+    while width < len(fields) - 1 and streams.is_number(fields[-1 - width]):
+        width += 1
+    if not width:
+        train = command_line("train", path, "-o", "DIR")
+        raise CheckpointError(f"{path}, line 1: {line[:40]!r} is not a token and its numbers. To train on it: {train}")
+    return width
 
 
 def _has_bytes_of_numbers(token: bytes) -> bool:

@@ -25,7 +25,11 @@ _END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class Columns(Reader):
-    """Reader of a Parquet file, an Arrow file or an Arrow stream."""
+    """Reader of a Parquet file, an Arrow file or an Arrow stream.
+
+    A place in it stands for a row: `place * rows // size`. At most one record batch of an Arrow file, or one page of a
+    Parquet file, is in memory.
+    """
 
     def __init__(self, source: str | Path, options: RowOptions) -> None:
         super().__init__(source)
@@ -164,6 +168,7 @@ class _Streams:
         self.schema = self._first.schema
 
     def __iter__(self) -> Iterator[Any]:
+        # a stream without an end mark would read as if the missing rows did not exist
         start, stream = 0, self._first
         while True:
             yield from stream

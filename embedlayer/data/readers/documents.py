@@ -25,6 +25,7 @@ class Reader(ABC):
     """Reader of the documents of one source.
 
     Places in it are numbers from 0 to its size in bytes; `position` is how far the last call of `documents` has read.
+    A shard begins at a place that `cut` returns.
     """
 
     has_rows = True
@@ -36,7 +37,11 @@ class Reader(ABC):
 
     @abstractmethod
     def cut(self, place: int, size: int, tokenizer: Tokenizer) -> int:
-        """Return the first place at or after `place` where a shard may begin, from the bytes around it alone."""
+        """Return the first place at or after `place` where a shard may begin, from the bytes around it alone.
+
+        The result is `size` if there is no such place. It depends only on the bytes around it, so that neighbouring
+        shards agree, and grows with `place`; 0 and `size` are returned unchanged.
+        """
 
     @abstractmethod
     def documents(self, begin: int = 0, end: int | None = None) -> Iterator[Document]:

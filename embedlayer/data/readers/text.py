@@ -21,7 +21,11 @@ class TextFile(Reader):
     has_rows = False
 
     def cut(self, place: int, size: int, tokenizer: Tokenizer) -> int:
-        """Return the first place at or after `place` where cutting the text changes no ID."""
+        """Return the first place at or after `place` where cutting the text changes no ID.
+
+        Two shards that share a boundary find the same place, because it depends only on the characters around it. Only
+        cuts at white space, and between a word and a mark, are tried; the result is `size` if none is safe.
+        """
         if is_compressed(self.source):
             return size if place else 0
         source = str(self.source)

@@ -68,12 +68,12 @@ _FEWEST_NUMBERS = 4  # of a file whose every second number is 0: fewer say littl
 class TokenFile:
     """Where the token IDs of a file are."""
 
-    path: Path
+    path: Path  # of Megatron's pair the `.bin`
     format: Format
     dtype: np.dtype[Any]
-    offset: int
+    offset: int  # of the first number, in bytes
     length: int
-    documents: npt.NDArray[np.int64] | None = None
+    documents: npt.NDArray[np.int64] | None = None  # first token of each; `None`: separators in the IDs say it
 
     def open(self) -> IdArray:
         """Map the token IDs into memory, read-only."""
@@ -81,7 +81,11 @@ class TokenFile:
 
 
 def find_token_files(sources: Sequence[str | Path], dtype: str | None = None) -> list[TokenFile]:
-    """Return where the token IDs of sources are, or an empty list if the sources are texts."""
+    """Return where the token IDs of sources are, or an empty list if the sources are texts.
+
+    A source is a file of token IDs if it is named `.npy`, `.bin` or `.idx`, or starts as a NumPy array; with a `dtype`
+    also if it is no text. Of Megatron's pair, pass the `.bin`, the `.idx` or both.
+    """
     paths = [Path(source) for source in sources]
     are_files = [
         path.is_file()
@@ -330,7 +334,11 @@ def _read_pair(path: Path) -> TokenFile:
 
 
 def _checked_tables(file: TokenFile, tokenizer: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Read all IDs of a file once: return the arrays `documents` and `blocks` of its `TokenCorpus`."""
+    """Read all IDs of a file once: return the arrays `documents` and `blocks` of its `TokenCorpus`.
+
+    Each ID is checked, the bytes of each block are counted, and the starts of documents are found: a document starts at
+    the first token, and at each token that is no separator and follows one.
+    """
     by_id = TokenBytes(tokenizer).by_id
     lengths = np.where(by_id.special, 0, by_id.lengths)
     separator, size = end_of_text_id(tokenizer), table_size(tokenizer)
