@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from axe import ALL, AXE, PHONE
 from axe import faults as axe_faults
 from explorer_requests import request, stored_answers
-from page_controls import faults
+from pages import faults
 from tokenizers import Tokenizer
 from torch import nn
 

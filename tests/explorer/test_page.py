@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from explorer_requests import numbers
-from page_controls import faults
-from page_waiting import until
+from pages import faults, until
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import NeighborLayout, TokenVectors

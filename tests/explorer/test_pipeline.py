@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from decoders import small
 from explorer_requests import ids_of, request, steps_of, stored_answers
 from kinds import POSITIONS
-from page_waiting import until
+from pages import until
 
 from embedlayer import (
     EmbeddingLayer,

@@ -9,7 +9,7 @@ from covering import some
 from decoders import small
 from explorer_requests import ids_of
 from kinds import POSITIONS
-from page_controls import faults
+from pages import faults
 
 from embedlayer import (
     AlibiBias,

@@ -204,7 +204,7 @@ def ends_of(theirs: Any, encode: Callable[[str], list[int]]) -> tuple[list[int],
     return around[:start], around[start + len(inner) :]
 
 
-READ_SETTINGS: list[tuple[str, dict[str, object]]] = [
+READ_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     *(("Llama", {"add_bos_token": True, "legacy": legacy, **space})
       for legacy, space in ((False, {}), (False, {"add_prefix_space": False}), (True, {"add_prefix_space": False}))),
     *(("T5", {"legacy": legacy}) for legacy in (False, True)),
@@ -245,7 +245,7 @@ PAIR_SETTINGS: dict[str, dict[str, object]] = {
     "Roberta": {"mask_token": MASK, "add_prefix_space": True, "tokenizer_class": "RobertaTokenizer"},
     "Qwen3_5": {"tokenizer_class": "Qwen3_5Tokenizer"},
 }
-STATED: list[tuple[str, dict[str, object], dict[str, object] | None]] = [
+STATED: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     *((name, NEW | {"tokenizer_config": settings}, None) for name, settings in PAIR_SETTINGS.items()),
     ("Qwen2", {"tokenizer_config": {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": {
         "0": {"content": "<|endoftext|>", "normalized": False, "special": True}, "365": QWEN_NEW}}}, None),
