@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,16 +22,17 @@ from embedlayer.core.errors import CheckpointError, EmbedLayerError, FileError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.torch_state import is_current
-from embedlayer.io.files import JsonObject, create_folder, read_json, recover_folder, write_json
 from embedlayer.io.json_fields import Range, check_arguments, printable
-from embedlayer.io.safetensors_files import load_tensors, require_whole, save_tensors
 from embedlayer.kernels.index_check import check_indices
+
+if TYPE_CHECKING:  # files are imported when one is read or written: every layer imports this module
+    from embedlayer.io.files import JsonObject
 
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")
 Thing = TypeVar("Thing", bound="Described")
 
-_builder: ContextVar[tuple[type, Callable[[JsonObject], Any]] | None] = ContextVar("builder", default=None)
+_builder: ContextVar["tuple[type, Callable[[JsonObject], Any]] | None"] = ContextVar("builder", default=None)
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 """Data types that may be read for one another; every other data type is read as itself only."""
@@ -69,7 +70,7 @@ class Described:
     """Abstract base of objects that can be described in JSON by their constructor's arguments, and built from that."""
 
     @property
-    def config(self) -> JsonObject:
+    def config(self) -> "JsonObject":
         """Return the constructor's arguments by name, as JSON values. A subclass must define this property.
 
         An argument that is itself a `Described` object is stored as its description; see `describe`.
@@ -80,7 +81,7 @@ class Described:
         raise CheckpointError(f"A {type(self).__name__} cannot be saved: define its property config.")
 
     @classmethod
-    def from_config(cls: type[Thing], config: JsonObject) -> Thing:
+    def from_config(cls: type[Thing], config: "JsonObject") -> Thing:
         """Build a new object from what `config` returned. Its weights are freshly initialised.
 
         Each value of `config` that is a description is built first; a subclass builds those inside a list itself.
@@ -112,7 +113,7 @@ class Described:
             raise CheckpointError(f"The saved configuration does not fit {cls.__name__}: {error}.") from error
 
     @classmethod
-    def from_description(cls: type[Thing], arguments: JsonObject) -> Thing:
+    def from_description(cls: type[Thing], arguments: "JsonObject") -> Thing:
         """Build an object from a description without its key `kind`, as `from_config` does.
 
         A class overrides this method if its `from_config` also reads configurations of other libraries.
@@ -140,6 +141,9 @@ class Pretrained(Described, nn.Module):
             SizeError: DeepSpeed's ZeRO-3 has partitioned a parameter, which it has not gathered.
             TokenizerError: `tokenizer` is no tokenizer.
         """
+        from embedlayer.io.files import create_folder
+        from embedlayer.io.safetensors_files import require_whole, save_tensors
+
         refuse_partitioned(self.named_parameters(), "is saved")
         description, state = describe(self), self.state_dict()
         require_whole(state)
@@ -167,6 +171,8 @@ class Pretrained(Described, nn.Module):
             CheckpointError: A file is damaged, has another format, or describes another class than this one.
             RuntimeError: The weights are larger than memory.
         """
+        from embedlayer.io.files import recover_folder
+
         directory = recover_folder(directory)
         description = _read_description(directory)
         with torch.device("meta"):
@@ -191,6 +197,8 @@ class Pretrained(Described, nn.Module):
 
 def part_from_pretrained(directory: Path | str, name: str, *, device: torch.device | str = "cpu") -> nn.Module:
     """Read one inner layer of what `save_pretrained` wrote, such as the table of a decoder, and nothing else of it."""
+    from embedlayer.io.files import recover_folder
+
     directory = recover_folder(directory)
     with torch.device("meta"):
         layer: nn.Module = build(_read_description(directory).get(name, {}))
@@ -198,8 +206,10 @@ def part_from_pretrained(directory: Path | str, name: str, *, device: torch.devi
     return layer
 
 
-def _read_description(directory: Path) -> JsonObject:
+def _read_description(directory: Path) -> "JsonObject":
     """Return the description of the layer that is saved in a folder, without the format version of its file."""
+    from embedlayer.io.files import read_json
+
     description = read_json(directory / CONFIG)
     version = description.pop("format_version", None)
     if version != FORMAT_VERSION or not is_description(description):
@@ -210,6 +220,8 @@ def _read_description(directory: Path) -> JsonObject:
 
 def _read_weights(layer: nn.Module, directory: Path, device: torch.device | str, prefix: str = "") -> None:
     """Read the weights of a layer on the meta device from a saved folder, where their names begin with `prefix`."""
+    from embedlayer.io.safetensors_files import load_tensors
+
     weights = directory / (TABLE_WEIGHTS if (directory / TABLE_WEIGHTS).exists() else WEIGHTS)
     tensors, _ = load_tensors(weights, str(device), prefix)
     assign(layer, tensors, source=weights)
@@ -221,12 +233,14 @@ def hide_weights(directory: Path) -> None:
     (directory / WEIGHTS).rename(directory / TABLE_WEIGHTS)
 
 
-def write_config(directory: Path, description: JsonObject) -> None:
+def write_config(directory: Path, description: "JsonObject") -> None:
     """Write `config.json` atomically: the description of a layer and the format version."""
+    from embedlayer.io.files import write_json
+
     write_json(directory / CONFIG, {"format_version": FORMAT_VERSION, **description})
 
 
-def describe(layer: Described) -> JsonObject:
+def describe(layer: Described) -> "JsonObject":
     """Return the description of an object, `{"kind": kind identifier, **arguments}`, for `build`."""
     cls = type(layer)
     kind, arguments = kind_of(cls), dict(layer.config)
@@ -247,7 +261,7 @@ def describe(layer: Described) -> JsonObject:
     return {"kind": kind, **arguments}
 
 
-def require_loadable(layer: Described, description: JsonObject, state: Mapping[str, torch.Tensor]) -> None:
+def require_loadable(layer: Described, description: "JsonObject", state: Mapping[str, torch.Tensor]) -> None:
     """Check that a layer can be loaded again: build one from its description on the meta device and compare."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -287,7 +301,7 @@ def _without_layers(value: Any) -> Any:
     return [_without_layers(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def config_from_attributes(layer: Described) -> JsonObject:
+def config_from_attributes(layer: Described) -> "JsonObject":
     """Return the constructor's arguments of an object that stores each in an attribute of the same name, as JSON."""
     parameters = inspect.signature(type(layer)).parameters.values()
     names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
@@ -300,7 +314,7 @@ def is_description(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("kind"), str)
 
 
-def build(description: JsonObject) -> Any:
+def build(description: "JsonObject") -> Any:
     """Build an object from its description, as `describe` returns. Its weights are freshly initialised."""
     if not is_description(description):
         raise CheckpointError(f"The saved configuration holds {printable(description)} instead of a layer.")
@@ -323,7 +337,7 @@ def build(description: JsonObject) -> Any:
 
 
 @contextmanager
-def building(base: type, make: Callable[[JsonObject], Any] | None) -> Iterator[None]:
+def building(base: type, make: "Callable[[JsonObject], Any] | None") -> Iterator[None]:
     """Context manager: inside it, `build` calls `make` for each description of a subclass of `base`."""
     before = _builder.set(None if make is None else (base, make))
     try:

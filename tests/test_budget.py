@@ -3,10 +3,12 @@
 A ceiling is lowered whenever a figure falls, and raised only in a commit that says why.
 """
 
+import json
 from pathlib import Path
 
 import pytest
 from internals import reached, total
+from processes import run_program
 from size import sizes
 
 CEILINGS = {
@@ -30,6 +32,32 @@ CEILINGS = {
 INTERNALS = 172
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
+CALLS = {
+    "TokenEmbedding": ("el.TokenEmbedding(V, D)", "layer(ids)", 12),
+    "TransformerEmbedding": ("el.TransformerEmbedding(V, D, 64).eval()", "layer(ids)", 25),
+    "OutputHead": ("el.OutputHead(el.TokenEmbedding(V, D))", "layer(hidden)", 6),
+    "OutputHead, untied": ("el.OutputHead(D, V)", "layer(hidden)", 6),
+    "RotaryEmbedding": ("el.RotaryEmbedding(D)", "layer.rotate(hidden, hidden, ids[0])", 25),
+    "int8 look-up": ("el.QuantizedEmbedding.from_table(el.TokenEmbedding(V, D))", "layer(ids)", 38),
+    "int8 logits": ("el.QuantizedEmbedding.from_table(el.TokenEmbedding(V, D))", "layer.logits(hidden)", 36),
+}
+"""Python calls, those of torch included, of a call with one token, without gradients, after the first calls."""
+
+COUNT = """
+import json, sys, torch, embedlayer as el
+V, D = 1000, 64
+ids, hidden, counts = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, D), {}
+for name, (build, call, _) in json.loads(sys.argv[1]).items():
+    layer, run, events = eval(build), eval(f"lambda: {call}"), []
+    with torch.no_grad():
+        [run() for _ in range(3)]
+        sys.setprofile(lambda frame, event, _: events.append(event))
+        run()
+        sys.setprofile(None)
+    counts[name] = events.count("call") - 1  # without the function of this script
+print(json.dumps(counts))
+"""
+
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, int]:
@@ -47,3 +75,11 @@ def test_every_figure_has_a_ceiling(figures: dict[str, int]) -> None:
 
 def test_tests_reach_no_more_internal_definitions() -> None:
     assert total(reached()) <= INTERNALS
+
+
+def test_calls_with_one_token_make_no_more_python_calls() -> None:
+    pytest.importorskip("numba")
+    code, out, err = run_program("-c", COUNT, json.dumps(CALLS))
+    assert code == 0, err
+    counts = json.loads(out)
+    assert {name: count for name, count in counts.items() if count > CALLS[name][2]} == {}, counts

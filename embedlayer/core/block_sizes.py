@@ -20,7 +20,7 @@ FEW_LOGITS = {"cpu": 1 << 16, "cuda": 1 << 22}
 there, and differentiable any number of times; on a GPU the launches of chunks take longer than the few logits.
 """
 
-FEW_VECTORS = {"cpu": 1 << 18}
+FEW_VECTORS = {"cpu": 1 << 20}
 """Up to this number of numbers an input embedding without dropout runs separate operations. A fused function costs more
 there: it reads the vectors once, but checks, allocates and starts at each call.
 """

@@ -87,11 +87,12 @@ def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int =
     """Return row numbers that are safe to look up, `indices + offset`, where no bad index needs to be recorded."""
     check_integer_ids(indices)
     rows = indices + offset if offset else indices
-    if device_kind(rows) == "meta":
+    device = device_kind(rows)
+    if device == "meta":
         return rows
     if plain_operators_only():
         return rows.clamp(0, size + offset - 1)
-    if device_kind(rows) != "cpu":
+    if device != "cpu":
         return None
     if torch.compiler.is_compiling():
         copy: Tensor = checked_copy(rows, size, kind, offset)

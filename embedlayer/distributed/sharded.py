@@ -22,11 +22,11 @@ from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.distributed.dtensors import as_dtensor, is_dtensor
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.losses.converted_rows import check_dtypes
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
 from embedlayer.losses.uncomputed_logits import (
     LinearLogits,
     UncomputedLogits,
-    check_dtypes,
     refuse_sharded_invariance,
 )
 from embedlayer.row_sparse.gradient import with_torch_functions

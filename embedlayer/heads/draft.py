@@ -28,7 +28,7 @@ from embedlayer.heads.output import OutputHead, logits_of_call, options_after_ca
 from embedlayer.heads.peft import AdaptedRows
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import IndexCheck
-from embedlayer.losses.converted_rows import in_head_dtype
+from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear import cross_entropy_of
@@ -41,11 +41,12 @@ from embedlayer.losses.options import (
     LossOptions,
     LossSettings,
     ScoreOptions,
+    Statistic,
     check_options,
 )
 from embedlayer.losses.padding import own_tokens, padded_tokens
-from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_dtypes
+from embedlayer.losses.statistics import TokenStatistics, token_statistics_of
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable, check_width, logits_of_function

@@ -30,12 +30,12 @@ from embedlayer.heads.peft import (
     weight_of,
 )
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.converted_rows import in_head_dtype
+from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, check_token_options
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_dtypes
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.computed_weight import computed_weight
 from embedlayer.tables.conversions import as_table
@@ -490,7 +490,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             return None
         for each in self.table_references:
             here: Any = each.module
-            if here is not table and (table is not None or type(here) not in _DENSE or here.weight is weight):
+            if here is not table and (table is not None or type(here) not in _DENSE):  # PEFT may have replaced it
                 return None
         if table is not None:
             if type(table) is not TokenEmbedding or table._forward_pre_hooks or not is_unchanged(table, **_PRODUCT):

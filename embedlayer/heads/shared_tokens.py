@@ -19,8 +19,7 @@ from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.losses.divergences import divergence_of
 from embedlayer.losses.objective import EventLogits, Request
-from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
-from embedlayer.losses.statistics import Statistic
+from embedlayer.losses.options import LossOptions, LossSettings, Reduction, Statistic, check_options
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import end_of_text_id, table_size

@@ -26,9 +26,17 @@ from embedlayer.heads.output import OutputHead, logits_of_call, tied_alone
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.linear import targets_of_heads
 from embedlayer.losses.logit_arguments import divided_options
-from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
+from embedlayer.losses.options import (
+    Impl,
+    LogitOptions,
+    LossOptions,
+    LossSettings,
+    ScoreOptions,
+    Statistic,
+    check_options,
+)
 from embedlayer.losses.row_parts import RowPart, row_parts
-from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
+from embedlayer.losses.statistics import TokenStatistics, token_statistics_of
 from embedlayer.losses.target_groups import TargetGroups, reduced_losses, token_losses, weighted_sum
 from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits

@@ -246,7 +246,7 @@ def injections_at_input(injections: Iterable[EmbeddingInjection]) -> Callable[..
         rows = x.reshape(-1, *x.shape[-2:])
         return add_to_input(rows, look_up_injections(at_input, rows, torch.atleast_2d(ids), documents)).view(x.shape)
 
-    add.__name__ = ", ".join(type(each).__name__ for each in at_input)  # which a trace shows
+    add.__name__ = ", ".join(type(each).__name__ for each in at_input)
     return add if at_input else None
 
 

@@ -19,7 +19,8 @@ from embedlayer.checkpoints.model_loss import accept_token_weights, refuse_token
 from embedlayer.core.devices import autocast_dtype
 from embedlayer.core.errors import CheckpointError, SizeError, VersionError, release
 from embedlayer.heads.output import OutputHead
-from embedlayer.losses.statistics import Statistic, token_statistics_of
+from embedlayer.losses.options import Statistic
+from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.tables.computed_weight import ComputedWeight
 

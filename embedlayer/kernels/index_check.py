@@ -79,7 +79,7 @@ class IndexCheck(nn.Module):
         """Return row numbers that are safe to look up, and a mask of the bad indices."""
         if self.kind == "position":
             check_integer_positions(indices)
-        indices = as_ids(indices, beside=self.first_bad_index)
+        indices = indices if isinstance(indices, Tensor) else as_ids(indices, beside=self.first_bad_index)
         rows = rows_without_record(indices, self.size, self.kind, offset=self.offset)
         return (
             (rows, None)

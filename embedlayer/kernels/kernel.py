@@ -71,6 +71,8 @@ TYPES = {
 NUMBER_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.int16)
 """Dtypes that a kernel tells apart by their index here, when it runs; numba would compile it for each of them."""
 
+NUMBERS = frozenset({int, float, bool})
+
 NUMBA_IS_INSTALLED = sys.modules.get("numba", find_spec) is not None and find_spec("numba") is not None
 """Whether numba is installed; the check would end a graph of `torch.compile`."""
 
@@ -295,8 +297,11 @@ def _as_arrays(arguments: Sequence[Any]) -> tuple[list[Any], tuple[object, ...]]
             arrays.append(as_array(each))
             types.append((each.dtype, each.dim()))
         elif isinstance(each, tuple):
-            parts, kinds = _as_arrays(each)
-            arrays.append(tuple(parts))
+            kinds: tuple[object, ...] = tuple(map(type, each))
+            if not NUMBERS.issuperset(kinds):
+                parts, kinds = _as_arrays(each)
+                each = tuple(parts)
+            arrays.append(each)
             types.append(kinds)
         else:
             arrays.append(each)

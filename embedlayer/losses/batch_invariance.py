@@ -20,8 +20,8 @@ from embedlayer.losses.divergence_kinds import JensenShannon
 from embedlayer.losses.divergences import divergence
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import HasLogits, require_head
-from embedlayer.losses.options import LossSettings
-from embedlayer.losses.statistics import Statistic, token_statistics_of
+from embedlayer.losses.options import LossSettings, Statistic
+from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 
 PARTS = 1, 34, 93, 161, 223

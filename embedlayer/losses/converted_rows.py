@@ -12,9 +12,18 @@ from torch.utils.checkpoint import checkpoint
 
 from embedlayer.core.block_sizes import CONVERTED_ROWS, block_size
 from embedlayer.core.devices import autocast, autocast_dtype, device_kind
+from embedlayer.core.errors import ShapeError
 from embedlayer.core.torch_state import fusible, has_memory, is_transformed, plain_operators_only
 
 Result = TypeVar("Result")
+
+
+def check_dtypes(hidden: Tensor, dtype: torch.dtype, head_dtype: torch.dtype | None) -> None:
+    """Check that hidden states have the dtype of the rows, unless `head_dtype` or autocast decides."""
+    if hidden.dtype != dtype and head_dtype is None and autocast_dtype(hidden) is None:
+        raise ShapeError(
+            f"hidden is {hidden.dtype} and the rows {dtype}: pass head_dtype=torch.float32, or convert one of them."
+        )
 
 
 class ConvertedRows:

@@ -2,22 +2,22 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Unpack, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.core.documents import AttentionMask
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_observed
-from embedlayer.losses.linear import cross_entropy_of
-from embedlayer.losses.logit_arguments import resolve_logits
-from embedlayer.losses.multi_token import MultiTokenLoss, multi_token_inputs, multi_token_loss_of
-from embedlayer.losses.next_bytes import NextBytes
-from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, check_options
-from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
-from embedlayer.losses.uncomputed_logits import UncomputedLogits
+from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, Statistic, check_options
+
+if TYPE_CHECKING:  # imported where they are used: a table that only looks rows up needs no losses
+    from embedlayer.core.documents import AttentionMask
+    from embedlayer.losses.multi_token import MultiTokenLoss
+    from embedlayer.losses.next_bytes import NextBytes
+    from embedlayer.losses.statistics import TokenStatistics
+    from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 
 class HeadOutputs:
@@ -29,7 +29,7 @@ class HeadOutputs:
     @abstractmethod
     def uncomputed_logits(
         self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
-    ) -> UncomputedLogits:
+    ) -> "UncomputedLogits":
         """Describe the logits of `hidden` without computing them."""
 
     @show_options(LogitOptions, ScoreOptions, LossOptions)
@@ -55,6 +55,9 @@ class HeadOutputs:
         Raises:
             TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
         """
+        from embedlayer.losses.linear import cross_entropy_of
+        from embedlayer.losses.logit_arguments import resolve_logits
+
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
         logits, loss = resolve_logits(hidden, self, options)
         return cross_entropy_of(logits, targets, loss)
@@ -82,9 +85,9 @@ class HeadOutputs:
         *,
         statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
         top_k: int = 0,
-        next_bytes: NextBytes | None = None,
+        next_bytes: "NextBytes | None" = None,
         **options: Unpack[ScoreOptions],
-    ) -> TokenStatistics:
+    ) -> "TokenStatistics":
         """Return log-probabilities, entropies and other statistics of the logits, all from one pass.
 
         Args:
@@ -98,6 +101,9 @@ class HeadOutputs:
         Raises:
             TokenIdError: A token is outside the table; on CUDA where the call waits, else later.
         """
+        from embedlayer.losses.logit_arguments import resolve_logits
+        from embedlayer.losses.statistics import token_statistics_of
+
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         logits, loss = resolve_logits(hidden, self, options)
         return token_statistics_of(logits, tokens, loss, statistics=statistics, top_k=top_k, next_bytes=next_bytes)
@@ -109,9 +115,9 @@ class HeadOutputs:
         labels: Int[Tensor, "B T"],
         weights: Sequence[float] | None = None,
         *,
-        documents: AttentionMask | None = None,
+        documents: "AttentionMask | None" = None,
         **options: Unpack[LossOptions],
-    ) -> MultiTokenLoss:
+    ) -> "MultiTokenLoss":
         """Return the loss of heads that predict the next token, the one after it, and so on, in one pass.
 
         Depth k predicts `labels[:, t + 1 + k]` from `hidden_states[k][:, t]`. The loss is
@@ -130,6 +136,9 @@ class HeadOutputs:
 
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.
         """
+        from embedlayer.losses.logit_arguments import resolve_logits
+        from embedlayer.losses.multi_token import multi_token_inputs, multi_token_loss_of
+
         check_options(options, LossOptions, f"{type(self).__name__}.multi_token_loss")
         ignore_index = options.get("ignore_index", -100)
         token_weights = options.get("token_weights")

@@ -22,6 +22,7 @@ from embedlayer.losses.fixed_row import row_within
 
 Impl = Literal["auto", "plain", "chunked", "triton"]
 Reduction = Literal["mean", "sum", "none"]
+Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax"]
 
 
 class LogitOptions(TypedDict):

@@ -1,6 +1,6 @@
 """Log-probabilities, entropies and other statistics of the logits of an LM head, all from one pass over the rows."""
 
-from typing import Literal, NamedTuple, Unpack, get_args
+from typing import NamedTuple, Unpack, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,13 +16,11 @@ from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits,
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.next_bytes import NextBytes, check_next_bytes
 from embedlayer.losses.objective import Request, event_log_probs, log_probs, logsumexp
-from embedlayer.losses.options import LogitOptions, LossSettings, ScoreOptions, check_options
+from embedlayer.losses.options import LogitOptions, LossSettings, ScoreOptions, Statistic, check_options
 from embedlayer.losses.uncomputed_logits import UncomputedLogits, check_ids, is_plain
 
 DEFAULTS = LossSettings()
 """Options of statistics whose caller sets none."""
-
-Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax"]
 
 
 class TokenStatistics(NamedTuple):

@@ -21,7 +21,7 @@ from embedlayer.core.devices import autocast, autocast_dtype, device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
-from embedlayer.losses.converted_rows import in_head_dtype
+from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
 from embedlayer.losses.counted_tokens import RankRequest
 from embedlayer.losses.definition import counted_states, loss_dtype
 from embedlayer.losses.finishing import finish
@@ -513,14 +513,6 @@ def check_fit(hidden: Tensor, weight: Tensor, head_dtype: torch.dtype | None = N
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
         raise ShapeError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not fit: (..., D), (V, D).")
     check_dtypes(hidden, weight.dtype, head_dtype)
-
-
-def check_dtypes(hidden: Tensor, dtype: torch.dtype, head_dtype: torch.dtype | None) -> None:
-    """Check that hidden states have the dtype of the rows, unless `head_dtype` or autocast decides."""
-    if hidden.dtype != dtype and head_dtype is None and autocast_dtype(hidden) is None:
-        raise ShapeError(
-            f"hidden is {hidden.dtype} and the rows {dtype}: pass head_dtype=torch.float32, or convert one of them."
-        )
 
 
 def check_ids(hidden: Tensor, ids: Tensor, name: str) -> None:

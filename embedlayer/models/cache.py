@@ -172,9 +172,10 @@ class KeyValueCache:
         batch, cached = self.positions.shape[-2:]
         if self.documents is not None:  # the last cached token of each row that is not padding
             last = torch.where(self.documents != 0, torch.arange(cached, device=ids.device), 0).amax(-1, keepdim=True)
+        elif slots is not None:
+            last = (slots.used - 1).expand(batch, 1)
         else:
-            number = cached - 1 if slots is None else slots.used - 1
-            last = torch.zeros(batch, 1, dtype=torch.int64, device=ids.device) + number
+            last = torch.full((batch, 1), cached - 1, device=ids.device)
         if positions is None:
             reached = self.positions if self.positions.dim() == 2 else self.positions.amax(0)
             positions = reached.gather(-1, last) + torch.arange(1, ids.shape[-1] + 1, device=ids.device)

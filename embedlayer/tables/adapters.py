@@ -296,7 +296,7 @@ def _of_module(config: JsonObject, patterns: str, module: str, directory: Path, 
         try:
             if max(len(pattern), len(module)) > 200 or _ways(pattern) >= _MOST_WAYS:
                 raise re.error("it has too many choices, or more than 200 characters")
-            if re.match(rf"(.*\.)?({pattern})$", module):  # as PEFT's `get_pattern_key` does it
+            if re.match(rf"(.*\.)?({pattern})$", module):
                 return number
         except re.error as error:
             shown = f"{source}: the pattern {pattern[:100]!a} cannot be matched: {error}"

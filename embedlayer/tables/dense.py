@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -28,21 +28,16 @@ from embedlayer.core.torch_state import (
     recompute_weights,
     without_dispatch,
 )
-from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, rows_on_cuda
-from embedlayer.row_sparse.hooks import (
-    RowSparseParameter,
-    look_up_rows,
-    look_up_rows_between_graphs,
-    release,
-    watch,
-    with_updates_applied,
-)
-from embedlayer.row_sparse.pending_updates import PendingUpdates, pending_updates_of
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable
 from embedlayer.tables.torch_arguments import EmbeddingArguments, refuse_unsupported, resolve_sizes
+
+if TYPE_CHECKING:  # a table that is not row-sparse imports nothing of `row_sparse`
+    from embedlayer.io.files import JsonObject
+    from embedlayer.row_sparse.hooks import RowSparseParameter
+    from embedlayer.row_sparse.pending_updates import PendingUpdates
 
 
 class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True):
@@ -86,7 +81,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
     and its position; and the padding row gets no gradient also under a tied head.
     """
 
-    pending_updates: PendingUpdates | None = None
+    pending_updates: "PendingUpdates | None" = None
     """Optimizer steps that rows of a row-sparse table have not taken yet; `None` for other tables."""
 
     first_row = 0
@@ -191,7 +186,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         return weight if weight is not None and len(weight.shape) == 2 else None
 
     @property
-    def config(self) -> JsonObject:
+    def config(self) -> "JsonObject":
         """Return the constructor's arguments for the present sizes, as JSON."""
         multiple = self.pad_to_multiple_of
         spare_rows_follow = multiple is not None and -self.vocab_size % multiple == self.num_rows - self.vocab_size
@@ -254,7 +249,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         weight = self.weight  # once: a parametrization computes it at each read
         transformed, compiling = is_transformed(weight), torch.compiler.is_compiling()
         padding_idx, sparse = self.padding_idx, self.row_sparse and not transformed and not plain_operators_only()
-        if sparse and isinstance(weight, RowSparseParameter):  # PendingUpdates drops the gradient of padding
+        if sparse and self._is_watched(weight):  # PendingUpdates drops the gradient of padding
+            from embedlayer.row_sparse.hooks import look_up_rows, look_up_rows_between_graphs, with_updates_applied
+
             if not compiling:
                 vectors = look_up_rows(ids, weight)
             elif torch.is_grad_enabled() and weight.requires_grad:
@@ -303,7 +300,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         if not self.row_sparse or not is_parameter or torch.compiler.is_compiling() or plain_operators_only():
             return self._current_weight()[start:stop]
         self.apply_pending_updates(start, stop)
-        with without_dispatch() if type(self.weight) is RowSparseParameter else nullcontext():
+        with without_dispatch() if self._is_watched(self.weight) else nullcontext():
             return self.weight[start:stop]
 
     @property
@@ -344,7 +341,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         Raises:
             StaleRowsError: The weight was written in place while updates were pending.
         """
-        if not torch.compiler.is_compiling() and (pending := pending_updates_of(self.weight)):
+        if not torch.compiler.is_compiling() and (pending := getattr(self.weight, "pending_updates", None)):
             pending.apply_all(self.weight, start, stop)
 
     def _refuse_partitioned(self) -> None:
@@ -361,31 +358,44 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         if plain_operators_only():
             return weight  # operators on it apply the updates, below all transforms
         if self.pending_updates is None or not torch.compiler.is_compiling():
-            if not torch.compiler.is_compiling() and (pending := pending_updates_of(weight)):
+            if not torch.compiler.is_compiling() and (pending := getattr(weight, "pending_updates", None)):
                 pending.apply_all(weight, 0, None)
             return weight
         if torch.is_grad_enabled() and weight.requires_grad:
             raise ShapeError("A graph with gradients reads all rows. See docs/errors.md, Row-sparse tables.")
+        from embedlayer.row_sparse.hooks import with_updates_applied
+
         copy: Tensor = with_updates_applied(weight.detach(), self._handle, False)
         return copy
 
     def _refuse_divided_rows(self, weight: Tensor) -> None:
         """Raise `ShapeError` if FSDP or tensor parallelism divides the rows of this row-sparse table, in training."""
-        if type(weight) is RowSparseParameter or not (weight.requires_grad and torch.is_grad_enabled()):
+        if self._is_watched(weight) or not (weight.requires_grad and torch.is_grad_enabled()):
             return
-        gathered = pending_updates_of(weight) is None and getattr(self, "_is_fsdp_managed_module", False)
+        gathered = getattr(weight, "pending_updates", None) is None and getattr(self, "_is_fsdp_managed_module", False)
         if gathered or hasattr(weight, "to_local"):
             raise ShapeError(f"{self.num_rows} row-sparse rows are divided. See docs/errors.md, Row-sparse tables.")
+
+    def _is_watched(self, weight: Tensor) -> TypeGuard["RowSparseParameter"]:
+        """Return whether a weight of a row-sparse table is the parameter on which torch functions see all updates."""
+        if not self.row_sparse:
+            return False
+        from embedlayer.row_sparse.hooks import RowSparseParameter
+
+        return isinstance(weight, RowSparseParameter)
 
     def _watch(self, weight: Tensor | None) -> None:
         """Attach `PendingUpdates` to a new weight of a row-sparse table. Without effect for other tables."""
         if not self.row_sparse or not isinstance(weight, nn.Parameter):
             return
-        if self.pending_updates is not None and pending_updates_of(weight) is self.pending_updates:
+        from embedlayer.row_sparse.hooks import watch
+        from embedlayer.row_sparse.pending_updates import PendingUpdates
+
+        if self.pending_updates is not None and getattr(weight, "pending_updates", None) is self.pending_updates:
             return
         if self.pending_updates is not None:
             self.pending_updates.replaced = True
-        self.pending_updates = pending_updates_of(weight) or PendingUpdates(self.padding_idx)
+        self.pending_updates = getattr(weight, "pending_updates", None) or PendingUpdates(self.padding_idx)
         self._handle = self.pending_updates.handle
         watch(weight, self.pending_updates)
 
@@ -415,9 +425,16 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
     def _swappable_weight(self) -> Iterator[None]:
         """Context manager: let torch swap the weight with an ordinary parameter, and watch it again."""
         weight: Any = self._parameters.get("weight")
-        swaps = torch.__future__.get_swap_module_params_on_conversion() and type(weight) is RowSparseParameter
+        swaps = (
+            torch.__future__.get_swap_module_params_on_conversion()
+            and getattr(weight, "pending_updates", None) is not None
+        )
         if swaps:
-            release(weight)
+            from embedlayer.row_sparse.hooks import RowSparseParameter, release, watch
+
+            swaps = type(weight) is RowSparseParameter
+            if swaps:
+                release(weight)
         try:
             yield
         finally:

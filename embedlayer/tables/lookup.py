@@ -22,7 +22,6 @@ from embedlayer.core.torch_state import Proxy, fusible, leaf_of_trace, may_use, 
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows, gather_rows, scale_applies
 from embedlayer.saving import Pretrained
-from embedlayer.tables.sums import check_bags, is_summed_faster, sum_vectors, summed_rows
 
 LookUp: TypeAlias = Callable[[Any, Tensor], Tensor]  # a method `look_up` of a table
 
@@ -149,6 +148,8 @@ class LookupTable(Pretrained, ABC):
         Raises:
             TokenIdError: As in `look_up`.
         """
+        from embedlayer.tables.sums import check_bags, is_summed_faster, sum_vectors, summed_rows
+
         ids = as_ids(ids, beside=self)
         check_bags(ids, bounds, weights)
         if fusible(ids, weights) and may_use(self, "stored", "look_up"):

@@ -113,7 +113,9 @@ class PackedRows(ComputedRows, ComputedBuffers, checks_ids=True):
     @property
     def dtype(self) -> torch.dtype:
         """Return the data type of the vectors that look-ups return. The stored tensors have other ones."""
-        return self.example.dtype
+        example: Any = self._buffers["example"]
+        dtype: torch.dtype = example.dtype
+        return dtype
 
     @property
     def dtype_name(self) -> str:
@@ -149,7 +151,8 @@ class PackedRows(ComputedRows, ComputedBuffers, checks_ids=True):
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`."""
-        ids, outside = self.index_check(ids)
+        check: Any = self._modules["index_check"]
+        ids, outside = check.forward(ids)
         vectors = self.dequantised(ids.reshape(-1)).view(*ids.shape, self.embed_dim)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 

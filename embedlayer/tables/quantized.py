@@ -6,6 +6,7 @@ where it cannot be compiled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ from embedlayer.core.devices import autocast_dtype, device_kind
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids, length_of
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import is_current, is_transformed, plain_operators_only
+from embedlayer.core.torch_state import fusible, is_current, is_transformed, plain_operators_only
 from embedlayer.formats.compiled import CLAIMED_NUMEL, FEW_TOKENS, tokens_first
 from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
 from embedlayer.formats.quantized import QuantizedRows, dequantise, quantise
@@ -228,9 +229,10 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`; on CUDA in one launch."""
-        ids = as_ids(ids, beside=self)
-        by_kernel = is_current(type(self), "look_up", "dequantised")
-        if not by_kernel or not _applies_on_cuda(self.row_format, self.dtype, ids, self.packed, self.row_scale):
+        ids = ids if isinstance(ids, Tensor) else as_ids(ids, beside=self)
+        if device_kind(ids) == "cpu" or not is_current(type(self), "look_up", "dequantised"):
+            return super().look_up(ids)
+        if not _applies_on_cuda(self.row_format, self.dtype, ids, self.packed, self.row_scale):
             return super().look_up(ids)
         self.index_check.require_integers(ids)
         record, places = self.index_check.record_on(ids.device), ids.reshape(-1).long().contiguous()
@@ -249,21 +251,28 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         if (narrow := autocast_dtype(hidden)) is not None and hidden.dtype != torch.float64:
             hidden = hidden.to(narrow)
         check_width(hidden, self.embed_dim)
-        if plain_operators_only() or is_transformed(hidden):
+        is_eager = fusible(hidden)
+        if not is_eager and (plain_operators_only() or is_transformed(hidden)):
             rows = self.rows_as(start, self.vocab_size if stop is None else stop, hidden.dtype)
             return F.linear(hidden, rows.to(hidden.dtype))
-        packed = self.packed[start:stop]
-        row_scale = None if self.row_scale is None else self.row_scale[start:stop]
-        logits: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, self.row_format, True)
-        return logits.view(*hidden.shape[:-1], len(packed))
+        buffers: Any = self._buffers
+        packed, row_scale = buffers["packed"][start:stop], buffers["row_scale"]
+        row_scale = None if row_scale is None else row_scale[start:stop]
+        x, logits = hidden.reshape(-1, self.embed_dim), None
+        if is_eager and x.shape[0] <= FEW_TOKENS and not (x.requires_grad and torch.is_grad_enabled()):
+            logits = _logits_in_one_pass(x, packed, row_scale, self.row_format)  # without the operator around it
+        logits = times_rows(x, packed, row_scale, self.row_format, True) if logits is None else logits
+        return logits.view(*hidden.shape[:-1], packed.shape[0])
 
     def dequantised(self, ids: Int[Tensor, " N"], dtype: torch.dtype | None = None) -> Float[Tensor, "N D"]:
         """Return the vectors of IDs that were checked, without `scale`: those of `dequantise`, by the fastest way."""
         dtype = self.dtype if dtype is None else dtype
+        buffers: Any = self._buffers
+        packed, row_scale = buffers["packed"], buffers["row_scale"]
         if torch.compiler.is_compiling() and not plain_operators_only() and device_kind(ids) == "cpu":
-            vectors: Tensor = rows_of(ids, self.packed, self.row_scale, self.row_format, dtype)
+            vectors: Tensor = rows_of(ids, packed, row_scale, self.row_format, dtype)
             return vectors
-        return dequantised_rows(ids, self.packed, self.row_scale, self.row_format, dtype)
+        return dequantised_rows(ids, packed, row_scale, self.row_format, dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedEmbedding":
         """Move or cast the table, as in torch. A cast changes `dtype`, the type of the vectors, and not `row_scale`."""
@@ -317,13 +326,14 @@ def dequantised_rows(
     ids: Int[Tensor, " N"] | None, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat, dtype: torch.dtype
 ) -> Float[Tensor, "N D"]:
     """Dequantise the stored rows of the given IDs in one pass, or with `dequantise` where no kernel can run."""
-    if _applies_on_cuda(row_format, dtype, ids, packed, row_scale):
+    kind = device_kind(packed)
+    if kind == "cuda" and _applies_on_cuda(row_format, dtype, ids, packed, row_scale):
         places = None if ids is None else ids.long().contiguous()
         vectors: Tensor = read_quantized_rows(places, packed, row_scale, None, 1, row_format, dtype)
         return vectors
     if ids is None:
         ids = torch.arange(len(packed), device=packed.device)
-    if device_kind(packed) != "cpu" or plain_operators_only():
+    if kind != "cpu" or plain_operators_only():
         chosen = None if row_scale is None else row_scale.index_select(0, ids)
         return dequantise(packed.index_select(0, ids), chosen, row_format).to(dtype)
     if ids.numel() == 0:
@@ -343,33 +353,39 @@ def dequantised_rows(
 
 def _applies_on_cuda(row_format: RowFormat, dtype: torch.dtype, *tensors: Tensor | None) -> bool:
     """Return whether Triton kernels read the stored rows among `tensors`, and compute in this dtype."""
-    kernel, _ = row_format.layout().kernel(row_format)
-    is_on_cuda = any(x is not None and device_kind(x) == "cuda" for x in tensors)
-    return is_on_cuda and dtype in FLOATS and kernel.applies(*tensors)
+    is_on_cuda = "cuda" in [device_kind(x) for x in tensors if x is not None]
+    return is_on_cuda and dtype in FLOATS and row_format.layout().kernel(row_format)[0].applies(*tensors)
 
 
 def _in_one_pass(
     ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat, dtype: torch.dtype
 ) -> Tensor | None:
     """Dequantise the rows of `ids` with a compiled kernel; the result is `None` if it cannot run."""
-    kernel, sizes = row_format.layout().kernel(row_format)
-    if not kernel.applies(ids, packed, row_scale):
+    kernel, sizes = _kernel_of(row_format)
+    if kernel.refusal(ids, packed, row_scale):
         return None
-    vectors = torch.empty(len(ids), row_format.embed_dim, dtype=dtype, device=ids.device)
+    count = ids.shape[0]
+    vectors = torch.empty(count, row_format.embed_dim, dtype=dtype, device=ids.device)
     stored = (ids.long().contiguous(), packed.contiguous(), *([] if row_scale is None else [row_scale.contiguous()]))
     block = max(1, CLAIMED_NUMEL // row_format.embed_dim)
-    return vectors if kernel.run(len(ids), *stored, sizes, vectors, block=block) else None
+    return vectors if kernel.run(count, *stored, sizes, vectors, block=block) else None
 
 
 def _logits_in_one_pass(x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor | None:
     """Compute `x @ rows.T` for few float32 tokens on the CPU with a compiled kernel; `None` if it cannot run."""
-    kernel, sizes = row_format.layout().kernel(row_format)
-    if x.dtype != torch.float32 or device_kind(x) != "cpu" or not kernel.applies(x, packed, row_scale):
+    kernel, sizes = _kernel_of(row_format)
+    if x.dtype != torch.float32 or device_kind(x) != "cpu" or kernel.refusal(x, packed, row_scale):
         return None
     stored = (packed.contiguous(), *([] if row_scale is None else [row_scale.contiguous()]))
-    out = torch.empty(len(packed), len(x))
+    count = packed.shape[0]
+    out = torch.empty(count, x.shape[0])
     product, block = PRODUCTS[kernel.name], max(1, CLAIMED_NUMEL // row_format.embed_dim)
-    return tokens_first(out) if product.run(len(packed), x.contiguous(), *stored, sizes, out, block=block) else None
+    return tokens_first(out) if product.run(count, x.contiguous(), *stored, sizes, out, block=block) else None
+
+
+@cache
+def _kernel_of(row_format: RowFormat) -> tuple[Kernel, tuple[int, ...]]:
+    return row_format.layout().kernel(row_format)
 
 
 def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor:

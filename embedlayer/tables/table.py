@@ -8,7 +8,7 @@ import sys
 from abc import ABC
 from collections.abc import Callable
 from functools import partial
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from jaxtyping import Float
@@ -20,14 +20,15 @@ from embedlayer.core.errors import ShapeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current, recompute_weights, refuse_per_sample_gradients
-from embedlayer.losses.converted_rows import in_head_dtype
+from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
 from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
-from embedlayer.losses.padding import own_tokens, padded_tokens
-from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits, check_dtypes
 from embedlayer.tables.lookup import LookupTable
+
+if TYPE_CHECKING:
+    from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 
 class TokenTable(LookupTable, HeadOutputs, ABC):
@@ -97,7 +98,10 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         stop = self.vocab_size if stop is None else stop
         linear = self._linear(hidden)
         if linear is not None:
-            return linear_with_fixed_row(linear[0], linear[1][start:stop], row_within(self.padding_idx, start, stop))
+            states, matrix = linear
+            if start or stop != matrix.shape[0]:  # the gradient of a slice is a copy
+                matrix = matrix[start:stop]
+            return linear_with_fixed_row(states, matrix, row_within(self.padding_idx, start, stop))
         parts, size = [], block_size(TABLE_ROWS, device_kind(hidden))
         for first in range(start, stop, size):
             last = min(first + size, stop)
@@ -131,7 +135,7 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
     @show_options(LogitOptions)
     def uncomputed_logits(
         self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
-    ) -> UncomputedLogits:
+    ) -> "UncomputedLogits":
         """Describe `logits(hidden)` without computing them, as losses, statistics and divergences take them.
 
         In a subclass that overrides only `logits`, they are the logits which that override returns.
@@ -151,8 +155,11 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         options.setdefault("padding_idx", self.padding_idx)
         return self._products(hidden, impl, options)
 
-    def _products(self, hidden: Tensor, impl: Impl, options: LogitOptions) -> UncomputedLogits:
+    def _products(self, hidden: Tensor, impl: Impl, options: LogitOptions) -> "UncomputedLogits":
         """Describe the logits that follow from the rows, even in a subclass that overrides `logits`."""
+        from embedlayer.losses.padding import own_tokens, padded_tokens
+        from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits
+
         head_dtype, pads = options.get("head_dtype"), options.get("batch_invariant", False)
         check_dtypes(hidden, self.dtype, head_dtype)
         wide = hidden if head_dtype is None else hidden.to(head_dtype)
@@ -176,8 +183,10 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
 
 def logits_of_function(
     logits: Callable[[Tensor], Tensor], hidden: Tensor, vocab_size: int, **options: Unpack[LogitOptions]
-) -> UncomputedLogits:
+) -> "UncomputedLogits":
     """Describe the logits that any function computes, without computing them."""
+    from embedlayer.losses.uncomputed_logits import BlockLogits
+
     return BlockLogits(
         hidden, lambda part, start, stop: logits(part)[..., start:stop], vocab_size, vocab_size, **options
     )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kernel_paths import cpu_taken_for_cuda
 
 from embedlayer import (
     FactorizedEmbedding,
@@ -83,11 +84,11 @@ def test_without_waiting_the_first_bad_index_is_remembered(kind) -> None:
     bounds.check()
 
 
-def test_a_clamped_id_gives_zeros_and_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clamped_id_gives_zeros_and_gets_no_gradient() -> None:
     table = TokenEmbedding(10, 4)
-    monkeypatch.setattr(table.index_check, "forward", table.index_check.clamp_and_record)
-    vectors = table(torch.tensor([[3, 11]]))
-    vectors.sum().backward()
+    with cpu_taken_for_cuda():
+        vectors = table(torch.tensor([[3, 11]]))
+        vectors.sum().backward()
     assert vectors[0, 1].eq(0).all()
     assert table.weight.grad.abs().sum(1).nonzero().flatten().tolist() == [3]
 

@@ -452,7 +452,7 @@ def by_torch() -> list[torch.Tensor]:
             table.logits(torch.zeros(2, D))
         row_sparse = TokenEmbedding(24, D, row_sparse=True)
         parallelize_module(row_sparse, mesh, plan)
-        with pytest.raises(ShapeError, match="24 rows of a row-sparse table are divided"):
+        with pytest.raises(ShapeError, match="24 row-sparse rows are divided"):
             row_sparse(torch.arange(24))
     return found
 

@@ -72,7 +72,7 @@ def test_a_tensor_that_follows_the_vocabulary_and_has_no_rule_is_named(tmp_path)
         with pytest.raises(el.VocabularyError, match=r"model\.value_embeddings\.weight has values for each token"):
             el.vocab.add_tokens(neomme, 2)
         build("cpmant", "causal")[1].save_pretrained(tmp_path / "old")
-        with pytest.raises(el.CheckpointError, match=r"cpmant\.input_embedding\.weight follows"):
+        with pytest.raises(el.CheckpointError, match=r"cpmant\.input_embedding\.weight"):
             el.vocab.add_tokens(tmp_path / "old", 2, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

@@ -119,7 +119,7 @@ def test_a_group_that_does_not_divide_the_width_is_refused():
 def test_codes_of_another_library_are_not_read_by_this_rounding():
     case = CASES["float-quantized channel, symmetric, float32"]()
     assert load(case._replace(settings={"quant_method": "modelopt"})).stored_type.startswith("ModelOpt")
-    with pytest.raises(el.CheckpointError, match="F8_E4M3.* reads no such format"):
+    with pytest.raises(el.CheckpointError, match="F8_E4M3"):
         load(case.changed(weight_scale=None)._replace(settings={}))
 
 

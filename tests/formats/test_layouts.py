@@ -59,8 +59,8 @@ def test_it_is_saved_with_its_layout(tmp_path) -> None:
     ("make", "message"),
     [
         (lambda: QuantizedEmbedding(9, 64, 4, group_size=16, layout=GGUFBlocks()), "groups of 32 columns, not of 16"),
-        (lambda: in_blocks(torch.full((2, 32), 5e5), 4), "Row 0 holds .* above the 4.59e\\+05 of this layout"),
-        (lambda: gguf_blocks(in_blocks(torch.randn(2, 40), 4)), "Width 40 is no multiple of GGUF's 32"),
+        (lambda: in_blocks(torch.full((2, 32), 5e5), 4), "Row 0 holds .* above 4.59e\\+05"),
+        (lambda: gguf_blocks(in_blocks(torch.randn(2, 40), 4)), "Width 40 must be a multiple of GGUF's 32"),
         (lambda: gguf_blocks(QuantizedEmbedding(9, 64, 4)), "layout=GGUFBlocks"),
     ],
 )

@@ -177,5 +177,5 @@ def test_several_injections_are_added_in_order_and_a_shared_table_is_refused() -
     model = small(injections=[build() for build in INJECTIONS.values()])
     assert len(model.injections) == len(INJECTIONS)
     assert model(IDS).shape == (2, 10, 50)
-    with pytest.raises(el.SizeError, match=r"injections\.0\.table\.weight and table\.weight are the same parameter"):
+    with pytest.raises(el.SizeError, match=r"injections\.0\.table\.weight and table\.weight are one parameter"):
         small(table=table, injections=[el.inputs.AddedEmbedding(table)])

@@ -56,7 +56,7 @@ def read_blocks(
     kinds = types if has_layer_types(config) else [None] * len(types)
     bases = _list_of(len(types), config.get("layer_rope_theta") or [None] * len(types), "layer_rope_theta")
     scaled = config.get("rope_scaling_layers")
-    unrotated: QueryScaling | None = None  # the factor on queries of blocks without a rotation
+    unrotated: QueryScaling | None = None
     if isinstance(facts.query_scaling, PowerQueries):
         unrotated = PowerQueryScaling(facts.query_scaling.exponent, facts.query_scaling.length)
     elif facts.query_scaling == "unrotated" and config.get("attn_temperature_tuning", True):

@@ -173,7 +173,7 @@ def read_layer_type(
         arguments |= {"trailing": True, "head_dim": whole}
     if (axes := _axes(facts.axes, parameters, rotary_dim // 2)) is not None:
         arguments["axes"] = axes
-    if (beta := parameters.get(QUERY_BETA)) is not None:  # Ministral 3
+    if (beta := parameters.get(QUERY_BETA)) is not None:
         length = as_whole_number(parameters.get(ORIGINAL_LENGTH), ORIGINAL_LENGTH)
         arguments["query_scaling"] = LogQueryScaling(as_number(beta, QUERY_BETA), length)
     return arguments

@@ -47,7 +47,7 @@ class RotaryScaling(Described, ABC):
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, list):  # of JSON
+            if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
             if name in (*POSITIVE, "attention_factor") and value is not None and not 0 < value < math.inf:
                 raise SizeError(f"{type(self).__name__}: {name} must be positive and finite, not {value}.")

@@ -144,7 +144,7 @@ def read_content(path: Path) -> tuple[LogContent, int]:
     """Return what the log of a folder says, and the largest number that was given out to a checkpoint."""
     numbers, size = [0], None
     if (path / OPEN).exists():
-        mark = read_fields(path / OPEN, OpenFields)  # its process was killed
+        mark = read_fields(path / OPEN, OpenFields)
         boot, numbers = boot_id(), [mark["last_number"]]
         if mark["inode"] != os.stat(path / WEIGHT).st_ino:
             raise CheckpointError(f"{path} was copied while it was open: copy the original again after close().")

@@ -134,7 +134,7 @@ class RowFolder(RowStorage):
             place = 0 if generation is None else generations.index(generation)
             state = content.checkpoints[place].state
             folder = cls(path, fields, lock, max_resident_bytes=max_resident_bytes)
-            for name, array in state["arrays"].items():  # the next `new_state` of each name returns it
+            for name, array in state["arrays"].items():
                 if not is_plain_name(array["file"]):
                     raise CheckpointError(f"{path / LOG} names the file {array['file']!r}, which is not beside it.")
                 file = path / STATE / array["file"]
