@@ -1,47 +1,17 @@
-"""What tests skip for older releases is what these releases really lack."""
+"""The files of constraints, the bounds of the project file and the page of versions name the same releases."""
 
 import re
 import subprocess
 import tomllib
 from importlib import metadata
 from itertools import chain
-from pathlib import Path
 
 import pytest
-import torch
-import transformers
 from packaging.requirements import Requirement
 from packaging.version import Version
-from releases import LACKING, LACKING_KINDS, LACKING_TYPES, has
-from tiny_models import FURTHER_KINDS, KINDS, OTHER_KINDS, model_types
+from releases import ROOT, has, pins
 
 from embedlayer.core.errors import TESTED
-from embedlayer.families import TRANSFORMERS_VERSION
-
-ROOT = Path(__file__).parents[1]
-
-
-def installed_types() -> set[tuple[str, str]]:
-    """Return all pairs of a kind and a model type."""
-    return {(kind, name) for kind in (*KINDS, *FURTHER_KINDS, *OTHER_KINDS) for name in model_types(kind)}
-
-
-def test_nothing_is_skipped_with_the_pinned_releases() -> None:
-    if Version(torch.__version__) < Version("2.13") or Version(transformers.__version__) < Version(
-        TRANSFORMERS_VERSION
-    ):
-        pytest.skip("older than the pinned releases")
-    assert [name for name in LACKING if not has(name)] == []
-    assert {*transformers.CONFIG_MAPPING} >= LACKING_TYPES
-    assert {(kind, name) for kind, names in LACKING_KINDS.items() for name in names} <= installed_types()
-
-
-def test_the_oldest_releases_lack_what_is_listed() -> None:
-    if (torch.__version__.partition("+")[0], transformers.__version__) != ("2.9.1", "5.6.0"):
-        pytest.skip("not the oldest releases")
-    assert [name for name in LACKING if has(name)] == []
-    assert not LACKING_TYPES & {*transformers.CONFIG_MAPPING}
-    assert not {(kind, name) for kind, names in LACKING_KINDS.items() for name in names} & installed_types()
 
 
 def test_the_library_of_compressed_tensors_cannot_be_installed_beside_the_oldest_torch() -> None:
@@ -50,12 +20,6 @@ def test_the_library_of_compressed_tensors_cannot_be_installed_beside_the_oldest
         pytest.skip("it is not installed")
     (torch_bound,) = (each for each in map(Requirement, needed) if each.name == "torch" and each.marker is None)
     assert not torch_bound.specifier.contains(pins("constraints-oldest.txt")["torch"])
-
-
-def pins(file: str) -> dict[str, str]:
-    """Return the version of each package in a file of constraints."""
-    lines = [line for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")]
-    return {name.replace("-", "_"): version for name, _, version in (line.partition("==") for line in lines)}
 
 
 def test_the_page_of_versions_names_the_tested_releases() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from axe import APPEARANCES, AXE, faults
-from page_waiting import until
+from pages import until
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSONS = sorted(file.stem for file in (ROOT / "docs" / "course").glob("[0-9]*.md"))

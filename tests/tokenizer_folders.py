@@ -10,6 +10,7 @@ import pytest
 from tokenizer_kinds import ENGLISH, LANGUAGES, clip_bpe
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from embedlayer.families.tokenizers import BPE_CLASSES
 from embedlayer.tokenization import train_tokenizer
 
 TEXTS = (
@@ -92,7 +93,7 @@ _BYTES: dict[str, object] = {
     "normalization_rule_name": "identity",
     "remove_extra_whitespaces": False,
 }
-_OPTIONS: dict[str, dict[str, object]] = {
+OPTIONS: dict[str, dict[str, object]] = {
     **dict.fromkeys(("T5", "MT5", "Udop", "VideoPrism", "Lasr", "Pegasus"), _T5),
     **dict.fromkeys(("Albert", "FNet", "RemBert"), _ALBERT),
     **dict.fromkeys(("Nllb", "M2M100", "SeamlessM4T", "Reformer"), _BPE),
@@ -124,40 +125,31 @@ _OPTIONS: dict[str, dict[str, object]] = {
 """Class -> options of the trainer that give a model its special subwords; the others have the trainer's own."""
 
 
-@cache
 def sentencepiece_model(name: str) -> bytes:
     """A small model as the class has it: the special subwords and the kind of the model."""
-    return _trained(**_OPTIONS.get(name, {}))
+    return trained(json.dumps(OPTIONS.get(name, {})))
 
 
-def _trained(**options: object) -> bytes:
-    key = json.dumps(options, sort_keys=True)
-    if key not in _MODELS:
-        sentencepiece = pytest.importorskip("sentencepiece")
-        model = io.BytesIO()
-        lines = [*ENGLISH.splitlines()[:20], *(text for text in TEXTS if "\x00" not in text)]
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=model,
-            vocab_size=540 if "byte_fallback" in options else 260,
-            hard_vocab_limit=False,
-            minloglevel=2,
-            **options,
-        )
-        _MODELS[key] = model.getvalue()
-    return _MODELS[key]
+@cache
+def trained(stated: str) -> bytes:
+    options, model = json.loads(stated), io.BytesIO()
+    pytest.importorskip("sentencepiece").SentencePieceTrainer.train(
+        sentence_iterator=iter([*ENGLISH.splitlines()[:20], *(text for text in TEXTS if "\x00" not in text)]),
+        model_writer=model,
+        vocab_size=540 if "byte_fallback" in options else 260,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    return model.getvalue()
 
 
-_MODELS: dict[str, bytes] = {}
-
-_MORE = {"Whisper": ("<|startoftranscript|>", "<|notimestamps|>")}
+MORE_ROLES = {"Whisper": ("<|startoftranscript|>", "<|notimestamps|>")}
 PAIRS = {"CLIP": clip_pair, "OpenAIGPT": word_pair, "Herbert": word_pair}
 
 
 def write_class(folder: Path, name: str, files: set[str], settings: dict[str, object] | None = None) -> None:
     """Write the vocabulary files of a tokenizer class, without a `tokenizer.json`, and the name of the class."""
-    from embedlayer.families.tokenizers import BPE_CLASSES
-
     stated = {"tokenizer_class": f"{name}Tokenizer", **(settings or {})}
     for file in files:
         if file.endswith((".model", ".spm")):
@@ -170,7 +162,7 @@ def write_class(folder: Path, name: str, files: set[str], settings: dict[str, ob
             (folder / file).write_text("{}")
     if {"vocab.json", "merges.txt"} <= files:
         pair = PAIRS.get(name, byte_pair)()
-        specials = [*(BPE_CLASSES[name].roles.values() if name in BPE_CLASSES else ()), *_MORE.get(name, ())]
+        specials = [*(BPE_CLASSES[name].roles.values() if name in BPE_CLASSES else ()), *MORE_ROLES.get(name, ())]
         places = {token: place for place, token in enumerate(dict.fromkeys([*pair["vocab"], *specials]))}
         write_pair(folder, {**pair, "vocab": places}, {})
     elif "vocab.json" in files:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from page_waiting import until
+from pages import until
 
 from embedlayer import SizeError, TokenEmbedding
 from embedlayer.explorer import table_map

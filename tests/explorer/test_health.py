@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from explorer_requests import numbers
-from page_waiting import until
+from pages import until
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import chance_geometry, principal_components, table_geometry, table_health

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from axe import ALL, AXE, PHONE
 from axe import faults as axe_faults
 from explorer_requests import request, stored_answers
-from page_controls import faults
+from pages import faults
 from tokenizers import Tokenizer
 from torch import nn
 
@@ -233,11 +233,6 @@ def test_the_first_merges_of_a_tokenizer_are_a_smaller_one(ask, anything, export
         assert story("memory.tokensAt(split, size)", split=split, size=size) == expected
 
 
-def test_the_rows_that_ids_need_are_counted(url, open_page):
-    page = open_page(f"{url}#learn?s=lookup&lookup.ids=2+3+1&lookup.vocab=9", again=True)
-    page.get_by_text("These IDs need 4 rows, and W has 9").wait_for(state="attached")
-
-
 def test_a_look_up_is_that_of_torch_by_every_method(story):
     for ids in ["2 3 1", "3 3", "3 7 1 / 5 3 9", "73 786 2934 /"]:
         read = story("lookup.readIds(ids)", ids=ids)
@@ -272,8 +267,12 @@ def test_dropout_is_that_of_torch(story):
     np.testing.assert_allclose(found[kept], vector[kept] * ones.max().item(), rtol=1e-6)
 
 
-def test_a_trained_table_shows_directions_and_counts_words_on_their_side(serve, open_page, of_run, word_table):
-    page = open_page(serve(of_run, word_table) + "#learn?s=real&real.word=man", again=True)
+def test_a_link_to_a_word_opens_a_trained_table_with_its_directions(serve, open_page, of_run, word_table):
+    page = open_page(serve(of_run, word_table) + "#learn?s=real&real.word=man&real.id=7", again=True)
+    chosen = page.locator(".learn-neighbors h3")
+    chosen.get_by_text("4,000 words of MiniLM").wait_for()
+    assert chosen.locator(".token").inner_text().startswith("man")
+    assert "word=" not in page.evaluate("location.href")
     part = page.locator('[data-value="direction"]')
     part.get_by_text("man − woman: 18 of 18 other words").wait_for()
     part.get_by_role("button", name="animate being − object").click()
@@ -396,6 +395,8 @@ def do_lookup(page):
     for text, said in (("3 4", "ID 4 is outside"), ("1 2 / 3", "same number of IDs"), ("0 3", "read once")):
         ids.fill(text)
         verdict(page).get_by_text(said).wait_for()
+    ids.fill("2 0 1")
+    page.get_by_text("These IDs need 3 rows, and W has 4").wait_for(state="attached")
     page.get_by_label("count IDs from 1").check()
     ids.fill("1 4")
     methods = page.locator(".lookup-methods th code").all_inner_texts()
@@ -639,7 +640,7 @@ def test_every_task_of_the_story_can_be_done_and_is_seen(url, open_page, mutual)
 
 BESIDES = ("Step", "Batch size B", "equal: ", "tied head")
 """Controls that undo more than their own change, and answers to a task."""
-WITH_CONTROLS = "batch lookup order waves rotary back sizes".split()
+WITH_CONTROLS = "batch order rotary sizes".split()
 """Scenes that have every kind of control."""
 
 
@@ -669,14 +670,6 @@ def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_
     page.get_by_role("combobox", name="Source").select_option("0")
     field.fill("the dog")
     said.get_by_text("becomes several tokens. A dot is a space.").wait_for()
-
-
-def test_a_link_to_a_word_of_a_trained_table_shows_this_word(serve, open_page, of_run, word_table):
-    page = open_page(serve(of_run, word_table) + "#learn?s=real&real.word=man&real.id=7", again=True)
-    chosen = page.locator(".learn-neighbors h3")
-    chosen.get_by_text("4,000 words of MiniLM").wait_for()
-    assert chosen.locator(".token").inner_text().startswith("man")
-    assert "word=" not in page.evaluate("location.href")
 
 
 def test_text_step_and_picture_change_to_another_scene_together(url, open_page):
@@ -909,16 +902,36 @@ def test_enter_goes_on_after_next_and_when_the_task_is_done(url, open_page):
     wait_for_scene(number_of("training"))
 
 
-def test_special_words_have_definitions_for_pointer_and_keyboard(url, open_page, story):
+SMALL_TEXT = """[...document.querySelectorAll('#view-learn *')].filter((each) => each.offsetParent
+    && [...each.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim())
+    && parseFloat(getComputedStyle(each).fontSize) < 10.99).map((each) => each.className + each.textContent)"""
+SCROLLS_IN_SILENCE = """[...document.querySelectorAll('.learn-picture :is(.scroll, .learn-equation)')].filter((each) =>
+    each.scrollWidth > each.clientWidth + 1 && !each.previousElementSibling?.matches('.learn-scrolls')).length"""
+
+
+CUT_OFF = """(() => {
+  const picture = document.querySelector('.learn-picture');
+  const { right } = picture.getBoundingClientRect();
+  return [...picture.querySelectorAll('table')].filter((each) => each.getBoundingClientRect().right > right + 1
+    && !each.closest('.scroll, .learn-equation')).length;
+})()"""
+
+
+def test_a_phone_shows_picture_task_and_definitions_of_each_scene_without_scrolling(url, open_page, story):
     glossary = {name for name, _, _ in story("glossary.GLOSSARY")}
     words = {word for scene in story("scenes.SCENES") for word in scene.get("words", [])}
     assert words <= glossary
     page = open_page(url + "#learn", again=True, color_scheme="dark")
-    page.set_viewport_size({"width": 390, "height": 844})
+    page.set_viewport_size({"width": 390, "height": 664})
     box = page.locator("#learn-definition")
     shown = set()
-    for _ in SCENES:
+    for scene in SCENES:
         page.locator(".learn-picture:not([aria-busy])").wait_for()
+        task, picture = (page.locator(f".learn-{name}").bounding_box() for name in ("foot", "picture"))
+        assert task["y"] + task["height"] <= 665, scene
+        assert task["y"] - picture["y"] > 250, f"{scene}: much of the picture is above the task"
+        assert page.evaluate(SMALL_TEXT) == [], scene
+        assert page.evaluate(SCROLLS_IN_SILENCE) == 0, scene
         shown |= set(page.locator(".learn-term").evaluate_all("each => each.map((word) => word.dataset.term)"))
         page.keyboard.press("ArrowRight")
     assert shown == glossary, "each word of the glossary is used and each is explained"
@@ -938,31 +951,3 @@ def test_special_words_have_definitions_for_pointer_and_keyboard(url, open_page,
         assert axe_faults(page, "definition", [("dark", PHONE, ALL)], where=here) == []
     page.keyboard.press("Escape")
     box.wait_for(state="hidden")
-
-
-SMALL_TEXT = """[...document.querySelectorAll('#view-learn *')].filter((each) => each.offsetParent
-    && [...each.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim())
-    && parseFloat(getComputedStyle(each).fontSize) < 10.99).map((each) => each.className + each.textContent)"""
-SCROLLS_IN_SILENCE = """[...document.querySelectorAll('.learn-picture :is(.scroll, .learn-equation)')].filter((each) =>
-    each.scrollWidth > each.clientWidth + 1 && !each.previousElementSibling?.matches('.learn-scrolls')).length"""
-
-
-CUT_OFF = """(() => {
-  const picture = document.querySelector('.learn-picture');
-  const { right } = picture.getBoundingClientRect();
-  return [...picture.querySelectorAll('table')].filter((each) => each.getBoundingClientRect().right > right + 1
-    && !each.closest('.scroll, .learn-equation')).length;
-})()"""
-
-
-def test_a_phone_shows_the_picture_and_the_task_of_each_scene_without_scrolling(url, open_page):
-    page = open_page(url + "#learn", again=True)
-    page.set_viewport_size({"width": 390, "height": 664})
-    for scene in SCENES:
-        page.goto(f"{url}#learn?s={scene}")
-        page.locator(".learn-picture:not([aria-busy])").wait_for()
-        task, picture = (page.locator(f".learn-{name}").bounding_box() for name in ("foot", "picture"))
-        assert task["y"] + task["height"] <= 665, scene
-        assert task["y"] - picture["y"] > 250, f"{scene}: much of the picture is above the task"
-        assert page.evaluate(SMALL_TEXT) == [], scene
-        assert page.evaluate(SCROLLS_IN_SILENCE) == 0, scene

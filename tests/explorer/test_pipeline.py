@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from decoders import small
 from explorer_requests import ids_of, request, steps_of, stored_answers
 from kinds import POSITIONS
-from page_waiting import until
+from pages import until
 
 from embedlayer import (
     EmbeddingLayer,
@@ -496,7 +496,7 @@ def test_a_dimension_lights_in_every_vector_and_is_kept_in_the_address(source, s
     page.locator(".mach-chain").press("Escape")
     assert "dim=" not in page.evaluate("location.href")
     page.get_by_role("button", name="Sinusoidal").click()
-    for token, dimension in itertools.product(range(2), range(4)):  # position 0 has the numbers 0 and 1
+    for token, dimension in itertools.product(range(2), (0, 3)):  # position 0 has the numbers 0 and 1
         page.locator(".pipe-chips button").nth(token).click()
         page.locator(".mach-line .vec > span").nth(dimension).hover()
         sums = page.locator(".mach-sum").inner_text().split("\n")[2:]

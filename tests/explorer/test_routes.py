@@ -1,12 +1,16 @@
-"""What the page can ask for."""
+"""What the page can ask for: sources, lines of a run and numbers of the map, beside the library's."""
+
+import json
+import math
 
 import pytest
 import torch
 from covering import looped
 from decoders import small
-from explorer_requests import Refused
+from explorer_requests import Refused, numbers
 
-from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, train_tokenizer
+from embedlayer import DecoderLM, EmbeddingLayer, RunDirectory, TokenEmbedding, train_tokenizer
+from embedlayer.analysis import TokenVectors, principal_components
 from embedlayer.checkpoints import write_vectors
 from embedlayer.opening import OpenedModel, open_model
 
@@ -88,3 +92,84 @@ REFUSED = [
 def test_what_cannot_be_answered_is_refused(ask, source, name, params, said):
     with pytest.raises(Refused, match=said):
         ask(source, name, **params)
+
+
+# The lines of a run
+
+
+def test_lines_are_the_runs_own_with_its_options(ask, run, of_run):
+    found = ask(of_run, "metrics")
+    assert found["lines"] == run.read_metrics()
+    assert [line["rows_touched"] > 0 for line in found["lines"]] == [False, True, True, True]
+    assert found["uniform_loss"] == pytest.approx(math.log(of_run.table.vocab_size))
+    assert found["options"]["steps"] == 6
+    assert found["made_of"]["head"] == "tied to the table"
+    assert found["neighbors_before"][0]["id"] == 40
+
+
+def test_long_runs_are_thinned_to_end_with_the_last_line_without_numbers_that_json_lacks(ask, tmp_path, of_run):
+    directory = RunDirectory(tmp_path)
+    lines = [{"step": step, "loss": 1.0} for step in range(1, 5001)]
+    directory.metrics.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    directory.add_metrics({"step": 5001, "loss": math.nan, "validation_losses": [1.0, math.nan, math.inf]})
+    assert directory.read_metrics()[-1]["validation_losses"][0] == 1.0  # a diverged run is read
+    found = ask(OpenedModel("long", of_run.table, run=directory), "metrics")["lines"]
+    assert (len(found), found[-2]) == (1667, {"step": 4998, "loss": 1.0})
+    assert found[-1] == {"step": 5001, "validation_losses": [1.0, None, None]}
+
+
+# The map's numbers
+
+
+def test_neighbours_and_directions_are_those_of_token_vectors(ask, of_run):
+    vectors, size = TokenVectors(of_run.table, of_run.tokenizer), of_run.table.vocab_size
+    for plus, minus in (([40], []), ([270, 271], [272]), ([], [30])):
+        terms = {"plus": ",".join(map(str, plus)), "minus": ",".join(map(str, minus))}
+        found, expected = ask(of_run, "neighbors", topn=7, **terms), vectors.most_similar(plus, minus, topn=7)
+        assert [of_run.token_texts[token] for token, _ in found] == [text for text, _ in expected]
+        assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=2e-5)
+        cosines = numbers(ask(of_run, "along", **terms))
+        units = torch.nn.functional.normalize(of_run.rows)
+        query = units[plus].sum(0) - units[minus].sum(0)
+        assert torch.allclose(cosines, units @ query / query.norm(), atol=1e-5)
+    content = ask(of_run, "nearest")
+    ids = numbers(content[: 40 * size], size, 10, dtype=torch.int32)
+    scores = numbers(content[40 * size :], size, 10)
+    for token in (0, 41, 280):
+        expected = ask(of_run, "neighbors", plus=token, topn=10)
+        assert scores[token].tolist() == pytest.approx([score for _, score in expected], abs=2e-5)
+        assert {*ids[token].tolist()} == {other for other, _ in expected}
+
+
+def test_places_are_the_exact_principal_components_and_norms_those_of_the_rows(ask, of_run):
+    found, size = principal_components(of_run.rows, 6), of_run.table.vocab_size
+    for count in (6, 2):
+        places = numbers(ask(of_run, "coordinates", count=count), count, size)
+        assert torch.equal(places, found.coordinates[:, :count].T.float())
+    assert ask(of_run, "coordinates") == ask(of_run, "coordinates", count=6)
+    assert ask(of_run, "axes")["explained"] == found.explained_variance_ratio.tolist()
+    assert torch.allclose(numbers(ask(of_run, "norms")), of_run.rows.norm(dim=1))
+
+
+def test_exported_vectors_are_the_rows_to_a_127th_of_their_largest_number(ask, of_run):
+    size, width = of_run.rows.shape
+    content = ask(of_run, "vectors")
+    largest, rows = numbers(content[: 4 * size], size, 1), numbers(content[4 * size :], size, width, dtype=torch.int8)
+    assert torch.equal(largest, of_run.rows.abs().amax(1, keepdim=True))
+    assert ((rows * largest / 127 - of_run.rows).abs() <= largest / 250).all()
+
+
+def test_frequencies_are_counted_over_the_whole_text(ask, run, of_run):
+    counts = numbers(ask(of_run, "frequencies")).tolist()
+    ids = of_run.tokenizer.encode((run.path / "text.txt").read_text(), add_special_tokens=False).ids
+    assert counts == [ids.count(token) for token in range(of_run.table.vocab_size)]
+
+
+def test_broken_zero_and_nameless_rows_do_no_harm(ask):
+    rows = torch.randn(8, 3)
+    rows[1], rows[2, 0] = 0.0, torch.inf
+    source = OpenedModel("eight", TokenEmbedding.from_pretrained(rows), tokens=["a", "b", "c", "d", "e", "f", "g", ""])
+    places = numbers(ask(source, "coordinates", count=3), 3, 8)
+    assert places.isnan().all(0).nonzero()[:, 0].tolist() == places.isnan().any(0).nonzero()[:, 0].tolist() == [2]
+    assert sorted(token for token, _ in ask(source, "neighbors", plus=0)) == [1, 3, 4, 5, 6]
+    ask(source, "nearest")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from covering import some
 from explorer_requests import stored_answers
-from page_waiting import until
+from pages import until
 
 from embedlayer import TokenEmbedding, load_tokenizer, train_tokenizer
 from embedlayer.analysis import table_health

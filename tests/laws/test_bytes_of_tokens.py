@@ -1,12 +1,26 @@
 """The bytes of a token are those of a text between its offsets: in events of the next byte, draft maps and spans."""
 
 import json
+import warnings
 
 import pytest
+from commands import run
 from covering import looped
-from tokenizer_kinds import BUILDERS, BYTE_FALLBACK, SOME_REAL, bytes_of, random_texts, real_tokenizers, tokenizer_of
+from tokenizer_kinds import (
+    BUILDERS,
+    BYTE_FALLBACK,
+    ENGLISH,
+    LANGUAGES,
+    SOME_REAL,
+    WRITE_ANY_TEXT,
+    bytes_of,
+    random_texts,
+    real_tokenizers,
+    tokenizer_of,
+)
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+import embedlayer as el
 from embedlayer.core.errors import TokenizerError
 from embedlayer.heads import DraftMap
 from embedlayer.losses import NextBytes
@@ -163,3 +177,52 @@ def test_a_folder_of_transformers_names_it(tmp_path, where, form) -> None:
     (tmp_path / where).write_text(json.dumps({"unk_token": rules if form is dict else "<unk>"}))
     opened = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     assert NextBytes.of(opened).events[opened.unk_token_id] == 256
+
+
+# Text around added terms
+
+TERMS = ["吾輩", "猫", " zyzzyva", "x|y\\"]
+AROUND_TERMS = [
+    "吾輩は猫である。名前はまだ無い。",
+    "私は吾輩と 吾輩吾輩 猫 です",
+    " zyzzyva zyzzyva zyzzyvas, x|y\\ x|y\\z",
+    "  zyzzyva in front\nand 吾輩\t猫 behind ",
+    *LANGUAGES,
+    ENGLISH[:120],
+]
+
+
+def decoded(tokenizer, text: str) -> str:
+    return tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def added_to(tokenizer):
+    """The tokenizer with the terms, and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        edit = el.vocab.edit_tokenizer(tokenizer, add=[term for term in TERMS if term not in tokenizer.get_vocab()])
+    return edit.tokenizer, [str(warning.message) for warning in caught]
+
+
+@looped("kind", BUILDERS)
+def test_text_around_new_terms_is_decoded_as_before_or_a_warning_names_them(kind) -> None:
+    old = tokenizer_of(kind)
+    new, warned = added_to(old)
+    changed = [text for text in AROUND_TERMS if decoded(old, text) == text != decoded(new, text)]
+    if kind in WRITE_ANY_TEXT and kind != "byte-level BPE with </w>":
+        assert not changed
+        assert not warned
+    elif changed:
+        assert "decoded differently than before" in warned[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        added = [term for term in TERMS if term not in old.get_vocab()]
+        assert el.vocab.edit_tokenizer(new, remove=added).tokenizer.to_str() == old.to_str()
+
+
+def test_the_command_passes_the_warning_on(tmp_path, capsys) -> None:
+    tokenizer = tokenizer_of("Unigram")
+    el.TokenEmbedding(tokenizer.get_vocab_size(), 4).save_pretrained(tmp_path / "old", tokenizer=tokenizer)
+    assert run("vocab", "add", tmp_path / "old", "dog love", "--as-is", "-o", tmp_path / "new") == 0
+    said = capsys.readouterr()
+    assert "decoded differently than before" in said.err.replace("\n", " ")

@@ -1,12 +1,14 @@
-"""What commands print and write: JSON for any reader, and no file replaced."""
+"""What commands print: JSON for any reader, and one line for a fault of the tokenizers library, in workers as well."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from commands import leaf_commands, run
 from covering import looped
+from tokenizers import Tokenizer, models
 
 import embedlayer as el
 from embedlayer.checkpoints.vector_files import write_vectors
@@ -91,3 +93,40 @@ def test_a_token_can_be_named_by_its_id(folder, tmp_path, capsys) -> None:
     assert "Token id 4 is outside this table of 4 rows" in capsys.readouterr().err
     assert run("neighbors", file, "bird") == 2
     assert "by text or ID (in a command such as '#0')." in capsys.readouterr().err
+
+
+FAULTS = {
+    "an exception": {},  # there is no unknown token
+    "a panic": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+}
+READ_TEXT = (
+    "embed {0}/saved dog",
+    "generate {0}/saved dog",
+    "inspect {0}/saved --text {0}/text.txt",
+    "corpus build {0}/text.txt --tokenizer {0}/saved -o {0}/corpus --workers 2",
+    "train {0}/text.txt -o {0}/run --tokenizer-from {0}/saved --steps 1 --dim 8",
+)
+
+
+@pytest.fixture(scope="module", params=FAULTS)
+def faulty(request, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("faulty")
+    el.DecoderLM(el.TokenEmbedding(3, 8), el.RotaryEmbedding(4), num_layers=1, num_heads=2).save_pretrained(
+        folder / "saved"
+    )
+    sound = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="<unk>"))
+    (folder / "saved" / "tokenizer.json").write_text(json.dumps(json.loads(sound.to_str()) | FAULTS[request.param]))
+    (folder / "text.txt").write_text("the dog sat . " * 200)
+    return folder
+
+
+@looped("command", READ_TEXT)
+def test_what_the_tokenizers_library_raises_is_one_line(faulty: Path, command: str, capsys) -> None:
+    before = sorted(path.name for path in faulty.iterdir())
+    code = run(*command.format(faulty).split())
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "TokenizerError: The tokenizer cannot " in said
+    assert "Traceback" not in said
+    left = {path.name for path in faulty.iterdir()} - {*before}
+    assert left <= {"corpus"}  # whose plan is kept, and its shards are not

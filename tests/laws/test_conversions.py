@@ -55,11 +55,14 @@ def test_a_conversion_keeps_scale_padding_size_and_type(name, to, dtype, tmp_pat
 
 
 @looped("name, dtype", [name for name in TABLES if name.startswith(("dense", "row", "factor"))], DTYPES)
-def test_an_edit_of_the_vocabulary_keeps_scale_padding_and_type(name, dtype) -> None:
+def test_an_edit_of_the_vocabulary_keeps_scale_padding_row_and_type(name, dtype) -> None:
     table = TABLES[name]().to(dtype)
-    factor, (_, *expected) = table.factor, facts(table)
+    for parameter in table.parameters():  # the padding row too
+        parameter.data[:VOCAB_SIZE].normal_()
+    factor, (_, *expected), row = table.factor, facts(table), table.rows(0, 1).clone()
     receipt = el.vocab.edit_vocabulary(table, add=3, remove=[7, 9])
     assert facts(table) == (VOCAB_SIZE + 1, *expected)
+    assert torch.equal(table.rows(0, 1), row)
     assert table.factor == factor
     receipt.undo(table)
     assert facts(table) == (VOCAB_SIZE, *expected)

@@ -251,26 +251,27 @@ def test_gradients_are_rounded_once(name, hidden_dtype, dtype, path, objective) 
 
 
 @every_head
-def test_without_it_other_dtypes_are_one_error(unchecked: None, name) -> None:
+def test_without_it_other_dtypes_are_one_error_and_it_may_be_named(unchecked: None, name) -> None:
     module = made(name, torch.bfloat16, None)
     hidden, _, targets = batch(module, torch.float32)
-    calls: list[Callable[[], object]] = [
-        lambda: module.head(hidden),
-        lambda: module.head.loss(hidden, targets),
-        lambda: module.head.loss(hidden, targets, impl="chunked"),
-        lambda: module.head.token_log_probs(hidden, targets),
-        lambda: module.head.token_statistics(hidden),
-        lambda: module.head.uncomputed_logits(hidden),
-        lambda: (
-            module.head.multi_token_loss([hidden[None]], targets[None])
-            if not isinstance(module.head, el.heads.DraftHead)
-            else module.head(hidden)
-        ),
+    head = module.head
+    calls: list[Callable[..., Tensor]] = [
+        lambda **options: head.loss(hidden, targets, **options),
+        lambda **options: head.loss(hidden, targets, impl="chunked", **options),
+        lambda **options: head.token_log_probs(hidden, targets, **options),
+        lambda **options: head.token_statistics(hidden, targets, **options).log_probs,
+        lambda **options: head.uncomputed_logits(hidden, **options),
     ]
-    for call in calls:
+    others = [lambda: head(hidden)]
+    if not isinstance(head, el.heads.DraftHead):
+        others += [lambda: head.multi_token_loss([hidden[None]], targets[None])]
+    for call in (*calls, *others):
         with pytest.raises(el.ShapeError, match=r"float32 and the rows torch.bfloat16: pass head_dtype=torch.float32"):
             call()
-    assert module.head.loss(hidden, targets, head_dtype=WIDE).dtype == WIDE
+    for call in calls:
+        assert call(head_dtype=WIDE).dtype == call(head_dtype="float32").dtype == WIDE
+    with pytest.raises(el.SizeError):
+        head.loss(hidden, targets, head_dtype="float16")
 
 
 @every_head
@@ -397,11 +398,9 @@ COMPILED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 }
 
 
-COMPILED_CASES = [*product((torch.float32, torch.bfloat16), COMPILED)]
-
-
 @pytest.mark.parametrize(
-    ("hidden_dtype", "name"), some([(torch.float32, "loss"), (torch.bfloat16, "logits")], COMPILED_CASES)
+    ("hidden_dtype", "name"),
+    some([(torch.float32, "loss"), (torch.bfloat16, "logits")], product((torch.float32, torch.bfloat16), COMPILED)),
 )
 def test_compiled_graphs_convert_no_table(unchecked: None, hidden_dtype, name) -> None:
     module = made("tied to dense", torch.bfloat16)
@@ -429,17 +428,3 @@ def test_compiled_graphs_convert_no_table(unchecked: None, hidden_dtype, name) -
     torch.testing.assert_close(results(compiled), results(function), rtol=1e-2, atol=1e-4)
     assert (torch.bfloat16, (VOCAB_SIZE, EMBED_DIM)) in shapes
     assert not [shape for shape in shapes if shape == (WIDE, (VOCAB_SIZE, EMBED_DIM))]
-
-
-@every_head
-def test_the_dtype_may_be_named(unchecked: None, name) -> None:
-    module = made(name, torch.bfloat16, None)
-    hidden, _, targets = batch(module, torch.float32)
-    head, named = module.head, {"head_dtype": "float32"}
-    assert head.loss(hidden, targets, **named).dtype == WIDE
-    assert head.token_log_probs(hidden, targets, **named).dtype == WIDE
-    assert head.token_statistics(hidden, targets, **named).log_probs.dtype == WIDE
-    logits = head.uncomputed_logits(hidden, **named)
-    assert logits.options.head_dtype is logits.dtype is WIDE
-    with pytest.raises(el.SizeError, match="head_dtype must be torch.float32 or None, not 'float16'"):
-        head.loss(hidden, targets, head_dtype="float16")

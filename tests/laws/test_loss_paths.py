@@ -190,12 +190,6 @@ def test_what_does_not_count_has_no_effect(name, path, value) -> None:
     assert_they_have_no_effect(name, path, value)
 
 
-@pytest.mark.parametrize(("name", "value"), some([COMPILED[1]], COMPILED))
-@pytest.mark.parametrize("path", ["compiled", "compiled, CUDA"])
-def test_what_does_not_count_has_no_effect_in_a_compiled_graph(unchecked: None, name, value, path) -> None:
-    assert_they_have_no_effect(name, path, value)
-
-
 def assert_a_window_has_no_gradient(name: str, path: str, grad_output: float) -> None:
     """Losses of windows without targets are divided by their number: the gradient by the loss is infinite or NaN."""
     hidden, weight, bias, targets, teacher = batch()
@@ -205,19 +199,17 @@ def assert_a_window_has_no_gradient(name: str, path: str, grad_output: float) ->
     assert all(bool((each == 0).all()) for each in grads)
 
 
-WINDOWS = looped("name, path, grad_output", ALL_OUTPUTS, PATHS, (torch.nan, torch.inf), pairs=["path, grad_output"])
-
-
 @pytest.mark.usefixtures("both_paths")
-@WINDOWS
+@looped("name, path, grad_output", ALL_OUTPUTS, PATHS, (torch.nan, torch.inf), pairs=["path, grad_output"])
 def test_a_window_of_ignored_targets_has_no_gradient_whatever_its_loss_is_divided_by(name, path, grad_output) -> None:
     assert_a_window_has_no_gradient(name, path, grad_output)
 
 
-@pytest.mark.parametrize(("name", "grad_output"), some([COMPILED[1]], COMPILED))
+@pytest.mark.parametrize(("name", "value"), some([COMPILED[1]], COMPILED))
 @pytest.mark.parametrize("path", ["compiled", "compiled, CUDA"])
-def test_a_window_of_ignored_targets_has_no_gradient_in_a_compiled_graph(unchecked, name, grad_output, path) -> None:
-    assert_a_window_has_no_gradient(name, path, grad_output)
+def test_neither_has_an_effect_in_a_compiled_graph(unchecked: None, name, value, path) -> None:
+    assert_they_have_no_effect(name, path, value)
+    assert_a_window_has_no_gradient(name, path, value)
 
 
 THRESHOLDS: dict[str, Callable[[int], dict[str, int]]] = {

@@ -57,7 +57,7 @@ def added_beyond_the_bound(name: str) -> float:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("name", some(FORMATS[::2], FORMATS))
+@pytest.mark.parametrize("name", some([FORMATS[0], FORMATS[2]], FORMATS))
 def test_training_rows_over_stored_codes_takes_the_memory_of_these_rows(name: str) -> None:
     for package in ("gguf", "mlx", "compressed_tensors"):
         pytest.importorskip(package)

@@ -144,13 +144,3 @@ def test_a_compressed_table_keeps_the_padding_row_and_the_comparison_sees_it(to)
         damaged.weight[0] = 0
     kept, lost = compare_compression(table, {"kept": small, "lost": damaged})[1:]
     assert lost.row_error > 2 * kept.row_error
-
-
-@looped("name", [name for name in PADDED if name.startswith(("dense", "row", "factor"))])
-def test_an_edit_moves_the_padding_row_as_it_is(name) -> None:
-    table = written(TABLES[name]())
-    row = table.rows(0, 1).clone()
-    el.vocab.edit_vocabulary(table, add=3, remove=[7, 9])
-    place = table.padding_idx
-    assert table.vocab_size == VOCAB_SIZE + 1
-    assert torch.equal(table.rows(place, place + 1), row)

@@ -1,4 +1,4 @@
-"""Positions and masks that have no meaning are refused where they enter, for every scheme, by one sentence each."""
+"""A call depends on its positions and masks alone; those without meaning are refused where they enter."""
 
 from collections.abc import Callable
 from itertools import permutations
@@ -8,7 +8,7 @@ import pytest
 import torch
 from covering import looped
 from kinds import EMBED_DIM, LAYERS, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, VOCAB_SIZE, dense, ngrams
-from torch import Tensor
+from torch import Tensor, nn
 
 import embedlayer as el
 from embedlayer.core.documents import check_mask
@@ -22,6 +22,8 @@ CHECK = "call self.check_positions(positions, (*q.shape[:-3], q.shape[-2])) firs
 """Line of a scheme that rotates."""
 
 every_scheme = looped("name", POSITIONS)
+ADDITIVE = [name for name, build in POSITIONS.items() if isinstance(build(), AdditivePosition)]
+IN_ATTENTION = [name for name in POSITIONS if name not in ADDITIVE]
 
 
 def heads(batch: int = B) -> Tensor:
@@ -72,12 +74,6 @@ def test_what_is_no_tensor_of_whole_numbers_is_refused(name, unchecked) -> None:
                 call(wrong)
                 check = "check_integer_positions" if entry == "vectors" else "self.check_positions"
                 pytest.fail(f"{entry} took {wrong!r}: call {check}(positions) first")
-
-
-@every_scheme
-def test_an_additive_scheme_has_the_width_that_models_compare(name) -> None:
-    position = POSITIONS[name]()
-    assert not isinstance(position, AdditivePosition) or position.embed_dim == EMBED_DIM
 
 
 @looped("name", [name for name, make in POSITIONS.items() if hasattr(make(), "head_dim")])
@@ -169,6 +165,55 @@ def test_what_one_scheme_prepared_no_other_one_accepts(unchecked: None) -> None:
         with pytest.raises(el.ShapeError, match=r"call prepare of (this|the same)"):
             OTHERS[name]().rotate(heads(), heads(), prepared[other])
             pytest.fail(f"{name} took what {other} prepared")
+
+
+def as_plain_embedding(position: AdditivePosition) -> nn.Embedding:
+    return nn.Embedding.from_pretrained(position.vectors(torch.arange(MAX_SEQ_LEN)).detach())
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        torch.arange(5, 8),
+        torch.tensor(7),
+        torch.tensor([[3, 1], [0, 15]]),
+        torch.tensor([[[2]], [[9]]], dtype=torch.int32),
+        torch.arange(MAX_SEQ_LEN).view(4, 4)[:, ::2],
+        torch.tensor([4]).expand(2, 3),
+    ],
+    ids=["from the middle", "scalar", "batch", "int32", "strided", "expanded"],
+)
+@looped("name", ADDITIVE)
+def test_a_call_returns_the_rows_at_these_positions_as_an_embedding_does(name, positions) -> None:
+    position = POSITIONS[name]()
+    assert torch.equal(position(positions), as_plain_embedding(position)(positions))
+
+
+@looped("name", ADDITIVE)
+def test_hidden_states_of_another_width_are_refused_and_never_broadcast(name, unchecked) -> None:
+    position = POSITIONS[name]()
+    assert position.embed_dim == EMBED_DIM
+    for width in (1, EMBED_DIM + 1):
+        with pytest.raises(el.ShapeError, match=f"width {width} cannot take positions of width {EMBED_DIM}"):
+            position.add(torch.randn(2, 3, width), torch.arange(3))
+
+
+@looped("name", IN_ATTENTION)
+def test_positions_of_32_bits_are_as_far_apart_as_those_of_64(name) -> None:
+    position, (q, k) = POSITIONS[name](), torch.randn(2, 1, NUM_HEADS, 3, EMBED_DIM // NUM_HEADS)
+    if position.max_seq_len is not None:
+        pytest.skip("it has no positions so far apart")
+    places = torch.tensor([0 if "query" in name else -(2**31), 0, 2**31 - 1])  # the scale of queries counts from 0
+    for wide, narrow in zip(position.rotate(q, k, places), position.rotate(q, k, places.int()), strict=True):
+        assert torch.equal(wide, narrow)
+    biases = [position.bias(each, each) for each in (places, places.int())]
+    assert all(bias is None for bias in biases) or torch.equal(*biases)
+
+
+@looped("name", IN_ATTENTION)
+def test_a_scheme_without_rows_says_where_it_is_applied(name) -> None:
+    with pytest.raises(el.ShapeError):
+        POSITIONS[name]()(torch.arange(3))
 
 
 WRONG_MASKS: dict[str, Any] = {

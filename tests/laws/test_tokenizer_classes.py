@@ -11,8 +11,18 @@ from typing import Any
 import pytest
 from covering import looped, some
 from releases import skip_before, skip_without
-from tokenizer_folders import TEXTS, write_class
-from tokenizers import normalizers
+from tokenizer_folders import (
+    PAIRS,
+    TEXTS,
+    byte_pair,
+    clip_pair,
+    sentencepiece_model,
+    word_pair,
+    write_class,
+    write_pair,
+    write_words,
+)
+from tokenizers import AddedToken, normalizers
 
 from embedlayer.core.errors import TokenizerError
 from embedlayer.families.tokenizers import (
@@ -35,7 +45,7 @@ LEFT_OUT_BY_TRANSFORMERS: dict[str, tuple[list[str], list[str]]] = {
 """Class -> its tokens around a text, which releases before 5 put there and 5.24 does not."""
 
 NOT_READ_BY_TRANSFORMERS = {"XGLM", "Gemma", "Nllb", "Qwen3_5"}
-"""Classes of which 5.24 does not read the files, or reads them otherwise: test_stated_tokenizers.py has them."""
+"""Classes of which 5.24 does not read the files, or reads them otherwise."""
 
 
 @cache
@@ -194,27 +204,146 @@ def ends_of(theirs: Any, encode: Callable[[str], list[int]]) -> tuple[list[int],
     return around[:start], around[start + len(inner) :]
 
 
+READ_SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    *(("Llama", {"add_bos_token": True, "legacy": legacy, **space})
+      for legacy, space in ((False, {}), (False, {"add_prefix_space": False}), (True, {"add_prefix_space": False}))),
+    *(("T5", {"legacy": legacy}) for legacy in (False, True)),
+    *(("Albert", settings) for settings in ({"do_lower_case": False}, {"keep_accents": True})),
+    *((name, settings) for name in ("Bert", "MPNet") for settings in (
+        {"do_lower_case": False},
+        {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False},
+        {"do_lower_case": True, "strip_accents": False},
+    )),
+]  # fmt: skip
+FEW_TEXTS = {"T5": ("a</s>b c", "one two"), "Albert": ("The Dogs", "cet \u00c9t\u00e9 l\u00e0")}
+"""Texts of classes for which 5.24 splits others in another way than SentencePiece, the oracle of the law above."""
+
+
+@looped("name, settings", READ_SETTINGS)
+def test_settings_are_read_as_the_original_reads_them(tmp_path: Path, name: str, settings: dict[str, object]) -> None:
+    if name == "Albert":
+        skip_before("settings of ALBERT's tokenizer")
+    write_class(tmp_path, name, files_of(name), settings)
+    ours, theirs = load_tokenizer(tmp_path), original(name).from_pretrained(tmp_path)
+    for text in FEW_TEXTS.get(name, TEXTS):
+        ids = theirs.backend_tokenizer.encode(text).ids
+        assert ours.encode(text).ids == ids, text
+        assert name != "Llama" or ours.decode(ids) == decoded(theirs, ids), text
+
+
+QWEN_NEW = {"content": "<new>", "lstrip": True, "rstrip": True, "normalized": False, "special": False}
+OPT: dict[str, object] = {
+    **dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>"),
+    "pad_token": "<pad>",
+    "add_bos_token": True,
+    "tokenizer_class": "GPT2Tokenizer",
+}
+MASK = {"__type": "AddedToken", "content": "<mask>", "lstrip": True}
+NEW: dict[str, object] = {"added_tokens": {"<new>": 365}}
+PAIR_SETTINGS: dict[str, dict[str, object]] = {
+    "GPT2": {"add_prefix_space": True, "add_bos_token": True, "tokenizer_class": "GPT2TokenizerFast"},
+    "Roberta": {"mask_token": MASK, "add_prefix_space": True, "tokenizer_class": "RobertaTokenizer"},
+    "Qwen3_5": {"tokenizer_class": "Qwen3_5Tokenizer"},
+}
+STATED: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
+    *((name, NEW | {"tokenizer_config": settings}, None) for name, settings in PAIR_SETTINGS.items()),
+    ("Qwen2", {"tokenizer_config": {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": {
+        "0": {"content": "<|endoftext|>", "normalized": False, "special": True}, "365": QWEN_NEW}}}, None),
+    *((name, {"config": {"model_type": kind}}, None)
+      for kind, name in (("clip", "CLIP"), ("qwen3", "Qwen2"), ("roberta", "Roberta"))),
+    ("GPT2", {"config": {"model_type": "opt"}}, {"tokenizer_config": OPT}),
+    ("GPT2", {"tokenizer_config": {"model_max_length": 1024}}, None),  # no file states a class
+]  # fmt: skip
+"""Class whose IDs a pair `vocab.json` and `merges.txt` has, what is beside it, and beside that of the original."""
+
+
+@looped("name, beside, of_theirs", STATED)
+def test_a_pair_has_the_ids_of_the_class_that_files_beside_it_state(tmp_path: Path, name, beside, of_theirs) -> None:
+    pair = PAIRS.get(name, byte_pair)()
+    write_pair(tmp_path, pair, beside)
+    (tmp_path / "theirs").mkdir()
+    write_pair(tmp_path / "theirs", pair, of_theirs or beside)
+    theirs = original(name).from_pretrained(tmp_path / "theirs")
+    if name == "Qwen3_5":  # of 5.24, does not read its files
+        theirs = type(theirs)(vocab=pair["vocab"], merges=[tuple(merge) for merge in pair["merges"]])
+        theirs.add_tokens([AddedToken("<new>", normalized=True)])
+    for path in (tmp_path, tmp_path / "merges.txt", tmp_path / "theirs"):
+        ours = load_tokenizer(path)
+        for text in TEXTS:
+            if "model_max_length" not in beside.get("tokenizer_config", ()) or "<|" not in text:
+                assert ours.encode(text).ids == theirs.backend_tokenizer.encode(text).ids, text
+
+
+def test_a_folder_with_a_refused_tokenizer_opens_without_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    import embedlayer as el
+
+    write_pair(tmp_path, byte_pair(), {"tokenizer_config": {"tokenizer_class": "OwnTokenizer"}})
+    sizes = {"vocab_size": 365, "n_embd": 8, "n_positions": 4, "n_layer": 1, "n_head": 2, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    save_file({"wte.weight": torch.ones(365, 8), "wpe.weight": torch.ones(4, 8)}, tmp_path / "model.safetensors")
+    with pytest.warns(el.EmbedLayerWarning, match="OwnTokenizer.*what needs text is refused"):
+        opened = el.open_model(tmp_path)
+    assert opened.table.weight.shape == (365, 8)
+    assert opened.tokenizer is None
+    assert "OwnTokenizer" in opened.no_tokenizer
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{"legacy": False}, {"legacy": False, "add_prefix_space": False}, {"legacy": True, "add_prefix_space": False}],
+    ("name", "file", "shift", "last", "starts", "ends"),
+    [
+        ("Nllb", "sentencepiece.bpe.model", 1, {"ace_Arab": 1, "eng_Latn": 47, "<mask>": 203}, "eng_Latn", "</s>"),
+        ("XGLM", "sentencepiece.bpe.model", 1, {"<madeupword6>": 7}, "</s>", ""),
+        ("Gemma", "tokenizer.model", 0, {}, "<bos>", ""),
+    ],
 )
-def test_settings_decide_where_llama_puts_a_space(tmp_path: Path, settings: dict[str, object]) -> None:
-    write_class(tmp_path, "Llama", files_of("Llama"), {"add_bos_token": True, **settings})
-    ours, theirs = load_tokenizer(tmp_path), original("Llama").from_pretrained(tmp_path)
+def test_a_model_that_transformers_no_longer_reads(
+    tmp_path: Path, name: str, file: str, shift: int, last: dict[str, int], starts: str, ends: str
+) -> None:
+    """5.24 gives NLLB's languages other IDs than the model has, and does not read the files of XGLM and Gemma.
+
+    The IDs are those of their classes in 4.x: `fairseq_offset`, and the tokens behind the subwords.
+    """
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / file).write_bytes(sentencepiece_model(name))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name.lower()}))
+    ours, processor = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(str(tmp_path / file))
+    assert {token: ours.token_to_id(token) - len(processor) for token in last} == last
     for text in TEXTS:
-        assert ours.encode(text).ids == theirs.backend_tokenizer.encode(text).ids, text
-        assert ours.decode(ours.encode(text).ids) == decoded(theirs, ours.encode(text).ids), text
+        if "<" not in text:
+            ids = [3 if own == processor.unk_id() else own + shift for own in processor.encode(text)]
+            around = [[ours.token_to_id(token)] if token else [] for token in (starts, ends)]
+            assert ours.encode(text).ids == [*around[0], *ids, *around[1]], text
 
 
-def test_t5_has_the_same_ids_whatever_legacy_is(tmp_path: Path) -> None:
-    for legacy in (False, True):
-        write_class(tmp_path, "T5", files_of("T5"), {"legacy": legacy})
-        ours, theirs = load_tokenizer(tmp_path), original("T5").from_pretrained(tmp_path)
-        for text in ("a</s>b c", "one two"):
-            assert ours.encode(text).ids == theirs.backend_tokenizer.encode(text).ids, text
-
-
-NOT_READ: list[tuple[str, dict[str, object]]] = [
+REFUSED_PAIRS: list[tuple[Callable[[], dict[str, Any]], dict[str, object]]] = [
+    (clip_pair, {}),  # not a vocabulary of GPT-2's kind
+    (word_pair, {}),
+    (byte_pair, {"tokenizer_config": {"tokenizer_class": "OwnTokenizer"}}),
+    (byte_pair, {"config": {"model_type": "llama"}}),
+    (word_pair, {"config": {"model_type": "xlm"}}),
+    (byte_pair, {"config": {"model_type": "starcoder2"}, "tokenizer_config": {"tokenizer_class": "GPT2Tokenizer"}}),
+    (byte_pair, {"tokenizer_config": {"add_prefix_space": 1}}),
+    (byte_pair, {"added_tokens": {"<new>": 9000}}),
+]
+REFUSED_WORDS: list[dict[str, object]] = [
+    {"tokenizer_class": "BertJapaneseTokenizer"},
+    {"tokenizer_class": "OwnTokenizer"},
+    {"do_basic_tokenize": False},
+    {"unk_token": "<none>"},
+]
+REFUSED_MODELS: list[tuple[str, dict[str, object]]] = [
+    ("sentencepiece.bpe.model", {}),  # which no file beside it states the class of
+    ("spiece.model", {"tokenizer_class": "SiglipTokenizer"}),
+    ("spiece.model", {"tokenizer_class": "OwnTokenizer"}),
+    ("spiece.model", {"tokenizer_class": "GPT2Tokenizer"}),
+    ("m.model", {"tokenizer_class": "MBartTokenizer", "src_lang": "xx"}),
+    ("m.model", {"tokenizer_class": "PegasusTokenizer", "offset": 7}),
+    ("m.model", {"added_tokens_decoder": {"9": {"content": "<new>"}}}),
+]
+REFUSED_SETTINGS: list[tuple[str, dict[str, object]]] = [
     ("XLMRoberta", {"add_prefix_space": False}),
     ("T5", {"add_prefix_space": False}),
     ("DebertaV2", {"split_by_punct": True}),
@@ -227,20 +356,25 @@ NOT_READ: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-@looped("name, settings", NOT_READ)
-def test_a_setting_that_is_not_read_is_refused(tmp_path: Path, name: str, settings: dict[str, object]) -> None:
-    write_class(tmp_path, name, files_of(name), settings)
-    with pytest.raises(TokenizerError, match="is read with|has no language"):
+def write_model(folder: Path, file: str, settings: dict[str, object]) -> None:
+    (folder / file).write_bytes(sentencepiece_model("XLMRoberta"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+REFUSED: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+    *((lambda folder, pair, beside: write_pair(folder, pair(), beside), case) for case in REFUSED_PAIRS),
+    *((write_words, (settings,)) for settings in REFUSED_WORDS),
+    *((write_model, case) for case in REFUSED_MODELS),
+    *((lambda folder, name, settings: write_class(folder, name, files_of(name), settings), case)
+      for case in REFUSED_SETTINGS),
+]  # fmt: skip
+
+
+@looped("write, case", REFUSED)
+def test_rules_and_settings_that_are_not_known_are_refused(tmp_path: Path, write: Any, case: tuple[Any, ...]) -> None:
+    write(tmp_path, *case)
+    with pytest.raises(TokenizerError):
         load_tokenizer(tmp_path)
-
-
-def test_settings_of_text_steps_are_read(tmp_path: Path) -> None:
-    skip_before("settings of ALBERT's tokenizer")
-    for settings in (dict[str, object](do_lower_case=False), dict[str, object](keep_accents=True)):
-        write_class(tmp_path, "Albert", files_of("Albert"), settings)
-        ours, theirs = load_tokenizer(tmp_path), original("Albert").from_pretrained(tmp_path)
-        for text in ("The Dogs", "cet \u00c9t\u00e9 l\u00e0"):
-            assert ours.encode(text).ids == theirs.backend_tokenizer.encode(text).ids, (settings, text)
 
 
 def token(text: str, **rules: bool) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Whatever writes a file or folder: nothing is written over, a failure changes nothing, and a copy keeps all files.
+"""Whatever writes a file or folder: what must be new appears in one step, nothing is written over, a copy keeps all.
 
 Every command with an output and every exported function with a path is in a list here, also those that only read.
 """
@@ -6,23 +6,29 @@ Every command with an output and every exported function with a path is in a lis
 import importlib
 import inspect
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from commands import leaf_commands, run
-from covering import cases, looped
+from commands import leaf_commands, leave_out_answers, run
+from covering import cases, covering, looped, some
 from safetensors.torch import save_file
 
 import embedlayer as el
 from embedlayer.compress import compress_table, export_onnx, load_model, save_model, write_checkpoint
+from embedlayer.core.errors import EmbedLayerError
 from embedlayer.data import build_in_shards, build_shard, export_token_ids, map_token_files
 from embedlayer.heads import DraftMap, StreamHead, save_draft_tokens
+from embedlayer.io import files
 from embedlayer.tables import DeltaEmbedding, MappedEmbedding
 from embedlayer.tokenization import save_tokenizer
 from embedlayer.training import ParallelContext
@@ -65,7 +71,15 @@ def there(tmp_path_factory) -> SimpleNamespace:
     el.vocab.add_tokens(checkpoint, ["otter"], out=root / "edited")
     el.TokenCorpus.build([root / "text.txt"], tokenizer, root / "corpus")
     np.save(root / "ids.npy", np.arange(200, dtype=np.uint16) % 200)
-    return SimpleNamespace(root=root, tokenizer=tokenizer, checkpoint=checkpoint)
+    table, merged = el.TokenEmbedding(270, 32), el.train_tokenizer(TEXT, "bpe", vocab_size=270)
+    table.save_pretrained(root / "layer", tokenizer=merged)
+    compress_table(table, "q8_0").save_pretrained(root / "q8_0", tokenizer=merged)
+    from gguf_models import write_file
+
+    write_file(root / "model.gguf", tokenizer=("gpt2", merged))
+    (root / "long.txt").write_text(TEXT * 5)
+    places = {"layer": root / "layer", "edited": root / "edited", "text": root / "long.txt"}
+    return SimpleNamespace(root=root, tokenizer=tokenizer, checkpoint=checkpoint, **places)
 
 
 # Commands
@@ -377,6 +391,323 @@ def test_a_function_that_saves_into_a_folder_keeps_the_other_files(name, there, 
     for _ in range(2):
         IN_FOLDER[name](there, tmp_path)
     assert before.items() <= contents(tmp_path).items()
+
+
+# What is at a target
+
+
+class Refused(Exception):
+    """A command that ended with the exit code 1."""
+
+
+def command(*words: object) -> None:
+    if code := run(*words):
+        assert code == 1
+        raise Refused
+
+
+NEW_FILES: dict[str, tuple[str, Write]] = {
+    "vocab suggest": (".txt", lambda s, out: command("vocab", "suggest", s.layer, s.text, "--count", 2, "-o", out)),
+    "explore --export": (".html", lambda s, out: command("explore", s.layer, "--export", out)),
+    **{
+        f"export {suffix}": (suffix, lambda s, out: command("export", s.layer, "-o", out))
+        for suffix in (".npy", ".vec", ".bin", ".npy.gz")
+    },
+    "export glove": (".txt", lambda s, out: command("export", s.layer, "-o", out, "--format", "glove")),
+    "export .parquet": (".parquet", lambda s, out: command("export", s.layer, "-o", out)),
+    "export .onnx": (".onnx", lambda s, out: command("export", s.root / "q8_0", "-o", out)),
+    "vocab add GGUF": (".gguf", lambda s, out: command("vocab", "add", s.root / "model.gguf", "zebra", "-o", out)),
+}
+"""Commands that write a new file, with the end of its name."""
+
+BESIDE = {"export .npy": ".tokens.json", "export .npy.gz": ".tokens.json", "vocab add GGUF": ".gguf.receipt"}
+"""End of the name of the second file."""
+
+REPLACED: dict[str, tuple[str, Write]] = {
+    **{name: (f".{end}", write) for name, (end, write) in FILE.items() if name != "export_token_ids"},
+    "write_vectors .vec": (".vec", lambda s, out: el.checkpoints.write_vectors(out, ["a"], torch.ones(1, 2))),
+}
+
+NEW_FOLDERS: dict[str, Write] = {
+    "vocab add": lambda s, out: command("vocab", "add", s.layer, "zebra", "-o", out),
+    "vocab remove": lambda s, out: command("vocab", "remove", s.layer, "#269", "-o", out),
+    "vocab trim": lambda s, out: command("vocab", "trim", s.layer, s.text, "-o", out),
+    "vocab transplant": lambda s, out: command("vocab", "transplant", s.layer, s.edited, "-o", out),
+    "compress": lambda s, out: command("compress", s.layer, "--to", "int8", "-o", out),
+    **{name: NEW[name] for name in ("edit_vocabulary", "EmbeddingLayer.write_into")},
+}
+"""Commands and functions that write a new folder."""
+
+
+KINDS = ("free", "existing", "appears", "pipe", "device", "link to nothing", "link to a file", "long name")
+FOLDER_KINDS = (
+    "free",
+    "existing",
+    "file",
+    "appears",
+    "empty",
+    "link to nothing",
+    "link to a folder",
+    "pipe",
+    "long name",
+)
+
+
+SYSTEMS = ("Linux", "macOS", "POSIX")
+on_systems = pytest.mark.usefixtures("system", "short_page")
+
+
+@pytest.fixture
+def short_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the exported page contains takes seconds, and is tested elsewhere: here it is only written."""
+    leave_out_answers(monkeypatch)
+
+
+def with_appearing(names: Iterable[str], kinds: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrize over the product; always run are each kind on each system, and what appears meanwhile, by name."""
+    whole = list(product(names, kinds, SYSTEMS))
+    appears = {(name, "appears", SYSTEMS[number % 3]) for number, name in enumerate(names)}
+    return pytest.mark.parametrize(
+        ("name", "kind", "system"), some(covering(whole, [(1, 2)]) | appears, whole), indirect=["system"]
+    )
+
+
+def error_of(write: Write, there: SimpleNamespace, target: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Write, and return the error; "" if there is none."""
+    capsys.readouterr()
+    try:
+        write(there, target)
+    except Refused:
+        return capsys.readouterr().err
+    except EmbedLayerError as error:
+        return f"{type(error).__name__}: {error}\n"
+    return ""
+
+
+def appear(monkeypatch: pytest.MonkeyPatch, target: Path, make: Callable[[], object]) -> None:
+    """Call `make` just before what was written gets the name `target`."""
+
+    def before(name: str) -> Callable[[Path, Path], object]:
+        operation = getattr(files, name)
+
+        def patched(partial: Path, path: Path) -> object:
+            if path == target:
+                make()
+            return operation(partial, path)
+
+        return patched
+
+    for name in ("name_new_file", "name_new_folder", "exchange"):
+        monkeypatch.setattr(files, name, before(name))
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def make_device(path: Path) -> None:
+    """Make a device like /dev/null."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root can make a device")
+
+
+def read_pipe(path: Path) -> Callable[[], int]:
+    """Make a pipe that a thread reads; return a function that waits for it and tells how many bytes there were."""
+    os.mkfifo(path)
+    found: list[int] = []
+    thread = Thread(target=lambda: found.append(len(path.read_bytes())), daemon=True)
+    thread.start()
+
+    def end() -> int:
+        for _ in range(2):  # the first ends a thread that no writer has come to
+            thread.join(0.05)
+            if thread.is_alive():
+                os.close(os.open(path, os.O_WRONLY))
+        thread.join(60)
+        return found[0]
+
+    return end
+
+
+def prepare(kind: str, target: Path) -> None:
+    """Make what is at a target before the write, but for what appears and pipes."""
+    if kind == "existing":
+        target.write_text("mine")
+        target.chmod(0o600)
+    elif kind == "device":
+        make_device(target)
+    elif kind.startswith("link"):
+        (target.parent / "real").mkdir()
+        target.symlink_to("real/file")
+        if kind == "link to a file":
+            (target.parent / "real" / "file").write_text("mine")
+
+
+def check_clean(folder: Path) -> None:
+    """Nothing that is hidden is left of a write."""
+    assert [path.name for path in folder.rglob(".*")] == []
+
+
+@pytest.fixture
+def free_mode(tmp_path: Path) -> tuple[int, int]:
+    """The permissions of a new file and of a new folder."""
+    (tmp_path / "plain").touch()
+    (tmp_path / "folder").mkdir()
+    modes = mode(tmp_path / "plain"), mode(tmp_path / "folder")
+    (tmp_path / "plain").unlink()
+    (tmp_path / "folder").rmdir()
+    return modes
+
+
+@on_systems
+@with_appearing(NEW_FILES, KINDS)
+def test_a_new_file_appears_in_one_step_and_replaces_nothing(
+    name: str, kind: str, there: SimpleNamespace, tmp_path: Path, free_mode: tuple[int, int], monkeypatch, capsys
+) -> None:
+    end, write = NEW_FILES[name]
+    beside = BESIDE.get(name)
+    stem = "out" if kind != "long name" else "x" * (250 - len(beside or end))
+    target = tmp_path / f"{stem}{end}"
+    prepare(kind, target)
+    written = read_pipe(target) if kind == "pipe" else lambda: 0
+    if kind == "appears":
+        appear(monkeypatch, target, lambda: target.write_text("mine"))
+    error = error_of(write, there, target, capsys)
+    num_bytes = written()
+    check_clean(tmp_path)
+    if kind in ("free", "long name", "link to nothing"):
+        assert error == ""
+        assert target.is_symlink() == (kind == "link to nothing")
+        assert target.stat().st_size > 0
+        assert mode(target) == free_mode[0]
+        assert beside is None or (tmp_path / f"{stem}{beside}").exists()
+    elif kind in ("pipe", "device"):
+        assert stat.S_ISFIFO(target.stat().st_mode) if kind == "pipe" else target.is_char_device()
+        assert os.listdir(tmp_path) == [target.name]
+        if beside is None:
+            assert (error, num_bytes > 0) == ("", kind == "pipe")
+        else:
+            several = "is a device or a pipe, and several files are written. Choose another name."
+            assert f"{target} {'is a device or a pipe. Choose a new' if end == '.gguf' else several}" in error
+    else:
+        assert target.read_text() == "mine"
+        assert f"{target} {'appeared while' if kind == 'appears' else 'exists. Remove it, or'}" in error
+        assert sorted(path.name for path in tmp_path.iterdir() if path.name != "real") == [target.name]
+
+
+@on_systems
+@looped("name, kind", REPLACED, [kind for kind in KINDS if kind != "appears"])
+def test_a_file_that_may_be_replaced_keeps_its_place_and_permissions(
+    name: str, kind: str, there: SimpleNamespace, tmp_path: Path, free_mode: tuple[int, int], capsys
+) -> None:
+    end, write = REPLACED[name]
+    longest = ".tokens.json" if end == ".npy" else end
+    target = tmp_path / f"{'out' if kind != 'long name' else 'x' * (250 - len(longest))}{end}"
+    prepare(kind, target)
+    written = read_pipe(target) if kind == "pipe" else lambda: 0
+    error = error_of(write, there, target, capsys)
+    num_bytes = written()
+    check_clean(tmp_path)
+    if kind in ("pipe", "device"):
+        assert stat.S_ISFIFO(target.stat().st_mode) if kind == "pipe" else target.is_char_device()
+        assert os.listdir(tmp_path) == [target.name]
+        if end == ".npy":
+            assert "name a file" in error
+        else:
+            assert (error, num_bytes > 0) == ("", kind == "pipe")
+        return
+    assert error == ""
+    assert target.is_symlink() == kind.startswith("link")
+    assert target.read_bytes() != b"mine"
+    assert mode(target) == (0o600 if kind == "existing" else free_mode[0])
+
+
+@on_systems
+@with_appearing(NEW_FOLDERS, FOLDER_KINDS)
+def test_a_new_folder_appears_in_one_step_and_replaces_nothing(
+    name: str, kind: str, there: SimpleNamespace, tmp_path: Path, free_mode: tuple[int, int], monkeypatch, capsys
+) -> None:
+    target = tmp_path / ("out" if kind != "long name" else "x" * 250)
+    if kind == "existing":
+        target.mkdir()
+        (target / "photo").write_text("mine")
+    elif kind == "file":
+        target.write_text("mine")
+    elif kind == "empty":
+        target.mkdir(0o700)
+    elif kind == "pipe":
+        os.mkfifo(target)
+    elif kind.startswith("link"):
+        target.symlink_to("real")
+        if kind == "link to a folder":
+            (tmp_path / "real").mkdir(0o700)
+    elif kind == "appears":
+
+        def make() -> None:
+            target.mkdir()
+            (target / "photo").write_text("mine")
+
+        appear(monkeypatch, target, make)
+    error = error_of(NEW_FOLDERS[name], there, target, capsys)
+    check_clean(tmp_path)
+    if kind in ("existing", "file", "appears", "pipe"):
+        said = {"existing": "is not empty. Choose", "appears": "appeared while this was computed"}
+        said["file"] = "exists. Remove it" if name.startswith("vocab") else "is a file, not a folder. Choose"
+        said["pipe"] = "is a device or a pipe"
+        *_, line_of_error = error.splitlines()  # kernels may have been compiled, which is said
+        assert line_of_error.startswith(f"FileError: {target} {said[kind]}")
+        assert (
+            stat.S_ISFIFO(target.stat().st_mode)
+            if kind == "pipe"
+            else b"mine" in (target.read_bytes() if kind == "file" else (target / "photo").read_bytes())
+        )
+        assert os.listdir(tmp_path) == [target.name]
+        return
+    assert error == ""
+    assert target.is_symlink() == kind.startswith("link")
+    assert (target / "config.json").exists()
+    assert mode(target) == (0o700 if kind in ("empty", "link to a folder") else free_mode[1])
+
+
+def build(there: SimpleNamespace, out: Path) -> object:
+    return el.TokenCorpus.build([there.text], there.tokenizer, out)
+
+
+@on_systems
+@looped("kind", ["replaced", "file appears", "folder appears", "link", "long name"])
+def test_a_corpus_is_replaced_whole_or_not_at_all(
+    kind: str, there: SimpleNamespace, tmp_path: Path, monkeypatch, capsys
+):
+    target = tmp_path / ("corpus" if kind != "long name" else "x" * 250)
+    if kind == "link":
+        target.symlink_to("real")
+        build(there, tmp_path / "real")
+    elif kind != "folder appears":
+        build(there, target)
+        target.chmod(0o700)
+        (target / "ids.bin").chmod(0o600)
+
+    def make() -> None:
+        target.mkdir(exist_ok=True)
+        (target / "photo").write_text("mine")
+
+    if kind.endswith("appears"):
+        appear(monkeypatch, target, make)
+    inode = (target / "ids.bin").stat().st_ino if target.exists() else 0
+    error = error_of(build, there, target, capsys)
+    check_clean(tmp_path)
+    if kind.endswith("appears"):
+        assert f"{target} {'has changed' if kind == 'file appears' else 'appeared'} while this was computed" in error
+        assert (target / "photo").read_text() == "mine"
+        assert not inode or (target / "ids.bin").stat().st_ino == inode
+        return
+    assert error == ""
+    assert len(el.TokenCorpus.open(target)) > 0
+    assert (target / "ids.bin").stat().st_ino != inode
+    assert target.is_symlink() == (kind == "link")
+    assert kind == "link" or (mode(target), mode(target / "ids.bin")) == (0o700, 0o600)
 
 
 # Copies

@@ -1,4 +1,4 @@
-"""Laws of all controls and pictures of the explorer's page."""
+"""Laws of all controls and pictures of the explorer's page, and waiting for it."""
 
 from typing import Any
 
@@ -118,3 +118,12 @@ def faults(page: Any, roots: str, *, besides: tuple[str, ...] = (), keeps: bool 
     other values shows their picture again.
     """
     return page.evaluate(FAULTS, [roots, list(besides), keeps])
+
+
+def until(page: Any, expression: str) -> None:
+    """Wait until an expression is true; playwright's own way needs eval, which the page's policy forbids."""
+    for _ in range(3000):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(10)
+    raise AssertionError(f"never true: {expression}")
