@@ -62,7 +62,7 @@ class LayerOptions:
     vocab_size: int = _option(4096, "Number of tokens of a trained tokenizer.")
     dim: int = _option(192, "Width of a table row, D.")
     layers: int = _option(4, "Number of transformer blocks.")
-    heads: int = _option(6, "Number of query heads.")
+    heads: int = _option(6, "Number of query heads.", type=click.IntRange(min=1))
     kv_heads: int | None = _option(None, "Number of key/value heads.  [default: as many as query heads]", type=int)
     rank: int | None = _option(None, "Rank of a factorised table.  [default: a dense table]", type=int)
     position: str = _option("rotary", "Position scheme.", type=POSITIONS)
