@@ -449,18 +449,18 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
         hidden = input  # torch's name, which tools pass by keyword
+        if isinstance(hidden, Proxy):
+            call: Tensor = leaf_of_trace(self, hidden)
+            return call
         report = self.logits_report
         if report is not None and torch.compiler.is_compiling():
             report.read_by_compiled_graph()
             report = None
         elif report is not None:
             report.is_head_called = True
-        defers = report is not None and hidden.dim() > 1 and hidden.shape[-2] > 1
+        defers = report is not None and hidden.dim() > 1 and hidden.shape[-2] > 1  # see `defer_logits`
         if not defers and (rows := self._multiplied_weight(hidden)) is not None:
             return F.linear(hidden, rows, self._parameters["bias"])
-        if isinstance(hidden, Proxy):
-            call: Tensor = leaf_of_trace(self, hidden)
-            return call
         table, options = self.table, self.logit_options()
         if report is not None and (deferred := self._deferred(hidden, table, report)) is not None:
             return deferred
@@ -479,10 +479,13 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return finish(products, LogitSettings(**options))
 
     def _multiplied_weight(self, hidden: Tensor) -> Tensor | None:
-        """Return the weight of a call that computes `F.linear(hidden, weight, bias)` and nothing else, or `None`."""
+        """Return the weight of a call that computes `F.linear(hidden, weight, bias)` and nothing else, or `None`.
+
+        All conditions are read at each call, with few Python calls: nothing is remembered that could be out of date.
+        """
         if self.softcap is not None or self.head_dtype is not None or self.batch_invariant or self.mask_padding:
             return None
-        if self.logit_scale != 1.0 or "opacus" in sys.modules:
+        if self.logit_scale != 1.0 or "opacus" in sys.modules:  # which refuses tied heads in training
             return None
         table, bias = self.own_table, self._parameters["bias"]
         weight = (self if table is None else table)._parameters.get("weight")
@@ -495,7 +498,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if table is not None:
             if type(table) is not TokenEmbedding or table._forward_pre_hooks or not is_unchanged(table, **_PRODUCT):
                 return None
-            if bias is not None or table._stated_rows != table._stated_vocab_size:
+            if bias is not None or table._stated_rows != table._stated_vocab_size:  # spare rows have no logits
                 return None
         if weight is None or not {type(weight), type(hidden)} <= _ORDINARY or hidden.dtype is not weight.dtype:
             return None

@@ -236,7 +236,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             and not (rows.shape[0] == self._stated_rows != self._stated_vocab_size)
             and fusible(rows)
         ):
-            try:
+            try:  # on a CPU torch checks the IDs as it reads the rows
                 return F.embedding(ids, rows, self.padding_idx)
             except IndexError:
                 raise_if_outside(ids, rows.shape[0], "token id")
