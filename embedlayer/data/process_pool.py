@@ -140,7 +140,7 @@ def _exit_with_parent() -> None:
 
 
 def _run_job(prepare: Callable[[str], Job], argument: str, place: int, number: int) -> list[str]:
-    """Do one job in a worker process, and return the messages of the embedlayer warnings in it."""
+    """Do one job in a worker process, and return its embedlayer warnings; other warnings are dropped."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

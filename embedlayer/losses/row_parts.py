@@ -52,6 +52,8 @@ def row_parts(weight: Float[Tensor, "N *D"], ranges: Sequence[tuple[int, int]]) 
 class _JoinedGradient:
     """The gradient of a weight whose parts several passes compute, each in its place."""
 
+    # A part whose place is taken already, as in a second backward pass, has memory of its own.
+
     def __init__(self, shape: torch.Size, sizes: list[int], device: torch.device) -> None:
         self.shape, self.sizes, self.device = shape, sizes, device
         self._whole: Tensor | None = None

@@ -101,8 +101,8 @@ def _counts(parameter: Any, pp_mesh: DeviceMesh | None) -> bool:
     copy = parameter.stage_copy
     if pp_mesh is None:
         raise SizeError(
-            f"{copy.name} is on several pipeline stages, which must scale it alike: pass clip_grad_norm_(..., "
-            f"pp_mesh=mesh), the mesh of tie_stages."
+            f"{copy.name} is on several pipeline stages, and this one's norm alone would scale each copy by another "
+            f"factor: pass clip_grad_norm_(..., pp_mesh=mesh), the mesh of tie_stages."
         )
     copy.require_summed()
     first: bool = copy.ranks.is_first
@@ -110,7 +110,10 @@ def _counts(parameter: Any, pp_mesh: DeviceMesh | None) -> bool:
 
 
 def _local(parameter: Tensor) -> Tensor:
-    """Return a tensor whose `grad` is this rank's part of the gradient, for a parameter with a DTensor gradient."""
+    """Return a tensor whose `grad` is this rank's part of the gradient, for a parameter with a DTensor gradient.
+
+    The part shares memory with the gradient, so clipping it in place clips the gradient.
+    """
     if not hasattr(parameter.grad, "to_local"):
         return parameter
     shard: Tensor = parameter.grad.to_local()  # type: ignore[union-attr]

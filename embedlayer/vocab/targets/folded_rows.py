@@ -26,6 +26,7 @@ class FoldedTable:
     """The tensors of a token table `rows[mapping] * weights[:, None]` in a checkpoint."""
 
     # The bytes of a token: its row, its weight if any, and with a mapping an int64: r + 1 for row r, `OWN` if new.
+    # `names` are those of rows, mapping and weights; "" for one that is missing.
 
     names: tuple[str, str, str]
     rows: Float[Tensor, "R D"]
@@ -97,7 +98,11 @@ class FoldedTable:
         return fold_rows(rows, None, None if self.weights is None else others[0]).to(dtype)
 
     def after(self, row_bytes: UInt8[Tensor, "N bytes"], row_map: RowMap) -> dict[str, Tensor]:
-        """Return the new tensors by name, from the bytes of all tokens after an edit."""
+        """Return the new tensors by name, from the bytes of all tokens after an edit.
+
+        Rows that only dropped tokens read are dropped, and those of new tokens are appended. The others keep their
+        order.
+        """
         rows, *others = split_row_bytes(row_bytes, self._parts)
         name, of_mapping, of_weights = self.names
         new = {} if self.weights is None else {of_weights: others[0]}

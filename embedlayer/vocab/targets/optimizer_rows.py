@@ -29,10 +29,15 @@ def state_with_rows(state: Mapping[str, Any], name: str, rows: RowTensor) -> Ite
             continue
         has_rows = value.shape == parameter.shape or (rows.axis == 0 and _has_rows(key, value, parameter))
         if has_rows and is_dtensor(parameter) and placements_of(value) != placements_of(parameter):
-            raise SizeError(f"The optimizer's {key} of {name} is sharded otherwise: build it anew.")
+            raise SizeError(
+                f"The optimizer's {key} of {name} is not sharded as the parameter is: build the optimizer again."
+            )
         without_rows = rows.axis == 0 and value.shape[-1:] == parameter.shape[-1:]
         if not value.is_floating_point() or not (has_rows or without_rows):
-            raise SizeError(f"{key} of {name} is {tuple(value.shape)}, {value.dtype}: build the optimizer anew.")
+            raise SizeError(
+                f"It is not known how {key} of {name}, {tuple(value.shape)} of {value.dtype}, belongs to rows: build the "
+                f"optimizer again after the edit."
+            )
         if has_rows:
             yield key, value
 
@@ -105,7 +110,8 @@ UNMOVED = "unmoved_state"
 class UnmovedState:
     """Step pre-hook of an optimizer whose state has the rows before an edit: raise a `StaleRowsError`."""
 
-    # It has no effect once the state was replaced, as by `load_state_dict`.
+    # It has no effect once the state was replaced, as by `load_state_dict`. `row_maps` are the edits that the state has
+    # not taken, oldest first.
 
     def __init__(self, optimizer: Optimizer, parameter: Tensor, name: str) -> None:
         self.row_maps: list[RowMap] = []
@@ -148,7 +154,10 @@ def _rows_of(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
 def watch_unmoved(
     parameters: Mapping[str, Tensor], row_map: RowMap, optimizer: Optimizer | None, *, is_undo: bool
 ) -> None:
-    """Let each optimizer that an edit did not move refuse its next step with state of the rows before."""
+    """Let each optimizer that an edit did not move refuse its next step with state of the rows before.
+
+    An undo of the edit, to which the optimizer is not passed either, makes its state fit again.
+    """
     if torch.equal(row_map.sources, torch.arange(row_map.old_size)):
         return
     for other in optimizers_of(parameters.values()):
