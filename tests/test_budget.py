@@ -12,24 +12,24 @@ from processes import run_program
 from size import sizes
 
 CEILINGS = {
-    "defs": 4860,
-    "classes": 705,
-    "modules": 453,
+    "defs": 4641,
+    "classes": 687,
+    "modules": 446,
     "packages": 27,
-    "lambdas": 330,
-    "named tuples": 125,
-    "lines of code": 55946,
-    "lines of raise": 3144,
-    "lines of errors built elsewhere": 301,
-    "docstring lines": 17096,
-    "docstring characters": 1015558,
-    "comment lines": 1097,
+    "lambdas": 336,
+    "named tuples": 114,
+    "lines of code": 54024,
+    "lines of raise": 2059,
+    "lines of errors built elsewhere": 244,
+    "docstring lines": 18128,
+    "docstring characters": 1056049,
+    "comment lines": 1625,
     "lines of tools": 6084,
     "lines of docs": 2667,
-    "lines of tests": 78294,
+    "lines of tests": 76245,
 }
 
-INTERNALS = 172
+INTERNALS = 173
 """Internal definitions of the package that tests reach: a redesign rewrites their tests."""
 
 CALLS = {

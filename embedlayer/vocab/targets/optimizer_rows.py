@@ -35,8 +35,8 @@ def state_with_rows(state: Mapping[str, Any], name: str, rows: RowTensor) -> Ite
         without_rows = rows.axis == 0 and value.shape[-1:] == parameter.shape[-1:]
         if not value.is_floating_point() or not (has_rows or without_rows):
             raise SizeError(
-                f"It is not known how {key} of {name}, {tuple(value.shape)} of {value.dtype}, belongs to rows: build the "
-                f"optimizer again after the edit."
+                f"It is not known how {key} of {name}, {tuple(value.shape)} of {value.dtype}, belongs to rows: build "
+                f"the optimizer again after the edit."
             )
         if has_rows:
             yield key, value
