@@ -123,6 +123,21 @@ def repeated(call: Callable[[], object], setting: Setting) -> Callable[[], int]:
     return run
 
 
+def beside_torch(layer: str, setting: Setting, times: Mapping[str, Mapping[str, Value]]) -> list[Row]:
+    """Return a row for each competitor, with its time as a multiple of torch's."""
+    base = float(times["torch"]["time_ms"])
+    return [
+        {
+            "competitor": who,
+            **setting._asdict(),
+            "layer": layer,
+            **spread,
+            "times_plain": round(float(spread["time_ms"]) / base, 2),
+        }
+        for who, spread in times.items()
+    ]
+
+
 def measure_layer(name: str, setting: Setting) -> list[Row]:
     """Return a row for ours and one for torch's."""
     runs = {
@@ -134,12 +149,7 @@ def measure_layer(name: str, setting: Setting) -> list[Row]:
         who: {unit: round(float(value) / counts[who], 5) for unit, value in spread.items()}
         for who, spread in spreads.items()
     }
-    base = float(times["torch"]["time_ms"])
-    sizes = {**setting._asdict(), "layer": name}
-    return [
-        {"competitor": who, **sizes, **spread, "times_plain": round(float(spread["time_ms"]) / base, 2)}
-        for who, spread in times.items()
-    ]
+    return beside_torch(name, setting, times)
 
 
 def small_llama(patched: bool) -> Any:
@@ -183,11 +193,7 @@ def measure_model() -> list[Row]:
     rows: list[Row] = []
     for name, job, tokens in (("LLaMA, training step", step, 256), ("LLaMA, generate", generate, 32)):
         times = time_alternately({who: job(model) for who, model in models.items()}, rounds=15)
-        base = float(times["torch"]["time_ms"])
-        sizes = Setting(tokens, 4096, 128, trained=job is step)._asdict()
-        for who, spread in times.items():
-            ratio = round(float(spread["time_ms"]) / base, 2)
-            rows.append({"competitor": who, **sizes, "layer": name, **spread, "times_plain": ratio})
+        rows += beside_torch(name, Setting(tokens, 4096, 128, trained=job is step), times)
     return rows
 
 

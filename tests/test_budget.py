@@ -22,7 +22,7 @@ CEILINGS = {
     "lines of raise": 2059,
     "lines of errors built elsewhere": 244,
     "docstring lines": 18128,
-    "docstring characters": 1056049,
+    "docstring characters": 1056020,
     "comment lines": 1625,
     "lines of tools": 6084,
     "lines of docs": 2667,

@@ -41,7 +41,7 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
     """Cluster points in the plane by density: the narrowest smoothing that gives at most `most` clusters.
 
     If even the widest smoothing gives more, the largest `most` clusters are kept. The same points always get the same
-    clusters. Points with NaN or infinity are in no cluster, nor are those of clusters of fewer than `smallest` points.
+    clusters. Points with NaN or infinity, and groups of fewer than `smallest` points, are in no cluster.
     """
     known = torch.nonzero(places.isfinite().all(1))[:, 0]
     of = torch.full((len(places),), -1)

@@ -139,9 +139,9 @@ INSTEAD = "Give its sizes: --vocab and --dim, in Python vocab_size and embed_dim
 def fields_of_config(source: str | JsonObject) -> JsonObject:
     """Return the fields of an `EmbeddingPlan` for the model that a configuration of transformers describes.
 
-    Learned positions of encoder and decoder are counted together. Token types, norms and biases are not counted. Of the
-    configurations of quantised models, those of MLX tell how table and head are stored; the ends of others are counted
-    in `dtype`, with a warning.
+    Learned positions of encoder and decoder are counted together. Token types, norms and biases are not counted. A
+    quantised MLX configuration says how table and head are stored. In other quantised models they are counted in
+    `dtype`, with a warning.
     """
     from embedlayer.checkpoints.reading.configuration import is_tied, stated_dtype, text_config, with_defaults
 

@@ -213,7 +213,7 @@ class TableRelation:
 
 def common_rows(before: OpenedModel, after: OpenedModel) -> Int[Tensor, "N 2"] | None:
     """Return the rows of two models to compare: ID in `before` and in `after`, `(N, 2)`; `None` pairs equal IDs."""
-    # those of the tokens that both have; with equal vocabularies also rows without a token
+    # rows of the tokens that both models have; with equal vocabularies also rows without a token
     one, other = before.tokenizer, after.tokenizer
     if one is None or other is None:
         return None
@@ -330,7 +330,7 @@ def _equal(
 def _held_out(before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"]) -> Float[Tensor, " N"]:
     """Return the cosines of all pairs, each after the rotation that was fitted on the half that it is not in.
 
-    Those of the second half come first. The order of the pairs must be random.
+    The cosines of the second half come first. The order of the pairs must be random.
     """
     halves = pairs.tensor_split(2)
     cosines = []

@@ -154,9 +154,9 @@ def row_verdicts(
 ) -> RowVerdicts:
     """Judge each row of a table by all that is known of it. Later rules replace the result of earlier ones.
 
-    `directed` are the rows that are neither zero nor hold NaN or infinity. `at_mean` are the IDs of rows at the mean of
-    the others, as a resize adds them; `equal` those of rows that equal another one; `untouched` those of rows that are
-    as before training.
+    `directed` marks the rows that are neither zero nor hold NaN or infinity. The others are IDs of rows: `at_mean` have
+    the mean of the other rows, as new rows after a resize; `equal` equal another row; `untouched` are as before
+    training.
     """
     verdicts = torch.zeros(len(directed), dtype=torch.uint8)
     reasons = torch.zeros(len(directed), dtype=torch.uint8)

@@ -160,7 +160,7 @@ def _sorts(
 ) -> tuple[float, float, bool, tuple[float, float], Sequence[int] | None]:
     """Measure which share of some pairs is as unlike as unrelated tokens, and how alike the others are.
 
-    The order of the pairs must be random: unrelated tokens are those of neighbouring pairs. `mean` is subtracted from
+    The order of the pairs must be random: tokens of neighbouring pairs count as unrelated. `mean` is subtracted from
     all rows.
     """
     # The share, the mean cosine of the others, whether there are two sorts, the cosines around which they divide, and

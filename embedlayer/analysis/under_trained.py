@@ -360,7 +360,7 @@ def _noise(cosines: Tensor) -> Tensor:
 def _candidates(sample: Float[Tensor, "M D"], densities: Float[Tensor, "S K"]) -> Iterator[Float[Tensor, " D"]]:
     """Yield unit vectors in whose direction many rows of the sample point, the densest direction first.
 
-    Density is first that of the 8 nearest rows, and after at most `TRIES` of these that of the 64 nearest. A candidate
+    Density is measured over the 8 nearest rows, and after at most `TRIES` candidates over the 64 nearest. A candidate
     starts at the seed row with the highest density, and is moved to the mean of its nearest rows, three times. Seeds
     near a candidate give no further ones.
     """

@@ -179,7 +179,7 @@ class TokenVectors:
 
     @cached_property
     def _is_of_words(self) -> bool:
-        """Return whether the tokens are whole words as they are, such as those of a file of vectors."""
+        """Return whether the tokens are whole words as they are, as in a file of vectors."""
         is_plain = isinstance(self.tokenizer.model, models.WordLevel) and self.tokenizer.normalizer is None
         return is_plain and not self.tokenizer.get_added_tokens_decoder()
 
@@ -452,7 +452,7 @@ class TokenVectors:
     def _answer(self, scores: Float[Tensor, " N"], topn: int | None, start: int, without: list[int]) -> Neighbors:
         """Return the `topn` tokens with the highest scores as `(readable text, score)`, highest first.
 
-        Equal scores are sorted by ID. `scores` are those of consecutive rows from the ID `start` on, and are
+        Equal scores are sorted by ID. `scores` belong to consecutive rows from the ID `start` on, and are
         overwritten if `topn` is not `None`; otherwise all are returned as a NumPy array, by ID. Rows without a token
         and NaN scores are left out of the list.
         """

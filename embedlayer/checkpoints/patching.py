@@ -242,7 +242,7 @@ def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list
 def _heads(model: nn.Module) -> list[nn.Linear]:
     """Return the `nn.Linear` modules of a model that are LM heads or share the weight of a token embedding.
 
-    Modules of a subclass, such as those of PEFT and heads that are patched already, are left out.
+    Modules of a subclass, such as PEFT's modules and heads that are patched already, are left out.
     """
     inputs, outputs = (_call_getters(model, getter) for getter in ("get_input_embeddings", "get_output_embeddings"))
     heads = {id(each) for each in outputs}

@@ -117,14 +117,18 @@ def is_fake_mode_active() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
+PLAIN_TYPES = (Tensor, nn.Parameter)
+"""Types of ordinary tensors: no DTensor, fake tensor or other subclass."""
+
+
 def has_memory(x: Tensor) -> bool:
     """Return whether `x` is an ordinary tensor or parameter with numbers, of no subclass and not on `meta`."""
-    return type(x) in (Tensor, nn.Parameter) and not x.is_meta
+    return type(x) in PLAIN_TYPES and not x.is_meta
 
 
 def is_ordinary_or_fake(x: Tensor) -> bool:
     """Return whether `x` is an ordinary tensor or parameter, or a fake one that stands for it (`FakeTensorMode`)."""
-    if type(x) in (Tensor, nn.Parameter):
+    if type(x) in PLAIN_TYPES:
         return True
     from torch._subclasses.fake_tensor import FakeTensor
 

@@ -27,6 +27,7 @@ from torch.overrides import enable_reentrant_dispatch, resolve_name
 from embedlayer.core.devices import autocast_dtype, device_kind
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import (
+    PLAIN_TYPES,
     WITHOUT_VALUES,
     DisableTorchFunctionSubclass,
     is_exporting,
@@ -41,7 +42,6 @@ from embedlayer.losses.options import LogitSettings, LossSettings, Reduction
 from embedlayer.losses.token_weights import checked_weights
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
-PLAIN_TYPES = (Tensor, nn.Parameter)
 HALF = (torch.bfloat16, torch.float16)
 ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.aten.view.default)
 """Operators with which autograd itself makes another tensor object, to save a tensor or to run hooks."""

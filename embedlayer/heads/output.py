@@ -16,7 +16,15 @@ from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, zero_rows_
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.core.torch_state import Proxy, calls_forward, fusible, is_observed, is_unchanged, leaf_of_trace
+from embedlayer.core.torch_state import (
+    PLAIN_TYPES,
+    Proxy,
+    calls_forward,
+    fusible,
+    is_observed,
+    is_unchanged,
+    leaf_of_trace,
+)
 from embedlayer.heads.deferred import DeferredLogits, defer_logits
 from embedlayer.heads.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
 from embedlayer.heads.peft import (
@@ -500,11 +508,11 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
                 return None
             if bias is not None or table._stated_rows != table._stated_vocab_size:  # spare rows have no logits
                 return None
-        if weight is None or not {type(weight), type(hidden)} <= _ORDINARY or hidden.dtype is not weight.dtype:
+        if weight is None or type(weight) not in PLAIN_TYPES or type(hidden) not in PLAIN_TYPES:
             return None
-        if weight.dim() != 2 or hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1]:
+        if weight.dim() != 2 or hidden.dim() == 0 or hidden.dtype != weight.dtype:
             return None
-        if bias is not None and bias.shape[0] != weight.shape[0]:
+        if hidden.shape[-1] != weight.shape[1] or (bias is not None and bias.shape[0] != weight.shape[0]):
             return None
         if self.padding_idx is not None and (not fusible(weight) or (weight.requires_grad and torch.is_grad_enabled())):
             return None  # the padding row gets no gradient and no tangent
@@ -665,7 +673,6 @@ def _one_of(value: int | None, other: int | None, name: str) -> int | None:
     return other if value is None else value
 
 
-_ORDINARY = {Tensor, nn.Parameter}
 _DENSE = (TokenEmbedding, nn.Embedding)
 
 _PRODUCT: dict[str, Any] = {name: getattr(TokenEmbedding, name) for name in ("logits", "raw_logits", "as_linear")}

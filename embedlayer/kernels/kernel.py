@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
-from embedlayer.core.torch_state import count_dispatch_modes, fusible, plain_operators_only
+from embedlayer.core.torch_state import PLAIN_TYPES, count_dispatch_modes, fusible, plain_operators_only
 from embedlayer.kernels.gpu.availability import triton_refusal
 
 Array = Tensor | NDArray[Any]
@@ -168,7 +168,7 @@ class Kernel:
             kind = device_kind(x)
             if kind == "cuda" and self.has_triton:
                 return triton_refusal(*tensors)
-            is_plain = type(x) in (Tensor, nn.Parameter) and kind == "cpu" and x.layout is torch.strided
+            is_plain = type(x) in PLAIN_TYPES and kind == "cpu" and x.layout is torch.strided
             if not is_plain or (x.dtype not in FLOATS and (x.dtype.is_floating_point or x.dtype.is_complex)):
                 return f"no kernel takes {type(x).__name__} of {x.dtype}" if kind == "cpu" else f"no kernel for {kind}"
         if count_dispatch_modes():

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import Parameter
 
-from embedlayer.core.torch_state import fusible, is_transformed
+from embedlayer.core.torch_state import PLAIN_TYPES, fusible, is_transformed
 
 NewGradient = Callable[[torch.dtype], Tensor]
 """Function that allocates the gradient of a part of a weight, in a dtype."""
@@ -35,7 +34,7 @@ def row_parts(weight: Float[Tensor, "N *D"], ranges: Sequence[tuple[int, int]]) 
     bounds = sorted({0, len(weight), *(bound for each in ranges for bound in each)})
     sizes = [stop - start for start, stop in pairwise(bounds)]
     is_fused = weight.requires_grad and torch.is_grad_enabled() and fusible(weight)
-    is_fused = is_fused and type(weight) in (Tensor, Parameter)  # no DTensor, whose parts are none of it
+    is_fused = is_fused and type(weight) in PLAIN_TYPES  # no DTensor, whose parts are none of it
     if is_fused:
         gradient = _JoinedGradient(weight.shape, sizes, weight.device)
         views: tuple[Tensor, ...] = _Parts.apply(weight, gradient)  # type: ignore[no-untyped-call]

@@ -22,6 +22,7 @@ from embedlayer.core.initialization import init_normal_, init_normal_rows_, zero
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import (
+    PLAIN_TYPES,
     fusible,
     is_transformed,
     plain_operators_only,
@@ -230,7 +231,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             and rows is not None
             and type(ids) is Tensor
             and ids.dtype in INTEGERS
-            and type(rows) in (nn.Parameter, Tensor)
+            and type(rows) in PLAIN_TYPES
             and rows.dim() == 2
             and not self.row_sparse
             and not (rows.shape[0] == self._stated_rows != self._stated_vocab_size)
@@ -391,11 +392,12 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         from embedlayer.row_sparse.hooks import watch
         from embedlayer.row_sparse.pending_updates import PendingUpdates
 
-        if self.pending_updates is not None and getattr(weight, "pending_updates", None) is self.pending_updates:
+        attached: PendingUpdates | None = getattr(weight, "pending_updates", None)
+        if self.pending_updates is not None and attached is self.pending_updates:
             return
         if self.pending_updates is not None:
             self.pending_updates.replaced = True
-        self.pending_updates = getattr(weight, "pending_updates", None) or PendingUpdates(self.padding_idx)
+        self.pending_updates = attached or PendingUpdates(self.padding_idx)
         self._handle = self.pending_updates.handle
         watch(weight, self.pending_updates)
 

@@ -230,9 +230,8 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
     def look_up(self, ids: Ids) -> Vectors:
         """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`; on CUDA in one launch."""
         ids = ids if isinstance(ids, Tensor) else as_ids(ids, beside=self)
-        if device_kind(ids) == "cpu" or not is_current(type(self), "look_up", "dequantised"):
-            return super().look_up(ids)
-        if not _applies_on_cuda(self.row_format, self.dtype, ids, self.packed, self.row_scale):
+        by_kernel = device_kind(ids) != "cpu" and is_current(type(self), "look_up", "dequantised")
+        if not by_kernel or not _applies_on_cuda(self.row_format, self.dtype, ids, self.packed, self.row_scale):
             return super().look_up(ids)
         self.index_check.require_integers(ids)
         record, places = self.index_check.record_on(ids.device), ids.reshape(-1).long().contiguous()

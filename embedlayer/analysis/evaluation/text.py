@@ -474,7 +474,7 @@ def evaluate_positions(
     Args:
         model: The model, with its tokenizer.
         text: The text, or the path of a UTF-8 file.
-        window: Tokens of a window; those of a text that is shorter.
+        window: Tokens of a window; a shorter text is one window of its own length.
         trained: Trained length of the model, in tokens.
         read: Tokens that the model reads of each window, where it has no more positions; `None` for the window.
 

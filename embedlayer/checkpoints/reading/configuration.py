@@ -62,8 +62,8 @@ class Configuration:
 def text_config(config: JsonObject) -> JsonObject:
     """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
-    Its `tie_word_embeddings` is then that of the head of the whole model. Other multimodal configurations are flat in
-    older releases, and get the `model_type` of their language model (`MultimodalSpec.flat`).
+    Its `tie_word_embeddings` then says whether the head of the whole model is tied. Other multimodal configurations are
+    flat in older releases, and get the `model_type` of their language model (`MultimodalSpec.flat`).
     """
     outer = config.get("model_type")
     spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
