@@ -17,6 +17,7 @@ from benchmarks.row_adamw import zipf
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.bag import Bag
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 
 OURS, THEIRS = "embedlayer Bag", "nn.EmbeddingBag"
 FORWARD, BACKWARD, STEP = "forward", "forward and backward", "row-sparse training step"
@@ -72,7 +73,7 @@ def measure(setting: Setting, what: str) -> list[Row]:
     torch.manual_seed(0)
     batches, sparse = batches_of(setting), what == STEP
     theirs = nn.EmbeddingBag(setting.vocab_size, setting.embed_dim, sparse=sparse)
-    ours = Bag(TokenEmbedding(setting.vocab_size, setting.embed_dim, row_sparse=sparse))
+    ours = Bag((RowSparseEmbedding if sparse else TokenEmbedding)(setting.vocab_size, setting.embed_dim))
     ours.load_state_dict(theirs.state_dict())
     bags = {OURS: (ours, RowAdamW(ours.parameters(), lr=1e-3) if sparse else None)}
     peer = torch.optim.SparseAdam(theirs.parameters(), lr=1e-3) if sparse else None

@@ -307,7 +307,7 @@ def row_step(optimizer_of: Callable[[Iterator[Tensor]], torch.optim.Optimizer], 
     """Return a builder of a training step of a row-sparse table: look-up, backward pass, clipping and optimizer."""
 
     def build() -> Call:
-        table, tokens = el.TokenEmbedding(VOCAB_SIZE, WIDTH, row_sparse=True), ids(2307)
+        table, tokens = el.RowSparseEmbedding(VOCAB_SIZE, WIDTH), ids(2307)
         optimizer = optimizer_of(table.parameters())
 
         def call() -> None:

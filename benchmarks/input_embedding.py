@@ -17,6 +17,7 @@ from embedlayer.inputs.embedding import TransformerEmbedding
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
 from embedlayer.positions.rotary.rotation import fused_apply_rotary
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 
 GPT2 = {"vocab_size": 50_257, "embed_dim": 768, "batch": 8, "length": 1024}
 LLAMA = {"batch": 1, "heads": 32, "length": 1024, "head_dim": 128}
@@ -57,7 +58,7 @@ def embedding_rows() -> list[Row]:
     textbook = Textbook(vocab_size, width, length, 0.1)
     table = TokenEmbedding(vocab_size, width, scale="sqrt_dim")
     ours = TransformerEmbedding(vocab_size, width, length, 0.1, table=table)
-    row_table = TokenEmbedding(vocab_size, width, scale="sqrt_dim", row_sparse=True)
+    row_table = RowSparseEmbedding(vocab_size, width, scale="sqrt_dim")
     row_sparse = TransformerEmbedding(vocab_size, width, length, 0.1, table=row_table)
 
     def no_grad(layer: nn.Module) -> Callable[[], Tensor]:

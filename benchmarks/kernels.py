@@ -17,6 +17,7 @@ from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 
 PROCESS = "from benchmarks.kernels import report_times; report_times()"
 
@@ -28,7 +29,7 @@ def use_all(dtype: torch.dtype) -> None:
         x = torch.randn(1, 16, 1024, 64).to(dtype)
         RotaryEmbedding(64, interleaved=interleaved).rotate(x, x, torch.arange(1024))
     for row_sparse in (False, True):
-        table = TokenEmbedding(1000, 256, dtype=dtype, row_sparse=row_sparse)
+        table = (RowSparseEmbedding if row_sparse else TokenEmbedding)(1000, 256, dtype=dtype)
         layer = TransformerEmbedding(1000, 256, 512, table=table).to(dtype)
         layer(ids).sum().backward()
         with torch.no_grad():

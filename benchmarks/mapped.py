@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from benchmarks.harness import Case, Row, milliseconds, spread, time_alternately
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.optim.row_state import ElementwiseMoments, RowState, RowwiseSecondMoment
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tables.stored.mapped import MappedEmbedding
 
 LOOKED_UP, STEPPED = (500_000, 512), 16
@@ -141,7 +141,7 @@ def steps(folder: Path) -> list[Row]:
     name = "MappedEmbedding 100 M, log on, row-wise state"
     mapped[name] = Trained(folder / "rowwise", MOST, LOG_ON, rowwise)
     competitors: dict[str, Callable[[Tensor], float]] = {name: each.time for name, each in mapped.items()}
-    memory = TokenEmbedding(MILLION, STEPPED, row_sparse=True, init_std=0.0)
+    memory = RowSparseEmbedding(MILLION, STEPPED, init_std=0.0)
     in_memory = step_of(memory, RowAdamW(memory.parameters()))
     competitors["TokenEmbedding 1 M in memory, RowAdamW"] = lambda ids: milliseconds(lambda: in_memory(ids))
     peer = nn.Embedding.from_pretrained(torch.zeros(MILLION, STEPPED), freeze=False, sparse=True)

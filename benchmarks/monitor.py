@@ -17,6 +17,7 @@ from benchmarks.row_adamw import zipf
 from embedlayer.heads.output import OutputHead
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.training.monitor import EmbeddingMonitor
 
 VOCAB_SIZE, EMBED_DIM, TOKENS, BATCHES, ROUNDS = 50_257, 768, 2048, 16, 3
@@ -28,7 +29,7 @@ class Ends(nn.Module):
 
     def __init__(self, *, row_sparse: bool) -> None:
         super().__init__()
-        self.table = TokenEmbedding(VOCAB_SIZE, EMBED_DIM, init_std=0.02, row_sparse=row_sparse)
+        self.table = (RowSparseEmbedding if row_sparse else TokenEmbedding)(VOCAB_SIZE, EMBED_DIM, init_std=0.02)
         untied = OutputHead(vocab_size=VOCAB_SIZE, embed_dim=EMBED_DIM)
         self.head = untied if row_sparse else OutputHead(self.table)
 

@@ -20,7 +20,7 @@ from benchmarks.harness import Case, Row, time_alternately
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.optim.row_optimizer import RowOptimizer
 from embedlayer.row_sparse.history import StepHistory
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 
 TOKENS = 2048
 AGE = 10_000
@@ -75,9 +75,11 @@ def zipf(vocab_size: int) -> Tensor:
     return chances / chances.sum()
 
 
-def aged(setting: Setting, build: Callable[[list[nn.Parameter]], RowOptimizer]) -> tuple[TokenEmbedding, RowOptimizer]:
+def aged(
+    setting: Setting, build: Callable[[list[nn.Parameter]], RowOptimizer]
+) -> tuple[RowSparseEmbedding, RowOptimizer]:
     """A table and its optimizer after `AGE` steps: moments of random gradients, rows as far behind as they would be."""
-    table = TokenEmbedding(setting.vocab_size, setting.embed_dim, row_sparse=True)
+    table = RowSparseEmbedding(setting.vocab_size, setting.embed_dim)
     optimizer = build(list(table.parameters()))
     step_of(table, optimizer, [torch.zeros(1, dtype=torch.long)])()
     state = optimizer.state[table.weight]
@@ -126,7 +128,7 @@ def steps_of(competitor: Competitor, setting: Setting, batches: list[Tensor]) ->
     if competitor.what == LATER:
         betas, every = competitor.betas, competitor.apply_pending_every
         return step_of(*aged(setting, lambda p: RowAdamW(p, lr=1e-3, betas=betas, apply_pending_every=every)), batches)
-    table = TokenEmbedding(*sizes, row_sparse=True)
+    table = RowSparseEmbedding(*sizes)
     step = step_of(table, RowAdamW(table.parameters(), lr=1e-3, betas=competitor.betas), batches)
     for _ in range(50 - 2 * (setting.rounds + WARMUP)):  # so that the last one measured is step 50
         step()

@@ -38,11 +38,11 @@ Step = Callable[[Tensor], None]
 def ours(vocab_size: int, embed_dim: int) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from embedlayer import RowAdamW, TokenEmbedding
+    from embedlayer import RowAdamW, RowSparseEmbedding
     from embedlayer.distributed import shard_table
 
     mesh = init_device_mesh("cpu", (RANKS,))
-    table = shard_table(TokenEmbedding(vocab_size, embed_dim, row_sparse=True), mesh)
+    table = shard_table(RowSparseEmbedding(vocab_size, embed_dim), mesh)
     optimizer = RowAdamW(table.parameters())
     return step_of(table, optimizer, embed_dim)
 

@@ -2,7 +2,7 @@
 
 The sizes are those of the models; all competitors read the same rows. A gradient is new in each step, as after
 `zero_grad`. "Row-sparse" is a backward pass with sparse gradients, as they arrive at an optimizer: those of
-`nn.Embedding(sparse=True)` repeat rows, ours and those of K `TokenEmbedding(row_sparse=True)` have each row once.
+`nn.Embedding(sparse=True)` repeat rows, ours and those of K `RowSparseEmbedding()` have each row once.
 """
 
 from collections.abc import Callable

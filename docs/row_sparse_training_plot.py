@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from embedlayer import RowAdamW, TokenEmbedding
+from embedlayer import RowAdamW, RowSparseEmbedding, TokenEmbedding
 from embedlayer.plots import optimizer_paths
 
 V, D, STEPS, TOKENS, RARE = 200, 8, 400, 16, 150
@@ -16,7 +16,7 @@ V, D, STEPS, TOKENS, RARE = 200, 8, 400, 16, 150
 def path_of(make: Callable[[TokenEmbedding], torch.optim.Optimizer], *, row_sparse: bool) -> tuple[list[float], Tensor]:
     """One number of the rare row after each step, and the table at the end, for the same gradients each time."""
     generator = torch.Generator().manual_seed(2)
-    table = TokenEmbedding(V, D, row_sparse=row_sparse, dtype=torch.float64)
+    table = (RowSparseEmbedding if row_sparse else TokenEmbedding)(V, D, dtype=torch.float64)
     with torch.no_grad():
         table.weight.copy_(torch.randn(V, D, generator=generator, dtype=torch.float64) * 0.02)
     optimizer = make(table)

@@ -70,6 +70,7 @@ from .tables.dense import TokenEmbedding as TokenEmbedding
 from .tables.factorized import FactorizedEmbedding as FactorizedEmbedding
 from .tables.lookup import LookupTable as LookupTable
 from .tables.quantized import QuantizedEmbedding as QuantizedEmbedding
+from .tables.row_sparse import RowSparseEmbedding as RowSparseEmbedding
 from .tables.table import TokenTable as TokenTable
 from .tokenization.read import load_tokenizer as load_tokenizer
 from .tokenization.train import train_tokenizer as train_tokenizer

@@ -35,8 +35,8 @@ def quantized(bits: int, **options: object) -> el.QuantizedEmbedding:
     return el.QuantizedEmbedding.from_table(rows, bits, padding_idx=0, scale="sqrt_dim", **options)
 
 
-def dense(**options: object) -> el.TokenEmbedding:
-    return el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, **{"padding_idx": 0, "scale": "sqrt_dim", **options})
+def dense(kind: Any = el.TokenEmbedding, **options: object) -> Any:
+    return kind(VOCAB_SIZE, EMBED_DIM, **{"padding_idx": 0, "scale": "sqrt_dim", **options})
 
 
 def stored(kind: str, *arguments: object) -> StoredEmbedding:
@@ -85,7 +85,7 @@ TABLES: dict[str, Callable[[], el.TokenTable]] = {
     "dense, spare rows": lambda: dense(pad_to_multiple_of=16, init_std=1.0),
     "dense, rounded scale": lambda: dense(round_scale=True),
     "dense, plain": lambda: el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM),
-    "row-sparse": lambda: dense(row_sparse=True),
+    "row-sparse": lambda: dense(el.RowSparseEmbedding),
     "factorised": lambda: el.FactorizedEmbedding(VOCAB_SIZE, EMBED_DIM, 8, padding_idx=0, scale="sqrt_dim"),
     "int8": lambda: quantized(8),
     "int4": lambda: quantized(4),
@@ -229,7 +229,7 @@ def ngrams(**options: object) -> NgramEmbedding:
 
 INJECTIONS: dict[str, Callable[[], EmbeddingInjection]] = {
     "added": lambda: AddedEmbedding(el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, init_std=1.0)),
-    "added, projected": lambda: AddedEmbedding(el.TokenEmbedding(VOCAB_SIZE, 10, row_sparse=True), EMBED_DIM),
+    "added, projected": lambda: AddedEmbedding(el.RowSparseEmbedding(VOCAB_SIZE, 10), EMBED_DIM),
     "value": lambda: ValueEmbedding(
         el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, init_std=1.0), NUM_HEADS, blocks=(0, 1), gate_channels=8
     ),
@@ -260,9 +260,9 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 """From token IDs `(T,)` or `(B, T)` to vectors or logits."""
 
 
-def with_pending_updates() -> el.TokenEmbedding:
+def with_pending_updates() -> el.RowSparseEmbedding:
     """A row-sparse table after steps that left updates of other rows pending."""
-    table = dense(row_sparse=True)
+    table = dense(el.RowSparseEmbedding)
     optimizer = el.RowAdamW(table.parameters(), lr=0.1)
     for ids in ([1, 2, 3], [7, 48, 0]):
         optimizer.zero_grad()

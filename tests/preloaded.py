@@ -7,12 +7,12 @@ import gc
 
 import torch
 
-from embedlayer import DecoderLM, RotaryEmbedding, RowAdamW, TokenEmbedding
+from embedlayer import DecoderLM, RotaryEmbedding, RowAdamW, RowSparseEmbedding, TokenEmbedding
 
 ids = torch.arange(6).view(1, 6)
 for dtype in (torch.float32, torch.float64):
     model = DecoderLM(TokenEmbedding(8, 4), RotaryEmbedding(4), num_layers=1, num_heads=1).to(dtype)
-    table = TokenEmbedding(8, 4, row_sparse=True, dtype=dtype)
+    table = RowSparseEmbedding(8, 4, dtype=dtype)
     optimizer = RowAdamW([*model.parameters(), *table.parameters()])
     for step in range(2):
         (model.loss(ids, ids) + table(ids + step).sum()).backward()

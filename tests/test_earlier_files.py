@@ -63,7 +63,7 @@ def step(table, optimizer) -> None:
 
 def test_row_sparse_training_goes_on_from_state_in_memory_and_in_files(files, expected, tmp_path) -> None:
     state = torch.load(files / "training/memory.pt", weights_only=True)
-    memory = el.TokenEmbedding(50, 24, padding_idx=0, scale="sqrt_dim", row_sparse=True)
+    memory = el.RowSparseEmbedding(50, 24, padding_idx=0, scale="sqrt_dim")
     memory.load_state_dict(state["table"])
     optimizer = RowAdamW(memory.parameters(), lr=0.1)
     optimizer.load_state_dict(state["optimizer"])

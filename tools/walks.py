@@ -60,7 +60,7 @@ def walks(folder: Path) -> dict[str, tuple[Callable[[], object], Callable[[], ob
     head = el.OutputHead(table=embedding.table)
     ids = torch.randint(1, 1000, (2, 16))
     hidden = torch.randn(2, 16, 64, requires_grad=True)
-    table = el.TokenEmbedding(1000, 64, row_sparse=True)
+    table = el.RowSparseEmbedding(1000, 64)
     optimizer = el.RowAdamW(table.parameters())
     save_gpt2(folder / "model")
 

@@ -38,6 +38,8 @@ from embedlayer.row_sparse.hooks import release
 from embedlayer.tables.bag import Bag
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -140,7 +142,7 @@ def patch(
     for place, child in places:
         if isinstance(child, OutputHead) and own_attribute(child, REPLACED) is not None:
             # it reads the tables that share its weight
-            child.follow_references([table for table, module in places if isinstance(module, TokenEmbedding)], place)
+            child.follow_references([table for table, module in places if isinstance(module, DenseTable)], place)
     if heads and head_dtype is not None:
         model_without_head = getattr(model, "base_model", model)
         report.bypass_check = model_without_head.register_forward_pre_hook(report.warn_of_bypass)
@@ -168,7 +170,7 @@ def unpatch(model: Model) -> Model:
     for ours in replaced:
         original: Any = own_attribute(ours, REPLACED)
         table = ours.table if isinstance(ours, Bag) else ours
-        if isinstance(table, TokenEmbedding):
+        if isinstance(table, DenseTable):
             release(cast(nn.Parameter, table.weight))
             original.num_embeddings, original.padding_idx = table.num_embeddings, table.padding_idx
         elif isinstance(ours, OutputHead):
@@ -191,7 +193,7 @@ def unpatch(model: Model) -> Model:
 def _refuse_other_tables(model: nn.Module) -> None:
     """Raise a `CheckpointError` if a patched model has a table that no module of transformers can take the place of."""
     for name, module in model.named_modules():
-        if isinstance(module, TokenTable) and not isinstance(module, TokenEmbedding):
+        if isinstance(module, TokenTable) and not isinstance(module, DenseTable):
             remedy = "unpatch the model before replace_table"
             if isinstance(module, DeltaEmbedding):  # its trained rows are not in the table yet
                 is_prepared = modules_with(model, TRAINED_BEFORE)
@@ -227,7 +229,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     tables = [root, *(each for each in candidates if isinstance(each, nn.Embedding) and _is_known(each))]
     weights = {id(each.weight) for each in tables}
     sharing = [each for each in model.modules() if isinstance(each, nn.Embedding) and id(each.weight) in weights]
-    return [each for each in dict.fromkeys((*tables, *sharing)) if not isinstance(each, TokenEmbedding)]
+    return [each for each in dict.fromkeys((*tables, *sharing)) if not isinstance(each, DenseTable)]
 
 
 def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list[nn.Module]:
@@ -259,20 +261,20 @@ def name_of_tied_module(model: nn.Module, weights: Iterable[Tensor]) -> str:
     return next((name for name, module in others if any(id(p) in ids for p in module._parameters.values())), "")
 
 
-def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
-    """Return a `TokenEmbedding` that shares the parameter, the scale and the padding ID of `old`."""
+def _table_like(old: nn.Embedding, *, row_sparse: bool) -> DenseTable:
+    """Return a dense table that shares the parameter, the scale and the padding ID of `old`."""
     if not _is_known(old):
         raise CheckpointError(f"What {a_or_an(old)} does beyond look-up and scale is unknown: it is not patched.")
     if old.max_norm is not None or old.scale_grad_by_freq or old.sparse or own_attribute(old, "forward") is not None:
         raise CheckpointError("TokenEmbedding has no max_norm, scale_grad_by_freq, sparse, or replaced forward.")
     scale, rounded = _scale_of(old)
-    table = TokenEmbedding(
+    kind = RowSparseEmbedding if row_sparse else TokenEmbedding
+    table = kind(
         old.num_embeddings,
         old.embedding_dim,
         padding_idx=old.padding_idx,
         scale=scale,
         round_scale=rounded,
-        row_sparse=row_sparse,
         device="meta",
         dtype=old.weight.dtype,
     )
@@ -289,7 +291,7 @@ def _is_known(old: object) -> bool:
     A subclass of `nn.Embedding` qualifies if it stores only a weight and a scale, and a small instance of it computes
     this formula.
     """
-    if isinstance(old, TokenEmbedding) or type(old) is nn.Embedding:
+    if isinstance(old, DenseTable) or type(old) is nn.Embedding:
         return True
     if not isinstance(old, nn.Embedding) or old._modules or set(old._parameters) != {"weight"}:
         return False
@@ -389,7 +391,7 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
         )
     heads = {name: module for name, module in model.named_modules() if isinstance(module, OutputHead)}
     for module in model.modules():
-        if isinstance(module, TokenEmbedding) and module.pending_updates is not None:
+        if isinstance(module, RowSparseEmbedding) and module.pending_updates is not None:
             module.pending_updates.apply_all(module.weight, moments=True)
             module.pending_updates.detach()
     type(model).resize_token_embeddings(model, *arguments, **options)

@@ -175,6 +175,7 @@ def build_model(
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.tables.dense import TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding
+    from embedlayer.tables.row_sparse import RowSparseEmbedding
     from embedlayer.tables.table import TokenTable
     from embedlayer.tokenization.ids import table_size
 
@@ -182,7 +183,8 @@ def build_model(
     vocab_size = table_size(tokenizer)
     shared: dict[str, Any] = {"init_std": layer.init_std, "pad_to_multiple_of": layer.pad_to_multiple_of}
     if layer.rank is None:
-        table = TokenEmbedding(vocab_size, layer.dim, scale="sqrt_dim", row_sparse=layer.row_sparse, **shared)
+        kind = RowSparseEmbedding if layer.row_sparse else TokenEmbedding
+        table = kind(vocab_size, layer.dim, scale="sqrt_dim", **shared)
     else:
         table = FactorizedEmbedding(vocab_size, layer.dim, layer.rank, scale="sqrt_dim", **shared)
     sizes = {"max_seq_len": max_length, "embed_dim": layer.dim, "num_heads": layer.heads}
@@ -207,8 +209,8 @@ def build_injections(
     from embedlayer.inputs.ngram import NgramEmbedding, NgramHash
     from embedlayer.inputs.per_layer_embedding import PerLayerEmbedding
     from embedlayer.inputs.value import ValueEmbedding, alternate_blocks
-    from embedlayer.tables.dense import TokenEmbedding
     from embedlayer.tables.lookup import check_positive
+    from embedlayer.tables.row_sparse import RowSparseEmbedding
     from embedlayer.tables.stored.mapped import MappedEmbedding
     from embedlayer.tokenization.ids import table_size
     from embedlayer.tokenization.token_compression import compressed_tokens
@@ -217,7 +219,7 @@ def build_injections(
 
     def make_table(rows: int, width: int, *, init_std: float = 0.02, scale: float | None = None) -> "LookupTable":
         if tables is None:
-            return TokenEmbedding(rows, width, scale=scale, init_std=init_std, row_sparse=True)
+            return RowSparseEmbedding(rows, width, scale=scale, init_std=init_std)
         return MappedEmbedding.create(tables / str(next(numbers)), rows, width, scale=scale, init_std=init_std)
 
     if layer.value_embedding:

@@ -17,7 +17,7 @@ from embedlayer.io.safetensors_files import encode_header
 from embedlayer.models.causal import causal_outputs, check_causal, evaluating, longest_sequence
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.conversions import as_table
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.table import TokenTable
 
 CHOICES = ("int8", "int4", "int4-g32", "q8_0", "q4_0", "mlx-int4", "ct-int4-g32")
@@ -182,7 +182,7 @@ def loss_on_text(
     def loss(table: TokenTable) -> float:
         around, total = replace_table(model, table), 0.0
         # transformers' head of a table that is not dense computes all logits of a batch
-        has_logits = not (isinstance(model, DecoderLM) or isinstance(table, TokenEmbedding))
+        has_logits = not (isinstance(model, DecoderLM) or isinstance(table, DenseTable))
         with evaluating(around):
             for inputs, targets in windows_of(ids, window, stride, start_id, window if has_logits else TOKENS_AT_ONCE):
                 _, loss_of = causal_outputs(around, inputs.to(device))

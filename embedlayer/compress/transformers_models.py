@@ -54,7 +54,7 @@ from embedlayer.io.safetensors_files import (
 from embedlayer.opening.path_kinds import BLOCKS
 from embedlayer.saving import WEIGHTS, Pretrained, build, describe, hide_weights
 from embedlayer.tables.bag import Bag
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
 
@@ -120,7 +120,7 @@ def with_table(model: Model, table: TokenTable) -> Model:
 
 def _tie(head: OutputHead, table: TokenTable) -> None:
     """Let a tied head of a patched model read another table, in place."""
-    if isinstance(table, TokenEmbedding):  # as in a patched model, so that its logits are deferred
+    if isinstance(table, DenseTable):  # as in a patched model, so that its logits are deferred
         head.set_table(None)
         head.weight = cast(nn.Parameter, table.weight)
     else:
@@ -135,7 +135,7 @@ def _set_saving(module: nn.Module, table: TokenTable, has_blocks: bool) -> None:
         own = vars(module).get(name)
         if isinstance(own, partial) and own.func is _refuse_to_save:  # the table before was not dense
             remove_own_attribute(module, name)
-        if not isinstance(table, TokenEmbedding) and hasattr(module, name):
+        if not isinstance(table, DenseTable) and hasattr(module, name):
             set_own_attribute(module, name, partial(_refuse_to_save, type(table).__name__, has_blocks))
 
 
@@ -179,7 +179,7 @@ def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
     A dense table that has this scale is returned itself; any other result is a new table that shares the rows.
     """
     factors = [1.0 if each.factor is None else float(each.factor) for each in (look_up, table)]
-    if factors[0] == factors[1] and isinstance(table, TokenEmbedding):
+    if factors[0] == factors[1] and isinstance(table, DenseTable):
         return table
     arguments = describe(table)
     if factors[0] != factors[1]:

@@ -16,6 +16,7 @@ from embedlayer.core.errors import CheckpointError
 
 KINDS: dict[str, str] = {
     "token_embedding": "embedlayer.tables.dense:TokenEmbedding",
+    "row_sparse_embedding": "embedlayer.tables.row_sparse:RowSparseEmbedding",
     "factorized_embedding": "embedlayer.tables.factorized:FactorizedEmbedding",
     "quantized_embedding": "embedlayer.tables.quantized:QuantizedEmbedding",
     "gguf_embedding": "embedlayer.tables.gguf_rows:GGUFEmbedding",

@@ -32,9 +32,11 @@ from embedlayer.losses.uncomputed_logits import (
 from embedlayer.row_sparse.gradient import with_torch_functions
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.tables.table import TokenTable, check_width
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 ROW_TENSORS: dict[type[LookupTable], tuple[str, ...]] = {
     TokenEmbedding: ("weight",),
+    RowSparseEmbedding: ("weight",),
     FactorizedEmbedding: ("inner.weight",),
     QuantizedEmbedding: ("packed", "row_scale"),
     MappedEmbedding: ("weight",),
@@ -512,9 +515,9 @@ def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
     part.to_empty(device=device)
     recompute_all_buffers(part, device)
     for module in part.modules():
-        if isinstance(module, TokenEmbedding):
+        if isinstance(module, DenseTable):
             module.first_row, module.whole_rows = partition.start, table.num_rows
-        if like.is_meta and isinstance(module, (TokenEmbedding, nn.Linear)):
+        if like.is_meta and isinstance(module, (DenseTable, nn.Linear)):
             module.reset_parameters()
     if not like.is_meta:
         for name, tensor in part.state_dict().items():

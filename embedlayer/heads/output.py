@@ -158,9 +158,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             if (vocab_size, embed_dim, padding_idx) != (None, None, None):
                 raise SizeError("An OutputHead takes its sizes and padding from the table: pass only the table.")
             if table.row_sparse:
-                raise SizeError(
-                    "A head cannot be tied to a row-sparse table. Use an untied head, or a table with row_sparse=False."
-                )
+                raise SizeError("A head cannot be tied to a row-sparse table. Use an untied head, or a TokenEmbedding.")
             nn.Module.__init__(self)
             self.in_features, self.out_features = table.embed_dim, table.vocab_size
             self.padding_idx = table.padding_idx

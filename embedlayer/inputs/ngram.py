@@ -20,6 +20,7 @@ from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tokenization.ids import MAX_TOKEN_IDS
 from embedlayer.tokenization.token_compression import compressed_tokens
 
@@ -433,16 +434,15 @@ class NgramEmbedding(Pretrained):
             hash: Row numbers of the n-grams.
             embed_dim: Width of the concatenated rows of all heads.
             init_std: Standard deviation of the rows at the start.
-            row_sparse: Whether a backward pass gives gradients to the looked-up rows only; see `TokenEmbedding`.
+            row_sparse: Whether a backward pass gives gradients to the looked-up rows only; see `RowSparseEmbedding`.
             device: Device of the table.
             dtype: Data type of the rows.
         """
         if embed_dim % hash.num_hashes:
             raise SizeError(f"embed_dim {embed_dim} must be a multiple of the {hash.num_hashes} rows of each token.")
         width = embed_dim // hash.num_hashes
-        table = TokenEmbedding(
-            hash.num_rows, width, init_std=init_std, row_sparse=row_sparse, device=device, dtype=dtype
-        )
+        kind = RowSparseEmbedding if row_sparse else TokenEmbedding
+        table = kind(hash.num_rows, width, init_std=init_std, device=device, dtype=dtype)
         return cls(hash, table)
 
     @property

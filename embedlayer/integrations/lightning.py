@@ -12,7 +12,8 @@ from embedlayer.core.held_parameters import parameters_of
 from embedlayer.heads.output import OutputHead
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.row_sparse.pending_updates import pending_updates_of
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 
 
 def lightning_patch(*, row_sparse: bool | None = None) -> Any:
@@ -53,13 +54,13 @@ def lightning_patch(*, row_sparse: bool | None = None) -> Any:
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             """Patch the models that `LightningModule.__init__` has built, before a strategy wraps them."""
             for model in _models(pl_module):
-                if not any(isinstance(each, TokenEmbedding | OutputHead) for each in model.modules()):
+                if not any(isinstance(each, DenseTable | OutputHead) for each in model.modules()):
                     self.models.append(patch(model))
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             """Patch models that were built since `setup`, then replace the optimizers of row-sparse tables."""
             self.setup(trainer, pl_module, "fit")
-            if not any(isinstance(each, TokenEmbedding | OutputHead) for each in pl_module.modules()):
+            if not any(isinstance(each, DenseTable | OutputHead) for each in pl_module.modules()):
                 raise CheckpointError(
                     f"{type(pl_module).__name__} has no model of transformers that could be patched: build a "
                     f"TokenEmbedding and an OutputHead in it, or leave lightning_patch out."
@@ -102,7 +103,7 @@ def _obstacle(trainer: Any, pl_module: nn.Module, model: Any) -> str:
         return f"RowAdamW replaces one torch.optim.AdamW, and the table is trained by {names}"
     try:  # all options are checked by the optimizer itself, on another table
         for group in optimizers[0].param_groups:
-            RowAdamW([{**group, "params": [*TokenEmbedding(1, 1, row_sparse=True).parameters()]}])
+            RowAdamW([{**group, "params": [*RowSparseEmbedding(1, 1).parameters()]}])
     except SizeError as error:
         return str(error).rstrip(".")
     return ""

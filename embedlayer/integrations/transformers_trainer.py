@@ -6,7 +6,7 @@ from embedlayer.checkpoints.patching import name_of_tied_module, patch
 from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.integrations.trl import base_model, is_trl, replace_losses
 from embedlayer.optim.row_adamw import RowAdamW
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tables.table import TokenTable
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ def patch_trainer(trainer: T, *, row_sparse: bool | None = None) -> T:
         replace_losses(trainer)
     if not (is_peft and is_trl(trainer)) and not isinstance(_table_of(model), TokenTable):
         patch(model, row_sparse=obstacle == "" if row_sparse is None else row_sparse)
-    is_row_sparse = any(isinstance(each, TokenEmbedding) and each.row_sparse for each in model.modules())
+    is_row_sparse = any(isinstance(each, RowSparseEmbedding) for each in model.modules())
     if is_row_sparse and any_trainer.optimizer is None and any_trainer.optimizer_cls_and_kwargs is None:
         args = any_trainer.args
         options = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}

@@ -52,7 +52,7 @@ def clip_grad_norm_(
         StaleRowsError: The gradient of a tied parameter was not summed over the stages.
 
     Example:
-        >>> table = TokenEmbedding(100, 8, row_sparse=True)
+        >>> table = RowSparseEmbedding(100, 8)
         >>> table(torch.tensor([1, 2])).sum().backward()
         >>> clip_grad_norm_(table.parameters(), max_norm=1.0)
         tensor(4.)

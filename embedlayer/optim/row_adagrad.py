@@ -14,7 +14,7 @@ from embedlayer.row_sparse.stochastic_rounding import StochasticRounding
 
 
 class RowAdagrad(RowOptimizer):
-    r"""Adagrad with one sum of squares for each row of `row_sparse=True` tables, which it updates only where needed.
+    r"""Adagrad with one sum of squares for each row of a `RowSparseEmbedding`, which it updates only where needed.
 
     With the gradient g of a row of D numbers, its sum s, learning rate $\eta$ and weight decay $\lambda$:
 
@@ -38,7 +38,7 @@ class RowAdagrad(RowOptimizer):
         SizeError: An option is not supported or outside its range.
 
     Example:
-        >>> table = TokenEmbedding(100, 8, row_sparse=True)
+        >>> table = RowSparseEmbedding(100, 8)
         >>> optimizer = RowAdagrad(table.parameters(), lr=0.1)
         >>> table(torch.tensor([[1, 2, 3]])).sum().backward()
         >>> optimizer.step()

@@ -17,7 +17,7 @@ from embedlayer.row_sparse.stochastic_rounding import StochasticRounding
 
 
 class RowAdamW(RowOptimizer):
-    """AdamW that updates only the rows of the batch in `row_sparse=True` tables, with the results of dense AdamW.
+    """AdamW that updates only the rows of the batch in row-sparse tables, with the results of dense AdamW.
 
     The rows of a table become those of dense AdamW: at every step, for all rows,
     `p -= lr * wd * p`, then `p -= lr * (m / bc1) / (sqrt(v / bc2) + eps)` with `bc = 1 - beta^t`. Updates of rows
@@ -45,7 +45,7 @@ class RowAdamW(RowOptimizer):
         SizeError: An option is not supported or outside its range, or `beta1 >= sqrt(beta2)` with row-sparse tables.
 
     Example:
-        >>> table = TokenEmbedding(100, 8, row_sparse=True)
+        >>> table = RowSparseEmbedding(100, 8)
         >>> optimizer = RowAdamW(table.parameters(), lr=1e-3)
         >>> table(torch.tensor([[1, 2, 3]])).sum().backward()
         >>> optimizer.step()

@@ -27,7 +27,7 @@ State = dict[str, Any]
 
 
 class RowOptimizer(torch.optim.Optimizer, ABC):
-    """Optimizer that updates only the rows of the batch in `row_sparse=True` tables, with the results of a dense one.
+    """Optimizer that updates only the rows of the batch in row-sparse tables, with the results of a dense one.
 
     Args:
         params: Parameters or groups, as for any optimizer of torch. Row-sparse tables are recognised.
@@ -243,7 +243,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         A tensor exists from the first step on which its parameter has a gradient.
 
         Example:
-            >>> table = TokenEmbedding(100, 8, row_sparse=True)
+            >>> table = RowSparseEmbedding(100, 8)
             >>> optimizer = RowAdagrad(table.parameters())
             >>> table(torch.tensor([[1, 2, 3]])).sum().backward()
             >>> optimizer.step()
@@ -362,9 +362,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                     check_rates(float(group["lr"]), float(group["weight_decay"]))
                     tables.append((parameter, group))
                 elif parameter.grad.is_sparse:
-                    raise ShapeError(
-                        f"A sparse gradient {tuple(parameter.shape)} is not of a TokenEmbedding(..., row_sparse=True)."
-                    )
+                    raise ShapeError(f"A sparse gradient {tuple(parameter.shape)} is not of a RowSparseEmbedding(...).")
                 else:
                     lists[hasattr(parameter, "to_local")].append(parameter)
             for parameters in filter(None, lists.values()):
@@ -423,5 +421,5 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 
 
 def is_row_sparse(parameter: Tensor) -> bool:
-    """Return whether `parameter` is the weight of a table with `row_sparse=True`."""
+    """Return whether `parameter` is the weight of a row-sparse table."""
     return hasattr(parameter, "pending_updates")

@@ -41,7 +41,7 @@ class ElementwiseMoments(RowState):
     """AdamW's state: a first and a second moment of each number, in the dtype of the table.
 
     Example:
-        >>> table = TokenEmbedding(100, 8, row_sparse=True)
+        >>> table = RowSparseEmbedding(100, 8)
         >>> optimizer = RowAdamW(table.parameters(), state=ElementwiseMoments())  # as without `state`
     """
 
@@ -75,7 +75,7 @@ class RowwiseSecondMoment(RowState):
         SizeError: `first_moment` is another dtype.
 
     Example:
-        >>> table = TokenEmbedding(100, 8, row_sparse=True)
+        >>> table = RowSparseEmbedding(100, 8)
         >>> optimizer = RowAdamW(table.parameters(), state=RowwiseSecondMoment(first_moment=torch.bfloat16))
         >>> optimizer.moments(table.weight)["exp_avg_sq"].shape
         torch.Size([100, 1])

@@ -233,7 +233,7 @@ def require_row_sparse(grad: Tensor) -> Tensor:
     if grad.layout is not torch.sparse_coo:
         raise ShapeError(
             f"A dense gradient {tuple(grad.shape)} arrived at a row-sparse table: something read all rows with "
-            f"gradients on. Read them under torch.no_grad(), use row_sparse=False, or see docs/errors.md, Dense "
+            f"gradients on. Read them under torch.no_grad(), use a TokenEmbedding, or see docs/errors.md, Dense "
             f"gradients of a row-sparse table."
         )
     return grad

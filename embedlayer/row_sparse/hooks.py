@@ -209,7 +209,7 @@ def look_up_rows_between_graphs(ids: Tensor, weight: Tensor) -> Tensor:
     torch._dynamo.graph_break(
         msg="A compiled function looks up a row-sparse table with gradients on, and its graph cannot contain the "
         "sparse gradient. Compile it without fullgraph=True, or only what follows the look-up; look up under "
-        "torch.no_grad(); or build the table with row_sparse=False."
+        "torch.no_grad(); or use a TokenEmbedding."
     )
     return _look_up_rows_outside_of_graphs(ids, weight)
 
@@ -292,7 +292,7 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
         ShapeError: A table has another size than the optimizer's moments.
 
     Example:
-        >>> table = TokenEmbedding(100, 8, row_sparse=True)
+        >>> table = RowSparseEmbedding(100, 8)
         >>> rows = table.weight.detach()
         >>> with pending_updates_applied(table):
         ...     rows.clamp_(-0.01, 0.01)[0, 0].abs() <= 0.01

@@ -36,7 +36,7 @@ class StochasticRounding:
         SizeError: The seed is outside its range.
 
     Example:
-        >>> table = TokenEmbedding(100, 8, row_sparse=True, dtype=torch.bfloat16)
+        >>> table = RowSparseEmbedding(100, 8, dtype=torch.bfloat16)
         >>> optimizer = RowAdamW(table.parameters(), rounding=StochasticRounding(seed=1))
 
     Reference: Zamirai et al., Revisiting BFloat16 Training, 2020, https://arxiv.org/abs/2010.06192. The hash consists

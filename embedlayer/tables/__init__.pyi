@@ -1,11 +1,13 @@
 from .bag import Bag as Bag
 from .delta import DeltaEmbedding as DeltaEmbedding
 from .dense import TokenEmbedding as TokenEmbedding
+from .dense_table import DenseTable as DenseTable
 from .factorized import FactorizedEmbedding as FactorizedEmbedding
 from .gguf_rows import GGUFEmbedding as GGUFEmbedding
 from .lookup import LookupTable as LookupTable
 from .quantized import QuantizedEmbedding as QuantizedEmbedding
 from .quantized import gguf_blocks as gguf_blocks
+from .row_sparse import RowSparseEmbedding as RowSparseEmbedding
 from .stored.mapped import MappedEmbedding as MappedEmbedding
 from .stored_embedding import StoredEmbedding as StoredEmbedding
 from .streams import StreamTable as StreamTable

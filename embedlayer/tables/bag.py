@@ -27,7 +27,6 @@ from embedlayer.core.torch_state import (
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import Pretrained, config_from_attributes
 from embedlayer.tables.conversions import as_lookup_table
-from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.sums import check_bags, sum_vectors
 
@@ -107,7 +106,7 @@ class Bag(Pretrained):
         )
         rows.weight = bag.weight
         mode: Any = bag.mode
-        ours = cls(TokenEmbedding.from_embedding(rows), mode=mode, include_last_offset=bag.include_last_offset)
+        ours = cls(rows, mode=mode, include_last_offset=bag.include_last_offset)
         return ours.train(bag.training)
 
     @property

@@ -7,7 +7,8 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
-from embedlayer.tables.dense import TokenEmbedding, tensor_of
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import tensor_of
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 
@@ -16,9 +17,13 @@ TableLike: TypeAlias = LookupTable | nn.Embedding | Tensor | npt.NDArray[Any]
 
 
 def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
-    """Return a `LookupTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight."""
+    """Return a `LookupTable` unchanged, and a plain `nn.Embedding` as a dense table over the same weight."""
     if isinstance(table, LookupTable):
         return table
+    if isinstance(table, nn.Embedding) and table.sparse:
+        from embedlayer.tables.row_sparse import RowSparseEmbedding  # which few programs need
+
+        return RowSparseEmbedding.from_embedding(table)
     if isinstance(table, nn.Embedding):
         return TokenEmbedding.from_embedding(table)
     raise SizeError(f"A table is needed here; found {type(table).__name__}: pass a TokenEmbedding.")

@@ -26,7 +26,7 @@ from embedlayer.saving import describe
 from embedlayer.tables.adapters import read_adapter, write_token_rows
 from embedlayer.tables.computed_weight import ComputedRows
 from embedlayer.tables.conversions import as_table
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
 
@@ -238,9 +238,8 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
             rows = self.base.stored_rows.quantised(self.delta[changed])
             self.base.store_rows(self.token_tensor[changed], rows)
             return self.base
-        if not isinstance(self.base, TokenEmbedding):
+        if not isinstance(self.base, DenseTable):
             raise SizeError(f"Rows cannot be written into {a_or_an(self.base)}: TokenEmbedding.from_pretrained(rows).")
-        self.base.apply_pending_updates()
         self.base.weight.index_copy_(0, self.token_tensor, self.delta.to(self.base.weight.dtype))
         return self.base
 

@@ -18,7 +18,8 @@ from embedlayer.losses.converted_rows import linear
 from embedlayer.losses.definition import transformed_states
 from embedlayer.tables.computed_weight import ComputedRows
 from embedlayer.tables.conversions import TableLike, source_of_rows
-from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import check_sizes
 
 

@@ -23,7 +23,7 @@ from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.products import write_product
 from embedlayer.saving import build, describe
 from embedlayer.tables.computed_weight import ComputedRows
-from embedlayer.tables.dense import resolve_scale
+from embedlayer.tables.dense_table import resolve_scale
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import check_width
 

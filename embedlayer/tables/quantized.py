@@ -33,7 +33,7 @@ from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.products import write_product
 from embedlayer.saving import config_from_attributes
 from embedlayer.tables.conversions import TableLike, source_of_rows
-from embedlayer.tables.dense import describe_options
+from embedlayer.tables.dense_table import describe_options
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable, check_width

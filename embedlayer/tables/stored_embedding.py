@@ -13,7 +13,7 @@ from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.io.files import JsonObject
 from embedlayer.saving import config_from_attributes
 from embedlayer.tables.conversions import TableLike, source_of_rows
-from embedlayer.tables.dense import describe_options
+from embedlayer.tables.dense_table import describe_options
 from embedlayer.tables.packed_rows import PackedRows
 
 

@@ -20,7 +20,9 @@ from embedlayer.kernels.index_check import IndexCheck, StreamCheck
 from embedlayer.saving import Pretrained, config_from_attributes
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tables.sums import summed_rows
 from embedlayer.tables.table import TokenTable
 
@@ -77,14 +79,14 @@ class StreamTable(Pretrained, ComputedBuffers):
         return cls(rows, [rows.vocab_size // num_streams] * num_streams)
 
     @classmethod
-    def from_tables(cls, tables: Sequence[TokenEmbedding | nn.Embedding]) -> "StreamTable":
+    def from_tables(cls, tables: Sequence[DenseTable | nn.Embedding]) -> "StreamTable":
         """Build a table of copies of the rows of K tables, such as the K modules `nn.Embedding` of a model.
 
         Of the tables, dtype, device, scale, row-sparse gradients and `requires_grad` are kept, and the padding row if
         one table has it.
         """
         parts = [as_lookup_table(table) for table in tables]
-        dense = [part for part in parts if isinstance(part, TokenEmbedding)]
+        dense = [part for part in parts if isinstance(part, DenseTable)]
         if len(dense) < len(parts):
             kinds = sorted({type(part).__name__ for part in parts})
             raise SizeError(f"Rows of dense tables can be joined, not of {', '.join(kinds)}.")
@@ -99,10 +101,9 @@ class StreamTable(Pretrained, ComputedBuffers):
                    if each.padding_idx is not None]  # fmt: skip
         if len(padding) > 1:
             raise SizeError(f"A table has one padding row; {len(padding)} of these have one: set the others' to None.")
-        joined = TokenEmbedding(
+        joined = (RowSparseEmbedding if first.row_sparse else TokenEmbedding)(
             *(sum(sizes), first.embed_dim, padding[0] if padding else None), scale=first.scale,
-            round_scale=first.round_scale, init_std=first.init_std, row_sparse=first.row_sparse, device="meta",
-            dtype=first.dtype,
+            round_scale=first.round_scale, init_std=first.init_std, device="meta", dtype=first.dtype,
         )  # fmt: skip
         rows = torch.cat([each.rows(0, each.vocab_size).detach() for each in dense])
         joined.weight = nn.Parameter(rows, requires_grad=first.weight.requires_grad)

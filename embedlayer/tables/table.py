@@ -38,7 +38,7 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
     state by all rows, so the table can also be the weight of an LM head. A subclass implements `look_up` and `rows`;
     `logits`, `loss` and the other methods of `HeadOutputs` follow from these.
 
-    The rows of a `row_sparse=True` table learn from look-ups only. If they are trained, the backward pass of `logits`
+    The rows of a row-sparse table learn from look-ups only. If they are trained, the backward pass of `logits`
     or `loss` raises `ShapeError`, because it would give a gradient to every row.
     """
 

@@ -17,7 +17,8 @@ class EmbeddingArguments(TypedDict, total=False):
         max_norm: Must be `None`, because look-ups never write to the weight.
         norm_type: Ignored, as in torch without `max_norm`.
         scale_grad_by_freq: Must be `False`.
-        sparse: Must be `False`; for sparse gradients pass `row_sparse=True` instead.
+        sparse: Must be `False`; a `RowSparseEmbedding` has sparse gradients.
+        row_sparse: Must be `False`, as `sparse`.
     """
 
     num_embeddings: int
@@ -26,12 +27,13 @@ class EmbeddingArguments(TypedDict, total=False):
     norm_type: float
     scale_grad_by_freq: bool
     sparse: bool
+    row_sparse: bool
 
 
 UNSUPPORTED = {
     "max_norm": "is not supported: look-ups do not write. Call weight.data.renorm(2, 0, max_norm) after a step.",
     "scale_grad_by_freq": "is not supported: a row's gradient is the sum over its occurrences.",
-    "sparse": "is written row_sparse=True here, for RowAdamW, which has the results of dense AdamW.",
+    **dict.fromkeys(("sparse", "row_sparse"), "is a class here: RowSparseEmbedding(...), trained with RowAdamW."),
 }
 """Arguments of `torch.nn.Embedding` that are refused if they are set, with the rest of the error message."""
 

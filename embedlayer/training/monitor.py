@@ -35,7 +35,7 @@ from embedlayer.row_sparse.gradient import rows_and_values
 from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.delta import DeltaEmbedding
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
@@ -492,7 +492,7 @@ def _shard_of(table: LookupTable) -> tuple[int, Tensor]:
     from torch.distributed.tensor import Replicate, Shard
 
     weight: Any = getattr(table, "weight", None)
-    placements = placements_of(weight) if isinstance(table, TokenEmbedding) else None
+    placements = placements_of(weight) if isinstance(table, DenseTable) else None
     if placements is None or any(each not in (Shard(0), Replicate()) for each in placements):
         raise SizeError(f"{a_or_an(type(table).__name__)} with placements {placements} is not sharded by rows.")
     return local_slices(weight)[0].start, to_local(weight.detach())

@@ -24,13 +24,13 @@ from embedlayer.tables.adapters import (
     read_adapter,
     write_token_rows,
 )
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.row_training import train_only_rows, trained_rows
 from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
-Weight = TokenEmbedding | OutputHead | PackedRows
+Weight = DenseTable | OutputHead | PackedRows
 """What an adapter is merged into: a dense table, an untied head, or stored codes."""
 
 Changes = dict[str, tuple[Weight, ModuleAdapter]]
@@ -188,11 +188,8 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
 
 
 @torch.no_grad()
-def _merge(owner: TokenEmbedding | OutputHead, change: ModuleAdapter) -> None:
+def _merge(owner: DenseTable | OutputHead, change: ModuleAdapter) -> None:
     """Write a change into a weight, in place, a block of rows at a time."""
-    # Pending updates are applied first: they are those of the weight before the merge.
-    if isinstance(owner, TokenEmbedding):
-        owner.apply_pending_updates()
     weight, size = owner.weight, block_size(TABLE_ROWS, device_kind(owner.weight))
     for start in range(0, owner.vocab_size, size):
         stop = min(start + size, owner.vocab_size)

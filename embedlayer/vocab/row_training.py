@@ -28,6 +28,7 @@ from embedlayer.families.vocabulary_tensors import models_in
 from embedlayer.heads.output import NEW_ROWS, ROWS, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.init.old_rows import DeadRows, LiveRows
@@ -291,7 +292,7 @@ def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
 
 def _trained(name: str, table: TokenTable, token_ids: list[int]) -> DeltaEmbedding:
     """Return a table with trained rows over `table`: in its dtype if it is dense, and float32 over stored codes."""
-    if not isinstance(table, TokenEmbedding | PackedRows):
+    if not isinstance(table, DenseTable | PackedRows):
         raise SizeError(f"Single rows of {name}, {a_or_an(table)}, cannot be trained: train the whole table.")
     is_packed = isinstance(table, PackedRows)
     dtype = torch.promote_types(table.dtype, torch.float32) if is_packed else None

@@ -29,6 +29,7 @@ from embedlayer import (
     QuantizedEmbedding,
     RowAdagrad,
     RowAdamW,
+    RowSparseEmbedding,
     TokenEmbedding,
     TokenTable,
 )
@@ -99,7 +100,7 @@ def built(row: EmbeddingPlan) -> tuple[TokenTable, OutputHead | None, LearnedPos
     elif row.dtype.startswith("int"):
         table = QuantizedEmbedding(rows, row.embed_dim, int(row.dtype[3:]), group_size=row.group_size)
     else:
-        table = TokenEmbedding(rows, row.embed_dim, row_sparse=row.row_sparse, dtype=dtype)
+        table = (RowSparseEmbedding if row.row_sparse else TokenEmbedding)(rows, row.embed_dim, dtype=dtype)
     if row.delta_rows:
         table = DeltaEmbedding.last(table, row.delta_rows)
     head = None

@@ -14,7 +14,7 @@ from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.health import table_health
 from embedlayer.heads.output import OutputHead
 from embedlayer.optim.row_adamw import RowAdamW
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 
@@ -41,7 +41,7 @@ def test_zero_broken_and_equal_rows_are_named(monkeypatch, numbers_at_once, dtyp
 
 
 def test_rows_that_only_decay_were_never_touched() -> None:
-    table = TokenEmbedding(60, 8, row_sparse=True, padding_idx=0)
+    table = RowSparseEmbedding(60, 8, padding_idx=0)
     before = table.weight.detach().clone()
     head = OutputHead(vocab_size=60, embed_dim=8)
     optimizer = RowAdamW(

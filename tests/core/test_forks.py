@@ -82,7 +82,7 @@ def a_trained_table(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def a_row_sparse_table(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    table = el.TokenEmbedding(10, 4, row_sparse=True)
+    table = el.RowSparseEmbedding(10, 4)
     in_a_fork(lambda: table(IDS))
 
 
@@ -274,7 +274,7 @@ def test_threads_that_acquire_several_locks_do_not_block_each_other() -> None:
 def test_what_waits_for_forks_ends_with_its_owner(tmp_path) -> None:
     table = MappedEmbedding.create(tmp_path / "rows", 10, 4)
     table.close()
-    opened = OpenedModel("table", el.TokenEmbedding(10, 4, row_sparse=True))
+    opened = OpenedModel("table", el.RowSparseEmbedding(10, 4))
     owners = [weakref.ref(each) for each in (table, opened, opened._lock)]
     del table, opened
     gc.collect()

@@ -28,6 +28,7 @@ from embedlayer import (
     PeerError,
     QuantizedEmbedding,
     RowAdamW,
+    RowSparseEmbedding,
     ShapeError,
     SizeError,
     TokenEmbedding,
@@ -450,7 +451,7 @@ def by_torch() -> list[torch.Tensor]:
             found.append((layer(torch.arange(24)) - layer.position.vectors(torch.arange(24))).clone())
         with pytest.raises(ShapeError, match="Divided weights"):
             table.logits(torch.zeros(2, D))
-        row_sparse = TokenEmbedding(24, D, row_sparse=True)
+        row_sparse = RowSparseEmbedding(24, D)
         parallelize_module(row_sparse, mesh, plan)
         with pytest.raises(ShapeError, match="24 row-sparse rows are divided"):
             row_sparse(torch.arange(24))
@@ -510,7 +511,7 @@ def bytes_of_replicas() -> tuple[float, float, float]:
     """Return the bytes that this rank sends for replicated gradients, in a whole step, and for replicas of rows."""
     with launched(vocab_parallel_size=2) as ranks:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data_parallel", "vocab_parallel"))["vocab_parallel"]
-        table = shard_table(TokenEmbedding(400, D, row_sparse=True), mesh)
+        table = shard_table(RowSparseEmbedding(400, D), mesh)
         rows = shard_table(TokenEmbedding(400, D), mesh)
         ids = torch.arange(64) * 6 + dist.get_rank()
         rows.loss(table(ids), ids).backward()
@@ -597,7 +598,7 @@ def test_a_table_of_another_vocabulary_or_kind_is_refused_by_name_where_it_is_sh
 def train_mapped_shards(folder: str) -> list[torch.Tensor]:
     """Train a table in a folder per rank and, with the same batches, a whole one in memory; return the rows of both."""
     torch.manual_seed(0)
-    memory = TokenEmbedding(V, D, padding_idx=2, init_std=0.5, row_sparse=True)
+    memory = RowSparseEmbedding(V, D, padding_idx=2, init_std=0.5)
     mesh, rank = init_device_mesh("cpu", (2,)), dist.get_rank()
     start, stop = (0, 12) if rank == 0 else (12, V)
     padding_idx = 2 if rank == 0 else None

@@ -23,7 +23,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
-from embedlayer import FactorizedEmbedding, OutputHead, RowAdamW, TokenEmbedding, clip_grad_norm_
+from embedlayer import FactorizedEmbedding, OutputHead, RowAdamW, RowSparseEmbedding, TokenEmbedding, clip_grad_norm_
 from embedlayer.core.errors import PeerError, SizeError, StaleRowsError, VocabularyError
 from embedlayer.distributed import (
     distributed_data_parallel,
@@ -333,7 +333,7 @@ class LookedUp(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table = TokenEmbedding(V, D, row_sparse=True, dtype=torch.float64, **options)
+        self.table = RowSparseEmbedding(V, D, dtype=torch.float64, **options)
 
 
 def sparse_steps() -> tuple[torch.Tensor, list[float]]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 
-from embedlayer import OutputHead, RowAdamW, TokenEmbedding, clip_grad_norm_
+from embedlayer import OutputHead, RowAdamW, RowSparseEmbedding, TokenEmbedding, clip_grad_norm_
 from embedlayer.core.errors import SizeError
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.distributed.state import distributed_state, load_distributed_state
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def model_of(kind: str, *, vocab_size: int = V, padding_idx: int = 1, mesh=None) -> nn.ModuleDict:
     torch.manual_seed(0)
     options = {"padding_idx": padding_idx, "dtype": torch.float64}
-    table = TokenEmbedding(vocab_size, D, row_sparse=kind == "row-sparse", **options)
+    table = (RowSparseEmbedding if kind == "row-sparse" else TokenEmbedding)(vocab_size, D, **options)
     parts: dict[str, nn.Module] = {"table": table}
     parts |= {} if kind == "tied" else {"rows": TokenEmbedding(vocab_size, D, **options)}
     parts["mixing"] = nn.Linear(D, D, dtype=torch.float64)

@@ -30,7 +30,7 @@ class Model(nn.Module):
     def __init__(self, *, row_sparse: bool, sharded: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        table = el.TokenEmbedding(V, D, init_std=1.0, row_sparse=row_sparse)
+        table = (el.RowSparseEmbedding if row_sparse else el.TokenEmbedding)(V, D, init_std=1.0)
         self.table = shard_table(table, init_device_mesh("cpu", (2,))) if sharded else table
         self.linear = nn.Linear(D, D)
 

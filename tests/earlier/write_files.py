@@ -73,7 +73,7 @@ def write(folder: Path) -> None:
     keep("inputs/gpt", el.GPTEmbedding(50, EMBED_DIM, 16), IDS)
 
     # Row-sparse training: two steps, which leave updates pending, are saved; the third gives the expected rows.
-    memory = dense(row_sparse=True)
+    memory = dense(el.RowSparseEmbedding)
     optimizer = el.RowAdamW(memory.parameters(), lr=0.1)
     steps(memory, optimizer, [1, 2, 3], [7, 48, 4])
     torch.save({"table": memory.state_dict(), "optimizer": optimizer.state_dict()}, folder / "training/memory.pt")

@@ -17,6 +17,7 @@ from embedlayer import (
     Position,
     RotaryEmbedding,
     RowAdamW,
+    RowSparseEmbedding,
     SinusoidalPositionalEmbedding,
     TokenEmbedding,
     TokenIdError,
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("both_paths")
 
 TABLES = {
     "dense": lambda width, scale: TokenEmbedding(11, width, scale=scale),
-    "row-sparse": lambda width, scale: TokenEmbedding(11, width, scale=scale, row_sparse=True),
+    "row-sparse": lambda width, scale: RowSparseEmbedding(11, width, scale=scale),
     "factorised": lambda width, scale: FactorizedEmbedding(11, width, 4, scale=scale),
 }
 POSITIONS = [
@@ -123,7 +124,7 @@ def test_a_rotary_model_drops_too_and_a_table_is_never_written_to() -> None:
 
 
 def test_a_bad_id_is_named_in_evaluation_and_rows_that_are_behind_are_caught_up() -> None:
-    layer = TransformerEmbedding(11, 8, 5, 0.0, table=TokenEmbedding(11, 8, row_sparse=True)).eval()
+    layer = TransformerEmbedding(11, 8, 5, 0.0, table=RowSparseEmbedding(11, 8)).eval()
     optimizer = RowAdamW(layer.parameters(), lr=0.1, weight_decay=0.5)
     for ids in (torch.arange(5), torch.tensor([1]), torch.tensor([1])):
         layer(ids).sum().backward()

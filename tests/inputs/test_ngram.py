@@ -212,7 +212,7 @@ def test_decoding_without_a_mask_continues_the_last_document() -> None:
 @looped("kind", ["dense", "row-sparse", "int8"])
 def test_vectors_are_the_concatenated_rows_of_any_table(kind) -> None:
     ngrams = HASHES["engram"]()
-    dense = el.TokenEmbedding(ngrams.num_rows + 3, 4, row_sparse=kind == "row-sparse", scale=2.0)
+    dense = (el.RowSparseEmbedding if kind == "row-sparse" else el.TokenEmbedding)(ngrams.num_rows + 3, 4, scale=2.0)
     table = el.QuantizedEmbedding.from_table(dense, 8) if kind == "int8" else dense
     layer, ids = NgramEmbedding(ngrams, table), torch.randint(0, V, (2, 9))
     vectors = layer(ids)

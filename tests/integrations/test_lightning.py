@@ -170,7 +170,8 @@ def test_layers_of_embedlayer_get_the_optimizer_of_their_tables(tmp_path) -> Non
         def __init__(self, *, row_sparse: bool) -> None:
             torch.manual_seed(0)
             super().__init__(None)
-            self.table, self.head = el.TokenEmbedding(V, D, row_sparse=row_sparse), el.OutputHead(D, V)
+            self.table = (el.RowSparseEmbedding if row_sparse else el.TokenEmbedding)(V, D)
+            self.head = el.OutputHead(D, V)
 
         def training_step(self, batch: Tensor, _: int) -> Tensor:
             loss = self.head.loss(self.table(batch[:, :-1]), batch[:, 1:])

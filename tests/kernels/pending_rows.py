@@ -9,7 +9,7 @@ import torch
 from comparison import assert_no_worse
 from torch import Tensor
 
-from embedlayer import RowAdamW, TokenEmbedding, clip_grad_norm_
+from embedlayer import RowAdamW, RowSparseEmbedding, clip_grad_norm_
 from embedlayer.kernels import kernels_disabled
 from embedlayer.kernels.rows import update_rows
 from embedlayer.optim import RowAdagrad, RowwiseSecondMoment
@@ -37,9 +37,9 @@ def recorded(betas: Betas, all_rates: list[float], decay: float, start: int = 0)
 
 def with_pending(
     history: StepHistory, value_steps, moment_steps, m: Tensor, v: Tensor, *, dtype=torch.float64
-) -> TokenEmbedding:
+) -> RowSparseEmbedding:
     """Return a table of zeros whose rows have the moments `m` and `v`, and include these steps."""
-    table = TokenEmbedding(*m.shape, row_sparse=True, dtype=dtype)
+    table = RowSparseEmbedding(*m.shape, dtype=dtype)
     torch.nn.init.zeros_(table.weight)
     tensors = {
         "value_steps": torch.as_tensor(value_steps),
@@ -98,9 +98,9 @@ def drawn(*shape: int, seed: int) -> Tensor:
     return here(numbers.mul(16).round().div(16))
 
 
-def a_table(dtype: torch.dtype, width: int, padding_idx: int | None = None) -> TokenEmbedding:
+def a_table(dtype: torch.dtype, width: int, padding_idx: int | None = None) -> RowSparseEmbedding:
     """Return a row-sparse table of a few drawn rows."""
-    table = TokenEmbedding(ROWS, width, row_sparse=True, dtype=dtype, padding_idx=padding_idx)
+    table = RowSparseEmbedding(ROWS, width, dtype=dtype, padding_idx=padding_idx)
     with torch.no_grad():
         table.weight.copy_(drawn(ROWS, width, seed=0))
         if padding_idx is not None:

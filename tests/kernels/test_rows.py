@@ -29,7 +29,7 @@ from pending_rows import (
 )
 from torch import nn
 
-from embedlayer import RowAdamW, StaleRowsError, TokenEmbedding
+from embedlayer import RowAdamW, RowSparseEmbedding, StaleRowsError, TokenEmbedding
 from embedlayer.kernels.gpu.launch import launch_table, launches_observed
 from embedlayer.kernels.kernel import kernels_disabled
 from embedlayer.optim import RowwiseSecondMoment
@@ -94,7 +94,7 @@ def test_all_rows_at_once_are_those_of_torch_operators(backend, dtype, moments, 
         m, v = drawn(20, 33, seed=1), drawn(20, 1 if rowwise else 33, seed=2).square() + 0.01
         tables = []
         for _ in range(2):
-            table = TokenEmbedding(20, 33, row_sparse=True, dtype=dtype)
+            table = RowSparseEmbedding(20, 33, dtype=dtype)
             state = m.to(dtype, copy=True), (v if rowwise else v.to(dtype)).clone()
             tensors = {"value_steps": at, "moment_steps": before, "history": torch.from_numpy(history.lines)}
             rest = {"start": 0, "betas": list(history.betas)}
@@ -184,7 +184,7 @@ def test_a_gradient_stays_summed_through_scaling_and_is_summed_again_after_an_ad
 
 
 def test_an_optimizer_step_in_a_captured_graph_is_refused_before_anything_is_written(monkeypatch) -> None:
-    table = TokenEmbedding(5, 4, row_sparse=True)
+    table = RowSparseEmbedding(5, 4)
     optimizer = RowAdamW(table.parameters())
     for _ in range(2):
         optimizer.zero_grad()

@@ -25,7 +25,7 @@ IDS = torch.tensor([[1, 2, 3, 7, 7], [7, 48, 0, 49, 1]])
 TARGETS = IDS.roll(-1, 1)
 
 TABLES: dict[str, Callable[[], el.LookupTable]] = {
-    "row-sparse": lambda: dense(row_sparse=True, init_std=1.0),
+    "row-sparse": lambda: dense(el.RowSparseEmbedding, init_std=1.0),
     "mapped": lambda: in_a_file(trained=True),
 }
 
@@ -121,7 +121,7 @@ REMEDIES: dict[str, Callable[[Block], Tensor]] = {
 
 
 def test_one_graph_with_gradients_is_refused_and_what_the_error_advises_works() -> None:
-    block = Block(dense(row_sparse=True), nn.LayerNorm(EMBED_DIM))
+    block = Block(dense(el.RowSparseEmbedding), nn.LayerNorm(EMBED_DIM))
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"looks up a row-sparse table with gradients on"):
         torch.compile(block.loss, fullgraph=True, backend="aot_eager")(IDS, TARGETS)
     expected = block.loss(IDS, TARGETS)
@@ -134,13 +134,13 @@ def test_one_graph_with_gradients_is_refused_and_what_the_error_advises_works() 
 
 
 def test_a_frozen_row_sparse_table_is_part_of_one_graph() -> None:
-    block = Block(dense(row_sparse=True).requires_grad_(False), nn.LayerNorm(EMBED_DIM))
+    block = Block(dense(el.RowSparseEmbedding).requires_grad_(False), nn.LayerNorm(EMBED_DIM))
     found = torch.compile(block.loss, fullgraph=True, backend="aot_eager")(IDS, TARGETS)
     torch.testing.assert_close(found, block.loss(IDS, TARGETS))
 
 
 def test_a_weight_that_was_computed_has_the_gradient_of_eager_mode_also_in_a_graph() -> None:
-    block = Block(dense(row_sparse=True), nn.LayerNorm(EMBED_DIM))
+    block = Block(dense(el.RowSparseEmbedding), nn.LayerNorm(EMBED_DIM))
     weight = torch.randn(VOCAB_SIZE, EMBED_DIM, requires_grad=True)
 
     def loss(ids: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from covering import cases
 
 from benchmarks.hot_paths import PATHS
-from embedlayer import DecoderLM, Position, RowAdamW, StaleRowsError, TokenEmbedding
+from embedlayer import DecoderLM, Position, RowAdamW, RowSparseEmbedding, StaleRowsError, TokenEmbedding
 from embedlayer.kernels import kernels_disabled
 from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.losses import linear_cross_entropy
@@ -182,7 +182,7 @@ def test_a_captured_look_up_reads_new_ids_and_records_a_bad_one() -> None:
 
 
 def test_a_captured_step_of_a_row_sparse_table_is_refused() -> None:
-    table = TokenEmbedding(100, 8, row_sparse=True, device="cuda")
+    table = RowSparseEmbedding(100, 8, device="cuda")
     optimizer = RowAdamW(table.parameters(), lr=1e-2)
     ids, grad = torch.randint(100, (2, 5), device="cuda"), torch.randn(2, 5, 8, device="cuda")
 

@@ -14,6 +14,7 @@ from embedlayer import (
     LookupTable,
     OutputHead,
     RowAdamW,
+    RowSparseEmbedding,
     ShapeError,
     SizeError,
     TokenEmbedding,
@@ -89,7 +90,7 @@ def test_a_look_up_equals_the_rows_for_ids_of_every_shape_layout_and_type(name, 
 def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_shape(frozen, small, monkeypatch):
     monkeypatch.setattr("embedlayer.row_sparse.hooks.SMALL_NUMEL", small)
     for shape, ids in SHAPES.items():
-        tables = [TokenEmbedding(VOCAB_SIZE, EMBED_DIM, 0, row_sparse=row_sparse) for row_sparse in (False, True)]
+        tables = [kind(VOCAB_SIZE, EMBED_DIM, 0) for kind in (TokenEmbedding, RowSparseEmbedding)]
         tables[1].load_state_dict(tables[0].state_dict())
         kinds = (torch.optim.AdamW, RowAdamW)
         optimizers = [kind(table.parameters(), lr=1e-2) for kind, table in zip(kinds, tables, strict=True)]

@@ -23,27 +23,27 @@ V, D = 20, 4
 OPTIONS: dict[str, Any] = {"dtype": torch.float64}
 
 
-def shared() -> el.TokenEmbedding:
-    other = el.TokenEmbedding(V, D, row_sparse=True, **OPTIONS)
-    table = el.TokenEmbedding(V, D, row_sparse=True, **OPTIONS)
+def shared() -> el.RowSparseEmbedding:
+    other = el.RowSparseEmbedding(V, D, **OPTIONS)
+    table = el.RowSparseEmbedding(V, D, **OPTIONS)
     table.weight = other.weight
     return table
 
 
-def trained_before() -> el.TokenEmbedding:
+def trained_before() -> el.RowSparseEmbedding:
     """The weight had a gradient and a hook before it became that of a table."""
     dense = nn.Embedding(V, D, sparse=True, **OPTIONS)
     dense(torch.arange(3)).sum().backward()
     dense.weight.grad = None
-    return el.TokenEmbedding.from_embedding(dense)
+    return el.RowSparseEmbedding.from_embedding(dense)
 
 
 KINDS: dict[str, Callable[..., nn.Module]] = {
-    "dense": lambda _: el.TokenEmbedding(V, D, row_sparse=True, **OPTIONS),
-    "padded": lambda _: el.TokenEmbedding(V - 3, D, row_sparse=True, pad_to_multiple_of=V, **OPTIONS),
+    "dense": lambda _: el.RowSparseEmbedding(V, D, **OPTIONS),
+    "padded": lambda _: el.RowSparseEmbedding(V - 3, D, pad_to_multiple_of=V, **OPTIONS),
     "of a shared weight": lambda _: shared(),
     "of an nn.Embedding": lambda _: trained_before(),
-    "a deep copy": lambda _: copy.deepcopy(el.TokenEmbedding(V, D, row_sparse=True, **OPTIONS)),
+    "a deep copy": lambda _: copy.deepcopy(el.RowSparseEmbedding(V, D, **OPTIONS)),
     "mapped": lambda folder: MappedEmbedding.create(folder / "rows", V, D, dtype=torch.float64),
 }
 
@@ -225,7 +225,7 @@ def test_training_continues_after_torch_swapped_or_converted_the_parameter(chang
     request.addfinalizer(lambda: torch.__future__.set_swap_module_params_on_conversion(False))
     torch.__future__.set_swap_module_params_on_conversion(swap)
     torch.manual_seed(0)
-    ours, dense = el.TokenEmbedding(V, D, row_sparse=True, **OPTIONS), nn.Embedding(V, D, **OPTIONS)
+    ours, dense = el.RowSparseEmbedding(V, D, **OPTIONS), nn.Embedding(V, D, **OPTIONS)
     dense.weight.data.copy_(ours.weight.data)
     runs = (ours, el.RowAdamW(ours.parameters(), lr=0.05)), (dense, torch.optim.AdamW(dense.parameters(), lr=0.05))
     for module, optimizer in runs:
@@ -242,9 +242,9 @@ def test_hooks_and_gradient_of_a_parameter_stay_when_it_becomes_that_of_a_table(
     weight.register_hook(lambda _: seen.append("hook"))
     weight.register_post_accumulate_grad_hook(lambda _: seen.append("accumulated"))
     weight.grad = torch.ones(V, D).to_sparse(1)
-    table = el.TokenEmbedding(V, D, row_sparse=True)
+    table = el.RowSparseEmbedding(V, D)
     table.weight = weight
-    assert type(weight) is type(el.TokenEmbedding(2, 2, row_sparse=True).weight)
+    assert type(weight) is type(el.RowSparseEmbedding(2, 2).weight)
     assert torch.equal(weight.grad.to_dense(), torch.ones(V, D))
     weight.grad = None
     table(torch.tensor([1])).sum().backward()
@@ -254,7 +254,7 @@ def test_hooks_and_gradient_of_a_parameter_stay_when_it_becomes_that_of_a_table(
 def test_a_graph_of_a_parameter_that_became_that_of_a_table_is_an_error() -> None:
     weight = nn.Parameter(torch.zeros(V, D))
     loss = (weight * 2).sum()
-    el.TokenEmbedding(V, D, row_sparse=True).weight = weight
+    el.RowSparseEmbedding(V, D).weight = weight
     with pytest.raises(el.StaleRowsError, match="forward pass again"):
         loss.backward()
 
@@ -265,8 +265,8 @@ def test_a_penalty_on_the_gradient_is_part_of_the_gradient(padding_idx, small, m
     monkeypatch.setattr("embedlayer.row_sparse.hooks.SMALL_NUMEL", small)
     rows, factor = torch.randn(9, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
     found = []
-    for kind in (el.TokenEmbedding, nn.Embedding):
-        module = kind(9, 4, padding_idx, **OPTIONS, **({"row_sparse": True} if kind is el.TokenEmbedding else {}))
+    for kind in (el.RowSparseEmbedding, nn.Embedding):
+        module = kind(9, 4, padding_idx, **OPTIONS)
         module.weight.data.copy_(rows)
         scale = factor.clone().requires_grad_()
         loss = (module(torch.tensor([1, 3, 3, 5])) * scale).square().sum()
@@ -277,9 +277,9 @@ def test_a_penalty_on_the_gradient_is_part_of_the_gradient(padding_idx, small, m
 
 
 def test_a_dense_part_of_the_gradient_is_an_error_that_says_what_to_do() -> None:
-    table = el.TokenEmbedding(V, D, row_sparse=True)
+    table = el.RowSparseEmbedding(V, D)
     loss = table(torch.tensor([1, 2])).sum() + table.weight.square().sum()
-    with pytest.raises(el.ShapeError, match="row_sparse=False"):
+    with pytest.raises(el.ShapeError, match="TokenEmbedding"):
         loss.backward()
 
 
@@ -292,7 +292,7 @@ CONVERSIONS: dict[str, Callable[[nn.Module], object]] = {
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_a_step_that_fails_in_a_later_group_changes_no_earlier_one(name) -> None:
     torch.manual_seed(0)
-    parts = [el.TokenEmbedding(10, 4, row_sparse=True), nn.Linear(4, 4), nn.Linear(4, 1)]
+    parts = [el.RowSparseEmbedding(10, 4), nn.Linear(4, 4), nn.Linear(4, 1)]
     optimizer = el.RowAdamW([{"params": list(part.parameters())} for part in parts], lr=0.1)
     for step in range(3):
         if step == 2:

@@ -77,7 +77,8 @@ class Run:
     """A table with its optimizer; both runs get the same steps, reads and writes."""
 
     def __init__(self, *, row_sparse: bool, dtype: torch.dtype, rule: str = "AdamW", **options: int) -> None:
-        self.model = nn.Sequential(el.TokenEmbedding(V, D, row_sparse=row_sparse, padding_idx=0, dtype=dtype))
+        kind = el.RowSparseEmbedding if row_sparse else el.TokenEmbedding
+        self.model = nn.Sequential(kind(V, D, padding_idx=0, dtype=dtype))
         with torch.no_grad():
             start = torch.randn(V, D, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 0.02
             self.table.weight.copy_(start)

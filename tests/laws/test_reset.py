@@ -8,7 +8,7 @@ from covering import looped
 from kinds import BAGS, LAYERS, POSITIONS, STREAM_HEADS, STREAM_TABLES, TABLES, TIED_HEADS, UNTIED_HEADS, dense
 from torch import nn
 
-from embedlayer import OutputHead, RowAdamW
+from embedlayer import OutputHead, RowAdamW, RowSparseEmbedding
 
 
 def tied(name: str) -> nn.Module:
@@ -99,7 +99,7 @@ def test_a_tied_head_leaves_the_table_alone(name) -> None:
 
 
 def test_a_reset_row_sparse_table_has_no_update_pending() -> None:
-    table = dense(row_sparse=True)
+    table = dense(RowSparseEmbedding)
     optimizer = RowAdamW(table.parameters(), lr=0.1, weight_decay=0.5)
     for ids in (torch.tensor([1, 2]), torch.tensor([3])):
         table(ids).sum().backward()

@@ -34,7 +34,7 @@ def on_one_path(path: str) -> pytest.MarkDecorator:
 
 
 def build(row_sparse: bool) -> tuple[nn.Embedding, torch.optim.Optimizer]:
-    table = el.TokenEmbedding(V, D, row_sparse=row_sparse)
+    table = (el.RowSparseEmbedding if row_sparse else el.TokenEmbedding)(V, D)
     with torch.no_grad():
         table.weight.copy_(ROWS)
     return table, optimizer_of(table)
@@ -158,7 +158,7 @@ def test_memory_that_was_shared_behind_the_table_is_refused_in_a_fork_and_as_the
 
 
 def test_a_rule_with_one_second_moment_a_row_shares_it_too() -> None:
-    table = el.TokenEmbedding(V, D, row_sparse=True)
+    table = el.RowSparseEmbedding(V, D)
     optimizer = el.RowAdamW(table.parameters(), lr=0.05, state=RowwiseSecondMoment())
     table.share_memory()
     train(table, optimizer, BATCHES)

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 import embedlayer as el
-from embedlayer import DecoderLM, FactorizedEmbedding, LearnedPositionalEmbedding, OutputHead, TokenEmbedding
+from embedlayer import (
+    DecoderLM,
+    FactorizedEmbedding,
+    LearnedPositionalEmbedding,
+    OutputHead,
+    RowSparseEmbedding,
+)
 from embedlayer.optim import param_groups
 
 IDS = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -93,7 +99,7 @@ def test_a_state_continues_with_equal_groups_and_is_refused_by_the_names_of_othe
 
 
 def test_a_group_that_is_refused_is_not_added() -> None:
-    model, more = model_of(), TokenEmbedding(5, 4, row_sparse=True)
+    model, more = model_of(), RowSparseEmbedding(5, 4)
     optimizer = el.RowAdamW(param_groups(model))
     with pytest.raises(el.SizeError, match="lr and weight_decay must be at least 0"):
         optimizer.add_param_group({"params": more.parameters(), "lr": -1.0})

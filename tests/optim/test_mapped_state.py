@@ -59,7 +59,7 @@ def by_moments(optimizer, state) -> None:
 @pytest.mark.usefixtures("both_paths")
 @cases("name, trained_before, load", RULES, [False, True], [by_state_dict, by_moments])
 def test_a_checkpoint_right_after_loading_optimizer_state_has_its_step(tmp_path, name, trained_before, load) -> None:
-    memory = el.TokenEmbedding(40, 3, init_std=1.0, row_sparse=True)
+    memory = el.RowSparseEmbedding(40, 3, init_std=1.0)
     expected = RULES[name](memory.parameters())
     train(memory, expected, range(4))
     with MappedEmbedding.create(tmp_path / "rows", 40, 3) as table:

@@ -24,7 +24,7 @@ RULES = {
 
 
 def trained(name: str, *, vocab_size: int = V, dtype: torch.dtype = torch.float32) -> tuple:
-    table = el.TokenEmbedding(vocab_size, D, row_sparse=True, dtype=dtype)
+    table = el.RowSparseEmbedding(vocab_size, D, dtype=dtype)
     optimizer = RULES[name][0](table.parameters())
     step(table, optimizer, 3)
     return table, optimizer
@@ -78,7 +78,7 @@ NO_STEPS = [math.nan, math.inf, -1.0, 2.5, 2.0**31, 1e30]
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("sparse", [True, False])
 def test_a_step_that_is_none_is_one_error_and_nothing_changes(name: str, sparse: bool) -> None:
-    table = el.TokenEmbedding(V, D, row_sparse=sparse)
+    table = (el.RowSparseEmbedding if sparse else el.TokenEmbedding)(V, D)
     optimizer = RULES[name][0](table.parameters())
     step(table, optimizer, 3)
     before = copy.deepcopy(optimizer.state_dict())
@@ -106,7 +106,7 @@ def test_steps_of_rows_outside_of_the_history_are_refused(name: str) -> None:
 
 @pytest.mark.usefixtures("both_paths")
 def test_a_seed_of_rounding_is_part_of_the_state_of_the_optimizer_and_of_pending_updates() -> None:
-    table = el.TokenEmbedding(V, D, row_sparse=True, dtype=torch.bfloat16)
+    table = el.RowSparseEmbedding(V, D, dtype=torch.bfloat16)
     optimizer = el.RowAdamW(table.parameters(), rounding=StochasticRounding(9))
     step(table, optimizer, 3)
     assert table.pending_updates.state()[1]["rounding_seed"] == 9
@@ -118,7 +118,7 @@ def test_a_seed_of_rounding_is_part_of_the_state_of_the_optimizer_and_of_pending
 
 
 def test_options_that_no_rule_has_are_refused() -> None:
-    half = el.TokenEmbedding(V, D, row_sparse=True, dtype=torch.float16)
+    half = el.RowSparseEmbedding(V, D, dtype=torch.float16)
     with pytest.raises(el.SizeError, match="first_moment torch.float16 is not offered"):
         RowwiseSecondMoment(torch.float16)
     with pytest.raises(el.SizeError, match="StochasticRounding is for bfloat16 tables"):

@@ -28,7 +28,7 @@ class Run:
     def __init__(self, folder, kind: Callable[..., torch.optim.Optimizer] = el.RowAdamW, **options) -> None:
         torch.manual_seed(0)
         self.mapped = MappedEmbedding.create(folder, V, D, init_std=1.0)
-        self.memory, self.linear = el.TokenEmbedding(V, D, row_sparse=True), nn.Linear(D, 3)
+        self.memory, self.linear = el.RowSparseEmbedding(V, D), nn.Linear(D, 3)
         parameters = [p for module in (self.linear, self.memory, self.mapped) for p in module.parameters()]
         self.optimizer = kind(parameters, lr=0.1, **options)
 

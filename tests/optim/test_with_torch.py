@@ -16,14 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler as schedulers
 from torch.optim import swa_utils
 
-from embedlayer import RowAdamW, TokenEmbedding
+from embedlayer import RowAdamW, RowSparseEmbedding, TokenEmbedding
 
 V, D, STEPS = 40, 4, 14
 
 
 def model_of(*, row_sparse: bool) -> nn.Sequential:
     torch.manual_seed(1)
-    table = TokenEmbedding(V, D, row_sparse=row_sparse, padding_idx=0, dtype=torch.float64)
+    table = (RowSparseEmbedding if row_sparse else TokenEmbedding)(V, D, padding_idx=0, dtype=torch.float64)
     return nn.Sequential(table, nn.Linear(D, 3, dtype=torch.float64))
 
 

@@ -11,7 +11,7 @@ from covering import some
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_avg_fn
 
-from embedlayer import RowAdamW, TokenEmbedding
+from embedlayer import RowAdamW, RowSparseEmbedding, TokenEmbedding
 
 V, D, BATCHES = 40, 4, 10
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
@@ -19,7 +19,7 @@ OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
 
 def network(*, row_sparse: bool) -> nn.Sequential:
     torch.manual_seed(1)
-    return nn.Sequential(TokenEmbedding(V, D, row_sparse=row_sparse), nn.Linear(D, 3))
+    return nn.Sequential((RowSparseEmbedding if row_sparse else TokenEmbedding)(V, D), nn.Linear(D, 3))
 
 
 def optimizer_of(model: nn.Module, *, row_sparse: bool) -> torch.optim.Optimizer:

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from embedlayer import OutputHead, RowAdamW, SizeError, TokenEmbedding, clip_grad_norm_
+from embedlayer import OutputHead, RowAdamW, RowSparseEmbedding, SizeError, TokenEmbedding, clip_grad_norm_
 from embedlayer.row_sparse.gradient import coalesced
 
 pytestmark = pytest.mark.usefixtures("both_paths")
 
 
-def with_pending(**options) -> tuple[TokenEmbedding, RowAdamW]:
+def with_pending(**options) -> tuple[RowSparseEmbedding, RowAdamW]:
     """Build a table whose rows 5 to 9 have pending updates."""
     torch.manual_seed(0)
-    table = TokenEmbedding(10, 4, row_sparse=True, **options)
+    table = RowSparseEmbedding(10, 4, **options)
     optimizer = RowAdamW(table.parameters(), lr=0.1, weight_decay=0.5)
     step(table, optimizer, torch.arange(10))
     for _ in range(3):
@@ -28,7 +28,7 @@ def step(table, optimizer, ids) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_gradient_is_the_dense_one_with_each_row_once(dtype) -> None:
-    row = TokenEmbedding(11, 6, padding_idx=7, scale=0.5, row_sparse=True, dtype=dtype)
+    row = RowSparseEmbedding(11, 6, padding_idx=7, scale=0.5, dtype=dtype)
     dense = TokenEmbedding(11, 6, padding_idx=7, scale=0.5, dtype=dtype)
     ids, upstream = torch.tensor([[3, 7, 1, 0], [3, 3, 10, 7]]), torch.randn(2, 4, 6).to(dtype)
     for table in (row, dense):
@@ -50,7 +50,7 @@ def test_equal_ids_are_summed_in_the_order_of_the_batch() -> None:
 
 
 def test_clipping_leaves_what_backward_was_called_with_alone() -> None:
-    table, upstream = TokenEmbedding(10, 4, row_sparse=True), torch.ones(2, 4)
+    table, upstream = RowSparseEmbedding(10, 4), torch.ones(2, 4)
     table(torch.tensor([1, 2])).backward(upstream)
     clip_grad_norm_(table.parameters(), 0.1)
     assert upstream.eq(1).all()
@@ -83,11 +83,11 @@ def test_padding_and_spare_rows_stay_zero() -> None:
 
 def test_a_head_cannot_be_tied_to_a_row_sparse_table() -> None:
     with pytest.raises(SizeError, match="tied to a row-sparse table. Use an untied head"):
-        OutputHead(TokenEmbedding(10, 4, row_sparse=True))
+        OutputHead(RowSparseEmbedding(10, 4))
 
 
 def test_a_frozen_table_is_read_and_not_watched_until_it_learns() -> None:
-    table = TokenEmbedding(10, 4, row_sparse=True)
+    table = RowSparseEmbedding(10, 4)
     table.weight.requires_grad_(False)
     assert not table(torch.tensor([1])).requires_grad
     table.weight.requires_grad_(True)

@@ -29,7 +29,7 @@ def test_the_mean_of_the_rounded_numbers_is_the_number_and_bfloat16_numbers_stay
 
 def trained(seed: int | None, *, dtype: torch.dtype = torch.bfloat16, weight_decay: float = 0.1) -> torch.Tensor:
     torch.manual_seed(0)
-    table = el.TokenEmbedding(V, D, row_sparse=True, dtype=dtype)
+    table = el.RowSparseEmbedding(V, D, dtype=dtype)
     with torch.no_grad():
         table.weight.fill_(1.0)
     rounding = None if seed is None else StochasticRounding(seed)

@@ -48,7 +48,7 @@ class Logged(RowStorage):
 @pytest.mark.usefixtures("both_paths")
 def test_a_storage_is_told_of_every_row_before_it_is_written_and_of_no_row_that_is_only_read() -> None:
     generator = torch.Generator().manual_seed(0)
-    table = el.TokenEmbedding(V, D, row_sparse=True, padding_idx=0)
+    table = el.RowSparseEmbedding(V, D, padding_idx=0)
     storage = table.pending_updates.storage = Logged(table.weight)
     optimizer = el.RowAdamW(table.parameters(), lr=0.1, apply_pending_every=25)
     for step in range(60):

@@ -10,7 +10,16 @@ from covering import cases
 from kinds import BAGS, EMBED_DIM, LOOKUP_TABLES, VOCAB_SIZE
 from torch import Tensor, nn
 
-from embedlayer import CheckpointError, RowAdamW, ShapeError, SizeError, TokenEmbedding, TokenIdError, patch
+from embedlayer import (
+    CheckpointError,
+    RowAdamW,
+    RowSparseEmbedding,
+    ShapeError,
+    SizeError,
+    TokenEmbedding,
+    TokenIdError,
+    patch,
+)
 from embedlayer.tables import Bag
 
 V, D = 12, 6
@@ -128,7 +137,7 @@ def test_the_row_of_padding_is_not_read() -> None:
 def test_row_adamw_has_the_results_of_adamw() -> None:
     torch.manual_seed(0)
     dense = Bag(TokenEmbedding(V, D, 2))
-    sparse = Bag(TokenEmbedding(V, D, 2, row_sparse=True))
+    sparse = Bag(RowSparseEmbedding(V, D, 2))
     sparse.load_state_dict(dense.state_dict())
     optimizers = torch.optim.AdamW(dense.parameters(), lr=0.1), RowAdamW(sparse.parameters(), lr=0.1, weight_decay=0.01)
     for _ in range(5):

@@ -24,6 +24,7 @@ from embedlayer import (
     QuantizedEmbedding,
     RotaryEmbedding,
     RowAdamW,
+    RowSparseEmbedding,
     ShapeError,
     SizeError,
     TokenEmbedding,
@@ -38,7 +39,7 @@ BASES = {
     "dense": lambda: TokenEmbedding(23, 6, dtype=torch.float64, scale="sqrt_dim", init_std=1.0),
     "padded": lambda: TokenEmbedding(23, 6, dtype=torch.float64, padding_idx=3, pad_to_multiple_of=8, init_std=1.0),
     "factorised": lambda: FactorizedEmbedding(23, 6, 3, dtype=torch.float64, init_std=1.0),
-    "row-sparse": lambda: TokenEmbedding(23, 6, dtype=torch.float64, row_sparse=True, init_std=1.0),
+    "row-sparse": lambda: RowSparseEmbedding(23, 6, dtype=torch.float64, init_std=1.0),
     "int8": lambda: QuantizedEmbedding.from_table(torch.randn(23, 6, dtype=torch.float64)),
     "int4": lambda: QuantizedEmbedding.from_table(torch.randn(23, 6, dtype=torch.float64), 4, group_size=2),
     "delta": lambda: DeltaEmbedding(TokenEmbedding(23, 6, dtype=torch.float64, init_std=1.0), [1, 7]),
@@ -242,7 +243,7 @@ def test_a_tied_head_has_no_gradient_of_the_size_of_the_table() -> None:
 
 
 def test_a_lazy_table_is_brought_up_to_date_before_its_rows_are_taken() -> None:
-    base = TokenEmbedding(23, 6, row_sparse=True)
+    base = RowSparseEmbedding(23, 6)
     optimizer = RowAdamW([base.weight], lr=0.1)
     for ids in ([1, 2], [3], [4], [2]):
         base(torch.tensor(ids)).sum().backward()

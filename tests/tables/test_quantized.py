@@ -17,6 +17,7 @@ from embedlayer import (
     FactorizedEmbedding,
     OutputHead,
     QuantizedEmbedding,
+    RowSparseEmbedding,
     TokenEmbedding,
     TokenTable,
     load_tokenizer,
@@ -150,7 +151,7 @@ def test_a_symmetric_table_has_zero_among_its_levels_and_keeps_signs() -> None:
 
 
 @pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("source", [FactorizedEmbedding(40, 16, 4), TokenEmbedding(40, 16, row_sparse=True)])
+@pytest.mark.parametrize("source", [FactorizedEmbedding(40, 16, 4), RowSparseEmbedding(40, 16)])
 def test_tables_of_any_kind_are_quantised(source) -> None:
     rows = source.rows(0, 40).detach()
     assert torch.equal(

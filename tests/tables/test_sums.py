@@ -11,7 +11,7 @@ from kernel_paths import BRANCHES, on_branch, runs_of_kernels
 from kinds import EMBED_DIM, LOOKUP_TABLES, VOCAB_SIZE
 from torch import Tensor, nn
 
-from embedlayer import RowAdamW, ShapeError, TokenEmbedding, TokenIdError
+from embedlayer import RowAdamW, RowSparseEmbedding, ShapeError, TokenEmbedding, TokenIdError
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 BOUNDS = {"streams": None, "bags": torch.tensor([0, 3, 3, 16, 17, 30])}
@@ -74,7 +74,8 @@ def test_sums_and_gradients_are_those_of_the_definition(
     kind: tuple[torch.dtype, bool], layout: str, weighted: bool, branch: str, both_paths: str
 ) -> None:
     (dtype, row_sparse), bounds = kind, BOUNDS[layout]
-    table, ids = TokenEmbedding(VOCAB_SIZE, EMBED_DIM, 0, row_sparse=row_sparse, dtype=dtype), ids_for(bounds)
+    table = (RowSparseEmbedding if row_sparse else TokenEmbedding)(VOCAB_SIZE, EMBED_DIM, 0, dtype=dtype)
+    ids = ids_for(bounds)
     with torch.no_grad():
         table.weight.normal_()
     weights = torch.rand(ids.shape, dtype=dtype, requires_grad=True) if weighted else None
@@ -104,7 +105,7 @@ def computed(function: partial[Tensor], leaves: list[Tensor], cotangent: Tensor)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("row_sparse", [False, True])
 def test_gradients_equal_those_of_look_ups_to_the_bit(dtype: torch.dtype, row_sparse: bool, kernels: None) -> None:
-    table = TokenEmbedding(VOCAB_SIZE, EMBED_DIM, 0, row_sparse=row_sparse, dtype=dtype)
+    table = (RowSparseEmbedding if row_sparse else TokenEmbedding)(VOCAB_SIZE, EMBED_DIM, 0, dtype=dtype)
     ids, offsets = torch.randint(10, (4, 50, 5)), torch.arange(5) * 10
     ids += offsets  # K streams with rows of their own
     cotangent = torch.randn(4, 50, EMBED_DIM, dtype=dtype)
@@ -128,7 +129,7 @@ def test_second_derivatives_are_those_of_the_definition(bounds: Tensor | None) -
 
 @all_bounds
 def test_row_sparse_rows_train_as_look_ups_do(bounds: Tensor | None, both_paths: str) -> None:
-    tables = [TokenEmbedding(VOCAB_SIZE, EMBED_DIM, 0, row_sparse=True) for _ in range(2)]
+    tables = [RowSparseEmbedding(VOCAB_SIZE, EMBED_DIM, 0) for _ in range(2)]
     tables[1].load_state_dict(tables[0].state_dict())
     optimizers = [RowAdamW(each.parameters(), lr=0.1) for each in tables]
     for _ in range(4):  # rows of earlier steps have pending updates

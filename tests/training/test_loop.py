@@ -19,6 +19,7 @@ from embedlayer import (
     OutputHead,
     RotaryEmbedding,
     RowAdamW,
+    RowSparseEmbedding,
     SizeError,
     TextError,
     TokenCorpus,
@@ -402,7 +403,7 @@ def test_options_that_cannot_be_are_refused(changes) -> None:
 
 def untied(corpus, *, row_sparse, dropout=0.0, steps=40, **changes) -> Trainer:
     torch.manual_seed(1)
-    table = TokenEmbedding(257, 16, scale="sqrt_dim", row_sparse=row_sparse)
+    table = (RowSparseEmbedding if row_sparse else TokenEmbedding)(257, 16, scale="sqrt_dim")
     head = OutputHead(vocab_size=257, embed_dim=16)
     model = DecoderLM(table, RotaryEmbedding(8), head, num_layers=1, num_heads=2, dropout=dropout)
     training, validation = corpus.split(0.2)

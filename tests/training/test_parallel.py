@@ -29,6 +29,7 @@ from embedlayer import (
     OutputHead,
     PeerError,
     RotaryEmbedding,
+    RowSparseEmbedding,
     RunDirectory,
     SizeError,
     TokenCorpus,
@@ -50,8 +51,8 @@ OTHER = "I love dogs, and dogs love naps in the sun. " * 40
 V, HALF, STEPS = 257, 2, 3
 
 
-def dense(**options):
-    return TokenEmbedding(V, 8, scale="sqrt_dim", padding_idx=3, **options)
+def dense(kind=TokenEmbedding, **options):
+    return kind(V, 8, scale="sqrt_dim", padding_idx=3, **options)
 
 
 def free_head():
@@ -62,7 +63,7 @@ def added_tables():
     """Return value embeddings and a hashed n-gram table, whose rows are sharded like those of the token table."""
     hash = NgramHash.for_rows(300, V, heads=2)
     return [
-        ValueEmbedding(TokenEmbedding(V, 8, row_sparse=True), 2, blocks=[0], gate_channels=4),
+        ValueEmbedding(RowSparseEmbedding(V, 8), 2, blocks=[0], gate_channels=4),
         GatedEmbedding(NgramEmbedding.dense(hash, 8, row_sparse=True), 8, block=0),
     ]
 
@@ -70,7 +71,7 @@ def added_tables():
 CASES = {
     "tied": lambda: DecoderLM(dense(pad_to_multiple_of=64), RotaryEmbedding(4), num_layers=1, num_heads=2),
     "row-sparse-documents": lambda: DecoderLM(
-        dense(row_sparse=True, pad_to_multiple_of=64),
+        dense(RowSparseEmbedding, pad_to_multiple_of=64),
         RotaryEmbedding(4),
         free_head(),
         num_layers=1,

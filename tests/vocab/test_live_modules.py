@@ -124,7 +124,7 @@ def test_a_graph_that_is_alive_and_gradients_do_not_stand_in_the_way() -> None:
 
 
 def test_a_row_sparse_gradient_follows_its_rows() -> None:
-    table = el.TokenEmbedding(V, D, padding_idx=0, row_sparse=True)
+    table = el.RowSparseEmbedding(V, D, padding_idx=0)
     table(torch.tensor([[3, 0, 9, 3, 20]])).sum().backward()
     edit_vocabulary(table, remove=[9], order=[*range(20, V), *range(9), *range(10, 20)])
     dense = table.weight.grad.to_dense()

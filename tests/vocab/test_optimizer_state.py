@@ -138,7 +138,7 @@ def test_new_rows_start_as_in_a_new_optimizer_and_kept_ones_keep_their_state(nam
 
 
 def test_an_undo_with_state_that_came_after_the_edit_says_how_to_undo() -> None:
-    table = el.TokenEmbedding(ROWS, 4, row_sparse=True)
+    table = el.RowSparseEmbedding(ROWS, 4)
     before, optimizer = table.weight.detach().clone(), el.RowAdamW(table.parameters(), weight_decay=0.0)
     receipt = el.vocab.add_tokens(table, 1, optimizer=optimizer)
     table([ROWS]).sum().backward()
@@ -217,7 +217,7 @@ def held(optimizer: str) -> tuple[nn.Module, Optimizer]:
     """A table and a head after a step."""
     torch.manual_seed(0)
     model = nn.Module()
-    model.table = el.TokenEmbedding(20, 4, row_sparse=optimizer.startswith("Row"))
+    model.table = (el.RowSparseEmbedding if optimizer.startswith("Row") else el.TokenEmbedding)(20, 4)
     model.head = el.OutputHead(4, 20) if model.table.row_sparse else el.OutputHead(model.table)
     trainer = HELD[optimizer](model.parameters())
     step(model, trainer)

@@ -25,7 +25,7 @@ def start(folder: Path, *, row_sparse: bool, stop_at: int, finish: bool = False)
     (folder / "text.txt").write_text(TEXT)
     corpus = el.TokenCorpus.build([folder / "text.txt"], tokenizer, run.corpus)
     size = tokenizer.get_vocab_size()
-    table = el.TokenEmbedding(size, 16, row_sparse=row_sparse)
+    table = (el.RowSparseEmbedding if row_sparse else el.TokenEmbedding)(size, 16)
     head = el.OutputHead(vocab_size=size, embed_dim=16) if row_sparse else None
     model = el.DecoderLM(table, el.RotaryEmbedding(8), head, num_layers=1, num_heads=2)
     trainer = el.Trainer(model, *corpus.split(0.1), OPTIONS)

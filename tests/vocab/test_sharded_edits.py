@@ -64,7 +64,7 @@ MODELS = {
     "whole head": lambda: nn.ModuleDict(
         {"table": el.TokenEmbedding(V, D), "own": el.OutputHead(vocab_size=V, embed_dim=D, bias=True)}
     ),
-    "free": lambda: decoder(el.TokenEmbedding(V, D, padding_idx=2, row_sparse=True), padding_idx=2),
+    "free": lambda: decoder(el.RowSparseEmbedding(V, D, padding_idx=2), padding_idx=2),
 }
 
 

@@ -75,7 +75,7 @@ def batches() -> Iterator[Tensor]:
 def rows_trained(optimizer: str, table: str) -> object:
     """Return rows, state and saved files of training, and the same after a resumption."""
     results: dict[str, object] = {}
-    module = el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, row_sparse=True, **TABLES_TRAINED[table])
+    module = el.RowSparseEmbedding(VOCAB_SIZE, EMBED_DIM, **TABLES_TRAINED[table])
     steps = OPTIMIZERS[optimizer](module.parameters())
     target = torch.randn(EMBED_DIM)
     for step, ids in enumerate(batches()):
@@ -157,7 +157,7 @@ def groups() -> object:
 
 def clipped() -> object:
     """Return norms and gradients that are clipped, of dense and row-sparse tables together."""
-    tables = [el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, row_sparse=sparse) for sparse in (False, True)]
+    tables = [kind(VOCAB_SIZE, EMBED_DIM) for kind in (el.TokenEmbedding, el.RowSparseEmbedding)]
     results = []
     for norm_type in (2.0, 1.0, float("inf")):
         for table in tables:

@@ -23,9 +23,10 @@ from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_fo
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import StoredRows
 from embedlayer.saving import check_saved
-from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
+from embedlayer.tables.dense_table import resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import LookupTable, check_sizes
 from embedlayer.tables.packed_rows import DTYPES
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tables.stored.folder_files import (
     FORMAT_VERSION,
     RESIDENT_BYTES,
@@ -259,7 +260,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
             yield generation
 
     def apply_pending_updates(self, start: int = 0, stop: int | None = None) -> None:
-        """Apply the optimizer steps that are pending for rows `start` to `stop - 1`; see `TokenEmbedding`.
+        """Apply the optimizer steps that are pending for rows `start` to `stop - 1`; see `RowSparseEmbedding`.
 
         Without effect on a read-only table.
         """
@@ -305,7 +306,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
     @property
     def config(self) -> JsonObject:
-        """Return the file and tensor of a read-only table. A trained table is saved as a row-sparse `TokenEmbedding`.
+        """Return the file and tensor of a read-only table. A trained table is saved as a `RowSparseEmbedding`.
 
         A folder that `save_pretrained` writes has all rows of a trained table. Of a read-only one it has the absolute
         path of its file and no rows.
@@ -324,7 +325,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
 
     @classmethod
     def from_config(cls, config: JsonObject) -> Any:
-        """Open the file of a read-only table again, or build the `TokenEmbedding` for the saved rows of a trained one.
+        """Open the file of a read-only table again, or a `RowSparseEmbedding` for the saved rows of a trained one.
 
         Raises:
             FileError: The file is missing.
@@ -332,7 +333,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
                 type.
         """
         if "source" not in config:
-            return TokenEmbedding.from_config(config)
+            return RowSparseEmbedding.from_config(config)
         sizes = {name: config.get(name) for name in ("vocab_size", "embed_dim")}
         arguments = {name: value for name, value in config.items() if name not in sizes}
         check_saved(cls.open, arguments)

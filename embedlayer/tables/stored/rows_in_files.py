@@ -18,8 +18,8 @@ from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.safetensors_files import TensorInfo
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.row_sparse.gradient import rows_in_block, segments_of_equal_ids
-from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import DTYPES
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tables.stored.row_folder import RowFolder
 
 GATHER_SEGMENTS = Kernel("rows", "gather_segments")
@@ -97,18 +97,17 @@ class FileRows:
 
 
 class FolderRows:
-    """Rows in a `RowFolder`, which are trained as a row-sparse `TokenEmbedding` over the mapped memory."""
+    """Rows in a `RowFolder`, which are trained as a `RowSparseEmbedding` over the mapped memory."""
 
     def __init__(self, folder: RowFolder) -> None:
         self._folder, fields = folder, folder.fields
         self.vocab_size, self.embed_dim, self.dtype = fields["vocab_size"], fields["embed_dim"], folder.weight.dtype
-        table = TokenEmbedding(
+        table = RowSparseEmbedding(
             self.vocab_size,
             self.embed_dim,
             fields["padding_idx"],
             scale=fields["scale"],
             init_std=fields["init_std"],
-            row_sparse=True,
             device="meta",
         )
         table.weight = nn.Parameter(folder.weight)

@@ -35,8 +35,8 @@ from embedlayer.families.configurations import check_readers, check_sizes
 from embedlayer.families.field_types import End
 from embedlayer.families.vocabulary_tensors import tensors_in
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
-from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import PackedRows
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.vocab.edit import ModelResult, ResolveEdit
 from embedlayer.vocab.map import RowMap, RowTensor, row_fingerprint
@@ -214,8 +214,8 @@ def _change_of(
     fsdp = _fsdp_parameters(module, [*(each.stored for each in modules.local.values()), *modules.heads.values()])
     create_groups(module)
     ranks = modules.collectives
-    dense_tables = [part.stored for part in modules.local.values() if isinstance(part.stored, TokenEmbedding)]
-    pending = [(updates, each.weight) for each in dense_tables if (updates := each.pending_updates) is not None]
+    row_sparse = [part.stored for part in modules.local.values() if isinstance(part.stored, RowSparseEmbedding)]
+    pending = [(updates, each.weight) for each in row_sparse if (updates := each.pending_updates) is not None]
     with ranks.all_or_none() as facts:
         edit = resolve(
             [tokenizer, *(owner.tokenizer for owner, _ in modules.tokenizers.values())],

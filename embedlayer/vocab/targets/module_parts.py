@@ -25,7 +25,7 @@ from embedlayer.inputs.ngram import NgramEmbedding, NgramHash
 from embedlayer.inputs.per_layer import PerLayerInputs
 from embedlayer.saving import Pretrained
 from embedlayer.tables.bag import Bag
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.packed_rows import PackedRows
@@ -39,7 +39,7 @@ _HASHED_NGRAMS = re.compile(r"(?:^|[._])engram[._]|(?:^|\.)ngram_embedding\.|(?:
 class LocalTable(NamedTuple):
     """Describe the rows of a table that this process stores."""
 
-    local: TokenEmbedding | FactorizedEmbedding | PackedRows
+    local: DenseTable | FactorizedEmbedding | PackedRows
     table: TokenTable
     collectives: Collectives = SINGLE_PROCESS
     of_head: bool = False
@@ -47,7 +47,7 @@ class LocalTable(NamedTuple):
     missing_row: int | None = None
 
     @property
-    def stored(self) -> TokenEmbedding | PackedRows:
+    def stored(self) -> DenseTable | PackedRows:
         """Return the table that stores the rows: the inner table of a factorised one, else `local`."""
         return self.local.inner if isinstance(self.local, FactorizedEmbedding) else self.local
 
@@ -55,7 +55,7 @@ class LocalTable(NamedTuple):
     def tensors(self) -> list[Tensor]:
         """Return the tensors that store the rows: the weight, or those of a table of stored codes, the codes first."""
         stored = self.stored
-        return [stored.weight] if isinstance(stored, TokenEmbedding) else [*stored.stored_rows.rows.values()]
+        return [stored.weight] if isinstance(stored, DenseTable) else [*stored.stored_rows.rows.values()]
 
     @property
     def shards(self) -> Collectives:
@@ -291,9 +291,9 @@ def check_movable(module: nn.Module) -> None:
 
 def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, LocalTable]:
     """Return the rows of a table that this process stores, after the dotted name of the module that stores them."""
-    if isinstance(table, TokenEmbedding | FactorizedEmbedding | PackedRows):
+    if isinstance(table, DenseTable | FactorizedEmbedding | PackedRows):
         return name, LocalTable(table, table, of_head=of_head)
-    if isinstance(table, ShardedTable) and isinstance(table.local, TokenEmbedding | FactorizedEmbedding):
+    if isinstance(table, ShardedTable) and isinstance(table.local, DenseTable | FactorizedEmbedding):
         ranks = Collectives(table.mesh.get_group(), table.mesh.device_type)
         return dotted(name, "local"), LocalTable(table.local, table, ranks, of_head)
     raise _cannot_be_moved(name, table)

@@ -23,7 +23,8 @@ from embedlayer.families.configurations import (
 )
 from embedlayer.inputs.ngram import NgramHash
 from embedlayer.io.files import JsonObject
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.dense_table import DenseTable
+from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.vocab.edit import ModelEdit, round_up
 from embedlayer.vocab.targets.module_parts import LocalTable, VocabularyModules, dotted
 
@@ -68,8 +69,9 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
         stored = part.stored
         note(name, stored, "vocab_size num_rows num_embeddings padding_idx pad_to_multiple_of", part)
         note(dotted(name, "bounds"), stored.index_check, "size", part)
-        if isinstance(stored, TokenEmbedding):
+        if isinstance(stored, DenseTable):
             note(name, stored, "first_row whole_rows" if stored.whole_rows is not None else "", part)
+        if isinstance(stored, RowSparseEmbedding):
             note(dotted(name, "pending_updates"), stored.pending_updates, "padding_idx", part)
     for name, head in modules.heads.items():
         note(name, head, "out_features padding_idx")

@@ -17,7 +17,7 @@ losses = []
 class LanguageModel(L.LightningModule):
     def __init__(self, vocab_size=256, dim=64):
         super().__init__()
-        self.embed = el.TokenEmbedding(vocab_size, dim, row_sparse=True)
+        self.embed = el.RowSparseEmbedding(vocab_size, dim)
         self.lstm = nn.LSTM(dim, dim, num_layers=2, batch_first=True)
         self.head = el.OutputHead(dim, vocab_size, bias=True)
 

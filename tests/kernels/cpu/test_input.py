@@ -11,7 +11,7 @@ from kernel_paths import runs_of_kernels
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from embedlayer import QuantizedEmbedding, TokenEmbedding, TransformerEmbedding
+from embedlayer import QuantizedEmbedding, RowSparseEmbedding, TokenEmbedding, TransformerEmbedding
 from embedlayer.kernels import kernels_disabled
 from embedlayer.lessons.book import GPTEmbedding
 
@@ -52,7 +52,8 @@ def test_values_and_gradients_are_those_of_the_definition(
     dtype, addend, dropout, scale, padding_idx, sparse, width
 ) -> None:
     options = ADDENDS[addend]
-    table = TokenEmbedding(11, width, padding_idx, scale=scale, row_sparse=sparse, init_std=1.0, dtype=dtype)
+    kind = RowSparseEmbedding if sparse else TokenEmbedding
+    table = kind(11, width, padding_idx, scale=scale, init_std=1.0, dtype=dtype)
     layer = TransformerEmbedding(11, width, 9, dropout, table=table, position="none" if options is None else "learned")
     layer.to(dtype)
     ids, upstream = torch.randint(0, 11, (3, 6), dtype=torch.int32), torch.randn(3, 6, width).to(dtype)
@@ -96,7 +97,7 @@ def test_the_gradient_of_positions_over_many_sequences_is_as_exact_as_that_of_to
 
 @pytest.mark.parametrize("kind", ["dense", "row-sparse", "quantised"])
 def test_one_seed_gives_one_mask_with_and_without_kernels(kind, runs) -> None:
-    table = TokenEmbedding(50, 30, row_sparse=kind == "row-sparse")
+    table = (RowSparseEmbedding if kind == "row-sparse" else TokenEmbedding)(50, 30)
     layer = TransformerEmbedding(
         50, 30, 16, 0.3, table=QuantizedEmbedding.from_table(table) if kind == "quantised" else table
     )
@@ -141,7 +142,7 @@ def test_masks_of_consecutive_calls_tokens_and_columns_are_independent() -> None
 @pytest.mark.parametrize("row_sparse", [False, True])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpoint_computes_the_same_mask_again(row_sparse, reentrant) -> None:
-    layer = TransformerEmbedding(50, 16, 12, 0.5, table=TokenEmbedding(50, 16, row_sparse=row_sparse))
+    layer = TransformerEmbedding(50, 16, 12, 0.5, table=(RowSparseEmbedding if row_sparse else TokenEmbedding)(50, 16))
     ids, grads = torch.randint(0, 50, (4, 12)), []
     for recomputed in (False, True):
         torch.manual_seed(2)
@@ -188,7 +189,7 @@ def test_first_and_second_derivatives_of_a_layer_are_right(dropout) -> None:
 
 
 def test_a_sparse_gradient_has_each_row_once_in_ascending_order_and_sums_in_batch_order(runs) -> None:
-    table = TokenEmbedding(6, 5, 0, row_sparse=True)
+    table = RowSparseEmbedding(6, 5, 0)
     upstream = torch.randn(2, 3, 5) * 1000
     layer = TransformerEmbedding(6, 5, 3, 0.0, position="none", table=table)
     layer(torch.tensor([[4, 2, 4], [0, 4, 2]])).backward(upstream)

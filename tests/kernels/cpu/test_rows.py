@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from kernel_paths import runs_of_kernels
 from pending_rows import rates, recorded, replayed, with_pending
 
-from embedlayer import RowAdamW, TokenEmbedding
+from embedlayer import RowAdamW, RowSparseEmbedding
 from embedlayer.kernels import kernels_disabled
 from embedlayer.row_sparse.history import Betas
 
@@ -54,7 +54,7 @@ def test_rows_with_more_terms_than_a_kernel_computes_are_right_too(by_look_up) -
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("padding_idx", [None, 3])
 def test_a_look_up_by_kernels_has_the_rows_and_the_gradient_of_torch(dtype, padding_idx) -> None:
-    table = TokenEmbedding(90, 130, row_sparse=True, padding_idx=padding_idx, dtype=dtype)
+    table = RowSparseEmbedding(90, 130, padding_idx=padding_idx, dtype=dtype)
     optimizer = RowAdamW(table.parameters(), lr=1e-2)
     for step in range(3):
         ids, upstream = torch.randint(0, 90 - 40 * step, (4, 256)), torch.randn(4, 256, 130).to(dtype)
@@ -74,7 +74,7 @@ def test_a_look_up_by_kernels_has_the_rows_and_the_gradient_of_torch(dtype, padd
 
 
 def test_ids_outside_the_table_are_refused_before_anything_is_written() -> None:
-    table = TokenEmbedding(5, 4, row_sparse=True)
+    table = RowSparseEmbedding(5, 4)
     optimizer = RowAdamW(table.parameters())
     for ids in ([0, 1, 2], [0]):
         table(torch.tensor(ids)).sum().backward()
@@ -88,7 +88,7 @@ def test_ids_outside_the_table_are_refused_before_anything_is_written() -> None:
 
 
 def test_each_kernel_runs_in_a_training_step() -> None:
-    table = TokenEmbedding(50, 4, row_sparse=True)
+    table = RowSparseEmbedding(50, 4)
     optimizer = RowAdamW(table.parameters())
     with runs_of_kernels() as runs:
         for ids in ([1, 2, 3], [1], [2, 2, 3], [1] * (1 << 16)):

@@ -142,12 +142,12 @@ def test_a_saved_layer_refers_to_the_file_of_a_read_only_table(tmp_path, file, r
 def test_a_trained_table_is_saved_as_a_table_in_memory_and_loads_its_rows(tmp_path) -> None:
     options = {"padding_idx": 2, "scale": 3.0}
     torch.manual_seed(0)
-    memory = el.TokenEmbedding(50, 6, row_sparse=True, **options)
+    memory = el.RowSparseEmbedding(50, 6, **options)
     torch.manual_seed(0)
     with MappedEmbedding.create(tmp_path / "rows", 50, 6, init_std=0.02, **options) as table:
         assert torch.equal(table.weight, memory.weight)
         table.save_pretrained(tmp_path / "saved")
-        saved = el.TokenEmbedding.from_pretrained(tmp_path / "saved")
+        saved = el.RowSparseEmbedding.from_pretrained(tmp_path / "saved")
         assert saved.config == memory.config
         assert torch.equal(saved.weight, memory.weight)
         table.reset_parameters()
@@ -180,7 +180,7 @@ def test_training_in_a_folder_and_resuming_equals_training_in_memory(tmp_path, n
 
 def compare_with_memory(folder: Path, optimizer_of: Callable) -> None:
     torch.manual_seed(0)
-    memory = el.TokenEmbedding(40, 3, padding_idx=1, init_std=1.0, row_sparse=True)
+    memory = el.RowSparseEmbedding(40, 3, padding_idx=1, init_std=1.0)
     torch.manual_seed(0)
     table = MappedEmbedding.create(folder / "rows", 40, 3, padding_idx=1, init_std=1.0, max_resident_bytes=0)
     expected, optimizer = optimizer_of(memory.parameters()), optimizer_of(table.parameters())

@@ -1,0 +1,209 @@
+"""The row-sparse table: dense rows, of which a training step reads and writes only those of the batch."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeGuard
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from embedlayer.core.devices import device_kind
+from embedlayer.core.errors import ShapeError
+from embedlayer.core.shapes import Ids, Vectors
+from embedlayer.core.torch_state import is_transformed, plain_operators_only, recompute_weights, without_dispatch
+from embedlayer.kernels.input import StoredRows
+from embedlayer.row_sparse.hooks import (
+    RowSparseParameter,
+    look_up_rows,
+    look_up_rows_between_graphs,
+    release,
+    watch,
+    with_updates_applied,
+)
+from embedlayer.row_sparse.pending_updates import PendingUpdates, pending_updates_of
+from embedlayer.tables.dense_table import DenseTable
+
+
+class RowSparseEmbedding(DenseTable, checks_ids=True):
+    """One learned row per token, `out[..., :] = scale * weight[ids]`, with gradients of the looked-up rows only.
+
+    A backward pass gives a sparse gradient. Train such a table with `RowAdamW`, which has the results of dense AdamW.
+    Between its steps, updates of the other rows are pending; they are applied when an operator reads or writes the
+    weight (`RowSparseParameter`). Torch's gradient clipping works. A head cannot be tied to it. With gradients on,
+    graphs of `torch.compile` end at the look-up, and with `fullgraph=True` torch raises
+    `torch._dynamo.exc.Unsupported`. `torch.optim.AdamW` raises "Adam does not support sparse gradients, please consider
+    SparseAdam instead", but `SparseAdam` has other results than AdamW.
+
+    It is an `nn.Embedding` with `sparse=True` and the parameter `weight`, `(num_rows, D)`.
+
+    Args:
+        vocab_size: Number of tokens, V.
+        embed_dim: Width of a row, D.
+        padding_idx: As in `TokenEmbedding`, as all further arguments.
+
+    Raises:
+        SizeError: A size is below 1, or an argument is not supported.
+        TypeError: A size is missing, passed under both names or not an integer, or an argument is unknown.
+
+    Example:
+        >>> table = RowSparseEmbedding(100, 8)
+        >>> optimizer = RowAdamW(table.parameters(), lr=0.1)
+        >>> table(torch.tensor([[1, 2, 3]])).sum().backward()
+        >>> optimizer.step()
+        >>> table.weight.grad.values().shape
+        torch.Size([3, 8])
+    """
+
+    row_sparse = True
+
+    pending_updates: PendingUpdates | None = None
+    """Optimizer steps that rows have not taken yet."""
+
+    def look_up(self, ids: Ids) -> Vectors:
+        """Return `weight[ids]` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
+        ids, outside = self._current_check()(ids)
+        if "weight" in vars(self):
+            recompute_weights(self)
+        weight = self.weight  # once: a parametrization computes it at each read
+        if is_transformed(weight) or plain_operators_only():
+            return self._looked_up(ids, weight, outside)
+        compiling = torch.compiler.is_compiling()
+        if not self._is_watched(weight):
+            if not compiling:
+                self._refuse_divided_rows(weight)
+            return self._looked_up(ids, weight, outside, sparse=not compiling)
+        if not compiling:
+            vectors = look_up_rows(ids, weight)
+        elif torch.is_grad_enabled() and weight.requires_grad:
+            vectors = look_up_rows_between_graphs(ids, weight)
+        else:  # in eager mode the parameter applies updates
+            vectors = F.embedding(with_updates_applied(ids, self._handle, True), weight)
+        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
+
+    def stored(self, ids: Ids) -> StoredRows | None:
+        """Return IDs and the weight, from which a fused kernel on a CPU can gather the vectors, without `scale`.
+
+        Pending updates are not applied: read the rows in a block of `applied_rows`.
+
+        Raises:
+            TokenIdError: As in `look_up`.
+        """
+        if device_kind(ids) != "cpu":
+            return None
+        ids, _ = self._current_check()(ids)
+        if "weight" in vars(self):
+            recompute_weights(self)
+        weight = self.weight
+        self._refuse_divided_rows(weight)
+        return StoredRows(ids, weight, self.padding_idx, sparse=True)
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return rows `start` to `stop - 1` of the weight, `(stop - start, D)`, as a view and without `scale`.
+
+        Pending updates of these rows are applied first. In a compiled function the result is a copy.
+        """
+        is_parameter = self._parameters.get("weight") is not None
+        if not is_parameter or torch.compiler.is_compiling() or plain_operators_only():
+            return self._current_weight()[start:stop]
+        self.apply_pending_updates(start, stop)
+        with without_dispatch() if self._is_watched(self.weight) else nullcontext():
+            return self.weight[start:stop]
+
+    def apply_pending_updates(self, start: int = 0, stop: int | None = None) -> None:
+        """Apply the AdamW steps that `RowAdamW` has delayed for rows `start` to `stop - 1`, in place.
+
+        Afterwards these rows are those of dense AdamW.
+
+        Torch functions that read `weight` do this themselves. Without effect inside a compiled function.
+
+        Args:
+            start: First row.
+            stop: Last row + 1; `None` for all rows.
+
+        Raises:
+            StaleRowsError: The weight was written in place while updates were pending.
+        """
+        pending = None if torch.compiler.is_compiling() else pending_updates_of(self.weight)
+        if pending is not None:
+            pending.apply_all(self.weight, start, stop)
+
+    def _current_weight(self) -> Tensor:
+        """Return the whole `weight` after applying all pending updates."""
+        self._refuse_partitioned()
+        if "weight" in vars(self):
+            recompute_weights(self)
+        weight = self.weight
+        if plain_operators_only():
+            return weight  # operators on it apply the updates, below all transforms
+        if not torch.compiler.is_compiling():
+            self.apply_pending_updates()
+            return weight
+        if self.pending_updates is None:
+            return weight
+        if torch.is_grad_enabled() and weight.requires_grad:
+            raise ShapeError("A graph with gradients reads all rows. See docs/errors.md, Row-sparse tables.")
+        copy: Tensor = with_updates_applied(weight.detach(), self._handle, False)
+        return copy
+
+    def _refuse_divided_rows(self, weight: Tensor) -> None:
+        """Raise `ShapeError` if FSDP or tensor parallelism divides the rows, in training."""
+        if self._is_watched(weight) or not (weight.requires_grad and torch.is_grad_enabled()):
+            return
+        gathered = pending_updates_of(weight) is None and getattr(self, "_is_fsdp_managed_module", False)
+        if gathered or hasattr(weight, "to_local"):
+            raise ShapeError(f"{self.num_rows} row-sparse rows are divided. See docs/errors.md, Row-sparse tables.")
+
+    def _is_watched(self, weight: Tensor) -> TypeGuard[RowSparseParameter]:
+        """Return whether a weight is the parameter on which torch functions see all updates."""
+        return isinstance(weight, RowSparseParameter)
+
+    def _weight_assigned(self) -> None:
+        """Attach `PendingUpdates` to a new weight, which starts without any."""
+        weight = self._parameters.get("weight")
+        if weight is None:
+            return
+        attached = pending_updates_of(weight)
+        if self.pending_updates is not None and attached is self.pending_updates:
+            return
+        if self.pending_updates is not None:
+            self.pending_updates.replaced = True
+        self.pending_updates = attached or PendingUpdates(self.padding_idx)
+        self._handle = self.pending_updates.handle
+        watch(weight, self.pending_updates)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowSparseEmbedding":
+        """Move or cast the table, as in torch, and attach `PendingUpdates` to a new parameter."""
+        with self._swappable_weight():
+            super()._apply(fn, recurse)
+        self._weight_assigned()
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        with self._swappable_weight():
+            super()._load_from_state_dict(*args)
+
+    @contextmanager
+    def _swappable_weight(self) -> Iterator[None]:
+        """Context manager: let torch swap the weight with an ordinary parameter, and watch it again."""
+        weight: Any = self._parameters.get("weight")
+        swaps = (
+            torch.__future__.get_swap_module_params_on_conversion()
+            and pending_updates_of(weight) is not None
+            and type(weight) is RowSparseParameter
+        )
+        if swaps:
+            release(weight)
+        try:
+            yield
+        finally:
+            if swaps and self.pending_updates is not None:
+                watch(weight, self.pending_updates)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("pending_updates", "_handle")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._weight_assigned()
