@@ -8,12 +8,12 @@ end.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from threading import Lock, RLock
 from types import MethodType
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakMethod
 
 Result = TypeVar("Result")
@@ -35,18 +35,17 @@ def lock_held_at_forks() -> "RLock":
     return lock
 
 
-@contextmanager
-def held_locks(locks: "Sequence[RLock]") -> Iterator[None]:
+def held_locks(locks: "Sequence[RLock]") -> AbstractContextManager[Any]:
     """Context manager: hold several locks of `lock_held_at_forks`. The order of `locks` does not matter."""
-    held: list[RLock] = []
-    try:
-        for lock in sorted(locks, key=_locks.__getitem__, reverse=True) if len(locks) > 1 else locks:
-            lock.acquire()
-            held.append(lock)
+    return locks[0] if len(locks) == 1 else _all_held(sorted(locks, key=_locks.__getitem__, reverse=True))
+
+
+@contextmanager
+def _all_held(locks: "Sequence[RLock]") -> Iterator[None]:
+    with ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock)
         yield
-    finally:
-        while held:
-            held.pop().release()
 
 
 def call_in_forked_processes(callback: Callable[[], None]) -> None:

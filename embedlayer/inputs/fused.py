@@ -340,7 +340,7 @@ def _table_gradient(ctx: Any, ids: Tensor, grad: Tensor) -> Tensor | None:
     values = grad.new_empty((rows, grad.shape[-1]))
     if not _sum_masked(ctx, grad, segments, torch.arange(rows, device=ids.device), ctx.scale, values):
         return None
-    return finished_gradient(segments.rows, values, ctx.shape)
+    return finished_gradient(segments.rows, values, ctx.shape, ctx.padding_idx)
 
 
 def _addend_gradient(ctx: Any, grad: Tensor) -> Tensor | None:

@@ -285,7 +285,8 @@ def as_array(x: Tensor) -> np.ndarray[Any, Any]:
     if x.numel() == 0:  # before NumPy 2.4 no array has the null pointer of an empty tensor
         return np.empty(tuple(x.shape), TYPES[x.dtype])
     memory = {"data": (x.data_ptr(), False), "shape": tuple(x.shape), "typestr": TYPES[x.dtype], "version": 3}
-    return np.asarray(SimpleNamespace(tensor=x, __array_interface__=memory))  # the array keeps the tensor
+    # the array keeps the tensor; after `x.numpy()` torch could no longer resize its storage
+    return np.asarray(SimpleNamespace(tensor=x, __array_interface__=memory))
 
 
 def _as_arrays(arguments: Sequence[Any]) -> tuple[list[Any], tuple[object, ...]]:
@@ -294,18 +295,18 @@ def _as_arrays(arguments: Sequence[Any]) -> tuple[list[Any], tuple[object, ...]]
     types: list[object] = []
     for each in arguments:
         if isinstance(each, Tensor):
-            arrays.append(as_array(each))
-            types.append((each.dtype, each.dim()))
+            each = as_array(each)
+        if isinstance(each, np.ndarray):
+            types.append((each.dtype.char, each.ndim))
         elif isinstance(each, tuple):
             kinds: tuple[object, ...] = tuple(map(type, each))
             if not NUMBERS.issuperset(kinds):
                 parts, kinds = _as_arrays(each)
                 each = tuple(parts)
-            arrays.append(each)
             types.append(kinds)
         else:
-            arrays.append(each)
-            types.append((each.dtype, each.ndim) if isinstance(each, np.ndarray) else type(each))
+            types.append(type(each))
+        arrays.append(each)
     return arrays, tuple(types)
 
 

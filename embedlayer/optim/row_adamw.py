@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
-from embedlayer.core.errors import ShapeError, SizeError
+from embedlayer.core.errors import SizeError
 from embedlayer.optim.row_optimizer import RowOptimizer
 from embedlayer.optim.row_state import ElementwiseMoments, RowState, RowwiseSecondMoment
 from embedlayer.row_sparse.history import Betas, check_betas
@@ -93,11 +93,8 @@ class RowAdamW(RowOptimizer):
     def check_options(self, group: dict[str, Any], *, has_tables: bool) -> None:
         """Check that `amsgrad` and coupled decay are not set; for row-sparse tables also the betas, by `check_betas`.
 
-        The moments of dense parameters with a gradient must be of their shape, dtype and device.
-
         Raises:
             SizeError: An option is not supported or outside its range.
-            ShapeError: A dense parameter was converted since its last step.
         """
         if group.get("amsgrad"):
             raise SizeError("amsgrad keeps a maximum over every step of every row: use torch.optim.AdamW for it.")
@@ -105,18 +102,6 @@ class RowAdamW(RowOptimizer):
             raise SizeError("RowAdamW has decoupled weight decay: use torch.optim.Adam for decay in the gradient.")
         if has_tables:
             check_betas(self.betas_of(group))
-        for parameter in group["params"]:
-            state = self.state.get(parameter)
-            if not state or hasattr(parameter, "pending_updates") or parameter.grad is None:
-                continue
-            for name in self.dense_state():  # torch's kernel would find it after the groups before it took their step
-                moment = state[name]
-                if (moment.dtype, moment.device, moment.shape) != (parameter.dtype, parameter.device, parameter.shape):
-                    raise ShapeError(
-                        f"A parameter is {tuple(parameter.shape)}, {parameter.dtype} on {parameter.device}, and its "
-                        f"{name} {tuple(moment.shape)}, {moment.dtype} on {moment.device}: it was converted after a "
-                        f"step."
-                    )
 
     def betas_of(self, group: dict[str, Any]) -> Betas:
         """Return `betas` and `eps` of a group as floats; without first moments `beta1` is 0."""

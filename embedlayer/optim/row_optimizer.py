@@ -21,7 +21,6 @@ from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.row_sparse.history import Betas, check_rates
 from embedlayer.row_sparse.pending_updates import PendingUpdates
 from embedlayer.row_sparse.stochastic_rounding import StochasticRounding
-from embedlayer.row_sparse.storage import is_in_shared_memory
 
 State = dict[str, Any]
 
@@ -120,11 +119,13 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             then_all = []
             for parameter, group in tables:  # all that may fail, before any row is written
                 pending: PendingUpdates = parameter.pending_updates
-                parameter.grad = row_gradient(parameter, parameter.grad, drop=pending.padding_idx)
+                gradient = row_gradient(parameter, parameter.grad, drop=pending.padding_idx)
+                if gradient is not parameter.grad:
+                    parameter.grad = gradient
                 self._attach(parameter, group)
-                is_due = self.apply_pending_every is not None and (pending.step + 1) % self.apply_pending_every == 0
-                then_all.append(pending.eager_blocks > 0 or is_in_shared_memory(parameter) or is_due)
-                pending.prepare_step(rows_and_values(parameter.grad)[0], then_all=then_all[-1])
+                every = self.apply_pending_every
+                is_due = every is not None and (pending.step + 1) % every == 0
+                then_all.append(pending.prepare_step(parameter, rows_and_values(gradient)[0], then_all=is_due))
             for parameters, group in dense:
                 self.step_dense(parameters, group)
             for parameter, group in tables:
@@ -346,7 +347,6 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """Return the parameters that have a gradient, after checking that a step can be made on every one of them."""
         tables, dense = [], []
         for group in self.param_groups:
-            self._check_group(group)
             lists: dict[bool, list[Tensor]] = {False: [], True: []}  # torch's kernels take no list of both
             for parameter in group["params"]:
                 is_table = is_row_sparse(parameter)
@@ -364,15 +364,26 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                 elif parameter.grad.is_sparse:
                     raise ShapeError(f"A sparse gradient {tuple(parameter.shape)} is not of a RowSparseEmbedding(...).")
                 else:
+                    self._check_dense_state(parameter)
                     lists[hasattr(parameter, "to_local")].append(parameter)
             for parameters in filter(None, lists.values()):
                 dense.append((parameters, group))
         return tables, dense
 
+    def _check_dense_state(self, parameter: Tensor) -> None:
+        """Check that a dense parameter was not converted since its last step; torch's kernel would find it too late."""
+        for name, value in self.state.get(parameter, {}).items():
+            if name == "step" or not isinstance(value, Tensor):
+                continue
+            if (value.dtype, value.device, value.shape) != (parameter.dtype, parameter.device, parameter.shape):
+                raise ShapeError(
+                    f"A parameter is {tuple(parameter.shape)}, {parameter.dtype} on {parameter.device}, and its {name} "
+                    f"{tuple(value.shape)}, {value.dtype} on {value.device}: it was converted after a step."
+                )
+
     def _row_moments(self, parameter: Tensor) -> tuple[Tensor, ...]:
         """Return the state tensors of a row-sparse table, as `PendingUpdates.attach` takes them."""
-        state = self.moments(parameter)
-        return tuple(state[name] for name in self.row_state.layout(parameter))
+        return tuple(map(self.moments(parameter).__getitem__, self.row_state.names))
 
     def _step_device(self, parameter: Tensor) -> torch.device:
         fused = any(group.get("fused") and any(parameter is p for p in group["params"]) for group in self.param_groups)

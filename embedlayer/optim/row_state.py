@@ -28,6 +28,11 @@ class StateTensor(NamedTuple):
 class RowState(ABC):
     """Which tensors an optimizer stores for the rows of a row-sparse table."""
 
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the state tensors, in the order of `layout`."""
+
     @abstractmethod
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
         """Return width and dtype of each state tensor of a table, by name, in the order in which kernels take them.
@@ -45,9 +50,14 @@ class ElementwiseMoments(RowState):
         >>> optimizer = RowAdamW(table.parameters(), state=ElementwiseMoments())  # as without `state`
     """
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return `exp_avg` and `exp_avg_sq`."""
+        return "exp_avg", "exp_avg_sq"
+
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
         """Return `exp_avg` and `exp_avg_sq`, `(V, D)` each."""
-        return {name: StateTensor(weight.shape[1], None) for name in ("exp_avg", "exp_avg_sq")}
+        return {name: StateTensor(weight.shape[1], None) for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,11 @@ class RowwiseSecondMoment(RowState):
         if self.first_moment not in (None, torch.float32, torch.bfloat16, torch.float64):
             raise SizeError(f"first_moment {self.first_moment} is not offered: use float32, bfloat16, float64 or None.")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return `exp_avg`, unless there is none, and `exp_avg_sq`."""
+        return ("exp_avg_sq",) if self.first_moment is None else ("exp_avg", "exp_avg_sq")
+
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
         """Return `exp_avg`, `(V, D)`, unless there is none, and `exp_avg_sq`, `(V, 1)`."""
         second = {"exp_avg_sq": StateTensor(1, wide_dtype(weight.dtype))}
@@ -101,6 +116,11 @@ class RowwiseSecondMoment(RowState):
 @dataclass(frozen=True)
 class RowwiseSquares(RowState):
     """The state of `RowAdagrad`: for each row the sum of `mean(g^2)` over all steps."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return `sum`."""
+        return ("sum",)
 
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
         return {"sum": StateTensor(1, wide_dtype(weight.dtype))}

@@ -77,8 +77,8 @@ class TableGradient(Tensor):
 class RowSparseGradient(TableGradient):
     """A sparse COO gradient `(V, D)` of a row-sparse table that the functions of `torch.nn.utils` can clip."""
 
-    finished = False
     summed: tuple[Tensor, int | None] | None = None
+    """Row numbers in ascending order, and the row that they leave out, of values that are sums; see `is_summed`."""
 
     def is_summed(self, drop: int | None = None) -> bool:
         """Return whether `summed` is still true, for a gradient without the row `drop`; such as after scaling."""
@@ -91,8 +91,14 @@ class RowSparseGradient(TableGradient):
 
 def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> RowSparseGradient:
     """Return a gradient of the weight `parameter` as a sparse gradient with each row once, in ascending order."""
-    gradient = with_torch_functions(coalesced(grad, drop=drop), parameter)
-    assert isinstance(gradient, RowSparseGradient)
+    gradient = coalesced(grad, drop=drop)
+    if gradient is grad:
+        return gradient
+    with_torch_functions(gradient, parameter)
+    if device_kind(grad) == "cpu":  # not by a look-up, which has checked its IDs
+        rows = rows_and_values(gradient)[0]
+        if len(rows) and not (rows[0] >= 0 and rows[-1] < parameter.shape[0]):
+            raise ShapeError(f"A gradient has rows {int(rows[0])} to {int(rows[-1])} of a table of {len(parameter)}.")
     return gradient
 
 
@@ -109,15 +115,19 @@ class Segments(NamedTuple):
     offsets: Tensor
 
 
-def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
-    """Return the distinct IDs of a batch, and the places in the batch where each of them is."""
-    if SEGMENTS_OF_EQUAL_IDS.applies(ids):
-        rows, order, offsets = (torch.empty(len(ids) + extra, dtype=torch.long) for extra in (0, 0, 1))
-        left_out, counts = -1 if drop is None else drop, np.zeros(2, np.int64)
-        if SEGMENTS_OF_EQUAL_IDS.run(1, ids.contiguous(), left_out, rows, order, offsets, counts, block=1):
+def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None, by_kernel: bool | None = None) -> Segments:
+    """Return the distinct IDs of a batch, and the places in the batch where each of them is.
+
+    `by_kernel` is what the caller knows: whether kernels may run, and the IDs are on the CPU; `None` to ask.
+    """
+    if SEGMENTS_OF_EQUAL_IDS.applies(ids) if by_kernel is None else by_kernel:
+        count, counts, left_out = ids.shape[0], np.zeros(2, np.int64), -1 if drop is None else drop
+        found = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count + 1, np.int64)
+        if SEGMENTS_OF_EQUAL_IDS.run(1, ids.contiguous(), left_out, *found, counts, block=1):
             distinct, places = counts.tolist()
             if distinct >= 0:
-                return Segments(rows[:distinct], order[:places], offsets[: distinct + 1])
+                parts = found[0][:distinct], found[1][:places], found[2][: distinct + 1]
+                return Segments(*map(torch.from_numpy, parts))
     ids, order = torch.sort(ids.long(), stable=True)
     if drop is not None:
         others = ids != drop
@@ -126,13 +136,12 @@ def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
     return Segments(rows, order, F.pad(counts.cumsum(0), (1, 0)))
 
 
-def sum_segments(values: Tensor, segments: Segments) -> Tensor:
+def sum_segments(values: Tensor, segments: Segments, *, by_kernel: bool) -> Tensor:
     """Sum the vectors `values`, `(N, D)`, of each segment, and return the sums, `(U, D)`, in new memory."""
     rows, order, offsets = segments
-    is_matrix = values.is_floating_point() and values.dim() == 2
-    if is_matrix and device_kind(values) == "cpu" and SUM_SEGMENTS.applies(values, order):
-        out = values.new_empty((len(rows), values.shape[1]))
-        if SUM_SEGMENTS.run(len(rows), values.contiguous(), order, offsets, out, block=rows_in_block(out)):
+    if by_kernel:
+        out = values.new_empty((rows.shape[0], values.shape[1]))
+        if SUM_SEGMENTS.run(rows.shape[0], values.contiguous(), order, offsets, out, block=rows_in_block(out)):
             return out
     return F.embedding_bag(order, values, offsets[:-1], mode="sum")
 
@@ -153,20 +162,22 @@ def summed_gradient(
 ) -> RowSparseGradient:
     """Return a sparse COO gradient of vectors `values`, `(N, D)`, with sums of equal rows, without a wait."""
     sums = sum_equal_rows(*places, values.reshape(-1, shape[1]), drop)
-    grad = torch.sparse_coo_tensor(places[0].unsqueeze(0), sums, shape, is_coalesced=False, check_invariants=False)
+    return _summed(places[0], sums, shape, drop, distinct=False)
+
+
+def finished_gradient(rows: Tensor, values: Tensor, shape: tuple[int, ...], drop: int | None) -> RowSparseGradient:
+    """Return a sparse COO gradient of sums, of which `rows` are distinct, in ascending order and without `drop`."""
+    return _summed(rows, values, shape, drop, distinct=True)
+
+
+def _summed(
+    rows: Tensor, values: Tensor, shape: tuple[int, ...], drop: int | None, *, distinct: bool
+) -> RowSparseGradient:
+    grad = torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=distinct, check_invariants=False)
     gradient = with_torch_functions(grad)
     assert isinstance(gradient, RowSparseGradient)
     gradient.summed = rows_and_values(gradient)[0], drop
     return gradient
-
-
-def finished_gradient(rows: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a sparse COO gradient that the hook of a row-sparse weight takes as it is, without a copy."""
-    grad = torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True, check_invariants=False)
-    finished = with_torch_functions(grad)
-    assert isinstance(finished, RowSparseGradient)
-    finished.finished = True
-    return finished
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -179,27 +190,22 @@ def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(memory[start : start + math.prod(shape)].reshape(shape))
 
 
-def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
-    """Return a gradient as a coalesced sparse COO tensor: each row once, in ascending order."""
+def coalesced(grad: Tensor, *, drop: int | None = None) -> RowSparseGradient:
+    """Return a gradient as a sparse one with each row once, in ascending order: `grad` if it is one, or a new one."""
     if isinstance(grad, RowSparseGradient) and grad.is_summed(drop):
         return grad
+    shape = (grad.shape[0], grad.shape[1])
     if grad.layout is not torch.sparse_coo:
         rows = (grad != 0).any(1).nonzero().squeeze(1)
-        values = grad.index_select(0, rows)
-    else:
-        rows, values = rows_and_values(grad)
-        if sums_on_device(values):
-            return summed_gradient(sort_rows(rows), values, tuple(grad.shape), drop)
-        # not `is_coalesced()`: autograd forgets that flag when it stores a gradient
-        if not (rows[1:] > rows[:-1]).all():
-            segments = segments_of_equal_ids(rows, drop=drop)
-            rows, values = segments.rows, sum_segments(values, segments)
-            drop = None
-    if drop is not None:
-        others = rows != drop
-        if not others.all():
-            rows, values = rows[others], values[others]
-    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, grad.shape, is_coalesced=True, check_invariants=False)
+        if drop is not None:
+            rows = rows[rows != drop]
+        return finished_gradient(rows, grad.index_select(0, rows), shape, drop)
+    rows, values = rows_and_values(grad)
+    if sums_on_device(values):
+        return summed_gradient(sort_rows(rows), values, shape, drop)
+    by_kernel = device_kind(values) == "cpu" and values.dim() == 2 and SUM_SEGMENTS.applies(values)
+    segments = segments_of_equal_ids(rows, drop=drop, by_kernel=by_kernel or None)
+    return finished_gradient(segments.rows, sum_segments(values, segments, by_kernel=by_kernel), shape, drop)
 
 
 def differentiable_rows(grad: Tensor, *, drop: int | None = None) -> Tensor:

@@ -109,12 +109,16 @@ def replay(
 
 
 class StepHistory:
-    """Record what each optimizer step does to rows without a gradient."""
+    """Record what each optimizer step does to rows without a gradient.
+
+    Attributes:
+        step: Number of the last recorded step; `start` if none was recorded.
+    """
 
     def __init__(self, start: int, betas: Betas) -> None:
         if betas[:2] != NO_FADING:
             check_betas(betas)
-        self.start = start
+        self.start = self.step = start
         self.betas = betas
         self.size = 0
         self._lines = np.zeros((3, 64))  # a column of zeros for step `start`, then the columns of `lines`
@@ -126,11 +130,6 @@ class StepHistory:
         self._reach = max(1, math.ceil(math.log(NEGLIGIBLE) / math.log(ratio))) if ratio else 1
         j = np.arange(1, self._reach + 1)
         self._fading, self._spreading = ratio**j, betas.beta2 ** (-0.5 * j)
-
-    @property
-    def step(self) -> int:
-        """Return the number of the last recorded step; `start` if none was recorded."""
-        return self.start + self.size
 
     @property
     def lines(self) -> Float[np.ndarray, "3 N"]:
@@ -152,6 +151,7 @@ class StepHistory:
     def load(self, lines: Float[np.ndarray, "3 N"]) -> None:
         """Restore a record that `lines` returned, for the same `start` and `betas`. It replaces the present record."""
         self.size = lines.shape[1]
+        self.step = self.start + self.size
         self._lines = np.pad(lines, ((0, 0), (1, 64)))
         self._sums, self._summed = np.zeros((SUMS, 0)), 0
         self._weak_decay = bool((np.diff(self._lines[2, : self.size + 1]) >= STRONG_DECAY).all())
@@ -173,6 +173,7 @@ class StepHistory:
         self._lines[:, self.size] = (lr * root / (1 - beta1**t), eps * root, logs)
         self._masses[self.size] = self._lines[0, self.size] * math.exp(min(-logs, -STRONGEST_DECAY))
         self._weak_decay = self._weak_decay and log_decay >= STRONG_DECAY
+        self.step = t
         return t
 
     def _update_sums(self) -> None:

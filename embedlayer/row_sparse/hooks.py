@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.core.forks import held_locks
 from embedlayer.core.torch_state import (
+    count_dispatch_modes,
     count_function_modes,
     is_fake_mode_active,
     outside_of_graphs,
@@ -33,7 +35,6 @@ from embedlayer.row_sparse.gradient import (
     differentiable_rows,
     finished_gradient,
     require_row_sparse,
-    rows_and_values,
     segments_of_equal_ids,
     sort_rows,
     sum_segments,
@@ -41,11 +42,8 @@ from embedlayer.row_sparse.gradient import (
     sums_on_device,
     with_torch_functions,
 )
-from embedlayer.row_sparse.pending_updates import GATHER, PendingUpdates, by_handle, pending_updates_of
+from embedlayer.row_sparse.pending_updates import PendingUpdates, by_handle, pending_updates_of
 from embedlayer.row_sparse.storage import raw_weight
-
-SMALL_NUMEL = 1 << 17  # numbers of a look-up below which torch's operator is faster than a kernel
-
 
 _raw_reads: ContextVar[frozenset[int]] = ContextVar("raw_reads", default=frozenset())
 """Handles of the tables whose weights this thread reads without their pending updates."""
@@ -56,19 +54,14 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
     if pending.weight_ref is not None and pending.weight_ref() is weight and pending_updates_of(weight) is pending:
         return
     pending.weight_ref = ref(weight)
-    arriving: list[tuple[Tensor, int | None]] = []  # `summed`: autograd stores a new tensor over the same memory
+    arriving: list[tuple[Tensor, int | None] | None] = []  # `summed`: autograd stores a new tensor over the same memory
 
     def coalesce(grad: Tensor) -> Tensor:
         """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory."""
         if grad.requires_grad:
             return differentiable_rows(require_row_sparse(grad), drop=pending.padding_idx)
-        if isinstance(grad, RowSparseGradient) and grad.finished:
-            result: Tensor = grad
-        else:
-            result = coalesced(require_row_sparse(grad), drop=pending.padding_idx)
-            if rows_and_values(result)[1].data_ptr() == rows_and_values(grad)[1].data_ptr():
-                result = result.clone()  # clipping works in place, and the caller may still use these numbers
-        arriving[:] = [result.summed] if isinstance(result, RowSparseGradient) and result.summed is not None else []
+        result = coalesced(require_row_sparse(grad), drop=pending.padding_idx)  # in new memory: clipping works in place
+        arriving[:] = [result.summed]
         return result
 
     def accept_clipping(parameter: Tensor) -> None:
@@ -186,16 +179,14 @@ def run_operator(
 
 
 def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
-    """Return `F.embedding(ids, weight, sparse=True)` for a row-sparse weight, by a kernel if one applies."""
+    """Return `F.embedding(ids, weight, sparse=True)` for a row-sparse weight; on a CPU without `run_operator`."""
     pending = pending_updates_of(weight)
-    learns = torch.is_grad_enabled() and weight.requires_grad
-    if learns and type(weight) is RowSparseParameter and pending is not None and sums_on_device(raw_weight(weight)):
-        looked_up: Tensor = _LookUpSortedRows.apply(weight, ids)  # type: ignore[no-untyped-call]
-        return looked_up
-    numbers = ids.numel() * weight.shape[1]
-    if type(weight) is RowSparseParameter and pending is not None and numbers >= SMALL_NUMEL:
-        plain = raw_weight(weight)
-        if plain.is_contiguous() and GATHER.applies(plain, ids) and not count_function_modes():
+    if type(weight) is RowSparseParameter and pending is not None:
+        kind = device_kind(weight)
+        if kind == "cuda" and torch.is_grad_enabled() and weight.requires_grad and sums_on_device(raw_weight(weight)):
+            looked_up: Tensor = _LookUpSortedRows.apply(weight, ids)  # type: ignore[no-untyped-call]
+            return looked_up
+        if kind == "cpu" and not count_dispatch_modes() and not count_function_modes():
             vectors: Tensor = _LookUpRows.apply(weight, ids)  # type: ignore[no-untyped-call]
             return vectors
     return F.embedding(ids, weight, sparse=True)
@@ -211,31 +202,35 @@ def look_up_rows_between_graphs(ids: Tensor, weight: Tensor) -> Tensor:
         "sparse gradient. Compile it without fullgraph=True, or only what follows the look-up; look up under "
         "torch.no_grad(); or use a TokenEmbedding."
     )
-    return _look_up_rows_outside_of_graphs(ids, weight)
+    vectors: Tensor = _look_up_rows_outside_of_graphs(ids, weight)
+    return vectors
 
 
 class _LookUpRows(torch.autograd.Function):
-    """Look up rows by kernels, with the gradient of `F.embedding`; see `look_up_rows`."""
+    """Look up rows on a CPU, with the gradient of `F.embedding`; see `look_up_rows`."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
-        flat, pending = ids.flatten().contiguous(), pending_updates_of(weight)  # one axis is flattened as a view
-        assert pending is not None
-        segments = segments_of_equal_ids(flat)
-        ctx.save_for_backward(ids, *segments)
-        ctx.shape, ctx.padding_idx = weight.shape, pending.padding_idx
-        return pending.look_up(weight, flat, segments).view(*ids.shape, weight.shape[1])
+    def forward(ctx: Any, weight: Any, ids: Tensor) -> Tensor:
+        pending: PendingUpdates = weight.pending_updates
+        learns = ctx.needs_input_grad[0]
+        vectors, segments = pending.look_up(weight, ids.flatten().contiguous(), learns=learns)
+        if learns:
+            ctx.save_for_backward(ids, *(segments or ()))
+            ctx.shape, ctx.padding_idx = tuple(weight.shape), pending.padding_idx
+        return vectors.view(*ids.shape, weight.shape[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         ids, *segments = ctx.saved_tensors
-        if torch.is_grad_enabled() or not SUM_SEGMENTS.applies(grad):
+        by_kernel = not torch.is_grad_enabled() and SUM_SEGMENTS.applies(grad)
+        if not by_kernel:
             return torch.ops.aten.embedding_sparse_backward(grad, ids, ctx.shape[0], -1, False), None
-        places = Segments(*segments)
-        if ctx.padding_idx is not None:
-            places = segments_of_equal_ids(ids.flatten(), drop=ctx.padding_idx)
-        values = sum_segments(grad.reshape(-1, ctx.shape[1]), places)
-        return finished_gradient(places.rows, values, ctx.shape), None
+        if segments and ctx.padding_idx is None:
+            places = Segments(*segments)
+        else:
+            places = segments_of_equal_ids(ids.flatten(), drop=ctx.padding_idx, by_kernel=by_kernel)
+        values = sum_segments(grad.reshape(-1, ctx.shape[1]), places, by_kernel=by_kernel)
+        return finished_gradient(places.rows, values, ctx.shape, ctx.padding_idx), None
 
 
 class _LookUpSortedRows(torch.autograd.Function):
@@ -257,9 +252,7 @@ class _LookUpSortedRows(torch.autograd.Function):
         ids, rows, order = ctx.saved_tensors
         if torch.is_grad_enabled() or not sums_on_device(grad):
             return torch.ops.aten.embedding_sparse_backward(grad, ids, ctx.shape[0], -1, False), None
-        gradient = summed_gradient((rows, order), grad, tuple(ctx.shape), ctx.padding_idx)
-        gradient.finished = True
-        return gradient, None
+        return summed_gradient((rows, order), grad, tuple(ctx.shape), ctx.padding_idx), None
 
 
 @contextmanager

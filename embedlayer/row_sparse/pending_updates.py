@@ -30,7 +30,7 @@ from embedlayer.core.torch_state import is_capturing
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.kernels.rows import update_rows
-from embedlayer.row_sparse.gradient import Segments, rows_in_block, segments_of_equal_ids, sort_rows
+from embedlayer.row_sparse.gradient import Segments, segments_of_equal_ids, sort_rows
 from embedlayer.row_sparse.history import Betas, StepHistory, StepRates, step_rates
 from embedlayer.row_sparse.row_steps import RowSteps
 from embedlayer.row_sparse.storage import (
@@ -40,6 +40,7 @@ from embedlayer.row_sparse.storage import (
     check_state_size,
     chunk_slices,
     is_in_shared_memory,
+    memory_of,
     raw_weight,
     tolerance_of,
 )
@@ -53,8 +54,6 @@ OPTIMIZER_STEP = {
     True: Kernel("rows", "rowwise_step", has_triton=True),
 }
 """Kernels for second moments of all numbers of a row, and for one a row."""
-
-GATHER = Kernel("input", "gather_scale_add_drop")
 
 ROWS_IN_PASS = 1 << 18  # rows of a table that a kernel updates at once when all pending updates are applied
 LEFT_OUT = 2  # outcome of a row that `APPLY_PENDING` cannot update
@@ -93,7 +92,7 @@ class PendingUpdates:
     record.
 
     Methods take the weight that this object watches. They raise `StaleRowsError` if it was written in place while
-    updates were pending (see `check_for_writes`), `ShapeError` if the table has another size than the moments, and
+    updates were pending (see `_check_for_writes`), `ShapeError` if the table has another size than the moments, and
     `FileError` in a process that was forked from one that trains the files of the table.
 
     Args:
@@ -163,6 +162,7 @@ class PendingUpdates:
         self.version = 0
         self.cached: tuple[Tensor, list[Tensor], list[int]] | None = None
         self.moments: tuple[Tensor, ...] = ()
+        self.tensors: RowTensors | None = None
         self.restored: dict[str, Tensor] = {}
         self.rounding_seed: int | None = None
 
@@ -178,7 +178,7 @@ class PendingUpdates:
         first moments, unless it has none, and second moments.
         """
         check_state_size(weight, moments)
-        self.check_for_writes(weight)
+        self._check_for_writes(weight)
         if self.steps is not None:
             same = len(moments) == len(self.moments) and all(map(operator.is_, moments, self.moments))
             if same and self.steps.history.betas == betas and self.rounding_seed == rounding_seed:
@@ -197,39 +197,71 @@ class PendingUpdates:
         steps = [self.storage.new_state(weight, name, None, torch.int32) for name in names]  # or a full disk
         self.steps, self.forgotten = RowSteps(StepHistory(step, betas), *steps), False
         self.moments, self.rounding_seed, self.restored = moments, rounding_seed, {}
+        self.tensors = None
         self.version = weight._version
         return self.steps
 
     @exclusive
-    def apply_to_ids(self, weight: Tensor, ids: Tensor, places: tuple[Tensor, Tensor] | None = None) -> None:
-        """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
+    def look_up(self, weight: Tensor, ids: Tensor, *, learns: bool) -> tuple[Tensor, Segments | None]:
+        """Apply the pending updates of the rows of IDs on a CPU, `(N,)`, to the weight in place, and return the rows.
 
-        If no kernel applies them and the weight is trained, values and moments of these rows, without the padding row,
-        are kept for the next optimizer step (`cached`). `places` are the sorted IDs, if the caller has them.
+        Returns:
+            The rows, `(N, D)`, and the `segments_of_equal_ids` if they were computed.
+
+        Raises:
+            IndexError: An ID is outside the table. Nothing was written.
         """
-        self.check_process()
-        steps = self.steps
-        if steps is None:
+        segments = None
+        if self._has_pending_for_reads(weight):
+            segments = self._apply_to_rows(weight, ids, learns=learns)
+        return torch.embedding(raw_weight(weight), ids), segments
+
+    @exclusive
+    def apply_to_ids(self, weight: Tensor, ids: Tensor, places: tuple[Tensor, Tensor] | None = None) -> None:
+        """Apply the pending updates of the rows that an operator is about to read, to the weight in place.
+
+        `places` are the sorted IDs, if the caller has them.
+        """
+        if not self._has_pending_for_reads(weight):
             return
-        self.check_capture(weight)
-        check_state_size(weight, self.moments)
-        self.check_for_writes(weight)
-        if not steps.has_pending:
-            return
-        if self._has_gpu_kernels(weight):
+        tensors = self._tensors(weight)
+        if tensors.on_gpu and tensors.kernel_applies(APPLY_PENDING):
             self._update_on_gpu(weight, (sort_rows(ids) if places is None else places)[0])
-            return
-        ids = ids.flatten()
-        if self._tensors(weight).kernel_applies(APPLY_PENDING, steps.value_steps, ids):
-            rows = segments_of_equal_ids(ids).rows
-            if steps.contains(rows) and self._apply_in_one_pass(weight, rows):
-                return
-        pending = steps.value_steps.index_select(0, ids) < steps.step
+        else:
+            self._apply_to_rows(weight, ids.flatten(), learns=weight.requires_grad and torch.is_grad_enabled())
+
+    def _has_pending_for_reads(self, weight: Tensor) -> bool:
+        """Return whether rows may lack updates, after checking that this process may read and update them."""
+        self.check_process()
+        if self.steps is None:
+            return False
+        self.check_capture(weight)
+        self._check_for_writes(weight)
+        return self.steps.has_pending
+
+    def _apply_to_rows(self, weight: Tensor, ids: Tensor, *, learns: bool) -> Segments:
+        """Apply the pending updates of the rows of IDs, `(N,)`, by a kernel on a CPU or by torch operators."""
+        tensors, steps = self._tensors(weight), self.steps
+        assert steps is not None
+        by_kernel = not tensors.on_gpu and tensors.kernel_applies(APPLY_PENDING)
+        segments = segments_of_equal_ids(ids, by_kernel=by_kernel)
+        if not (by_kernel and steps.contains(segments.rows) and self._apply_in_one_pass(weight, segments.rows)):
+            self._apply_by_operators(weight, segments.rows, learns=learns)
+        return segments
+
+    def _apply_by_operators(self, weight: Tensor, rows: Tensor, *, learns: bool) -> None:
+        """Apply the pending updates of distinct rows by torch operators, and keep what a step will need (`cached`).
+
+        If the weight learns, values and moments of all these rows but for the padding row are kept.
+        """
+        steps = self.steps
+        assert steps is not None
+        pending = steps.value_steps.index_select(0, rows) < steps.step
         if not pending.any():
             return
-        learns = weight.requires_grad and torch.is_grad_enabled()
-        rows = torch.unique(ids if learns else ids[pending]).long()
-        if learns and self.padding_idx is not None:
+        if not learns:
+            rows = rows[pending]
+        elif self.padding_idx is not None:
             padding = rows == self.padding_idx
             if padding.any():  # it has no gradient, but where it is not zero it decays
                 self._update_rows(weight, rows[padding])
@@ -238,12 +270,6 @@ class PendingUpdates:
         values = self._update_rows(weight, rows, cache=learns)
         if learns:
             self.cached = rows, values, self._versions(weight)
-
-    def _has_gpu_kernels(self, weight: Tensor) -> bool:
-        """Return whether Triton kernels compute with the rows and the attached optimizer's state."""
-        if device_kind(weight) != "cuda" or self.steps is None:
-            return False
-        return self._tensors(weight).kernel_applies(APPLY_PENDING, self.steps.value_steps, self.steps.moment_steps)
 
     def _update_on_gpu(
         self,
@@ -275,21 +301,21 @@ class PendingUpdates:
         rows: Tensor,
         *,
         moments: bool = False,
-        segments: Segments | None = None,
-        vectors: Tensor | None = None,
     ) -> bool:
         """Apply the pending updates of distinct rows by a kernel, and return `False` without effect if it fails."""
-        if not len(rows):
+        if not rows.shape[0]:
             return True
         steps = self.steps
         assert steps is not None
-        self.storage.before_write(rows if moments else rows[steps.value_steps.index_select(0, rows) < steps.step])
-        tensors, outcome = self._tensors(weight), np.zeros(len(rows), np.uint8)
-        order, offsets = (rows, rows) if segments is None else segments[1:]
-        out = tensors.table[:0] if vectors is None else vectors
-        record = (steps.value_steps, steps.moment_steps, *steps.history.kernel_arguments(tolerance_of(tensors.table)))
-        arguments = (rows, *record, *tensors.kernel_arguments(), moments, outcome, order, offsets, out)
-        if not APPLY_PENDING[tensors.rowwise].run(len(rows), *arguments, block=rows_in_block(tensors.table)):
+        if self.storage.keeps_old_rows:
+            changed = rows if moments else rows[steps.value_steps.index_select(0, rows) < steps.step]
+            self.storage.before_write(changed)
+        tensors, outcome = self._tensors(weight), np.zeros(rows.shape[0], np.uint8)
+        assert tensors.arrays is not None
+        row_steps, arrays = tensors.arrays
+        history = steps.history.kernel_arguments(tolerance_of(tensors.table))
+        arguments = (rows, *row_steps, *history, *arrays, moments, outcome)
+        if not APPLY_PENDING[tensors.rowwise].run(rows.shape[0], *arguments, block=tensors.block):
             return False
         most = int(outcome.max())
         if most or moments:
@@ -298,53 +324,41 @@ class PendingUpdates:
             self.version = weight._version
         if most == LEFT_OUT:
             left = rows[torch.from_numpy(outcome == LEFT_OUT)]
-            for chunk in chunk_slices(left, block_size(PENDING_ROWS, device_kind(weight))):
+            for chunk in chunk_slices(left, block_size(PENDING_ROWS, "cpu")):
                 self._update_rows(weight, left[chunk])
             if moments:
                 self._decay_moments(weight, left)
-            if vectors is not None:
-                vectors.index_copy_(0, order, tensors.table.index_select(0, rows.repeat_interleave(offsets.diff())))
         return True
-
-    @exclusive
-    def look_up(self, weight: Tensor, ids: Tensor, segments: Segments) -> Tensor:
-        """Apply the pending updates of the rows of a look-up to the weight in place, and return the rows, `(N, D)`.
-
-        The IDs were checked, `(N,)`, and are contiguous, as the weight is; `segments` are their
-        `segments_of_equal_ids`.
-        """
-        table = raw_weight(weight)
-        vectors = table.new_empty((len(ids), table.shape[1]))
-        if self.steps is not None:
-            check_state_size(weight, self.moments)
-            self.check_for_writes(weight)
-            fits = self.has_pending and self._tensors(weight).kernel_applies(APPLY_PENDING, self.steps.value_steps)
-            if fits and self._apply_in_one_pass(weight, segments.rows, segments=segments, vectors=vectors):
-                return vectors
-        self.apply_to_ids(weight, ids)
-        if not GATHER.run(len(ids), table, ids, 1.0, table[:0], (0, 0), 1.0, vectors, block=rows_in_block(table)):
-            torch.index_select(table, 0, ids, out=vectors)
-        return vectors
 
     def _tensors(self, weight: Tensor) -> RowTensors:
         """Return the memory of the weight and the optimizer's state for it."""
-        return RowTensors(raw_weight(weight), self.moments, self.rounding_seed)
+        tensors, steps = self.tensors, self.steps
+        assert steps is not None
+        if tensors is None or tensors.memory != memory_of(weight, self.moments):
+            each = (steps.value_steps, steps.moment_steps)
+            tensors = self.tensors = RowTensors(weight, self.moments, each, self.rounding_seed)
+        return tensors
 
     def _versions(self, weight: Tensor) -> list[int]:
         """Return torch's version counters of the weight and of the moments, which change at every write."""
         return [each._version for each in (weight, *self.moments)]
 
     @exclusive
-    def prepare_step(self, rows: Tensor, *, then_all: bool = False) -> None:
+    def prepare_step(self, weight: Tensor, rows: Tensor, *, then_all: bool) -> bool:
         """Prepare the storage for an optimizer's step on rows. The step itself can then not fail for a full disk.
 
         `rows` have a gradient and are distinct, `(U,)`. With `then_all` the pending updates of all rows are applied
         after the step.
+
+        Returns:
+            Whether they must be applied: with `then_all`, in shared memory, or in a block `pending_updates_applied`.
         """
-        self.storage.before_write(rows)
-        num_rows = len(self.steps.value_steps) if then_all and self.steps is not None else 0
-        for first in range(0, num_rows, ROWS_IN_PASS):
-            self.storage.before_write(torch.arange(first, min(first + ROWS_IN_PASS, num_rows)))
+        then_all = then_all or self.eager_blocks > 0 or self._tensors(weight).is_shared
+        if self.storage.keeps_old_rows:
+            self.storage.before_write(rows)
+            for first in range(0, weight.shape[0] if then_all else 0, ROWS_IN_PASS):
+                self.storage.before_write(torch.arange(first, min(first + ROWS_IN_PASS, weight.shape[0])))
+        return then_all
 
     @exclusive
     def step_rows(self, weight: Tensor, rows: Tensor, gradients: Tensor, lr: float, weight_decay: float) -> None:
@@ -355,52 +369,48 @@ class PendingUpdates:
         """
         steps = self.steps
         assert steps is not None
-        self.check_for_writes(weight)
-        betas, now = steps.history.betas, steps.step + 1
-        rates = step_rates(betas, now, lr, weight_decay)
-        if self._has_gpu_kernels(weight):
+        self._check_for_writes(weight)
+        tensors, betas, now = self._tensors(weight), steps.history.betas, steps.history.step + 1
+        rates, by_kernel = step_rates(betas, now, lr, weight_decay), tensors.kernel_applies(OPTIMIZER_STEP)
+        if by_kernel and tensors.on_gpu:
             steps.history.record(lr, weight_decay)
             gradients = gradients.to(weight.dtype).contiguous()
             self._update_on_gpu(weight, rows.contiguous(), gradients=gradients, rates=rates)
             return
-        if device_kind(weight) == "cuda":
+        if tensors.on_gpu:
             is_first = F.pad(rows[1:] != rows[:-1], (1, 0), value=True)[: len(rows)]
             rows, gradients = rows[is_first], gradients[is_first]
         cached, self.cached = self.cached, None
-        if self._step_in_one_pass(weight, rows, gradients, (*betas[:2], *rates)):
+        if by_kernel and self._step_in_one_pass(weight, rows, gradients, (*betas[:2], *rates)):
             steps.history.record(lr, weight_decay)
             return
         looked_up, values, versions = cached or (None, [], [])
         if looked_up is None or versions != self._versions(weight) or not torch.equal(looked_up, rows):
             values = self._update_rows(weight, rows, cache=True)
         decays = steps.decays(steps.record(rows, lr, weight_decay), self.moments)
-        self._tensors(weight).step_rows(rows, values, gradients, decays, rates, step=now)
+        tensors.step_rows(rows, values, gradients, decays, rates, step=now)
         self.version = weight._version
 
     def _step_in_one_pass(self, weight: Tensor, rows: Tensor, gradients: Tensor, rates: tuple[float, ...]) -> bool:
-        """Make the step of `step_rows` by a kernel, and return `False` without effect if none applies."""
-        assert self.steps is not None
-        tensors, record, now = self._tensors(weight), self.steps, self.steps.step + 1
-        inside = record.contains(rows) and gradients.dtype == tensors.table.dtype
-        if not inside or not tensors.kernel_applies(OPTIMIZER_STEP, record.value_steps, rows, gradients):
+        """Make the step of `step_rows` by a kernel, and return `False` without effect if it fails."""
+        tensors, steps = self._tensors(weight), self.steps
+        if gradients.dtype != tensors.table.dtype or tensors.arrays is None or steps is None:
             return False
-        kernel, tables = OPTIMIZER_STEP[tensors.rowwise], tensors.kernel_arguments()
-        steps, missed = (record.value_steps, record.moment_steps), np.zeros(len(rows), np.uint8)
-        numbers, block = gradients.contiguous(), rows_in_block(tensors.table)
-        if not kernel.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block):
+        kernel, (row_steps, arrays), now = OPTIMIZER_STEP[tensors.rowwise], tensors.arrays, steps.history.step + 1
+        numbers, missed = gradients.contiguous(), np.zeros(rows.shape[0], np.uint8)
+        if not kernel.run(rows.shape[0], rows, numbers, *row_steps, now, rates, *arrays, missed, block=tensors.block):
             return False
         if missed.any():
             left = torch.from_numpy(missed).bool()
             rows, numbers = rows[left], numbers[left]
             if not self._apply_in_one_pass(weight, rows):
                 self._update_rows(weight, rows)
-            kernel.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block)
+            kernel.run(rows.shape[0], rows, numbers, *row_steps, now, rates, *arrays, missed, block=tensors.block)
         torch.autograd.graph.increment_version((weight, *self.moments))
         self.version = weight._version
         return True
 
-    @exclusive
-    def check_for_writes(self, weight: Tensor) -> None:
+    def _check_for_writes(self, weight: Tensor) -> None:
         """Check that the weight was not written in place while updates were pending; accept other writes.
 
         The written values would belong to an earlier step. After the error they stay and the pending updates are
@@ -412,7 +422,7 @@ class PendingUpdates:
         known, self.version = self.version, weight._version
         if self.version == known or not steps.has_pending:
             return
-        missed = steps.pending_rows(0, len(steps.value_steps))
+        missed = steps.pending_rows(0, steps.value_steps.shape[0])
         self.storage.before_write(missed)
         steps.value_steps.index_fill_(0, missed, steps.step)
         steps.applied_step, self.cached = steps.step, None
@@ -426,7 +436,7 @@ class PendingUpdates:
 
     def check_capture(self, weight: Tensor) -> None:
         """Check that no CUDA graph is captured: a replay would not have the numbers of later steps."""
-        if is_capturing(raw_weight(weight)):
+        if is_capturing(weight):
             raise StaleRowsError(
                 f"A CUDA graph is captured, and would repeat these steps of the row-sparse table {tuple(weight.shape)} "
                 f"at every replay: leave it out of the graph, or look up in a copy.deepcopy of it."
@@ -453,17 +463,18 @@ class PendingUpdates:
         if steps is None:
             return
         self.check_capture(weight)
-        self.check_for_writes(weight)
+        self._check_for_writes(weight)
         if steps.step == steps.history.start or (not steps.has_pending and not moments):
             return
         check_state_size(weight, self.moments)
         stop = len(weight) if stop is None else min(stop, len(weight))
-        if self._has_gpu_kernels(weight):
+        tensors = self._tensors(weight)
+        fits = tensors.kernel_applies(APPLY_PENDING)
+        if fits and tensors.on_gpu:
             self._update_on_gpu(weight, range(start, max(start, stop)), moments=moments)
             if start == 0 and stop == len(weight):
                 steps.applied_step = steps.step
             return
-        fits = self._tensors(weight).kernel_applies(APPLY_PENDING, steps.value_steps)
         size = block_size(PENDING_ROWS, device_kind(weight))
         for first in range(start, stop, ROWS_IN_PASS):
             last = min(first + ROWS_IN_PASS, stop)

@@ -30,11 +30,11 @@ class RowSteps:
     @property
     def has_pending(self) -> bool:
         """Return whether some rows may have values without the last optimizer steps."""
-        return self.applied_step < self.step
+        return self.applied_step < self.history.step
 
     def contains(self, rows: Tensor) -> bool:
         """Return whether row numbers in ascending order are those of rows of the table."""
-        return not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
+        return not rows.shape[0] or (int(rows[0]) >= 0 and int(rows[-1]) < self.value_steps.shape[0])
 
     def pending_rows(self, start: int, stop: int, *, moments: bool = False) -> Tensor:
         behind = self.value_steps[start:stop] < self.step

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,14 +10,18 @@ from embedlayer.core.block_sizes import NUMBERS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.shapes import wide_dtype
-from embedlayer.core.torch_state import without_dispatch
-from embedlayer.kernels.kernel import Kernel
+from embedlayer.core.torch_state import has_memory, without_dispatch
+from embedlayer.kernels.kernel import FLOATS, Array, Kernel, as_array
+from embedlayer.row_sparse.gradient import rows_in_block
 from embedlayer.row_sparse.history import StepRates
 from embedlayer.row_sparse.stochastic_rounding import round_rows
 
 
 class RowStorage(ABC):
     """Where the rows of a row-sparse table and of its optimizer state are stored."""
+
+    keeps_old_rows = True
+    """Whether `before_write` stores the old contents, and should be told only of rows that change."""
 
     @abstractmethod
     def new_state(self, weight: Tensor, name: str, width: int | None, dtype: torch.dtype) -> Tensor:
@@ -39,6 +42,8 @@ class RowStorage(ABC):
 
 class RowsInMemory(RowStorage):
     """Ordinary memory, on the device of the weight."""
+
+    keeps_old_rows = False
 
     def new_state(self, weight: Tensor, name: str, width: int | None, dtype: torch.dtype) -> Tensor:
         """Return zeros. On a CPU the system provides their memory when rows are written, not here."""
@@ -91,31 +96,42 @@ def apply_skipped_steps_(
     p.mul_(decay).addcmul_(m, total, value=-1)
 
 
-class RowTensors(NamedTuple):
-    """The rows of a table and of its optimizer's state as plain tensors, which are written in place."""
+class RowTensors:
+    """The rows of a table and of its optimizer's state as plain tensors, which are written in place.
 
-    table: Tensor
-    moments: tuple[Tensor, ...]
-    rounding_seed: int | None
+    Attributes:
+        memory: Where the tensors are (`memory_of`). It is another one after `weight.data = ...` or `share_memory_()`.
+        is_shared: Whether the table is in memory that other processes can write; see `is_in_shared_memory`.
+        arrays: What a kernel on a CPU takes: the steps of values and of moments, and table, first moments, second
+            moments and seed; `None` where no kernel takes these tensors.
+    """
 
-    @property
-    def rowwise(self) -> bool:
-        return self.moments[-1].shape[1] == 1
+    def __init__(
+        self, weight: Tensor, moments: tuple[Tensor, ...], steps: tuple[Tensor, Tensor], rounding_seed: int | None
+    ) -> None:
+        self.table, self.moments, self.rounding_seed = raw_weight(weight), moments, rounding_seed
+        check_state_size(self.table, moments)
+        self.memory, self.is_shared = memory_of(weight, moments), is_in_shared_memory(self.table)
+        self.on_gpu, self.block = device_kind(self.table) == "cuda", rows_in_block(self.table)
+        self.rowwise = moments[-1].shape[1] == 1
+        self._all = (self.table, *moments, *steps)
+        self.arrays: tuple[tuple[Array, ...], tuple[Array | int, ...]] | None = None
+        are_plain = all(has_memory(each) and each.is_contiguous() for each in self._all)
+        if are_plain and self.table.is_cpu and FLOATS.issuperset(each.dtype for each in self._all[:-2]):
+            first = moments[0] if len(moments) > 1 else self.table[:0]
+            rows = (as_array(self.table), as_array(first), as_array(moments[-1]))
+            self.arrays = (*map(as_array, steps),), (*rows, -1 if rounding_seed is None else rounding_seed)
 
-    def kernel_applies(self, kernels: dict[bool, Kernel], *others: Tensor) -> bool:
-        """Return whether the one of `kernels` for these moments, by `rowwise`, may compute with them and `others`."""
-        tensors = (self.table, *self.moments)
-        return all(each.is_contiguous() for each in tensors) and kernels[self.rowwise].applies(*tensors, *others)
+    def kernel_applies(self, kernels: dict[bool, Kernel]) -> bool:
+        """Return whether the one of `kernels` for these moments, by `rowwise`, may compute with the rows now."""
+        if self.on_gpu:
+            return all(each.is_contiguous() for each in self._all) and kernels[self.rowwise].applies(*self._all)
+        return self.arrays is not None and kernels[self.rowwise].applies()
 
     @property
     def random_seed(self) -> int | None:
         """Return the seed of stochastic rounding, or `None` where rows are rounded to nearest."""
         return self.rounding_seed if self.table.dtype == torch.bfloat16 else None
-
-    def kernel_arguments(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Return table, first moments, second moments and rounding seed as kernels take them."""
-        first = self.moments[0] if len(self.moments) > 1 else self.table[:0]
-        return self.table, first, self.moments[-1], -1 if self.rounding_seed is None else self.rounding_seed
 
     def skip_steps(self, rows: Tensor, terms: list[Tensor], *, step: int, cache: bool) -> list[Tensor]:
         """Apply steps without a gradient to the values of distinct rows. The moments are not changed."""
@@ -192,6 +208,11 @@ def check_state_size(weight: Tensor, moments: Sequence[Tensor]) -> None:
                 f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(each.shape)}. Build "
                 f"the optimizer again after resizing, or load the state of this table."
             )
+
+
+def memory_of(weight: Tensor, moments: Sequence[Tensor]) -> tuple[object, ...]:
+    """Return the shape of a weight, and the addresses of it and of its moments, without a Python call for each."""
+    return (weight.shape, *map(Tensor.data_ptr, (weight, *moments)))
 
 
 def raw_weight(weight: Tensor) -> Tensor:

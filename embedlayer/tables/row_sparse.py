@@ -11,8 +11,15 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
+from embedlayer.core.index_checks import INTEGERS, raise_if_outside
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import is_transformed, plain_operators_only, recompute_weights, without_dispatch
+from embedlayer.core.torch_state import (
+    fusible,
+    is_transformed,
+    plain_operators_only,
+    recompute_weights,
+    without_dispatch,
+)
 from embedlayer.kernels.input import StoredRows
 from embedlayer.row_sparse.hooks import (
     RowSparseParameter,
@@ -63,6 +70,20 @@ class RowSparseEmbedding(DenseTable, checks_ids=True):
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return `weight[ids]` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
+        rows = self._parameters.get("weight")
+        if (
+            type(rows) is RowSparseParameter
+            and type(ids) is Tensor
+            and ids.dtype in INTEGERS
+            and device_kind(ids) == "cpu"
+            and not (rows.shape[0] == self._stated_rows != self._stated_vocab_size)
+            and fusible(rows)
+        ):
+            try:  # the IDs are checked before updates are applied
+                return look_up_rows(ids, rows)
+            except IndexError:
+                raise_if_outside(ids, rows.shape[0], "token id")
+                raise
         ids, outside = self._current_check()(ids)
         if "weight" in vars(self):
             recompute_weights(self)

@@ -244,7 +244,7 @@ def _gradient_of_rows(ctx: Any, grad: Tensor, terms: Tensor, ends: Tensor, facto
     values = untouched_zeros((len(places), ctx.shape[1]), grad.dtype)
     if not _sum(grad, bags, offsets, factors, None, values):
         values = _bags(bags, grad, offsets, factors)
-    return finished_gradient(places, values, ctx.shape)
+    return finished_gradient(places, values, ctx.shape, ctx.padding_idx)
 
 
 def _sum(

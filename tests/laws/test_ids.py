@@ -1,5 +1,7 @@
 """Every table takes IDs of any shape, layout and integer type, in both directions, as `nn.Embedding` does."""
 
+from contextlib import nullcontext
+
 import pytest
 import tokenizers
 import torch
@@ -22,6 +24,7 @@ from embedlayer import (
     TransformerEmbedding,
 )
 from embedlayer.inputs.injection import AddedEmbedding, InjectionContext
+from embedlayer.kernels import kernels_disabled
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2], [0, 1, 5, 49]])
 
@@ -86,24 +89,24 @@ def test_a_look_up_equals_the_rows_for_ids_of_every_shape_layout_and_type(name, 
             torch.testing.assert_close(gradients(table, found), gradients(twin, expected))
 
 
-@looped("frozen, small", [False, True], [0, 1 << 17])  # numbers of a look-up without a kernel
-def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_shape(frozen, small, monkeypatch):
-    monkeypatch.setattr("embedlayer.row_sparse.hooks.SMALL_NUMEL", small)
-    for shape, ids in SHAPES.items():
-        tables = [kind(VOCAB_SIZE, EMBED_DIM, 0) for kind in (TokenEmbedding, RowSparseEmbedding)]
-        tables[1].load_state_dict(tables[0].state_dict())
-        kinds = (torch.optim.AdamW, RowAdamW)
-        optimizers = [kind(table.parameters(), lr=1e-2) for kind, table in zip(kinds, tables, strict=True)]
-        for step in (torch.arange(VOCAB_SIZE), *torch.arange(6).split(2)):
-            for table, optimizer in zip(tables, optimizers, strict=True):
-                optimizer.zero_grad()
-                table(step).square().sum().backward()
-                optimizer.step()
-        dense, sparse = (table.requires_grad_(not frozen) for table in tables)
-        expected, found = dense(ids), sparse(ids)
-        torch.testing.assert_close(found, expected, msg=lambda text, shape=shape: f"{shape}: {text}")
-        if not frozen:
-            torch.testing.assert_close(gradients(sparse, found), gradients(dense, expected))
+@looped("frozen, kernels", [False, True], [False, True])
+def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_shape(frozen, kernels):
+    with nullcontext() if kernels else kernels_disabled():
+        for shape, ids in SHAPES.items():
+            tables = [kind(VOCAB_SIZE, EMBED_DIM, 0) for kind in (TokenEmbedding, RowSparseEmbedding)]
+            tables[1].load_state_dict(tables[0].state_dict())
+            kinds = (torch.optim.AdamW, RowAdamW)
+            optimizers = [kind(table.parameters(), lr=1e-2) for kind, table in zip(kinds, tables, strict=True)]
+            for step in (torch.arange(VOCAB_SIZE), *torch.arange(6).split(2)):
+                for table, optimizer in zip(tables, optimizers, strict=True):
+                    optimizer.zero_grad()
+                    table(step).square().sum().backward()
+                    optimizer.step()
+            dense, sparse = (table.requires_grad_(not frozen) for table in tables)
+            expected, found = dense(ids), sparse(ids)
+            torch.testing.assert_close(found, expected, msg=lambda text, shape=shape: f"{shape}: {text}")
+            if not frozen:
+                torch.testing.assert_close(gradients(sparse, found), gradients(dense, expected))
 
 
 @pytest.mark.parametrize("name", some(COMPILED_ALONE, LOOKUP_TABLES))

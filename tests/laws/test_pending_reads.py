@@ -3,6 +3,7 @@
 import copy
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 import embedlayer as el
+from embedlayer.kernels import kernels_disabled
 from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables import MappedEmbedding
 
@@ -260,20 +262,20 @@ def test_a_graph_of_a_parameter_that_became_that_of_a_table_is_an_error() -> Non
 
 
 @pytest.mark.parametrize("padding_idx", [None, 3])
-@pytest.mark.parametrize("small", [0, 1 << 17], ids=["by kernels", "small"])
-def test_a_penalty_on_the_gradient_is_part_of_the_gradient(padding_idx, small, monkeypatch) -> None:
-    monkeypatch.setattr("embedlayer.row_sparse.hooks.SMALL_NUMEL", small)
-    rows, factor = torch.randn(9, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
-    found = []
-    for kind in (el.RowSparseEmbedding, nn.Embedding):
-        module = kind(9, 4, padding_idx, **OPTIONS)
-        module.weight.data.copy_(rows)
-        scale = factor.clone().requires_grad_()
-        loss = (module(torch.tensor([1, 3, 3, 5])) * scale).square().sum()
-        (gradient,) = torch.autograd.grad(loss, module.weight, create_graph=True)
-        total = loss + (gradient.to_dense() if gradient.is_sparse else gradient).square().sum()
-        found.append(torch.autograd.grad(total, scale)[0])
-    torch.testing.assert_close(*found)
+@pytest.mark.parametrize("kernels", [True, False], ids=["by kernels", "by operators"])
+def test_a_penalty_on_the_gradient_is_part_of_the_gradient(padding_idx, kernels) -> None:
+    with nullcontext() if kernels else kernels_disabled():
+        rows, factor = torch.randn(9, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+        found = []
+        for kind in (el.RowSparseEmbedding, nn.Embedding):
+            module = kind(9, 4, padding_idx, **OPTIONS)
+            module.weight.data.copy_(rows)
+            scale = factor.clone().requires_grad_()
+            loss = (module(torch.tensor([1, 3, 3, 5])) * scale).square().sum()
+            (gradient,) = torch.autograd.grad(loss, module.weight, create_graph=True)
+            total = loss + (gradient.to_dense() if gradient.is_sparse else gradient).square().sum()
+            found.append(torch.autograd.grad(total, scale)[0])
+        torch.testing.assert_close(*found)
 
 
 def test_a_dense_part_of_the_gradient_is_an_error_that_says_what_to_do() -> None:

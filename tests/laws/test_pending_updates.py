@@ -16,6 +16,7 @@ import embedlayer as el
 from embedlayer.kernels.kernel import kernels_disabled
 from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.row_sparse.storage import raw_weight
+from embedlayer.tables import DenseTable
 
 V, D = 40, 4
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -89,7 +90,7 @@ class Run:
     @property
     def table(self) -> el.TokenEmbedding:
         table = self.model[0]
-        assert isinstance(table, el.TokenEmbedding)
+        assert isinstance(table, DenseTable)
         return table
 
     def step(self, ids: Tensor, upstream: Tensor) -> None:

@@ -168,11 +168,8 @@ def apply_pending(
     seed: int,
     decay_moments: bool,
     outcome: Any,
-    order: Any,
-    offsets: Any,
-    out: Any,
 ) -> None:
-    """Apply the pending updates of distinct rows in place, and copy the rows to their places in a look-up."""
+    """Apply the pending updates of distinct rows in place."""
     # `masses`: `lines[0]` divided by the weight decay up to each step. `fading`: `(beta1 / sqrt(beta2)) ** j`, and
     # `spreading`: `beta2 ** (-j / 2)`, for j from 1. `outcome`: 1 for an updated row, 2 for one that is left out.
     before, size, reach, weak = sizes  # the step before the record, its steps, and terms that are not negligible
@@ -262,8 +259,6 @@ def apply_pending(
                 m[i] = narrow(widen(m[i]) * fade1, m[i])
                 v[i] = narrow(widen(v[i]) * fade2, v[i])
             moment_steps[row] = step
-        if len(out):
-            copy_to_places(p, order[offsets[place_of_row] : offsets[place_of_row + 1]], out)
 
 
 @reordering
@@ -294,9 +289,6 @@ def apply_pending_rowwise(
     seed: int,
     decay_moments: bool,
     outcome: Any,
-    order: Any,
-    offsets: Any,
-    out: Any,
 ) -> None:
     """Apply the pending updates of distinct rows with one second moment each in place; see `apply_pending`."""
     before, size, reach, weak = sizes
@@ -337,8 +329,6 @@ def apply_pending_rowwise(
                 for i in range(width):
                     m[i] = narrow(widen(m[i]) * fade, m[i])
             moment_steps[row] = step
-        if len(out):
-            copy_to_places(p, order[offsets[place_of_row] : offsets[place_of_row + 1]], out)
 
 
 @kernel
