@@ -65,7 +65,3 @@ class AxialPositionalEmbedding(AdditivePosition):
         row = F.embedding(index // columns, self.rows[:, 0])
         vectors = torch.cat([row, F.embedding(index % columns, self.columns[0])], dim=-1)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
-
-    def extra_repr(self) -> str:
-        """Return grid and widths, which `print` shows."""
-        return f"{self.grid}, {self.widths}"
