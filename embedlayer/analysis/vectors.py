@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Float32
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
-from embedlayer.analysis.evaluation.judgements import (
+from embedlayer.analysis.judgements import (
     AnalogyScores,
     WordPairScores,
     evaluate_word_analogies,
@@ -35,7 +35,7 @@ from embedlayer.tables.conversions import TableLike
 from embedlayer.tokenization.bytes import decode_readable, token_text
 from embedlayer.tokenization.ids import require_rows
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer
-from embedlayer.tokenization.words import unknown_word, word_tokenizer
+from embedlayer.tokenization.vocabulary_files import unknown_word, word_tokenizer
 
 Token: TypeAlias = str | int | bytes | np.integer[Any]  # a token by its text, its ID, or its bytes
 Vector: TypeAlias = Tensor | npt.NDArray[Any]  # a vector `(D,)`

@@ -19,9 +19,9 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.partials import temporary_folder
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tokenization.bpe_files import END_OF_TEXT, byte_level_alphabet
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.vocabulary_files import END_OF_TEXT, byte_level_alphabet
 
 GPT2_SIZE, GPT2_IDS = 50257, [11241, 7509]
 """Vocabulary size of GPT-2's tokenizer, and its IDs of " tokenizer"; they identify the tokenizer."""

@@ -18,9 +18,9 @@ from jaxtyping import Bool, Int
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import TokenIdError, VocabularyError
-from embedlayer.tokenization.bpe_files import byte_level_alphabet, component_types
 from embedlayer.tokenization.ids import USUAL_NAMES, table_size, unknown_id
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, normalized, pure_tokenizer, tokens_of_word
+from embedlayer.tokenization.vocabulary_files import byte_level_alphabet, component_types
 
 Token = str | int
 """A token, by its text or its ID."""

@@ -16,8 +16,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from embedlayer.core.errors import TokenizerError
 from embedlayer.families import GGUF_TOKENIZERS, PRE_TOKENIZERS
-from embedlayer.tokenization.bert_tokenizers import bert_tokenizer, is_lowercased
-from embedlayer.tokenization.bpe_files import component_types
 from embedlayer.tokenization.bytes import BYTE_ENTRY
 from embedlayer.tokenization.sentencepiece_files import (
     BYTE,
@@ -31,6 +29,7 @@ from embedlayer.tokenization.sentencepiece_files import (
     sentencepiece_tokenizer,
 )
 from embedlayer.tokenization.tokenizer_calls import decode_batch, encode_batch
+from embedlayer.tokenization.vocabulary_files import bert_tokenizer, component_types, is_lowercased
 
 PREFIX, JSON = "tokenizer.ggml.", "tokenizer.huggingface.json"
 TOKEN_ID = "_token_id"

@@ -135,13 +135,12 @@ def rotate_head(
     if layout.own_angles or layout.distance not in (1, layout.pairs):
         return rotate_channels(x, cos, sin, distance=layout.distance)
     kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
+    in_one_pass = False
     if is_compiling:
-        if kernel.applies_in_graph(x) and has_more_than(x, LARGE_NUMEL):
-            return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
+        in_one_pass = kernel.applies_in_graph(x) and has_more_than(x, LARGE_NUMEL)
     elif x.numel() > (SMALL_INTERLEAVED_NUMEL if interleaved else LARGE_NUMEL):
         if kernel.applies(x, cos, sin):
-            if x.numel() > LARGE_NUMEL:
-                return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
+            in_one_pass = x.numel() > LARGE_NUMEL
         elif (
             interleaved
             and x.dtype == cos.dtype
@@ -150,7 +149,10 @@ def rotate_head(
             and fusible(x, cos, sin)
         ):
             return _rotate_complex(x, *_pair_angles(cos, sin, interleaved=True))
-    return rotate_channels(x, cos, sin, distance=layout.distance)
+    if not in_one_pass:
+        return rotate_channels(x, cos, sin, distance=layout.distance)
+    rotated_at_once: Tensor = fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
+    return rotated_at_once
 
 
 class _RotateHeads(torch.autograd.Function):
