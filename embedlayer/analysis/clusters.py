@@ -76,7 +76,23 @@ def _peak_of_cells(counts: Float[Tensor, "G G"], width: float) -> Int[Tensor, " 
     peak: Tensor = following.flatten()
     while not torch.equal(peak[peak], peak):
         peak = peak[peak]
-    return _merged_peaks(density, peak)[peak]
+    # merge peaks that no valley separates
+    heights = density.flatten().tolist()
+    merged: dict[int, int] = {}
+
+    def top(cell: int) -> int:  # the highest peak that a peak was merged with
+        while cell in merged:
+            cell = merged[cell]
+        return cell
+
+    for pair, saddle in _saddles(density, peak):
+        low, high = sorted(map(top, pair), key=lambda cell: (heights[cell], -cell))
+        if low != high and saddle >= SHALLOW * heights[low]:
+            merged[low] = high
+    target = torch.arange(len(peak))
+    for cell in merged:
+        target[cell] = top(cell)
+    return target[peak]
 
 
 def _smoothed(counts: Float[Tensor, "G G"], width: float) -> Float[Tensor, "G G"]:
@@ -101,26 +117,6 @@ def _saddles(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> list[tup
             pair = (min(first, second), max(first, second))
             saddles[pair] = max(saddles.get(pair, 0.0), saddle)
     return sorted(saddles.items(), key=lambda each: (-each[1], each[0]))
-
-
-def _merged_peaks(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Int[Tensor, " C"]:
-    """Merge peaks that no valley separates, and return the peak that each cell of a peak then belongs to."""
-    heights = density.flatten().tolist()
-    merged: dict[int, int] = {}
-
-    def top(cell: int) -> int:  # the highest peak that a peak was merged with
-        while cell in merged:
-            cell = merged[cell]
-        return cell
-
-    for pair, saddle in _saddles(density, peak):
-        low, high = sorted(map(top, pair), key=lambda cell: (heights[cell], -cell))
-        if low != high and saddle >= SHALLOW * heights[low]:
-            merged[low] = high
-    target = torch.arange(len(peak))
-    for cell in merged:
-        target[cell] = top(cell)
-    return target
 
 
 @torch.no_grad()

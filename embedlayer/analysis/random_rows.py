@@ -103,7 +103,7 @@ class RandomRows:
 
 
 @torch.no_grad()
-def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Tensor, " V"] | None = None) -> RandomRows:
+def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Tensor, " V"] | None) -> RandomRows:
     """Compare each usable row of a table with random directions. The work is of order `V D^2`.
 
     `usable` are the rows that are neither zero nor hold NaN or infinity. `strangers` are rows that are known not to

@@ -146,11 +146,11 @@ def row_verdicts(
     under_trained: UnderTrained,
     *,
     directed: Bool[Tensor, " V"],
-    counts: Tensor | None = None,
-    kinds: Sequence[str] | None = None,
-    at_mean: Collection[int] = (),
-    equal: Collection[int] = (),
-    untouched: Collection[int] = (),
+    counts: Tensor | None,
+    kinds: Sequence[str] | None,
+    at_mean: Collection[int],
+    equal: Collection[int],
+    untouched: Collection[int],
 ) -> RowVerdicts:
     """Judge each row of a table by all that is known of it. Later rules replace the result of earlier ones.
 

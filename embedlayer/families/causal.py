@@ -14,7 +14,6 @@ from embedlayer.families.records import (
     STATE_POSITIONS,
     AlibiPositions,
     CountedRows,
-    ExtraRows,
     Factor,
     Family,
     HeadSpec,
@@ -195,7 +194,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama(
         "zamba2", position=PositionChoice("use_mem_rope", ((True, "rotary"),), otherwise=None), head=HeadSpec(tied=True)
     ),
-    _llama("mllama", "mllama_text_model", rows=ExtraRows(8), head=HeadSpec(tied="never")),
+    _llama("mllama", "mllama_text_model", extra_rows=8, head=HeadSpec(tied="never")),
     _llama(
         "qwen4_exp",
         "qwen4_exp_text",
