@@ -171,18 +171,8 @@ TABLE_WORDS: Names = ("embed", "wte", "codebook")
 
 OTHER_WORDS: Names = (
     *("pos", "type", "norm", "proj", "patch_", "mask", "time", "row_", "column_", "distance", "relative", "rel_"),
-    *(
-        "query",
-        "queries",
-        "speaker",
-        "label",
-        "class",
-        "level",
-        "not_a_point",
-        "mapping",
-        "transformation",
-        "embed_out",
-    ),
+    *("query", "queries", "speaker", "label", "class", "level", "not_a_point", "mapping", "transformation"),
+    "embed_out",
 )
 """Parts of the names of embeddings that have no row for each token or code."""
 
