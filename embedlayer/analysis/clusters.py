@@ -22,7 +22,7 @@ SHALLOW = 0.8  # peaks are merged if the density between them is at least this s
 
 NARROWEST, WIDEST, WIDER = 1.5, 64.0, 1.25  # standard deviation of the smoothing in cells, and the factor between tries
 
-SHORTEST_WORD = 3
+NAMES, SHORTEST_WORD = 5, 3
 TYPICAL = 0.25  # share of the words of a cluster, those nearest to its mean direction, among which names are chosen
 FEWEST_TYPICAL = 12
 
@@ -125,10 +125,9 @@ def typical_tokens(
     of: Int[Tensor, " V"],
     texts: Sequence[str],
     *,
-    count: int = 5,
     frequency: Int[Tensor, " V"] | None = None,
 ) -> list[list[int]]:
-    """Return the IDs of the tokens that name each cluster, at most `count`, most frequent first.
+    """Return the IDs of the tokens that name each cluster, at most `NAMES`, most frequent first.
 
     Of the words of a cluster, those nearest to its mean direction are candidates, and the most frequent of them are
     chosen; the mean direction of the whole table is subtracted first. A cluster without words is named by other tokens.
@@ -151,7 +150,7 @@ def typical_tokens(
         distinct: dict[str, int] = {}  # no two texts are equal but for case, white space or a final "s"
         for token in chosen[weight[chosen].argsort(descending=True, stable=True)].tolist():
             bare = texts[token].strip().casefold()
-            if bare and len(distinct) < count:
+            if bare and len(distinct) < NAMES:
                 distinct.setdefault(bare.removesuffix("s") or bare, token)
         named.append([*distinct.values()])
     return named
