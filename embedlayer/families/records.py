@@ -5,8 +5,8 @@ names, the reader takes the first one that the checkpoint has.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from embedlayer.families.field_types import End, Names, Numbering, Presence, Step
 
@@ -411,6 +411,13 @@ class Family:
     codes: CodeSpec | None = None  # K streams of codes beside the tokens, or in their place
     vocab_size: str = "vocab_size"  # key of the number of rows
     notes: Names = ()  # what transformers computes and the layer does not; shown when it is loaded
+
+    def like(self, name: str, *model_types: str, **changes: Any) -> "Family":
+        """Return another family, which differs from this one in the fields of `changes`.
+
+        `name` is that in reports, and the only model type if none follows.
+        """
+        return replace(self, name=name, model_types=model_types or (name,), **changes)
 
     @property
     def sub_configs(self) -> Names:
