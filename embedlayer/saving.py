@@ -338,13 +338,12 @@ def config_from_attributes(layer: Described) -> "JsonObject":
     JSON values. The arguments `device` and `dtype` are left out.
     """
     arguments: JsonObject = {}
+    kind = type(layer).__name__
     for name, parameter in inspect.signature(type(layer)).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in ("device", "dtype"):
             continue
         if not hasattr(layer, name):
-            raise CheckpointError(
-                f"A {type(layer).__name__} cannot be saved: set self.{name}, or define its property config."
-            )
+            raise CheckpointError(f"A {kind} cannot be saved: set self.{name}, or define its property config.")
         value = getattr(layer, name)
         value = list(value) if isinstance(value, tuple) else value
         arguments[name] = describe(value) if isinstance(value, Described) else value

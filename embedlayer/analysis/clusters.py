@@ -69,14 +69,16 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
 
 
 def _peak_of_cells(counts: Float[Tensor, "G G"], width: float) -> Int[Tensor, " C"]:
-    """Return the cell of the peak that each cell belongs to, after a Gaussian smoothing by `width` cells."""
+    """Return the cell of the peak that each cell belongs to, after a Gaussian smoothing by `width` cells.
+
+    Peaks that no valley separates are merged.
+    """
     density = _smoothed(counts, width)
     # move to the densest neighbour, again and again
     _, following = F.max_pool2d(density[None, None], 3, stride=1, padding=1, return_indices=True)
     peak: Tensor = following.flatten()
     while not torch.equal(peak[peak], peak):
         peak = peak[peak]
-    # merge peaks that no valley separates
     heights = density.flatten().tolist()
     merged: dict[int, int] = {}
 

@@ -394,14 +394,14 @@ REFUSED_CAUSAL: Mapping[str, str] = {
 }
 """Model type -> why its input or its head is not that of one table, the middle of a sentence."""
 
-# Keys of `params.json` in Meta's layout, as Meta, Mistral and llama2.c write them. A key outside these lists that has a
-# value may change the model, so the reader refuses it by name.
-
 META_PARAMS: Names = (
     *("dim", "n_heads", "n_kv_heads", "n_layers", "head_dim", "norm_eps", "vocab_size", "tied_embeddings"),
     *("rope", "rope_theta", "yarn", "llama_4_scaling", "sliding_window", "quantization"),
 )
-"""Keys that are read."""
+"""Keys of `params.json` in Meta's layout that are read, as Meta, Mistral and llama2.c write them.
+
+A key outside these lists that has a value may change the model, so the reader refuses it by name.
+"""
 
 BLOCK_PARAMS: Names = (
     *("hidden_dim", "multiple_of", "ffn_dim_multiplier", "moe"),

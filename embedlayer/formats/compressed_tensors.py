@@ -43,7 +43,8 @@ class ScaledRows(StoredFormat):
 
     library: ClassVar[str] = METHOD
     scales: ClassVar[tuple[str, ...]] = (SCALE,)
-    code_choices: ClassVar[dict[str, Collection[int | str]]]  # values of the argument for the codes, by its name
+    code_choices: ClassVar[dict[str, Collection[int | str]]]
+    """Values that the argument for the codes may have, by its name."""
 
     group_size: int
     scale_dtype: str

@@ -34,7 +34,7 @@ class NVFP4Rows(StoredFormat):
 
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "NVFP4"
-    dtype = torch.float32  # in which the library computes
+    dtype = torch.float32
     scales: ClassVar[tuple[str, ...]] = (SCALE, SECOND_SCALE)
     is_of_model: ClassVar[bool] = True
 

@@ -83,7 +83,6 @@ class TokenTracer:
         self.model = traced_model(tokenizer)
         self.tokens = TokenBytes(tokenizer)
         self._before, self._after = _Recorder(), _Recorder()
-        # a tokenizer of the same model and components that records how it splits a text
         pure, self._recording = self.tokens.tokenizer, Tokenizer(self.tokens.tokenizer.model)
         for name in ("normalizer", "post_processor"):
             if (component := getattr(pure, name)) is not None:

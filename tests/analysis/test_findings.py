@@ -226,8 +226,7 @@ def test_a_shift_of_the_rows_against_the_tokens_is_found(shift) -> None:
 def test_a_share_of_exchanged_rows_is_measured(share) -> None:
     rows, chosen = similar(width=96), torch.randperm(900)[: int(900 * share)]
     rows[chosen] = rows[chosen[torch.randperm(len(chosen))]]
-    health = health_of(rows)
-    found = health.spelling
+    found = (health := health_of(rows)).spelling
     assert found.is_mixed
     assert found.misplaced == pytest.approx(share, abs=0.12)
     assert found.alike_cosine == pytest.approx(0.8, abs=0.1)
