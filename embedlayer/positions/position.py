@@ -66,8 +66,9 @@ class Position(Pretrained):
     def extra_repr(self) -> str:
         """Return the constructor's arguments that are set, which `print` shows."""
         names = [name for name in inspect.signature(type(self)).parameters if name != "device"]
-        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return ", ".join(f"{name}={value}" for name, value in values.items() if value not in (None, False))
+        values = {name: getattr(self, name) for name in names if getattr(self, name, None) not in (None, False)}
+        texts = {name: f"{each:g}" if isinstance(each, float) else str(each) for name, each in values.items()}
+        return ", ".join(f"{name}={text}" for name, text in texts.items())
 
     @property
     def hook(self) -> Literal["add", "rotate", "bias"] | None:
