@@ -58,7 +58,7 @@ def write_files(folder: Path) -> None:
     from embedlayer.checkpoints.layer import EmbeddingLayer
     from embedlayer.checkpoints.vector_files import write_vectors
     from embedlayer.tables.dense import TokenEmbedding
-    from embedlayer.tokenization.words import word_tokenizer
+    from embedlayer.tokenization.vocabulary_files import word_tokenizer
 
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(CLUSTERS, WIDTH, generator=generator)

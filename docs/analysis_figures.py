@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import embedlayer as el
-from embedlayer.analysis.evaluation.judgements import ranks
+from embedlayer.analysis.judgements import ranks
 from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.opening import open_model

@@ -23,7 +23,7 @@ from embedlayer.analysis.health_report import TableHealth
 from embedlayer.explorer.tokenization import open_word_table
 from embedlayer.opening import OpenedModel
 from embedlayer.tables.quantized import QuantizedEmbedding
-from embedlayer.tokenization.words import word_tokenizer
+from embedlayer.tokenization.vocabulary_files import word_tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from tables import write_between_markers

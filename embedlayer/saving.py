@@ -71,14 +71,15 @@ class Described:
 
     @property
     def config(self) -> "JsonObject":
-        """Return the constructor's arguments by name, as JSON values. A subclass must define this property.
+        """Return the constructor's arguments by name, as JSON values, without `device` and `dtype`.
 
-        An argument that is itself a `Described` object is stored as its description; see `describe`.
+        They are read from the attributes with the arguments' names; a subclass that stores them elsewhere overrides
+        this property. An argument that is itself a `Described` object is stored as its description; see `describe`.
 
         Raises:
-            CheckpointError: The subclass does not define `config`.
+            CheckpointError: An argument is no attribute, and the subclass does not override `config`.
         """
-        raise CheckpointError(f"A {type(self).__name__} cannot be saved: define its property config.")
+        return config_from_attributes(self)
 
     @classmethod
     def from_config(cls: type[Thing], config: "JsonObject") -> Thing:
@@ -333,13 +334,20 @@ def _without_layers(value: Any) -> Any:
 def config_from_attributes(layer: Described) -> "JsonObject":
     """Return the constructor's arguments of an object that stores each in an attribute of the same name, as JSON.
 
-    Inner objects are stored as their descriptions, and all other values as they are: those must be JSON values. The
-    arguments `device` and `dtype` are left out.
+    Inner objects are stored as their descriptions, tuples as lists, and all other values as they are: those must be
+    JSON values. The arguments `device` and `dtype` are left out.
     """
-    parameters = inspect.signature(type(layer)).parameters.values()
-    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    values = {name: getattr(layer, name) for name in names if name not in ("device", "dtype")}
-    return {name: describe(value) if isinstance(value, Described) else value for name, value in values.items()}
+    arguments: JsonObject = {}
+    kind = type(layer).__name__
+    for name, parameter in inspect.signature(type(layer)).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in ("device", "dtype"):
+            continue
+        if not hasattr(layer, name):
+            raise CheckpointError(f"A {kind} cannot be saved: set self.{name}, or define its property config.")
+        value = getattr(layer, name)
+        value = list(value) if isinstance(value, tuple) else value
+        arguments[name] = describe(value) if isinstance(value, Described) else value
+    return arguments
 
 
 def is_description(value: object) -> bool:

@@ -5,14 +5,6 @@ from .embedding_plan import Value as Value
 from .embedding_plan import command_flag as command_flag
 from .embedding_plan import options_table as options_table
 from .embedding_plan import plan_alternatives as plan_alternatives
-from .evaluation.judgements import evaluate_word_analogies as evaluate_word_analogies
-from .evaluation.judgements import evaluate_word_pairs as evaluate_word_pairs
-from .evaluation.judgements import whole_words as whole_words
-from .evaluation.text import CausalModel as CausalModel
-from .evaluation.text import PositionLoss as PositionLoss
-from .evaluation.text import TextEvaluation as TextEvaluation
-from .evaluation.text import evaluate_positions as evaluate_positions
-from .evaluation.text import evaluate_text as evaluate_text
 from .geometry import ChanceGeometry as ChanceGeometry
 from .geometry import FrequencyBand as FrequencyBand
 from .geometry import PrincipalComponents as PrincipalComponents
@@ -23,6 +15,9 @@ from .geometry import principal_components as principal_components
 from .geometry import table_geometry as table_geometry
 from .health import table_health as table_health
 from .health_report import TableHealth as TableHealth
+from .judgements import evaluate_word_analogies as evaluate_word_analogies
+from .judgements import evaluate_word_pairs as evaluate_word_pairs
+from .judgements import whole_words as whole_words
 from .layout import NeighborLayout as NeighborLayout
 from .layout import neighbor_layout as neighbor_layout
 from .movement import MovedRow as MovedRow
@@ -41,6 +36,11 @@ from .relation import TableRelation as TableRelation
 from .relation import table_relation as table_relation
 from .row_verdicts import RowVerdict as RowVerdict
 from .row_verdicts import RowVerdicts as RowVerdicts
+from .text_evaluation import CausalModel as CausalModel
+from .text_evaluation import PositionLoss as PositionLoss
+from .text_evaluation import TextEvaluation as TextEvaluation
+from .text_evaluation import evaluate_positions as evaluate_positions
+from .text_evaluation import evaluate_text as evaluate_text
 from .token_classes import token_kinds as token_kinds
 from .under_trained import UnderTrained as UnderTrained
 from .under_trained import under_trained_scores as under_trained_scores

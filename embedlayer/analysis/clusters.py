@@ -22,7 +22,7 @@ SHALLOW = 0.8  # peaks are merged if the density between them is at least this s
 
 NARROWEST, WIDEST, WIDER = 1.5, 64.0, 1.25  # standard deviation of the smoothing in cells, and the factor between tries
 
-SHORTEST_WORD = 3
+NAMES, SHORTEST_WORD = 5, 3
 TYPICAL = 0.25  # share of the words of a cluster, those nearest to its mean direction, among which names are chosen
 FEWEST_TYPICAL = 12
 
@@ -69,14 +69,32 @@ def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8
 
 
 def _peak_of_cells(counts: Float[Tensor, "G G"], width: float) -> Int[Tensor, " C"]:
-    """Return the cell of the peak that each cell belongs to, after a Gaussian smoothing by `width` cells."""
+    """Return the cell of the peak that each cell belongs to, after a Gaussian smoothing by `width` cells.
+
+    Peaks that no valley separates are merged.
+    """
     density = _smoothed(counts, width)
     # move to the densest neighbour, again and again
     _, following = F.max_pool2d(density[None, None], 3, stride=1, padding=1, return_indices=True)
     peak: Tensor = following.flatten()
     while not torch.equal(peak[peak], peak):
         peak = peak[peak]
-    return _merged_peaks(density, peak)[peak]
+    heights = density.flatten().tolist()
+    merged: dict[int, int] = {}
+
+    def top(cell: int) -> int:  # the highest peak that a peak was merged with
+        while cell in merged:
+            cell = merged[cell]
+        return cell
+
+    for pair, saddle in _saddles(density, peak):
+        low, high = sorted(map(top, pair), key=lambda cell: (heights[cell], -cell))
+        if low != high and saddle >= SHALLOW * heights[low]:
+            merged[low] = high
+    target = torch.arange(len(peak))
+    for cell in merged:
+        target[cell] = top(cell)
+    return target[peak]
 
 
 def _smoothed(counts: Float[Tensor, "G G"], width: float) -> Float[Tensor, "G G"]:
@@ -103,36 +121,15 @@ def _saddles(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> list[tup
     return sorted(saddles.items(), key=lambda each: (-each[1], each[0]))
 
 
-def _merged_peaks(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Int[Tensor, " C"]:
-    """Merge peaks that no valley separates, and return the peak that each cell of a peak then belongs to."""
-    heights = density.flatten().tolist()
-    merged: dict[int, int] = {}
-
-    def top(cell: int) -> int:  # the highest peak that a peak was merged with
-        while cell in merged:
-            cell = merged[cell]
-        return cell
-
-    for pair, saddle in _saddles(density, peak):
-        low, high = sorted(map(top, pair), key=lambda cell: (heights[cell], -cell))
-        if low != high and saddle >= SHALLOW * heights[low]:
-            merged[low] = high
-    target = torch.arange(len(peak))
-    for cell in merged:
-        target[cell] = top(cell)
-    return target
-
-
 @torch.no_grad()
 def typical_tokens(
     table: TableLike,
     of: Int[Tensor, " V"],
     texts: Sequence[str],
     *,
-    count: int = 5,
     frequency: Int[Tensor, " V"] | None = None,
 ) -> list[list[int]]:
-    """Return the IDs of the tokens that name each cluster, at most `count`, most frequent first.
+    """Return the IDs of the tokens that name each cluster, at most `NAMES`, most frequent first.
 
     Of the words of a cluster, those nearest to its mean direction are candidates, and the most frequent of them are
     chosen; the mean direction of the whole table is subtracted first. A cluster without words is named by other tokens.
@@ -155,7 +152,7 @@ def typical_tokens(
         distinct: dict[str, int] = {}  # no two texts are equal but for case, white space or a final "s"
         for token in chosen[weight[chosen].argsort(descending=True, stable=True)].tolist():
             bare = texts[token].strip().casefold()
-            if bare and len(distinct) < count:
+            if bare and len(distinct) < NAMES:
                 distinct.setdefault(bare.removesuffix("s") or bare, token)
         named.append([*distinct.values()])
     return named

@@ -35,7 +35,7 @@ from embedlayer.analysis.row_verdicts import row_verdicts
 from embedlayer.analysis.shared_variance import shared_variance, without_shared_part
 from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.analysis.tokenizer_fit import tokenizer_fit
-from embedlayer.analysis.under_trained import under_trained_scores, units
+from embedlayer.analysis.under_trained import under_trained_scores
 from embedlayer.core.errors import ShapeError
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.conversions import TableLike
@@ -177,7 +177,7 @@ def _nearest_cosine(rows: RowReader, norms: Float[Tensor, " V"]) -> NearestCosin
     if len(ids) < 2:
         return NearestCosine(len(ids), math.nan, math.nan, math.nan)
     nearest = nearest_rows(rows.table, ids, 1, candidates=usable)
-    pairs = (float(units(rows.take(ids).double()).sum(0).square().sum()) - len(ids)) / (len(ids) * (len(ids) - 1))
+    pairs = (float(F.normalize(rows.take(ids).double()).sum(0).square().sum()) - len(ids)) / (len(ids) * (len(ids) - 1))
     chance = chance_nearest_cosine(int(usable.sum()), rows.embed_dim)
     median, each = float(nearest.cosines.median()), nearest.cosines[:, 0].tolist()
     return NearestCosine(len(ids), median, chance, pairs, tuple(ids.tolist()), tuple(each))
@@ -229,7 +229,7 @@ def _start(
     sample = drawn_ids(usable, COMPARED, generator)
     if len(sample) < FEWEST_SAMPLED:
         return None, None
-    axis = F.normalize(rows.total(usable, units), dim=0)
+    axis = F.normalize(rows.total(usable, F.normalize), dim=0)
 
     def without_axis(values: Tensor) -> Tensor:
         wide = values.cpu().double()

@@ -524,6 +524,9 @@ class TableHealth:
             name: [finite_json({key: each for key, each in vars(cone).items() if key != "axis"}) for cone in found]
             for name, found in (("cones", self.under_trained.cones), ("undecided", self.under_trained.undecided))
         }
+        spelling = None
+        if self.spelling is not None:
+            spelling = finite_json(asdict(self.spelling)) | {"odd_rows": listed_ids(self.spelling.odd_rows, limit)}
         return {
             "vocab_size": self.vocab_size,
             "embed_dim": self.embed_dim,
@@ -536,13 +539,13 @@ class TableHealth:
             "summary": self.summary(),
             "is_sound": self.is_sound,
             "state": self.state,
-            "shared": {**self.shared.to_json(), "learned_only": self.is_shared_of_learned},
+            "shared": {**finite_json(asdict(self.shared)), "learned_only": self.is_shared_of_learned},
             "absent": None if self.absent is None else listed_ids(self.absent, limit),
             "verdicts": self.verdicts.to_json(limit),
             "exchanged": self.exchanged,
             "columns": None if self.columns is None else asdict(self.columns),
             "nearest": finite_json({name: getattr(self.nearest, name) for name in NEAREST_JSON}),
-            "spelling": None if self.spelling is None else self.spelling.to_json(limit),
+            "spelling": spelling,
             "loss": None if self.loss is None else {**asdict(self.loss), "gain": self.loss.gain},
             "never_touched": None if self.never_touched is None else listed_ids(self.never_touched, limit),
             "under_trained": {

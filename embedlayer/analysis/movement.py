@@ -13,8 +13,8 @@ from torch import Tensor
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.tables.conversions import TableLike
-from embedlayer.tokenization.tokenizer_match import common_tokens
-from embedlayer.tokenization.words import word_tokenizer
+from embedlayer.tokenization.comparison import common_tokens
+from embedlayer.tokenization.vocabulary_files import word_tokenizer
 
 PAIRS_AT_ONCE = 8192  # pairs of rows widened to float64 at a time
 
@@ -204,7 +204,7 @@ def row_movement(
 def shared_tokens(before: Tokenizer | Sequence[str], after: Tokenizer | Sequence[str]) -> Int[Tensor, "N 2"]:
     """Return the tokens that two vocabularies have in common, one to one: ID in `before` and in `after`, `(N, 2)`.
 
-    Tokens are matched by `tokenization.tokenizer_match.common_tokens`: equal tokens first, and only then tokens that
+    Tokens are matched by `tokenization.comparison.common_tokens`: equal tokens first, and only then tokens that
     encode the same bytes of a text (`Ġdog` of GPT-2 and `▁dog` of LLaMA-2). No token is in two pairs. If the
     vocabularies are equal, every token pairs with itself.
 

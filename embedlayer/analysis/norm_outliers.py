@@ -52,14 +52,13 @@ class NormOutliers:
 
 
 @torch.no_grad()
-def norm_outliers(norms: Float[Tensor, " V"], usable: Bool[Tensor, " V"] | None = None) -> tuple[NormOutliers, ...]:
+def norm_outliers(norms: Float[Tensor, " V"], usable: Bool[Tensor, " V"]) -> tuple[NormOutliers, ...]:
     """Return the rows that are longer than all others by a gap, and those that are shorter: none, one or two groups.
 
     Norms that are zero, NaN or infinite are left out. `usable` is the mask of the rows to look at; with fewer than
     `FEWEST` of them there is no outlier.
     """
-    chosen = norms > 0 if usable is None else usable & (norms > 0)
-    ids = torch.nonzero(chosen & norms.isfinite())[:, 0]
+    ids = torch.nonzero(usable & (norms > 0) & norms.isfinite())[:, 0]
     if len(ids) < FEWEST:
         return ()
     lengths, groups = norms[ids].double(), []

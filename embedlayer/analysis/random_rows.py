@@ -103,7 +103,7 @@ class RandomRows:
 
 
 @torch.no_grad()
-def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Tensor, " V"] | None = None) -> RandomRows:
+def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Tensor, " V"] | None) -> RandomRows:
     """Compare each usable row of a table with random directions. The work is of order `V D^2`.
 
     `usable` are the rows that are neither zero nor hold NaN or infinity. `strangers` are rows that are known not to
@@ -122,7 +122,12 @@ def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Ten
     probes = F.normalize(torch.randn(PROBES, len(columns), generator=generator) @ span, dim=1)
     null_noise = _noise_of(probes, filter_)
     ordered_noise = null_noise.sort().values
-    noise = _noise_shares(rows, filter_, columns)
+    parts = []
+    for _, chunk in rows.chunks():
+        wide = chunk.to("cpu", torch.float32)
+        wide = wide if len(columns) == rows.embed_dim else wide[:, columns]
+        parts.append(_noise_of(wide, filter_) / torch.linalg.vector_norm(wide, dim=1).square_())
+    noise = torch.cat(parts)
     # a row of the sample is a part of the filter, which its share leaves out
     in_sample = torch.zeros_like(usable).index_fill_(0, sample, True)
     leverage = noise * len(columns) / len(sample)
@@ -152,16 +157,6 @@ def random_rows(rows: RowReader, usable: Bool[Tensor, " V"], strangers: Bool[Ten
         for each in (CHANCE, level)
     )
     return RandomRows(noise, nearest, distinct, random, share)
-
-
-def _noise_shares(rows: RowReader, filter_: Float[Tensor, "D D"], columns: Int[Tensor, " D"]) -> Float[Tensor, " V"]:
-    """Return the noise share of each row of a table, the row itself included in the filter."""
-    parts = []
-    for _, chunk in rows.chunks():
-        wide = chunk.to("cpu", torch.float32)
-        wide = wide if len(columns) == rows.embed_dim else wide[:, columns]
-        parts.append(_noise_of(wide, filter_) / torch.linalg.vector_norm(wide, dim=1).square_())
-    return torch.cat(parts)
 
 
 def _level(shares: Float[Tensor, " L"], null_shares: Float[Tensor, " P"], count: int) -> tuple[float | None, float]:

@@ -146,11 +146,11 @@ def row_verdicts(
     under_trained: UnderTrained,
     *,
     directed: Bool[Tensor, " V"],
-    counts: Tensor | None = None,
-    kinds: Sequence[str] | None = None,
-    at_mean: Collection[int] = (),
-    equal: Collection[int] = (),
-    untouched: Collection[int] = (),
+    counts: Tensor | None,
+    kinds: Sequence[str] | None,
+    at_mean: Collection[int],
+    equal: Collection[int],
+    untouched: Collection[int],
 ) -> RowVerdicts:
     """Judge each row of a table by all that is known of it. Later rules replace the result of earlier ones.
 
@@ -165,19 +165,14 @@ def row_verdicts(
         verdicts[rows] = VERDICTS.index(verdict)
         reasons[rows] = REASONS.index(reason)
 
-    def mask(ids: Collection[int]) -> Tensor:
-        return torch.zeros(len(directed), dtype=torch.bool).index_fill_(
-            0, torch.tensor([*ids], dtype=torch.int64), True
-        )
-
     judge(~random.is_distinct, "cannot tell", "in doubt")
     judge(random.is_random, "not learned", "as random rows")
     judge(~random.is_judged, "cannot tell", "not judged")
     judge(under_trained.is_undecided, "cannot tell", "undecided cone")
     judge(under_trained.flagged, "not learned", "cone")
-    judge(mask(equal), "cannot tell", "equal to another row")
-    judge(mask(at_mean), "not learned", "at the mean")
-    judge(mask(untouched), "not learned", "as before training")
+    judge(torch.tensor([*equal], dtype=torch.int64), "cannot tell", "equal to another row")
+    judge(torch.tensor([*at_mean], dtype=torch.int64), "not learned", "at the mean")
+    judge(torch.tensor([*untouched], dtype=torch.int64), "not learned", "as before training")
     judge(~directed, "cannot tell", "no direction")
     if kinds is not None:
         no_text = torch.tensor([kind in NO_TEXT for kind in kinds], dtype=torch.bool)

@@ -7,15 +7,13 @@ dimension is divided by its standard deviation.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader, drawn_ids
-from embedlayer.io.files import JsonObject
-from embedlayer.io.json_fields import finite_json
 from embedlayer.tables.conversions import TableLike
 
 MOST_OFFSET = 0.9  # share of the squared length of all rows from which on the mean row dominates
@@ -111,11 +109,6 @@ class SharedVariance:
                 f"One offset that all rows share holds {100 * self.offset_share:.0f} % of their squared length: "
                 f"cosines compare little else until the mean row is subtracted."
             )
-
-    def to_json(self) -> JsonObject:
-        """Return the result as a JSON object, with `null` in place of NaN."""
-        values: JsonObject = finite_json(asdict(self))
-        return values
 
 
 @torch.no_grad()

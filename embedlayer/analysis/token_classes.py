@@ -34,14 +34,6 @@ LETTERS = 8
 ENCODED_AT_ONCE = 4096
 
 
-def token_texts(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return ID -> readable text for every token of the tokenizer, added tokens included, in the order of IDs."""
-    ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
-    read = entry_reader(tokenizer)
-    entries = ((token, tokenizer.id_to_token(token)) for token in ids)
-    return {token: read(entry) for token, entry in entries if entry is not None}
-
-
 def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     """Return the kind of each of the `vocab_size` rows, by ID: one of `KINDS`, which this module's docstring explains.
 

@@ -24,7 +24,7 @@ Spelling variants are tokens with the same letters that differ in case, in a lea
 import math
 import unicodedata
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +32,7 @@ from jaxtyping import Bool, Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.row_reader import RowReader, listed_ids
-from embedlayer.io.files import JsonObject
-from embedlayer.io.json_fields import finite_json
+from embedlayer.analysis.row_reader import RowReader
 
 FEWEST_PAIRS = 30
 MOST_PAIRS = 4096
@@ -97,16 +95,9 @@ class TokenizerFit:
         error = 2 * math.sqrt(MIXED / 2 * (1 - MIXED / 2) / self.pairs)
         return 1 - math.sqrt(1 - max(MIXED, 0.1 + 3 * error))
 
-    def to_json(self, limit: int) -> JsonObject:
-        """Return the result as a JSON object with at most `limit` of `odd_rows`, as `{"rows": ..., "ids": ...}`."""
-        values: JsonObject = finite_json(asdict(self))
-        return {**values, "odd_rows": listed_ids(self.odd_rows, limit)}
-
 
 @torch.no_grad()
-def tokenizer_fit(
-    rows: RowReader, texts: Sequence[str], *, usable: Bool[Tensor, " V"] | None = None
-) -> TokenizerFit | None:
+def tokenizer_fit(rows: RowReader, texts: Sequence[str], *, usable: Bool[Tensor, " V"]) -> TokenizerFit | None:
     """Measure how similar the rows of spelling variants are; `None` with fewer than `FEWEST_PAIRS` pairs.
 
     Pairs with one of the first or last `SHIFTS` rows of the table do not count. `texts` are the readable texts of the
@@ -135,8 +126,7 @@ def tokenizer_fit(
     shift = best if is_shifted else 0
     one, other = pairs[0].tolist()
     example = (texts[one], texts[other])
-    if usable is not None:
-        pairs = pairs[usable[pairs].all(1)]
+    pairs = pairs[usable[pairs].all(1)]
     unlike, alike_cosine, are_two, between, unlike_pair = _sorts(rows, pairs, mean)
     one, other = unlike_pair or (one, other)
     is_mixed = are_two and not shift

@@ -219,7 +219,7 @@ def _find_cones(
     """
     free = usable.clone()
     cones: list[tuple[Cone, Tensor]] = []
-    sample = units(rows.take(drawn_ids(free, SAMPLE)).float())
+    sample = F.normalize(rows.take(drawn_ids(free, SAMPLE)).float())
     fewest = max(FEWEST_SAMPLED, FEWEST * len(sample) // max(1, int(free.sum())))
     densities = _densities(sample)
     best: Tensor | None = None
@@ -287,10 +287,10 @@ def _judged(
     generator = torch.Generator().manual_seed(0)
     places = drawn_ids(usable, JUDGED, generator)
     noises = _noises(rows, places)
-    total = rows.total(usable, units)
+    total = rows.total(usable, F.normalize)
     measured = []
     for cone, inside in cones:
-        own, others = rows.total(inside, units), int(usable.sum()) - cone.rows
+        own, others = rows.total(inside, F.normalize), int(usable.sum()) - cone.rows
         noise = float(_noises(rows, drawn_ids(inside, JUDGED_INSIDE, generator)).median())
         outside_cosine = float(own @ (total - own)) / (cone.rows * others) if others else math.nan
         absent = None if counts is None else float((counts.cpu()[inside] == 0).double().mean())
@@ -414,8 +414,8 @@ def _measure_cone(
         count = int(inside.sum())
         if not is_refined:  # the axis becomes the mean direction of the inner half
             inner = torch.zeros_like(free).index_fill_(0, cosines.topk(max(1, count // 2)).indices, True)
-            axis = F.normalize(rows.total(inner, units), dim=0).float()
-    total = float(rows.total(inside, units).square().sum())
+            axis = F.normalize(rows.total(inner, F.normalize), dim=0).float()
+    total = float(rows.total(inside, F.normalize).square().sum())
     angle = math.degrees(math.acos(min(1.0, float(cosines[inside].median()))))
     similarity = (total - count) / (count * (count - 1))  # |sum of units|^2 = count + the cosines of all pairs
     return Cone(axis, count, angle, edge, min(1.0, similarity), peak=peak, valley=valley), inside
@@ -465,11 +465,6 @@ def _cosines(rows: RowReader, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
         norms = torch.linalg.vector_norm(wide, dim=1)
         parts.append((wide @ axis.to(wide.device) / norms.where(norms > 0, torch.nan)).cpu())
     return torch.cat(parts).nan_to_num(nan=torch.nan, posinf=torch.nan, neginf=torch.nan).clamp(-1.0, 1.0)
-
-
-def units(rows: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-    """Return rows normalised to length 1."""
-    return F.normalize(rows, dim=1)
 
 
 def _cosine(degrees: float) -> float:

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Float32
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
-from embedlayer.analysis.evaluation.judgements import (
+from embedlayer.analysis.judgements import (
     AnalogyScores,
     WordPairScores,
     evaluate_word_analogies,
@@ -27,15 +27,14 @@ from embedlayer.analysis.evaluation.judgements import (
 )
 from embedlayer.analysis.nearest import cosines_with, table_cosines
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.analysis.token_classes import token_texts
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
 from embedlayer.losses.largest import top_k
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.conversions import TableLike
-from embedlayer.tokenization.bytes import decode_readable, token_text
+from embedlayer.tokenization.bytes import decode_readable, row_texts, token_text
 from embedlayer.tokenization.ids import require_rows
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer
-from embedlayer.tokenization.words import unknown_word, word_tokenizer
+from embedlayer.tokenization.vocabulary_files import unknown_word, word_tokenizer
 
 Token: TypeAlias = str | int | bytes | np.integer[Any]  # a token by its text, its ID, or its bytes
 Vector: TypeAlias = Tensor | npt.NDArray[Any]  # a vector `(D,)`
@@ -111,8 +110,8 @@ class TokenVectors:
     @cached_property
     def index_to_key(self) -> list[str | None]:
         """Return the readable text of each row; `None` for a row without a token."""
-        texts = token_texts(self.tokenizer)
-        return [texts.get(index) for index in range(self.vocab_size)]
+        texts = row_texts(self.tokenizer, self.vocab_size)
+        return [text if has else None for text, has in zip(texts, self._has_token.tolist(), strict=True)]
 
     @cached_property
     def key_to_index(self) -> dict[str, int]:

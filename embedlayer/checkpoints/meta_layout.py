@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import META_LLAMA, META_TENSORS, family_of
-from embedlayer.families.meta_params import (
+from embedlayer.families.causal import (
     BLOCK_PARAMS,
     FIXED_PARAMS,
     META_PARAMS,

@@ -105,7 +105,7 @@ def measure_use(opened: "OpenedModel", text: Path) -> tuple[dict[str, Any], str]
     """Measure how a text file uses the tokens of a model."""
     import torch
 
-    from embedlayer.analysis.evaluation.text import context_of, encode_text
+    from embedlayer.analysis.text_evaluation import context_of, encode_text
     from embedlayer.cli.evaluate import causal_model
     from embedlayer.compress.report import loss_on_text
     from embedlayer.data.text_chunks import read_text_chunks

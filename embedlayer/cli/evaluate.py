@@ -13,7 +13,7 @@ from embedlayer.core.formatting import visible_text
 from embedlayer.opening.path_kinds import BLOCKS, CONFIG
 
 if TYPE_CHECKING:
-    from embedlayer.analysis.evaluation.text import CausalModel, TextEvaluation
+    from embedlayer.analysis.text_evaluation import CausalModel, TextEvaluation
     from embedlayer.opening.opened_model import OpenedModel
 
 
@@ -64,7 +64,7 @@ def evaluate(
     embedlayer evaluate run --text book.txt
     embedlayer evaluate run smaller --text book.txt --json
     """  # noqa: D301 (click needs the backspace)
-    from embedlayer.analysis.evaluation.text import evaluate_text
+    from embedlayer.analysis.text_evaluation import evaluate_text
     from embedlayer.opening.readers import open_model
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it reports missing tensors, which are an error here
@@ -84,7 +84,7 @@ def evaluate(
 
 def causal_model(opened: "OpenedModel", device: str) -> "CausalModel":
     """Return the causal model of a source; transformers loads the blocks that `embedlayer compress` copied."""
-    from embedlayer.analysis.evaluation.text import CausalModel
+    from embedlayer.analysis.text_evaluation import CausalModel
     from embedlayer.compress.transformers_models import load_model
     from embedlayer.models.decoder import DecoderLM
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from embedlayer.analysis.evaluation.judgements import AnalogyScores, WordPairScores
     from embedlayer.analysis.geometry import ChanceGeometry, FrequencyBand, TableGeometry
     from embedlayer.analysis.health_report import TableHealth
+    from embedlayer.analysis.judgements import AnalogyScores, WordPairScores
     from embedlayer.analysis.movement import MovedRow, RowMovement
     from embedlayer.opening.opened_model import OpenedModel
 
@@ -314,7 +314,7 @@ def _show_bands(console: "Console", bands: "list[FrequencyBand] | None") -> None
 
 def _show_scores(console: "Console", content: Measurements) -> None:
     """Print the results of word pairs and analogies; print nothing for those that were not requested."""
-    from embedlayer.analysis.evaluation.judgements import FEWEST_PAIRS
+    from embedlayer.analysis.judgements import FEWEST_PAIRS
 
     pairs, analogies = content.word_pairs, content.analogies
     if pairs is not None or analogies is not None:

@@ -20,7 +20,7 @@ from embedlayer.core.errors import EmbedLayerError
 from embedlayer.opening.path_kinds import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, PathKind
 
 if TYPE_CHECKING:
-    from embedlayer.analysis.evaluation.text import PositionLoss
+    from embedlayer.analysis.text_evaluation import PositionLoss
     from embedlayer.io.files import JsonObject
     from embedlayer.positions.rotary.embedding import RotaryEmbedding
     from embedlayer.positions.rotary.extension import RotaryExtension
@@ -161,7 +161,7 @@ def _measure(
     folders: tuple[Path, Path], length: int, trained: int, text: Path, tokenizer: Path | None, device: str
 ) -> "list[list[PositionLoss]] | None":
     """Return the losses of both models; `None` if they do not run here."""
-    from embedlayer.analysis.evaluation.text import PositionLoss, evaluate_positions
+    from embedlayer.analysis.text_evaluation import PositionLoss, evaluate_positions
     from embedlayer.cli.evaluate import causal_model
     from embedlayer.opening.readers import open_model
 

@@ -310,7 +310,7 @@ def compare(first: Path, second: Path, text: Path | None, as_json: bool) -> None
 
 def _bits_per_byte(first: Path, second: Path, text: Path) -> tuple[list[float] | None, str]:
     """Return the bits per byte of two causal language models on a text; or `None`, and why there are none."""
-    from embedlayer.analysis.evaluation.text import evaluate_text
+    from embedlayer.analysis.text_evaluation import evaluate_text
     from embedlayer.cli.evaluate import causal_model
     from embedlayer.opening.readers import open_model
 

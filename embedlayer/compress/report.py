@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
-from embedlayer.analysis.evaluation.text import TOKENS_AT_ONCE, UNKNOWN_WINDOW, windows_of
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.text_evaluation import TOKENS_AT_ONCE, UNKNOWN_WINDOW, windows_of
 from embedlayer.compress.convert import check_kind, compress_table, replace_table
 from embedlayer.core.errors import SizeError
 from embedlayer.io.safetensors_files import encode_header

@@ -171,18 +171,8 @@ TABLE_WORDS: Names = ("embed", "wte", "codebook")
 
 OTHER_WORDS: Names = (
     *("pos", "type", "norm", "proj", "patch_", "mask", "time", "row_", "column_", "distance", "relative", "rel_"),
-    *(
-        "query",
-        "queries",
-        "speaker",
-        "label",
-        "class",
-        "level",
-        "not_a_point",
-        "mapping",
-        "transformation",
-        "embed_out",
-    ),
+    *("query", "queries", "speaker", "label", "class", "level", "not_a_point", "mapping", "transformation"),
+    "embed_out",
 )
 """Parts of the names of embeddings that have no row for each token or code."""
 
@@ -201,13 +191,13 @@ def family_of(model_type: object) -> Family | None:
     return next((family for family in FAMILIES if model_type in family.model_types), None)
 
 
-def nearest_model_types(model_type: str, count: int = 3) -> list[str]:
-    """Return the known model types with the most similar spelling, at least one and at most `count`."""
+def nearest_model_types(model_type: str) -> list[str]:
+    """Return the known model types with the most similar spelling, one to three."""
     own = (META_LLAMA, STATIC_EMBEDDING)  # names that no configuration has
     known = [*(name for family in FAMILIES for name in family.model_types if name not in own), *MULTIMODAL]
     starts = sorted((name for name in known if model_type.startswith(name)), key=len, reverse=True)
-    alike = get_close_matches(model_type, known, count) or get_close_matches(model_type, known, 1, cutoff=0.0)
-    return list(dict.fromkeys((*starts, *alike)))[:count]
+    alike = get_close_matches(model_type, known) or get_close_matches(model_type, known, 1, cutoff=0.0)
+    return list(dict.fromkeys((*starts, *alike)))[:3]
 
 
 def rotary_facts(model_type: object) -> RotaryPositions | None:

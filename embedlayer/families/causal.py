@@ -1,9 +1,9 @@
-"""Records of decoder-only language models."""
+"""Records of decoder-only language models, and the keys of `params.json` in Meta's layout."""
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from embedlayer.families.field_types import Names
 from embedlayer.families.records import (
     META_LLAMA,
     SQRT_DIM,
@@ -13,7 +13,6 @@ from embedlayer.families.records import (
     STATE_POSITIONS,
     AlibiPositions,
     CountedRows,
-    ExtraRows,
     Factor,
     Family,
     HeadSpec,
@@ -54,71 +53,50 @@ META_TENSORS: Mapping[str, str] = {
 """Tensor names of `DecoderLM`, and the names in Meta's LLaMA checkpoints. Their rotary pairs are interleaved."""
 
 
-def _llama(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias.
+_CAPPED = (("final_logit_softcapping", 30.0),)
+_LLAMA = Family("llama", ("llama",), table=("embed_tokens.weight",), position="rotary", decoder=HUGGING_FACE_TENSORS)
+_ROTARY = _LLAMA.like("", decoder=None)
+"""Families like LLaMA, whose decoder is not read: unscaled rows, rotary positions, and a head without a bias."""
 
-    `name` is that in reports, and the only model type if none follows; `changes` are the fields in which the family
-    differs from LLaMA. The functions below take the same arguments.
-    """
-    llama = Family(name, model_types or (name,), table=("embed_tokens.weight",), position="rotary")
-    return replace(llama, **changes)
-
-
-def _muse(name: str, model_type: str, factor: float) -> Family:
-    """Return a family like Muse Glimmer, which normalises its rows and scales and caps its logits."""
-    return _llama(
-        name,
-        model_type,
-        recipe=("norm",),
-        norm=NormSpec("", "rms_norm_eps", 1e-5, kind="rms_plain"),
-        head=HeadSpec(logit_scale=Factor("output_multiplier", default=factor), softcap="final_logit_softcapping"),
-        defaults=(("final_logit_softcapping", 20.0),),
-    )
-
-
-def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes: Any) -> Family:
-    """Return a family like Gemma 2: rows times sqrt(D) rounded to their dtype, and a tied head with a cap."""
-    default = () if softcap is None else (("final_logit_softcapping", softcap),)
-    head = HeadSpec(softcap="final_logit_softcapping", tied=True)
-    return _llama(name, *model_types, **{"scale": SQRT_DIM_ROUNDED, "head": head, "defaults": default, **changes})
-
-
-def _gpt2(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like GPT-2: learned positions, segments that are rows of the table, and a tied head."""
-    gpt2 = Family(
-        name,
-        model_types or (name,),
-        table=("wte.weight",),
-        position=LearnedPositions(("wpe.weight",)),
-        recipe=("position", "types"),
-        types="table",
-        head=HeadSpec(tied=True),
-    )
-    return replace(gpt2, **changes)
-
-
-def _granite(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like Granite, which scales rows and logits by numbers of the configuration."""
-    head = HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0))
-    return _llama(name, *model_types, **{"scale": Factor("embedding_multiplier", default=1.0), "head": head, **changes})
-
-
-def _inkling(name: str, model_type: str, head: HeadSpec, **changes: Any) -> Family:
-    """Return a family like Inkling, which normalises its rows and has positions that depend on hidden states."""
-    rows = CountedRows("unpadded_vocab_size")
-    return _llama(
-        name,
-        model_type,
-        table=("embed_tokens.weight", "embed.weight"),
-        position=None,
-        recipe=("norm",),
-        norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
-        head=replace(head, weight=("lm_head.weight", "llm.unembed.weight"), rows=rows, tied="never"),
-        notes=(STATE_POSITIONS,),
-        **changes,
-    )
-
-
+_MUSE = _ROTARY.like(
+    "muse_glimmer",
+    "muse_glimmer_text",
+    recipe=("norm",),
+    norm=NormSpec("", "rms_norm_eps", 1e-5, kind="rms_plain"),
+    head=HeadSpec(
+        logit_scale=Factor("output_multiplier", default=0.19611613513818404), softcap="final_logit_softcapping"
+    ),
+    defaults=(("final_logit_softcapping", 20.0),),
+)
+_GEMMA = _ROTARY.like("", scale=SQRT_DIM_ROUNDED, head=HeadSpec(softcap="final_logit_softcapping", tied=True))
+_GPT2 = Family(
+    "gpt2",
+    ("gpt2", "gpt-sw3"),
+    table=("wte.weight",),
+    position=LearnedPositions(("wpe.weight",)),
+    recipe=("position", "types"),
+    types="table",
+    head=HeadSpec(tied=True),
+)
+_GRANITE = _ROTARY.like(
+    "granite",
+    *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa", "granite4_vision_text"),
+    scale=Factor("embedding_multiplier", default=1.0),
+    head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0)),
+)
+_INKLING_HEAD = HeadSpec(
+    ("lm_head.weight", "llm.unembed.weight"), rows=CountedRows("unpadded_vocab_size"), tied="never"
+)
+_INKLING = _ROTARY.like(
+    "inkling",
+    "inkling_text",
+    table=("embed_tokens.weight", "embed.weight"),
+    position=None,
+    recipe=("norm",),
+    norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
+    head=replace(_INKLING_HEAD, logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24)),
+    notes=(STATE_POSITIONS,),
+)
 _KOSMOS_2 = Family(
     "kosmos-2",
     ("kosmos_2_text_model",),
@@ -134,9 +112,9 @@ _KOSMOS_2 = Family(
 
 CAUSAL_FAMILIES: tuple[Family, ...] = (
     # LLaMA and the families that differ from it in the names of tensors or in the tying.
-    _llama("llama", decoder=HUGGING_FACE_TENSORS),
-    _llama("mistral", decoder=HUGGING_FACE_TENSORS),
-    _llama(
+    _LLAMA,
+    _LLAMA.like("mistral"),
+    _ROTARY.like(
         META_LLAMA,
         table=("tok_embeddings.weight",),
         aliases=(
@@ -149,8 +127,8 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(("output.weight",)),
         decoder=META_TENSORS,
     ),
-    _llama("qwen2"),
-    _llama(
+    _ROTARY.like("qwen2"),
+    _ROTARY.like(
         "",
         *("apertus", "arcee", "aria_text", "axk1", "axk2", "bamba", "bitnet", "cosmos3_edge_text", "cwm"),
         *("deepseek_ocr2_text", "deepseek_v2", "deepseek_v3", "deepseek_v32", "diffllama", "doge", "dots1"),
@@ -164,38 +142,40 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_text"),
         *("hy_v4_vl_text", "sarvam_mla", "seed_oss", "solar_open", "stablelm", "step3p5", "unlimited_ocr_text"),
     ),
-    _llama(
+    _ROTARY.like(
         "",
         *("ernie4_5", "ernie4_5_vl_moe_text", "hunyuan_vl_text", "jetmoe", "lara_mini", "lfm3", "paddleocr_vl_text"),
         *("qwen2_5_omni_text", "qwen3_vl_moe_text", "smollm3", "starcoder2", "voxtral_realtime_text", "youtu"),
         head=HeadSpec(tied=True),
     ),
-    _llama("", *("lfm2", "lfm2_moe"), aliases=(("tie_embedding", "tie_word_embeddings"),), head=HeadSpec(tied=True)),
-    _llama("", *("bailing_hybrid", "sarvam_moe"), table=("embed_tokens.weight", "word_embeddings.weight")),
-    _llama("exaone", table=("embed_tokens.weight", "wte.weight"), aliases=(("num_layers", "num_hidden_layers"),)),
-    _llama("apertus1p5", "apertus1p5_text", head=HeadSpec(rows=CountedRows("output_vocab_size"))),
-    _llama(
+    _ROTARY.like(
+        "", *("lfm2", "lfm2_moe"), aliases=(("tie_embedding", "tie_word_embeddings"),), head=HeadSpec(tied=True)
+    ),
+    _ROTARY.like("", *("bailing_hybrid", "sarvam_moe"), table=("embed_tokens.weight", "word_embeddings.weight")),
+    _ROTARY.like("exaone", table=("embed_tokens.weight", "wte.weight"), aliases=(("num_layers", "num_hidden_layers"),)),
+    _ROTARY.like("apertus1p5", "apertus1p5_text", head=HeadSpec(rows=CountedRows("output_vocab_size"))),
+    _ROTARY.like(
         "deepseek_v4",
         table=("embed_tokens.weight", "embed.weight"),
         head=HeadSpec(("lm_head.weight", "head.weight")),
         other_tables=(OtherTable("gate.tid2eid", "it states the experts of each token in blocks that hash"),),
     ),
-    _llama("dbrx", table=("wte.weight",)),
-    _llama("openai_privacy_filter", head=None),
-    _llama("glm_image", "glm_image_text", head=HeadSpec(rows=CountedRows("vision_vocab_size"), tied="never")),
-    _llama(
+    _ROTARY.like("dbrx", table=("wte.weight",)),
+    _ROTARY.like("openai_privacy_filter", head=None),
+    _ROTARY.like("glm_image", "glm_image_text", head=HeadSpec(rows=CountedRows("vision_vocab_size"), tied="never")),
+    _ROTARY.like(
         "falcon",
         table=("word_embeddings.weight",),
         position=PositionChoice("alibi", ((True, AlibiPositions(is_divided=True)),), otherwise="rotary"),
         head=HeadSpec(tied=True),
     ),
-    _llama("gpt_neox", table=("embed_in.weight",), head=HeadSpec(("embed_out.weight", "lm_head.weight"))),
-    _llama("gpt_neox_japanese", table=("embed_in.weight",), head=HeadSpec(("embed_out.weight",), tied=True)),
-    _llama(
+    _ROTARY.like("gpt_neox", table=("embed_in.weight",), head=HeadSpec(("embed_out.weight", "lm_head.weight"))),
+    _ROTARY.like("gpt_neox_japanese", table=("embed_in.weight",), head=HeadSpec(("embed_out.weight",), tied=True)),
+    _ROTARY.like(
         "zamba2", position=PositionChoice("use_mem_rope", ((True, "rotary"),), otherwise=None), head=HeadSpec(tied=True)
     ),
-    _llama("mllama", "mllama_text_model", rows=ExtraRows(8), head=HeadSpec(tied="never")),
-    _llama(
+    _ROTARY.like("mllama", "mllama_text_model", extra_rows=8, head=HeadSpec(tied="never")),
+    _ROTARY.like(
         "qwen4_exp",
         "qwen4_exp_text",
         other_tables=(
@@ -203,20 +183,22 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         ),
     ),
     # Heads with a bias.
-    _llama("phi", head=HeadSpec(bias=("lm_head.bias",))),
-    _llama("phimoe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("lm_head_bias", False))),
-    _llama("ernie4_5_moe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("use_bias", False), tied=True)),
-    _gpt2("gptj", *("gptj", "codegen"), position="rotary", recipe=("types",), head=HeadSpec(bias=("lm_head.bias",))),
-    _llama(
+    _ROTARY.like("phi", head=HeadSpec(bias=("lm_head.bias",))),
+    _ROTARY.like("phimoe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("lm_head_bias", False))),
+    _ROTARY.like("ernie4_5_moe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("use_bias", False), tied=True)),
+    _GPT2.like(
+        "gptj", *("gptj", "codegen"), position="rotary", recipe=("types",), head=HeadSpec(bias=("lm_head.bias",))
+    ),
+    _ROTARY.like(
         "zaya",
         recipe=("norm",),
         norm=ShiftSpec(("input_hidden_states_bias",), ("input_hidden_states_scale",)),
         head=HeadSpec(bias=("lm_head.bias",), has_bias=("lm_head_bias", False), tied=True),
     ),
     # Rows or logits with a factor or a cap.
-    _llama("gemma", scale=SQRT_DIM_ROUNDED, head=HeadSpec(tied=True)),
-    _gemma("gemma2", softcap=30.0),
-    _gemma(
+    _ROTARY.like("gemma", scale=SQRT_DIM_ROUNDED, head=HeadSpec(tied=True)),
+    _GEMMA.like("gemma2", defaults=_CAPPED),
+    _GEMMA.like(
         "gemma3",
         "gemma3_text",
         defaults=(
@@ -226,47 +208,47 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
             ("sliding_window_pattern", 6),
         ),
     ),
-    _gemma("gemma3n", "gemma3n_text", softcap=30.0, per_layer=PerLayerSpec(missing_row=0, round_scales=True)),
-    _gemma("gemma4", "gemma4_text", per_layer=PerLayerSpec()),
-    _gemma("gemma4_unified", "gemma4_unified_text"),
-    _gemma(
+    _GEMMA.like("gemma3n", "gemma3n_text", defaults=_CAPPED, per_layer=PerLayerSpec(missing_row=0, round_scales=True)),
+    _GEMMA.like("gemma4", "gemma4_text", per_layer=PerLayerSpec()),
+    _GEMMA.like("gemma4_unified", "gemma4_unified_text"),
+    _GEMMA.like(
         "embedding_gemma2",
         "embedding_gemma2_text",
         head=None,
         notes=("each block also gets a projection of the input, which is no part of this layer.",),
     ),
-    _gemma("vaultgemma", softcap=30.0),
-    _llama(
+    _GEMMA.like("vaultgemma", defaults=_CAPPED),
+    _ROTARY.like(
         "recurrent_gemma",
         scale=SQRT_DIM_BFLOAT16,
         head=HeadSpec(softcap="logits_soft_cap", tied=True),
         defaults=(("logits_soft_cap", 30.0),),
     ),
-    _llama(
+    _ROTARY.like(
         "",
         *("cohere", "cohere2", "cohere2_moe"),
         head=HeadSpec(logit_scale=Factor("logit_scale", default=1.0), tied=True),
         defaults=(("logit_scale", 0.0625),),
     ),
-    _llama(
+    _ROTARY.like(
         "cohere_compass",
         "cohere_compass_text",
         head=HeadSpec(logit_scale=Factor("logit_scale", default=1.0), tied=True),
     ),
-    _granite("granite", *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa", "granite4_vision_text")),
-    _granite("granite_swa", head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0), tied=True)),
-    _granite(
+    _GRANITE,
+    _GRANITE.like("granite_swa", head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0), tied=True)),
+    _GRANITE.like(
         "granitemoehybrid", position=PositionChoice("position_embedding_type", (("rope", "rotary"),), otherwise=None)
     ),
-    _llama(
+    _ROTARY.like(
         "granite_docling",
         "granite_docling_text",
         scale=Factor("embedding_multiplier", default=12.0),
         head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=0.25), tied=True),
     ),
-    _granite("hyperclovax", head=HeadSpec(logit_scale=Factor("logits_scaling", default=1.0))),
-    _granite("falcon_h1", head=HeadSpec(logit_scale=Factor("lm_head_multiplier"))),
-    _llama(
+    _GRANITE.like("hyperclovax", head=HeadSpec(logit_scale=Factor("logits_scaling", default=1.0))),
+    _GRANITE.like("falcon_h1", head=HeadSpec(logit_scale=Factor("lm_head_multiplier"))),
+    _ROTARY.like(
         "minicpm3",
         scale=Factor("scale_emb"),
         head=HeadSpec(
@@ -274,28 +256,34 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         ),
         defaults=(("scale_emb", 12), ("dim_model_base", 256)),
     ),
-    _llama("afmoe", scale=Factor("sqrt_dim", only_if=("mup_enabled",))),
-    _llama("beam", head=HeadSpec(softcap="final_logit_softcapping"), defaults=(("final_logit_softcapping", 30.0),)),
+    _ROTARY.like("afmoe", scale=Factor("sqrt_dim", only_if=("mup_enabled",))),
+    _ROTARY.like("beam", head=HeadSpec(softcap="final_logit_softcapping"), defaults=_CAPPED),
     # A norm or a shift of the rows.
-    _llama(
+    _ROTARY.like(
         "nanochat",
         recipe=("norm",),
         norm=NormSpec("", "rms_norm_eps", 1e-6, kind="rms_plain"),
         head=HeadSpec(softcap="final_logit_softcapping"),
         defaults=(("final_logit_softcapping", 15.0),),
     ),
-    _muse("muse_glimmer", "muse_glimmer_text", 0.19611613513818404),
-    _muse("muse_spark", "muse_spark_text", 0.1767766952966369),
-    _inkling(
-        "inkling", "inkling_text", HeadSpec(logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24))
+    _MUSE,
+    _MUSE.like(
+        "muse_spark",
+        "muse_spark_text",
+        head=HeadSpec(
+            logit_scale=Factor("output_multiplier", default=0.1767766952966369), softcap="final_logit_softcapping"
+        ),
     ),
-    _inkling(
+    _INKLING,
+    _INKLING.like(
         "inkling2",
         "inkling2_text",
-        HeadSpec(softcap="final_logit_softcapping"),
-        defaults=(("final_logit_softcapping", 30.0),),
+        head=replace(_INKLING_HEAD, softcap="final_logit_softcapping"),
+        defaults=_CAPPED,
     ),
-    _llama("hrm_text", scale=Factor("embedding_scale", default=50.0), recipe=("norm",), norm=ShiftSpec(("z_L_init",))),
+    _ROTARY.like(
+        "hrm_text", scale=Factor("embedding_scale", default=50.0), recipe=("norm",), norm=ShiftSpec(("z_L_init",))
+    ),
     Family(
         "modernbert-decoder",
         ("modernbert-decoder",),
@@ -314,12 +302,12 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         ),
     ),
     # No positions.
-    _llama("", *("glm5_next_text", "jamba", "kimi_linear"), position=None),
-    _llama("zamba", position=None, head=HeadSpec(tied=True)),
-    _llama("", *("mamba", "falcon_mamba"), table=("embeddings.weight",), position=None, head=HeadSpec(tied=True)),
-    _llama("", *("mamba2", "nemotron_h"), table=("embeddings.weight", "embed_tokens.weight"), position=None),
-    _llama("rwkv", table=("embeddings.weight",), position=None, head=HeadSpec(("head.weight",))),
-    _llama(
+    _ROTARY.like("", *("glm5_next_text", "jamba", "kimi_linear"), position=None),
+    _ROTARY.like("zamba", position=None, head=HeadSpec(tied=True)),
+    _ROTARY.like("", *("mamba", "falcon_mamba"), table=("embeddings.weight",), position=None, head=HeadSpec(tied=True)),
+    _ROTARY.like("", *("mamba2", "nemotron_h"), table=("embeddings.weight", "embed_tokens.weight"), position=None),
+    _ROTARY.like("rwkv", table=("embeddings.weight",), position=None, head=HeadSpec(("head.weight",))),
+    _ROTARY.like(
         "xlstm",
         table=("embeddings.weight",),
         position=None,
@@ -327,10 +315,10 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         defaults=(("output_logit_soft_cap", 30.0),),
     ),
     # Positions added to the input.
-    _gpt2("gpt2", *("gpt2", "gpt-sw3")),
-    _gpt2("", *("gpt_bigcode", "gpt_neo")),
-    _gpt2("imagegpt", head=HeadSpec()),
-    _gpt2("openai-gpt", table=("tokens_embed.weight",), position=LearnedPositions(("positions_embed.weight",))),
+    _GPT2,
+    _GPT2.like("", *("gpt_bigcode", "gpt_neo")),
+    _GPT2.like("imagegpt", head=HeadSpec()),
+    _GPT2.like("openai-gpt", table=("tokens_embed.weight",), position=LearnedPositions(("positions_embed.weight",))),
     Family(
         "opt",
         ("opt",),
@@ -360,7 +348,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         norm=NormSpec("embeddings.LayerNorm"),
         head=HeadSpec(("output.weight",), bias=("output.bias",)),
     ),
-    _gpt2(
+    _GPT2.like(
         "ctrl",
         table=("w.weight",),
         scale=SQRT_DIM,
@@ -378,13 +366,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         defaults=(("scale_embedding", True),),
     ),
     _KOSMOS_2,
-    replace(
-        _KOSMOS_2,
-        name="kosmos-2.5",
-        model_types=("kosmos_2_5_text_model",),
-        recipe=("types", "position"),
-        types=("segment_emb.weight",),
-    ),
+    _KOSMOS_2.like("kosmos-2.5", "kosmos_2_5_text_model", recipe=("types", "position"), types=("segment_emb.weight",)),
     # A bias on attention.
     Family(
         "bloom",
@@ -411,3 +393,41 @@ REFUSED_CAUSAL: Mapping[str, str] = {
     ),
 }
 """Model type -> why its input or its head is not that of one table, the middle of a sentence."""
+
+META_PARAMS: Names = (
+    *("dim", "n_heads", "n_kv_heads", "n_layers", "head_dim", "norm_eps", "vocab_size", "tied_embeddings"),
+    *("rope", "rope_theta", "yarn", "llama_4_scaling", "sliding_window", "quantization"),
+)
+"""Keys of `params.json` in Meta's layout that are read, as Meta, Mistral and llama2.c write them.
+
+A key outside these lists that has a value may change the model, so the reader refuses it by name.
+"""
+
+BLOCK_PARAMS: Names = (
+    *("hidden_dim", "multiple_of", "ffn_dim_multiplier", "moe"),
+    *("max_seq_len", "seq_len", "max_position_embeddings", "max_batch_size", "ragged_attention"),
+    *("format", "tied", "vision_encoder"),
+)
+"""Keys of the MLPs in blocks, of lengths that no tensor has, and of images, whose vectors replace those of tokens."""
+
+FIXED_PARAMS: Mapping[str, tuple[object, ...]] = {
+    "activation": ("silu",),
+    "causal": (True,),
+    "model_type": ("transformer",),
+    "use_scaled_rope": (False,),
+}
+"""Key -> values of it that change nothing; other values are refused."""
+
+YARN_PARAMS: Mapping[str, str] = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_max_position_embeddings",
+    "beta": "beta_fast",
+    "alpha": "beta_slow",
+}
+"""Key of Mistral's `yarn` -> the common key of the same meaning."""
+
+QUERY_PARAMS: Names = ("beta", "original_max_position_embeddings")
+"""Keys of Mistral's `llama_4_scaling`."""
+
+MISTRAL_BASES = {"with a window": 10_000.0, "without a window": 1_000_000.0}
+"""Base of the rotary frequencies that Mistral's code uses if `params.json` states none, by its `sliding_window`."""

@@ -1,8 +1,5 @@
 """Records of encoder-decoder models, whose decoder may also be stored alone."""
 
-from dataclasses import replace
-from typing import Any
-
 from embedlayer.families.records import (
     SQRT_DIM_IF_SCALE_EMBEDDING,
     SQRT_DIM_ROUNDED,
@@ -38,61 +35,43 @@ def _fixed(stack: str, *, after_padding: bool = False) -> SinusoidalPositions:
     return SinusoidalPositions(after_padding, stored=(f"{stack}.embed_positions.weight",))
 
 
-def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Family:
-    """Return a family like BART: learned positions, then a LayerNorm, in both stacks, and a head with a bias."""
-    # the position tables have `offset` rows before position 0
-    bart = Family(
-        name,
-        model_types or (name,),
-        table=_TABLE,
-        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
-        position=_learned("encoder", offset),
-        recipe=("position", "norm"),
-        norm=NormSpec("encoder.layernorm_embedding", None, 1e-5),
-        head=HeadSpec(bias=_BIAS, has_bias="stored", tied=True),
-        decoder_input=DecoderSpec(
-            position=_learned("decoder", offset), norm=NormSpec("decoder.layernorm_embedding", None, 1e-5)
-        ),
-    )
-    return replace(bart, **changes)
+_BART_NORM = NormSpec("decoder.layernorm_embedding", None, 1e-5)
+_BART = Family(
+    "",
+    ("bart", "mbart", "mvp"),
+    table=_TABLE,
+    scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+    position=_learned("encoder"),
+    recipe=("position", "norm"),
+    norm=NormSpec("encoder.layernorm_embedding", None, 1e-5),
+    head=HeadSpec(bias=_BIAS, has_bias="stored", tied=True),
+    decoder_input=DecoderSpec(position=_learned("decoder"), norm=_BART_NORM),
+)
+"""Learned positions, then a LayerNorm, in both stacks, and a head with a bias."""
 
-
-def _without_norm(name: str, *model_types: str, offset: int = 0, **changes: Any) -> Family:
-    """Return a family like Blenderbot, which is like BART without the LayerNorm. Arguments are those of `_bart`."""
-    decoder = DecoderSpec(position=_learned("decoder", offset))
-    return _bart(
-        name,
-        *model_types,
-        offset=offset,
-        **{"recipe": ("position",), "norm": None, "decoder_input": decoder, **changes},
-    )
-
-
-def _sinusoidal(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like Marian: fixed positions in both stacks, and a head with a bias."""
-    return _without_norm(
-        name,
-        *model_types,
-        **{"position": _fixed("encoder"), "decoder_input": DecoderSpec(position=_fixed("decoder")), **changes},
-    )
-
-
-def _t5(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like T5: a relative bias in each stack, and a head that always shares the table."""
-    biases = tuple(f"block.0.layer.0.{kind}.relative_attention_bias.weight" for kind in _T5_ATTENTION)
-    t5 = Family(
-        name,
-        model_types or (name,),
-        table=_TABLE,
-        aliases=(("num_heads", "num_attention_heads"), ("num_layers", "num_hidden_layers")),
-        position=RelativePositions(tuple(f"encoder.{bias}" for bias in biases)),
-        head=HeadSpec(logit_scale=_T5_LOGITS, scales_hidden=True, tied="always"),
-        decoder_input=DecoderSpec(
-            position=RelativePositions(tuple(f"decoder.{bias}" for bias in biases), bidirectional=False)
-        ),
-    )
-    return replace(t5, **changes)
-
+_BLENDERBOT = _BART.like(
+    "blenderbot",
+    position=_learned("encoder", 0),
+    recipe=("position",),
+    norm=None,
+    decoder_input=DecoderSpec(position=_learned("decoder", 0)),
+)
+_PEGASUS = _BLENDERBOT.like(
+    "pegasus", position=_fixed("encoder"), decoder_input=DecoderSpec(position=_fixed("decoder"))
+)
+_BIASES = tuple(f"block.0.layer.0.{kind}.relative_attention_bias.weight" for kind in _T5_ATTENTION)
+_T5 = Family(
+    "t5",
+    ("t5",),
+    table=_TABLE,
+    aliases=(("num_heads", "num_attention_heads"), ("num_layers", "num_hidden_layers")),
+    position=RelativePositions(tuple(f"encoder.{bias}" for bias in _BIASES)),
+    head=HeadSpec(logit_scale=_T5_LOGITS, scales_hidden=True, tied="always"),
+    decoder_input=DecoderSpec(
+        position=RelativePositions(tuple(f"decoder.{bias}" for bias in _BIASES), bidirectional=False)
+    ),
+)
+"""A relative bias in each stack, and a head that always shares the table."""
 
 _M2M_100 = Family(
     "",
@@ -108,11 +87,11 @@ _M2M_100 = Family(
 )
 
 ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
-    _t5("t5"),
-    _t5("", *("longt5", "switch_transformers")),
-    _t5("pop2piano", head=HeadSpec(logit_scale=Factor("1/sqrt_dim"), scales_hidden=True, tied="always")),
-    _t5("mt5", head=HeadSpec(tied="always")),
-    _t5(
+    _T5,
+    _T5.like("", *("longt5", "switch_transformers")),
+    _T5.like("pop2piano", head=HeadSpec(logit_scale=Factor("1/sqrt_dim"), scales_hidden=True, tied="always")),
+    _T5.like("mt5", head=HeadSpec(tied="always")),
+    _T5.like(
         "umt5",
         position=RelativePositions((f"encoder.{_UMT5_BIAS}",)),
         head=HeadSpec(logit_scale=Factor("1/sqrt_dim"), scales_hidden=True, tied="always"),
@@ -128,23 +107,25 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         decoder_input=DecoderSpec(position="rotary", layers=("num_hidden_layers",), sub_configs=("encoder", "decoder")),
         defaults=(("final_logit_softcapping", 30.0),),
     ),
-    _bart("", *("bart", "mbart", "mvp")),
-    _bart("plbart", defaults=_SCALED),
-    _bart("led", offset=0, scale=None),
-    _bart(
+    _BART,
+    _BART.like("plbart", defaults=_SCALED),
+    _BART.like(
+        "led",
+        scale=None,
+        position=_learned("encoder", 0),
+        decoder_input=DecoderSpec(position=_learned("decoder", 0), norm=_BART_NORM),
+    ),
+    _BART.like(
         "blenderbot-small",
-        offset=0,
+        position=_learned("encoder", 0),
         decoder_input=DecoderSpec(
-            position=_learned("decoder", 0),
-            norm=NormSpec("decoder.layernorm_embedding", None, 1e-5),
-            recipe=("norm", "position"),
-            is_scaled=False,
+            position=_learned("decoder", 0), norm=_BART_NORM, recipe=("norm", "position"), is_scaled=False
         ),
     ),
-    _without_norm("blenderbot"),
-    _without_norm("bigbird_pegasus", defaults=_SCALED),
-    _sinusoidal("pegasus"),
-    _sinusoidal(
+    _BLENDERBOT,
+    _BLENDERBOT.like("bigbird_pegasus", defaults=_SCALED),
+    _PEGASUS,
+    _PEGASUS.like(
         "pegasus_x",
         position=SinusoidalPositions(after_padding=False, endpoint=True),
         decoder_input=DecoderSpec(),
@@ -156,7 +137,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
             ),
         ),
     ),
-    _sinusoidal("marian", decoder_input=DecoderSpec(vocab_size="decoder_vocab_size", position=_fixed("decoder"))),
+    _PEGASUS.like("marian", decoder_input=DecoderSpec(vocab_size="decoder_vocab_size", position=_fixed("decoder"))),
     Family(
         "trocr",
         ("trocr",),
@@ -213,9 +194,9 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         decoder_input=DecoderSpec(vocab_size="tgt_vocab_size", position=_fixed("decoder", after_padding=True)),
         defaults=_SCALED,
     ),
-    replace(
-        _M2M_100,
-        model_types=("seamless_m4t", "seamless_m4t_v2"),
+    _M2M_100.like(
+        "",
+        *("seamless_m4t", "seamless_m4t_v2"),
         table=("text_encoder.embed_tokens.weight", "shared.weight", "text_decoder.embed_tokens.weight"),
         decoder_input=DecoderSpec(("text_decoder.embed_tokens.weight",)),
     ),

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from embedlayer.families.field_types import Names
 from embedlayer.families.records import (
     STATE_POSITIONS,
     AddedColumns,
@@ -37,20 +35,6 @@ def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act
     )
 
 
-def _bert(name: str, model_types: Names, **changes: Any) -> Family:
-    """Return a family like BERT, which adds up token, type and position embeddings and normalises the sum."""
-    bert = Family(
-        name,
-        model_types,
-        table=("embeddings.word_embeddings.weight",),
-        position=LearnedPositions(("embeddings.position_embeddings.weight",)),
-        recipe=("types", "position", "norm"),
-        types=("embeddings.token_type_embeddings.weight",),
-        norm=NormSpec("embeddings.LayerNorm"),
-    )
-    return replace(bert, **changes)
-
-
 _BERT_HEAD = _masked_head("predictions", "predictions.transform.dense", "predictions.transform.LayerNorm")
 _ROBERTA_HEAD = _masked_head("lm_head", "lm_head.dense", "lm_head.layer_norm", "gelu")
 _ELECTRA_HEAD = HeadSpec(
@@ -70,47 +54,57 @@ _PLANES = tuple(
 _PROJECTED = ("types", "position", "norm", "project")
 
 
-def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
-    """Return a family like RoBERTa, whose positions count the tokens that are not padding, from `pad_token_id + 1`."""
-    return _bert(name, model_types, **{"position": _FROM_PADDING, "numbering": "ids", "head": _ROBERTA_HEAD, **changes})
+_BERT = Family(
+    "bert",
+    ("bert", "squeezebert", "splinter", "dpr", "visual_bert", "bros"),
+    table=("embeddings.word_embeddings.weight",),
+    position=LearnedPositions(("embeddings.position_embeddings.weight",)),
+    recipe=("types", "position", "norm"),
+    types=("embeddings.token_type_embeddings.weight",),
+    norm=NormSpec("embeddings.LayerNorm"),
+    head=_BERT_HEAD,
+)
+"""Token, type and position embeddings are added up, and the sum is normalised."""
 
+_ROBERTA = _BERT.like(
+    "roberta",
+    *("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "roberta-prelayernorm"),
+    position=_FROM_PADDING,
+    numbering="ids",
+    head=_ROBERTA_HEAD,
+)
+"""Positions count the tokens that are not padding, from `pad_token_id + 1`."""
 
-def _rotary_bert(name: str, **changes: Any) -> Family:
-    """Return a family like BERT with rotary positions and RoBERTa's head; `name` is also its only model type."""
-    head = replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm")))
-    norm = NormSpec(("embeddings.LayerNorm", "emb_ln"))
-    own = {"position": "rotary", "recipe": ("types", "norm"), "norm": norm, "head": head}
-    return _bert(name, (name,), **{**own, **changes})
-
-
+_ROTARY_BERT = _BERT.like(
+    "",
+    position="rotary",
+    recipe=("types", "norm"),
+    norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
+    head=replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm"))),
+)
 _EPS = (("layer_norm_eps", 1e-5),)
 _GELU_NEW = (("hidden_act", "gelu_new"),)
 
 MASKED_FAMILIES: tuple[Family, ...] = (
-    _bert("bert", ("bert", "squeezebert", "splinter", "dpr", "visual_bert", "bros"), head=_BERT_HEAD),
-    _bert("", ("align_text_model", "chinese_clip_text_model", "flava_text_model"), head=None),
-    _bert("yoso", ("yoso",), position=_FROM_TWO, head=_BERT_HEAD),
-    _bert("nystromformer", ("nystromformer",), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS + _GELU_NEW),
-    _bert("mra", ("mra",), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS),
-    _bert("layoutlm", ("layoutlm",), more_types=_PLANES, head=_BERT_HEAD),
-    _bert(
+    _BERT,
+    _BERT.like("", *("align_text_model", "chinese_clip_text_model", "flava_text_model"), head=None),
+    _BERT.like("yoso", position=_FROM_TWO),
+    _BERT.like("nystromformer", position=_FROM_TWO, defaults=_EPS + _GELU_NEW),
+    _BERT.like("mra", position=_FROM_TWO, defaults=_EPS),
+    _BERT.like("layoutlm", more_types=_PLANES),
+    _BERT.like(
         "tapas",
-        ("tapas",),
         types=("embeddings.token_type_embeddings_0.weight",),
         more_types=tuple(((f"embeddings.token_type_embeddings_{i}.weight",), 1.0) for i in range(1, 7)),
-        head=_BERT_HEAD,
     ),
-    _bert(
+    _BERT.like(
         "fnet",
-        ("fnet",),
         recipe=_PROJECTED,
         projection=LinearSpec("embeddings.projection"),
-        head=_BERT_HEAD,
         defaults=_GELU_NEW,
     ),
-    _bert(
+    _BERT.like(
         "mobilebert",
-        ("mobilebert",),
         width=("embedding_size",),
         recipe=("project", "position", "types", "norm"),
         projection=TrigramSpec(LinearSpec("embeddings.embedding_transformation"), "trigram_input"),
@@ -118,9 +112,9 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         head=replace(_BERT_HEAD, rows=AddedColumns(("predictions.dense.weight",))),
         defaults=(("hidden_act", "relu"), ("normalization_type", "no_norm")),
     ),
-    _bert(
+    _BERT.like(
         "deberta",
-        ("deberta", "deberta-v2"),
+        *("deberta", "deberta-v2"),
         width=("embedding_size", "hidden_size"),
         recipe=("position", "types", "project", "norm", "mask"),
         optional=(("position", "position_biased_input", True), ("types", "type_vocab_size", 0)),
@@ -139,9 +133,8 @@ MASKED_FAMILIES: tuple[Family, ...] = (
             "states, which is no part of this layer.",
         ),
     ),
-    _bert(
+    _BERT.like(
         "distilbert",
-        ("distilbert",),
         width=("dim",),
         aliases=(("dim", "hidden_size"),),
         recipe=("position", "norm"),
@@ -156,16 +149,15 @@ MASKED_FAMILIES: tuple[Family, ...] = (
             tied=True,
         ),
     ),
-    _rotary_bert(
+    _ROTARY_BERT.like(
         "nomic_bert",
         head=_masked_head("predictions", "predictions.transform.dense", "predictions.transform.layer_norm"),
         defaults=(("hidden_act", "silu"),),
     ),
-    _rotary_bert("gte", optional=(("types", "type_vocab_size", 1),)),
-    _rotary_bert("jina_embeddings_v3", optional=(("types", "type_vocab_size", 1),), defaults=_EPS),
-    _bert(
+    _ROTARY_BERT.like("gte", optional=(("types", "type_vocab_size", 1),)),
+    _ROTARY_BERT.like("jina_embeddings_v3", optional=(("types", "type_vocab_size", 1),), defaults=_EPS),
+    _BERT.like(
         "esmc",
-        ("esmc",),
         table=("embed_tokens.weight",),
         position="rotary",
         recipe=(),
@@ -197,9 +189,8 @@ MASKED_FAMILIES: tuple[Family, ...] = (
             tied=True,
         ),
     ),
-    _bert(
+    _BERT.like(
         "funnel",
-        ("funnel",),
         position=None,
         recipe=("norm",),
         types=(),
@@ -207,9 +198,9 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(bias=("lm_head.bias",), tied=True),
         notes=(STATE_POSITIONS,),
     ),
-    _bert(
+    _BERT.like(
         "blip",
-        ("blip_text_model",),
+        "blip_text_model",
         table=(
             "text_decoder.bert.embeddings.word_embeddings.weight",
             "text_model.embeddings.word_embeddings.weight",
@@ -217,7 +208,6 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         ),
         recipe=("position", "norm"),
         types=(),
-        head=_BERT_HEAD,
         other_tables=(
             OtherTable(
                 "text_encoder.embeddings.word_embeddings.weight",
@@ -226,38 +216,32 @@ MASKED_FAMILIES: tuple[Family, ...] = (
             ),
         ),
     ),
-    _bert("megatron-bert", ("megatron-bert",), recipe=("types", "position"), norm=None, head=_BERT_HEAD),
-    _bert(
+    _BERT.like("megatron-bert", recipe=("types", "position"), norm=None),
+    _BERT.like(
         "bert-generation",
-        ("bert-generation",),
         recipe=("position", "norm"),
         types=(),
         head=HeadSpec(("lm_head.decoder.weight",), bias=("lm_head.decoder.bias", "lm_head.bias"), tied=True),
     ),
-    _bert(
+    _BERT.like(
         "roc_bert",
-        ("roc_bert",),
         recipe=("project", "types", "position", "norm"),
         projection=FeatureSpec(
             LinearSpec("embeddings.map_inputs_layer"),
             (("embeddings.shape_embed.weight",), ("embeddings.pronunciation_embed.weight",)),
         ),
-        head=_BERT_HEAD,
         not_computed=(("concat_input", (True,)),),
     ),
-    _bert(
+    _BERT.like(
         "roformer",
-        ("roformer",),
         width=("embedding_size",),
         position="rotary",
         recipe=("types", "norm", "project"),
         projection=LinearSpec("embeddings_project"),
-        head=_BERT_HEAD,
         not_computed=(("rotary_value", (False,)),),
     ),
-    _bert(
+    _BERT.like(
         "reformer",
-        ("reformer",),
         position=AxialPositions(
             (("embeddings.position_embeddings.weights.0",), ("embeddings.position_embeddings.weights.1",)),
             LearnedPositions(("embeddings.position_embeddings.embedding.weight",)),
@@ -270,9 +254,9 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         ),
         other_tables=(OtherTable("lm_head.bias", "a bias of the head that the family's code does not add", "head"),),
     ),
-    _bert(
+    _BERT.like(
         "xlm",
-        ("xlm", "flaubert"),
+        *("xlm", "flaubert"),
         table=("embeddings.weight",),
         width=("emb_dim",),
         aliases=(("n_words", "vocab_size"), ("pad_index", "pad_token_id"), ("emb_dim", "hidden_size")),
@@ -284,9 +268,8 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         defaults=(("pad_token_id", 2),),
         not_computed=(("asm", (False,)),),
     ),
-    _bert(
+    _BERT.like(
         "xlnet",
-        ("xlnet",),
         table=("word_embedding.weight",),
         position=None,
         recipe=(),
@@ -295,38 +278,34 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(("lm_loss.weight",), bias=("lm_loss.bias",), tied=True),
         notes=(STATE_POSITIONS,),
     ),
-    _bert("ernie", ("ernie",), more_types=((("embeddings.task_type_embeddings.weight",), 1.0),), head=_BERT_HEAD),
-    _bert(
+    _BERT.like("ernie", more_types=((("embeddings.task_type_embeddings.weight",), 1.0),)),
+    _BERT.like(
         "big_bird",
-        ("big_bird",),
         scale=Factor("sqrt_dim", only_if=("rescale_embeddings",)),
-        head=_BERT_HEAD,
         defaults=_GELU_NEW,
     ),
-    _bert(
+    _BERT.like(
         "electra",
-        ("electra", "convbert"),
+        *("electra", "convbert"),
         width=("embedding_size",),
         recipe=_PROJECTED,
         projection=LinearSpec("embeddings_project"),
         head=_ELECTRA_HEAD,
     ),
-    _bert(
+    _BERT.like(
         "rembert",
-        ("rembert",),
         width=("input_embedding_size",),
         recipe=_PROJECTED,
         projection=LinearSpec("encoder.embedding_hidden_mapping_in"),
         head=replace(_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"), tied="never"),
     ),
-    _roberta("roberta", ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "roberta-prelayernorm")),
-    _roberta("longformer", ("longformer", "luke")),
-    _roberta("lilt", ("lilt",), notes=("a second stream of each block reads places on the page, not tokens.",)),
-    _roberta("clap", ("clap_text_model",), head=None),
-    _roberta("", ("altclip_text_model", "bridgetower_text_model"), head=None, defaults=_EPS),
-    _roberta(
+    _ROBERTA,
+    _ROBERTA.like("longformer", *("longformer", "luke")),
+    _ROBERTA.like("lilt", notes=("a second stream of each block reads places on the page, not tokens.",)),
+    _ROBERTA.like("clap", "clap_text_model", head=None),
+    _ROBERTA.like("", *("altclip_text_model", "bridgetower_text_model"), head=None, defaults=_EPS),
+    _ROBERTA.like(
         "ibert",
-        ("ibert",),
         not_computed=(("quant_mode", (False,)),),
         other_tables=(
             OtherTable(
@@ -334,27 +313,24 @@ MASKED_FAMILIES: tuple[Family, ...] = (
             ),
         ),
     ),
-    _roberta(
+    _ROBERTA.like(
         "mpnet",
-        ("mpnet",),
         recipe=("position", "norm"),
         types=(),
         position=BiasedPositions(_FROM_PADDING, RelativePositions(("encoder.relative_attention_bias.weight",))),
         not_computed=(("pad_token_id", (1,)),),
     ),
-    _roberta(
+    _ROBERTA.like(
         "esm",
-        ("esm",),
         position=PositionChoice("position_embedding_type", (("absolute", _FROM_PADDING), ("rotary", "rotary"))),
         recipe=("token_dropout", "position", "norm", "mask"),
         optional=(("token_dropout", "token_dropout", False), ("norm", "emb_layer_norm_before", False)),
         types=(),
         norm=NormSpec("embeddings.layer_norm"),
     ),
-    _roberta("xlm-roberta-xl", ("xlm-roberta-xl",), recipe=("types", "position"), norm=None, defaults=_EPS),
-    _bert(
+    _ROBERTA.like("xlm-roberta-xl", recipe=("types", "position"), norm=None, defaults=_EPS),
+    _BERT.like(
         "albert",
-        ("albert",),
         width=("embedding_size",),
         recipe=_PROJECTED,
         projection=LinearSpec("embedding_hidden_mapping_in"),

@@ -5,8 +5,8 @@ names, the reader takes the first one that the checkpoint has.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from embedlayer.families.field_types import End, Names, Numbering, Presence, Step
 
@@ -215,13 +215,6 @@ class FeatureSpec:
 
 
 @dataclass(frozen=True)
-class ExtraRows:
-    """Number of rows of the token table beyond `vocab_size`, to which the head has no rows (Moshi, mllama)."""
-
-    count: int
-
-
-@dataclass(frozen=True)
 class FoldedRows:
     """Names of the tensors of a token table `rows[mapping] * weights`; a checkpoint may lack them (model2vec)."""
 
@@ -391,7 +384,8 @@ class Family:
     name: str  # in reports; empty for a group, whose layers have the `model_type`
     model_types: Names
     table: Names  # several in one checkpoint store the same rows; empty for `codes` alone
-    rows: ExtraRows | FoldedRows | None = None  # how they differ from one stored row for each of `vocab_size` tokens
+    rows: FoldedRows | None = None  # how they differ from one stored row for each token
+    extra_rows: int = 0  # rows of the table beyond `vocab_size`, to which the head has no rows (Moshi, mllama)
     width: Names = CONFIG_KEYS["hidden_size"]  # keys of the width; the first present one is used
     aliases: tuple[tuple[str, str], ...] = ()  # (key of this family, common key of the same meaning)
     scale: Factor | None = None
@@ -418,10 +412,12 @@ class Family:
     vocab_size: str = "vocab_size"  # key of the number of rows
     notes: Names = ()  # what transformers computes and the layer does not; shown when it is loaded
 
-    @property
-    def extra_rows(self) -> int:
-        """Return the number of rows of the table beyond `vocab_size`, to which the head has no rows."""
-        return self.rows.count if isinstance(self.rows, ExtraRows) else 0
+    def like(self, name: str, *model_types: str, **changes: Any) -> "Family":
+        """Return another family, which differs from this one in the fields of `changes`.
+
+        `name` is that in reports, and the only model type if none follows.
+        """
+        return replace(self, name=name, model_types=model_types or (name,), **changes)
 
     @property
     def sub_configs(self) -> Names:

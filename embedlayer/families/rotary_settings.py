@@ -30,14 +30,6 @@ class GridAxes:
 
 
 @dataclass(frozen=True)
-class PowerQueries:
-    """Factor on queries of layers without rotation, a power of the position (Beam)."""
-
-    exponent: float
-    length: int
-
-
-@dataclass(frozen=True)
 class RotaryPositions:
     """Rotary settings of a family that transformers has in its code and not in `config.json`."""
 
@@ -74,8 +66,8 @@ class RotaryPositions:
     base_key: str | None = "rope_theta"  # of the base beside `rope_parameters`
     original_beside: bool = False  # `original_max_position_embeddings` beside the parameters, which counts more
     # factor on queries by position: Ministral 3's, from `llama_4_scaling_beta`; Llama 4's in layers without rotation,
-    # from `attn_scale` and `floor_scale`; or Beam's
-    query_scaling: Literal["rotated", "unrotated"] | PowerQueries | None = None
+    # from `attn_scale` and `floor_scale`; or Beam's there, (exponent, length) of a power of the position
+    query_scaling: Literal["rotated", "unrotated"] | tuple[float, int] | None = None
 
 
 _SLIDING, _FULL = ("sliding_attention",), ("full_attention",)
@@ -161,7 +153,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(interleaved=True, without_positions="full_attention"), ("cohere2", "cohere2_moe")),
     (RotaryPositions(without_positions="listed"), ("smollm3",)),
     (RotaryPositions(interleaved=True, without_positions="listed", query_scaling="unrotated"), ("llama4_text",)),
-    (RotaryPositions(query_scaling=PowerQueries(0.1, 2048)), ("beam",)),
+    (RotaryPositions(query_scaling=(0.1, 2048)), ("beam",)),
     (
         RotaryPositions(without_positions="all"),
         ("glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear", "moshi_depth"),

@@ -1,7 +1,6 @@
 """Records of text encoders beside images or sounds, and of speech decoders and speakers without a language model."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from embedlayer.families.records import (
     SQRT_DIM,
@@ -18,26 +17,23 @@ from embedlayer.families.records import (
 _DECODER_TABLE = ("decoder.embed_tokens.weight",)
 
 
-def _clip(name: str, *model_types: str, **changes: Any) -> Family:
-    """Return a family like CLIP's text encoder, which adds learned positions and has no LM head."""
-    # the image encoder has positions of the same name, so those of `text_model` are preferred
-    positions = "embeddings.position_embedding.weight"
-    clip: dict[str, Any] = {
-        "table": ("text_model.embeddings.token_embedding.weight", "embeddings.token_embedding.weight"),
-        "position": LearnedPositions((f"text_model.{positions}", positions)),
-        "recipe": ("position",),
-        "head": None,
-    }
-    return Family(name, model_types or (name,), **{**clip, **changes})
-
-
-TEXT_ENCODER_FAMILIES: tuple[Family, ...] = (
-    _clip(
-        "clip",
+# the image encoder has positions of the same name, so those of `text_model` are preferred
+_CLIP_POSITIONS = "embeddings.position_embedding.weight"
+_CLIP = Family(
+    "clip",
+    (
         *("clip_text_model", "clipseg_text_model", "metaclip_2_text_model", "groupvit_text_model", "xclip_text_model"),
         *("owlvit_text_model", "owlv2_text_model", "siglip_text_model", "siglip2_text_model", "aimv2_text_model"),
     ),
-    _clip(
+    table=("text_model.embeddings.token_embedding.weight", "embeddings.token_embedding.weight"),
+    position=LearnedPositions((f"text_model.{_CLIP_POSITIONS}", _CLIP_POSITIONS)),
+    recipe=("position",),
+    head=None,
+)
+
+TEXT_ENCODER_FAMILIES: tuple[Family, ...] = (
+    _CLIP,
+    _CLIP.like(
         "tipsv2",
         "tipsv2_text_model",
         table=("text_model.embeddings.token_embedding.weight", "token_embedding.weight"),

@@ -23,13 +23,8 @@ SINGLE_IDS: frozenset[str] = frozenset(
     (
         *ROLES,
         *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "force_words_ids", "stop_token_ids"),
-        *(
-            "no_timestamps_token_id",
-            "prev_sot_token_id",
-            "transcribe_token_id",
-            "translate_token_id",
-            "timestamp_token_id",
-        ),
+        *("no_timestamps_token_id", "prev_sot_token_id", "transcribe_token_id", "translate_token_id"),
+        "timestamp_token_id",
         *("eod_token_id", "start_token_id", "end_token_id", "question_token_id", "document_token_id", "blank_token_id"),
         *("user_token_id", "assistant_token_id", "system_token_id", "im_start_token_id", "im_end_token_id"),
         *("image_token_id", "image_token_index", "image_start_token_id", "image_end_token_id", "image_bos_token_id"),

@@ -491,18 +491,8 @@ _TYPES_OF_CLASS: Mapping[str, Names] = {
     "LayoutLMv2": ("layoutlmv2",),
     "Bert": (
         *("bert", "distilbert", "electra", "mobilebert", "convbert", "squeezebert", "layoutlm", "lxmert", "ernie"),
-        *(
-            "megatron-bert",
-            "nomic_bert",
-            "visual_bert",
-            "align",
-            "bark",
-            "blip",
-            "bros",
-            "chinese_clip",
-            "dpr",
-            "flava",
-        ),
+        *("megatron-bert", "nomic_bert", "visual_bert", "align", "bark", "blip", "bros", "chinese_clip", "dpr"),
+        "flava",
         *("git", "grounding-dino", "mm-grounding-dino", "nezha", "qdqbert", "realm", "retribert", "tvp", "vilt"),
     ),
 }

@@ -31,6 +31,7 @@ class Int8Rows(StoredFormat):
 
     library: ClassVar[str] = "bitsandbytes"
     title: ClassVar[str] = "int8 by row"
+    dtype = torch.float32
     scales: ClassVar[tuple[str, ...]] = ("SCB",)
     is_of_model: ClassVar[bool] = True
 
@@ -44,10 +45,6 @@ class Int8Rows(StoredFormat):
             info = module.tensors["SCB"]
             raise module.error("SCB", f"is stored as {info.dtype} {list(info.shape)} for {vocab_size} rows of codes")
         return cls(embed_dim), vocab_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
 
     @property
     def row_parts(self) -> dict[str, Part]:

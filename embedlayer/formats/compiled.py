@@ -70,21 +70,19 @@ def tokens_first(products: Float[Tensor, "V N"]) -> Float[Tensor, "N V"]:
 
 def _run(codec: Codec | SuperBlocks, ids: Tensor, x: Tensor, out: Tensor) -> bool:
     """Run the kernel of a codec, and return whether it could be compiled; a thread claims some rows at once."""
-    block = max(1, CLAIMED_NUMEL // codec.embed_dim)
-    return _KERNELS[type(codec)].run(len(out), ids, x, *_arguments(codec), *_bytes(out), block=block)
-
-
-def _arguments(codec: Codec | SuperBlocks) -> tuple[Argument, ...]:
-    """Return the arguments of a kernel that describe the rows."""
+    arguments: tuple[Argument, ...]
     if isinstance(codec, SuperBlocks):
-        return codec.codes.contiguous(), codec.bits
-    whole = codec.whole_numbers()
-    levels = codec.levels if whole or codec.bits != 4 else codec.levels[_PAIRS].flatten()
-    scale_levels = codec.levels if codec.scale_levels is None else codec.scale_levels
-    (scale, scale_type), (zero, zero_type), (bias, _) = map(_bytes, (codec.scale, codec.zero, codec.bias))
-    stored = codec.codes.contiguous(), levels, scale, scale_levels, zero, bias, torch.tensor([codec.factor])
-    types = scale_type, zero_type, NUMBER_TYPES.index(codec.rounding)
-    return stored, (codec.bits, codec.group_size, codec.scale.shape[1], *(whole or (-1, 0)), *types)
+        arguments = codec.codes.contiguous(), codec.bits
+    else:
+        whole = codec.whole_numbers()
+        levels = codec.levels if whole or codec.bits != 4 else codec.levels[_PAIRS].flatten()
+        scale_levels = codec.levels if codec.scale_levels is None else codec.scale_levels
+        (scale, scale_type), (zero, zero_type), (bias, _) = map(_bytes, (codec.scale, codec.zero, codec.bias))
+        stored = codec.codes.contiguous(), levels, scale, scale_levels, zero, bias, torch.tensor([codec.factor])
+        types = scale_type, zero_type, NUMBER_TYPES.index(codec.rounding)
+        arguments = stored, (codec.bits, codec.group_size, codec.scale.shape[1], *(whole or (-1, 0)), *types)
+    block = max(1, CLAIMED_NUMEL // codec.embed_dim)
+    return _KERNELS[type(codec)].run(len(out), ids, x, *arguments, *_bytes(out), block=block)
 
 
 def _bytes(numbers: Tensor | None) -> tuple[NDArray[np.uint8], int]:

@@ -43,6 +43,8 @@ class ScaledRows(StoredFormat):
 
     library: ClassVar[str] = METHOD
     scales: ClassVar[tuple[str, ...]] = (SCALE,)
+    code_choices: ClassVar[dict[str, Collection[int | str]]]
+    """Values that the argument for the codes may have, by its name."""
 
     group_size: int
     scale_dtype: str
@@ -57,11 +59,6 @@ class ScaledRows(StoredFormat):
             "scale_dtype": _FLOATS,
             **self.code_choices,
         }
-
-    @property
-    @abstractmethod
-    def code_choices(self) -> dict[str, Collection[int | str]]:
-        """Return the values that the argument for the codes may have, by its name."""
 
     @property
     @abstractmethod
@@ -185,12 +182,9 @@ class PackQuantizedRows(ScaledRows):
     # `PackedQuantizationCompressor`.
 
     title: ClassVar[str] = "pack-quantized: integers of 1 to 8 bits by group, row or matrix, also asymmetric"
+    code_choices: ClassVar[dict[str, Collection[int | str]]] = {"bits": range(1, 9)}
 
     bits: int
-
-    @property
-    def code_choices(self) -> dict[str, Collection[int | str]]:
-        return {"bits": range(1, 9)}
 
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
@@ -277,12 +271,9 @@ class NaiveQuantizedRows(ScaledRows):
     """`int-quantized`, `float-quantized` and `naive-quantized`: a byte for each number, int8 or FP8 E4M3."""
 
     title: ClassVar[str] = "int-quantized and float-quantized: int8 and FP8 by group, row or matrix"
+    code_choices: ClassVar[dict[str, Collection[int | str]]] = {"code_dtype": tuple(_CODES)}
 
     code_dtype: str
-
-    @property
-    def code_choices(self) -> dict[str, Collection[int | str]]:
-        return {"code_dtype": tuple(_CODES)}
 
     @classmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:
@@ -323,6 +314,7 @@ class CompressedFloatRows(StoredFormat):
 
     library: ClassVar[str] = METHOD
     title: ClassVar[str] = "nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp6-pack-quantized, mxfp8-quantized"
+    dtype = torch.bfloat16
     scales: ClassVar[tuple[str, ...]] = (SCALE, GLOBAL)
 
     mode: str
@@ -357,10 +349,6 @@ class CompressedFloatRows(StoredFormat):
         if mode == "nvfp4" and GLOBAL not in module.tensors:
             raise module.error(GLOBAL, f"is missing beside {', '.join(sorted(module.tensors))}")
         return cls(embed_dim, mode), vocab_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16
 
     @property
     def row_parts(self) -> dict[str, Part]:

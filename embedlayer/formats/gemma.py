@@ -34,6 +34,7 @@ class GemmaRows(StoredFormat):
 
     library: ClassVar[str] = "Gemma"
     title: ClassVar[str] = "2, 4 and 8 bits by row"
+    dtype = torch.float32
     scales: ClassVar[tuple[str, ...]] = ("embedding_scale", "weight_scale")
     is_of_model: ClassVar[bool] = True
     rounds_factor: ClassVar[bool] = False
@@ -73,10 +74,6 @@ class GemmaRows(StoredFormat):
                 _scale_name(codes), f"has {groups} scales a row, into which {embed_dim} columns cannot be divided"
             )
         return cls(embed_dim, bits, embed_dim // groups, codes), vocab_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
 
     @property
     def row_parts(self) -> dict[str, Part]:

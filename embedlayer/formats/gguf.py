@@ -25,6 +25,7 @@ class GGUFRows(StoredFormat):
 
     library: ClassVar[str] = "GGUF"
     title: ClassVar[str] = "types of blocks"
+    dtype = torch.float32
 
     block_type: str
 
@@ -43,10 +44,6 @@ class GGUFRows(StoredFormat):
     @property
     def name(self) -> str:
         return self.block_type
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
 
     @property
     def row_parts(self) -> dict[str, Part]:

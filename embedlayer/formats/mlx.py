@@ -114,6 +114,7 @@ class MLXFloatRows(StoredFormat):
 
     library: ClassVar[str] = "MLX"
     title: ClassVar[str] = "mxfp4, nvfp4 and mxfp8"
+    dtype = torch.bfloat16
     scales: ClassVar[tuple[str, ...]] = ("scales",)
 
     mode: str
@@ -140,10 +141,6 @@ class MLXFloatRows(StoredFormat):
         if not _is_stated(module, mode, kind.bits, kind.group_size):
             raise module.error("weight", f"{layout}, which is {mode}", stated=str(_stated(module)))
         return cls(groups * kind.group_size, mode), vocab_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16
 
     @property
     def row_parts(self) -> dict[str, Part]:

@@ -34,6 +34,7 @@ class NVFP4Rows(StoredFormat):
 
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "NVFP4"
+    dtype = torch.float32
     scales: ClassVar[tuple[str, ...]] = (SCALE, SECOND_SCALE)
     is_of_model: ClassVar[bool] = True
 
@@ -61,11 +62,6 @@ class NVFP4Rows(StoredFormat):
         if stated and not any("NVFP4" in each for each in stated):
             raise module.error("weight", "is NVFP4", stated=" or ".join(sorted(stated)))
         return cls(2 * nbytes), vocab_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return float32, in which the library computes."""
-        return torch.float32
 
     @property
     def row_parts(self) -> dict[str, Part]:
@@ -117,6 +113,7 @@ class FP8Rows(StoredFormat):
 
     library: ClassVar[str] = "ModelOpt"
     title: ClassVar[str] = "FP8 by row or matrix"
+    dtype = torch.float32
     scales: ClassVar[tuple[str, ...]] = (SCALE,)
     is_of_model: ClassVar[bool] = True
 
@@ -150,10 +147,6 @@ class FP8Rows(StoredFormat):
         if stated and not any("FP8" in each for each in stated):
             raise module.error("weight", "is FP8", stated=" or ".join(sorted(stated)))
         return cls(embed_dim, 0 if info.shape in ((), (1,)) else embed_dim), vocab_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
 
     @property
     def row_parts(self) -> dict[str, Part]:

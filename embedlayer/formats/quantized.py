@@ -20,6 +20,7 @@ class QuantizedRows(StoredFormat):
 
     library: ClassVar[str] = "embedlayer"
     title: ClassVar[str] = "int8, int4"
+    dtype = torch.float32
 
     bits: int
     group_size: int
@@ -49,10 +50,6 @@ class QuantizedRows(StoredFormat):
     def name(self) -> str:
         """Return the name of the type, such as `"int8"`; for blocks of GGUF its name, such as `"q8_0"`."""
         return self.row_format.layout().type_name(self.bits)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
 
     @property
     def row_parts(self) -> dict[str, Part]:

@@ -103,7 +103,10 @@ class StoredRows(NamedTuple):
         """Return the stored tensors of some rows: of a slice, as views, or of IDs, copied."""
         if isinstance(rows, slice):
             return self._replace(rows={name: part[rows] for name, part in self.rows.items()})
-        return self._replace(rows={name: _selected(part, rows) for name, part in self.rows.items()})
+        # numbers of one byte are selected as bytes, since `vmap` does not select FP8
+        parts = {name: part if part.itemsize > 1 else part.view(torch.uint8) for name, part in self.rows.items()}
+        selected = {name: part.index_select(0, rows) for name, part in parts.items()}
+        return self._replace(rows={name: part.view(self.rows[name].dtype) for name, part in selected.items()})
 
     def dequantise(self, dtype: torch.dtype) -> Float[Tensor, "N D"]:
         """Return the numbers of all rows in `dtype`, as the library of the format computes them."""
@@ -161,13 +164,6 @@ def split_row_bytes(row_bytes: UInt8[Tensor, "N bytes"], parts: Collection[Part]
     return [piece.view(part.dtype).view(len(piece), *part.shape) for part, piece in zip(parts, pieces, strict=True)]
 
 
-def _selected(part: Tensor, ids: Tensor) -> Tensor:
-    """Return the rows of a stored tensor; numbers of one byte as bytes, since `vmap` does not select FP8."""
-    if part.itemsize > 1:
-        return part.index_select(0, ids)
-    return part.view(torch.uint8).index_select(0, ids).view(part.dtype)
-
-
 @dataclass(frozen=True)
 class StoredFormat(Described, ABC):
     """Abstract base class of records of formats: the sizes of a stored row, and how rows become numbers.
@@ -209,11 +205,6 @@ class StoredFormat(Described, ABC):
         """Return library and sizes of the stored rows for people: `"MLX (bits 4, group_size 64, scale_dtype BF16)"`."""
         sizes = [f"{each.name} {getattr(self, each.name)}" for each in fields(self) if each.name != "embed_dim"]
         return f"{self.library} ({', '.join(sizes)})" if sizes else self.library
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     @abstractmethod

@@ -22,9 +22,9 @@ from embedlayer.losses.objective import EventLogits, Request
 from embedlayer.losses.options import LossOptions, LossSettings, Reduction, Statistic, check_options
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import TokenBytes
+from embedlayer.tokenization.comparison import common_tokens
 from embedlayer.tokenization.ids import end_of_text_id, table_size
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint
-from embedlayer.tokenization.tokenizer_match import common_tokens
 
 Head = OutputHead | PredictionHead | TokenTable
 _NONE = -1

@@ -26,7 +26,6 @@ from embedlayer.core.errors import CheckpointError, FileError
 from embedlayer.io.json_fields import check_fields, parse_json, printable
 from embedlayer.io.partials import (
     OLD,
-    exchange,
     name_new_file,
     name_new_folder,
     partial_folder,
@@ -35,7 +34,7 @@ from embedlayer.io.partials import (
     temporary_path,
     temporary_paths,
 )
-from embedlayer.io.system_calls import flush
+from embedlayer.io.system_calls import EXCHANGE, flush, rename
 
 JsonObject = dict[str, Any]
 
@@ -311,9 +310,9 @@ def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int
     `recover_folder` can restore it. A folder that turns out to have changed since `before` gets its name back, and an
     error is raised.
     """
-    if exchange(new, path):
+    if rename(new, path, EXCHANGE):
         if _listing(new) != before:
-            exchange(new, path)
+            rename(new, path, EXCHANGE)
             raise _changed(path)
         return
     old = temporary_path(path, OLD)

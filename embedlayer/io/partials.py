@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from embedlayer.io.locks import is_still_at
-from embedlayer.io.system_calls import EXCHANGE, NO_REPLACE, flock, rename
+from embedlayer.io.system_calls import NO_REPLACE, flock, rename
 
 PARTIAL, OLD = ".partial", ".old"
 """Suffixes of hidden names: of what is being written, and of an old folder that is being replaced."""
@@ -167,8 +167,3 @@ def name_new_folder(partial: Path, path: Path) -> None:
         if error.errno in (errno.ENOTEMPTY, errno.ENOTDIR, errno.EEXIST):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
         raise
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange two existing files or folders atomically, so that each has the other's name afterwards."""
-    return rename(one, other, EXCHANGE)

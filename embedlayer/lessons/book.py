@@ -1,6 +1,5 @@
 """Names and argument orders of the book "Build a Large Language Model From Scratch", for code that follows it."""
 
-import json
 from importlib.util import find_spec
 from itertools import pairwise
 from math import inf
@@ -16,12 +15,12 @@ from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.windows import create_dataloader
 from embedlayer.inputs.embedding import InputEmbedding, InputParts
 from embedlayer.io.files import JsonObject
-from embedlayer.io.partials import temporary_folder
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tokenization.bpe_files import END_OF_TEXT, byte_level_alphabet
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.tokenizer_config import TokenizerConfig
+from embedlayer.tokenization.vocabulary_files import END_OF_TEXT, bpe_rules, bpe_tokenizer, byte_level_alphabet
 
 GPT2_SIZE, GPT2_IDS = 50257, [11241, 7509]
 """Vocabulary size of GPT-2's tokenizer, and its IDs of " tokenizer"; they identify the tokenizer."""
@@ -188,8 +187,7 @@ def _tokenizer_of_ranks(ranks: dict[bytes, int]) -> Tokenizer:
         return "".join(letters[byte] for byte in token)
 
     vocabulary = {written(token): rank for token, rank in ranks.items()} | {END_OF_TEXT: len(ranks)}
-    with temporary_folder() as folder:
-        vocabulary_file, merges_file = folder / "encoder.json", folder / "vocab.bpe"
-        vocabulary_file.write_text(json.dumps(vocabulary), encoding="utf-8")
-        merges_file.write_text("\n".join(" ".join(map(written, pair)) for pair in merges), encoding="utf-8")
-        return load_tokenizer(vocabulary_file)
+    file, nothing_beside = Path("encoder.json"), TokenizerConfig(Path())
+    rules = bpe_rules(vocabulary, file, nothing_beside)
+    texts = [(written(left), written(right)) for left, right in merges]
+    return bpe_tokenizer(vocabulary, texts, rules, nothing_beside, file)

@@ -97,7 +97,7 @@ class OpenedModel:
         if self.tokens is not None and len(self.tokens) != rows:
             raise SizeError(f"{self.title} has {rows} rows and {len(self.tokens)} tokens; the numbers must be equal.")
         if self.tokens is not None and self.tokenizer is None:
-            from embedlayer.tokenization.words import word_tokenizer
+            from embedlayer.tokenization.vocabulary_files import word_tokenizer
 
             self.tokenizer = lambda tokens=self.tokens: word_tokenizer(tokens)
         self._answers: dict[str, Any] = {}
@@ -275,7 +275,7 @@ class OpenedModel:
             UnknownTokenError: The tokens come from a file of vectors, and a word of the text has no row.
         """
         from embedlayer.tokenization.tokenizer_calls import encode
-        from embedlayer.tokenization.words import unknown_word
+        from embedlayer.tokenization.vocabulary_files import unknown_word
 
         tokenizer = self.require_tokenizer()
         if self.tokens is not None:

@@ -15,7 +15,6 @@ from embedlayer.analysis.geometry import principal_components
 from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.analysis.token_classes import token_texts
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.formatting import count_of, visible_text
 from embedlayer.plots.heatmaps import with_hole
@@ -34,6 +33,7 @@ from embedlayer.plots.style import (
 )
 from embedlayer.tables.conversions import as_rows
 from embedlayer.tables.lookup import LookupTable
+from embedlayer.tokenization.bytes import row_texts
 from embedlayer.tokenization.ids import require_rows
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 
@@ -87,7 +87,9 @@ def table_map(
         if labels is None and tokenizer is not None:
             labels = _words(table, as_tokenizer(tokenizer))
         if layout is None:
-            coordinates, explained_variance_ratio = _components(table)
+            found = principal_components(table, min(2, table.embed_dim), skip_nonfinite=True)
+            explained_variance_ratio = found.explained_variance_ratio.cpu()
+            coordinates = F.pad(found.coordinates, (0, 2 - found.coordinates.shape[1])).cpu()
         elif len(layout.places) != table.vocab_size:
             raise ShapeError(f"The layout has {len(layout.places)} places, and the table {table.vocab_size} rows.")
         else:
@@ -152,17 +154,6 @@ def _colours(values: Float[Tensor, " N"] | None, rows: Any) -> dict[str, Any]:
     return {"c": every[rows], "cmap": colours, "vmin": low, "vmax": high, "plotnonfinite": True}
 
 
-def _components(table: LookupTable) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:
-    """Return the coordinates of rows along their first two principal components, and the shares of the variance.
-
-    Coordinates are NaN for rows that are not finite. A table of width 1 has the second coordinate 0.
-    """
-    rows = table.rows(0, table.vocab_size)
-    found = principal_components(rows, min(2, table.embed_dim), skip_nonfinite=True)
-    coordinates = F.pad(found.coordinates, (0, 2 - found.coordinates.shape[1])).cpu()
-    return coordinates, found.explained_variance_ratio.cpu()
-
-
 def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
     """Return up to `NAMED_ROWS` whole words of a tokenizer as ID -> text, hubs first.
 
@@ -170,10 +161,10 @@ def _words(table: LookupTable, tokenizer: Tokenizer) -> dict[int, str]:
     3 letters or more, and begin with a space if any token does.
     """
     require_rows(tokenizer, table.vocab_size)
-    texts = token_texts(tokenizer)
-    begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts.values()) else ""
-    named = {index: text.strip() for index, text in texts.items() if text.startswith(begin)}
-    whole = [(index, text) for index, text in named.items() if text.isalpha() and len(text) > 2]
+    texts = row_texts(tokenizer, table.vocab_size)
+    begin = " " if any(len(text) > 3 and text.startswith(" ") for text in texts) else ""
+    named = [(index, text.strip()) for index, text in enumerate(texts) if text.startswith(begin)]
+    whole = [(index, text) for index, text in named if text.isalpha() and len(text) > 2]
     words = whole[:: math.ceil(len(whole) / NAMED_ROWS) or 1]
     rows = RowReader(table).take(torch.tensor([index for index, _ in words], dtype=torch.int64))
     # k-occurrence: how many of the other words have this one among their ten nearest rows

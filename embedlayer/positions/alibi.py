@@ -92,7 +92,3 @@ class AlibiBias(Position, ComputedBuffers):
         return score_mod_of(
             self, lambda head, query, key: -slopes[head] * (query - key).abs(), query_positions, key_positions
         )
-
-    def extra_repr(self) -> str:
-        """Return the number of heads and the two factors, which `print` shows."""
-        return f"{self.num_heads}, max_bias={self.max_bias:g}, scale={self.scale:g}"

@@ -37,16 +37,11 @@ class AxialPositionalEmbedding(AdditivePosition):
         self.grid, self.widths = list(grid), list(widths)
         (rows, columns), (row_width, column_width) = grid, widths
         self.init_std = init_std
-        self.max_seq_len = rows * columns
+        self.max_seq_len, self.embed_dim = rows * columns, row_width + column_width
         self.rows = nn.Parameter(torch.empty(rows, 1, row_width))
         self.columns = nn.Parameter(torch.empty(1, columns, column_width))
         self.index_check = IndexCheck(self.max_seq_len, "position")
         self.reset_parameters()
-
-    @property
-    def embed_dim(self) -> int:
-        """Return the width of a vector, D."""
-        return sum(self.widths)
 
     def reset_parameters(self) -> None:
         """Draw both tables again, in place, from N(0, init_std²)."""
@@ -65,7 +60,3 @@ class AxialPositionalEmbedding(AdditivePosition):
         row = F.embedding(index // columns, self.rows[:, 0])
         vectors = torch.cat([row, F.embedding(index % columns, self.columns[0])], dim=-1)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
-
-    def extra_repr(self) -> str:
-        """Return grid and widths, which `print` shows."""
-        return f"{self.grid}, {self.widths}"

@@ -56,13 +56,9 @@ class LearnedPositionalEmbedding(AdditivePosition, nn.Embedding):  # type: ignor
         self.init_std = init_std
         nn.Embedding.__init__(self, max_seq_len + offset, embed_dim, device=device, dtype=dtype)
         self.max_seq_len = max_seq_len
+        self.embed_dim = embed_dim
         self.offset = offset
         self.index_check = IndexCheck(max_seq_len, "position", offset=offset)
-
-    @property
-    def embed_dim(self) -> int:
-        """Return the width of a row, D."""
-        return self.embedding_dim
 
     def reset_parameters(self) -> None:
         """Draw all rows again, in place, from N(0, init_std²)."""

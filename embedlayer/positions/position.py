@@ -5,6 +5,7 @@ Every scheme is a `Position` and overrides one of three neutral hooks; attention
 caller passes the positions, so offsets, cached decoding, left padding and packed documents need no code in a scheme.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -19,9 +20,8 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import check_integer_positions
 from embedlayer.core.shapes import Positions
 from embedlayer.core.torch_state import has_hooks, is_unchanged
-from embedlayer.io.files import JsonObject
 from embedlayer.kernels.input import StoredRows, look_up_applies, positions_of_mask
-from embedlayer.saving import Pretrained, config_from_attributes
+from embedlayer.saving import Pretrained
 
 PreparedPositions = Positions | tuple[Any, ...]
 """Positions, or the tuple of tensors that `prepare` of the same scheme computed from them."""
@@ -63,13 +63,12 @@ class Position(Pretrained):
     max_seq_len: int | None = None
     num_axes: int = 1
 
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, without device and dtype.
-
-        They are read from the attributes with the arguments' names.
-        """
-        return config_from_attributes(self)
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments that are set, which `print` shows."""
+        names = [name for name in inspect.signature(type(self)).parameters if name != "device"]
+        values = {name: getattr(self, name) for name in names if getattr(self, name, None) not in (None, False)}
+        texts = {name: f"{each:g}" if isinstance(each, float) else str(each) for name, each in values.items()}
+        return ", ".join(f"{name}={text}" for name, text in texts.items())
 
     @property
     def hook(self) -> Literal["add", "rotate", "bias"] | None:

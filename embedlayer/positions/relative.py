@@ -126,8 +126,3 @@ class RelativePositionBias(Position, ComputedBuffers):
         return score_mod_of(
             self, lambda head, query, key: weight[self._bucket(key - query), head], query_positions, key_positions
         )
-
-    def extra_repr(self) -> str:
-        """Return the sizes and the direction, which `print` shows."""
-        direction = "bidirectional" if self.bidirectional else "causal"
-        return f"{self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}, {direction}"

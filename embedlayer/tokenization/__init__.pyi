@@ -5,6 +5,7 @@ from .bytes import TokenBytes as TokenBytes
 from .comparison import ComparedTokenizer as ComparedTokenizer
 from .comparison import TokenizerComparison as TokenizerComparison
 from .comparison import compare_tokenizers as compare_tokenizers
+from .comparison import match_tokenizers as match_tokenizers
 from .ids import table_size as table_size
 from .read import load_tokenizer as load_tokenizer
 from .read import save_tokenizer as save_tokenizer
@@ -15,5 +16,4 @@ from .steps import TokenTracer as TokenTracer
 from .steps import TracedPreToken as TracedPreToken
 from .steps import trace_tokens as trace_tokens
 from .token_compression import compressed_tokens as compressed_tokens
-from .tokenizer_match import match_tokenizers as match_tokenizers
 from .train import train_tokenizer as train_tokenizer

@@ -9,7 +9,7 @@
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -18,9 +18,9 @@ from jaxtyping import Bool, Int
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import TokenIdError, VocabularyError
-from embedlayer.tokenization.bpe_files import byte_level_alphabet, component_types
 from embedlayer.tokenization.ids import USUAL_NAMES, table_size, unknown_id
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, normalized, pure_tokenizer, tokens_of_word
+from embedlayer.tokenization.vocabulary_files import byte_level_alphabet, component_types
 
 Token = str | int
 """A token, by its text or its ID."""
@@ -204,18 +204,12 @@ class TokenBytes:
         readings = [self.readings(token_id) if token_id in self.entries else (b"",) for token_id in range(size)]
         encoded = [min(each, key=len) for each in readings]
         unknown = () if self.unknown is None else (self.unknown,)
-
-        def marks(ids: Iterable[int]) -> Bool[np.ndarray, " V"]:
-            marked = np.zeros(size, dtype=bool)
-            marked[list(ids)] = True
-            return marked
-
         return BytesById(
             encoded,
             np.array([len(each) for each in encoded], dtype=np.int64),
             np.array([each[:1] == b" " for each in encoded], dtype=bool),
             np.array([len(each) == 2 for each in readings], dtype=bool),
-            *(marks(ids) for ids in (self.entries, self.added, self.special, unknown)),
+            *(np.isin(np.arange(size), [*ids]) for ids in (self.entries, self.added, self.special, unknown)),
         )
 
     @cached_property

@@ -16,8 +16,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from embedlayer.core.errors import TokenizerError
 from embedlayer.families import GGUF_TOKENIZERS, PRE_TOKENIZERS
-from embedlayer.tokenization.bert_tokenizers import bert_tokenizer, is_lowercased
-from embedlayer.tokenization.bpe_files import component_types
 from embedlayer.tokenization.bytes import BYTE_ENTRY
 from embedlayer.tokenization.sentencepiece_files import (
     BYTE,
@@ -31,6 +29,8 @@ from embedlayer.tokenization.sentencepiece_files import (
     sentencepiece_tokenizer,
 )
 from embedlayer.tokenization.tokenizer_calls import decode_batch, encode_batch
+from embedlayer.tokenization.tokenizer_config import template
+from embedlayer.tokenization.vocabulary_files import bert_tokenizer, component_types, is_lowercased
 
 PREFIX, JSON = "tokenizer.ggml.", "tokenizer.huggingface.json"
 TOKEN_ID = "_token_id"
@@ -74,7 +74,7 @@ def tokenizer_of(values: Values, path: Path) -> Tokenizer:
     try:
         tokenizer = builders[form]()
         if form != "wordpiece":
-            _add_ends(tokenizer, values, entries, form)
+            _add_ends(tokenizer, values, entries, form, path)
     except TokenizerError:
         raise
     except Exception as error:  # the class of all errors of the tokenizers library
@@ -149,7 +149,7 @@ def _add(tokenizer: Tokenizer, names: list[str], kinds: list[int]) -> None:
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name, kind in pairs if kind == USER_DEFINED])
 
 
-def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: str) -> None:
+def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: str, path: Path) -> None:
     """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says.
 
     Where the metadata says nothing, the default of llama.cpp for this `form` of tokenizer applies.
@@ -157,19 +157,16 @@ def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: st
     splits = PRE_TOKENIZERS.get(values.get(f"{PREFIX}pre", "")) if form == "byte-level" else None
     defaults = {"bos": form == "sentencepiece" or (splits is not None and splits.adds_bos), "eos": form == "unigram"}
     known = {"sentencepiece": {"bos": 1, "eos": 2}, "unigram": {"eos": 1}}.get(form, {})
-    ends = {}
+    ends: dict[str, tuple[str, ...]] = {}
     for end, default in defaults.items():
         if values.get(f"{PREFIX}add_{end}_token", default):
             token = values.get(f"{PREFIX}{end}{TOKEN_ID}", known.get(end))
             if token is None or token >= len(entries):
                 raise TokenizerError(f"The tokenizer adds {end}, without a valid {PREFIX}{end}{TOKEN_ID}.")
-            ends[end] = entries[token], token
+            ends[end] = (entries[token],)
     if ends:
-        single = [*([ends["bos"][0]] if "bos" in ends else []), "$A", *([ends["eos"][0]] if "eos" in ends else [])]
-        pair = [*single, *(["$B" if part == "$A" else part for part in single])]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=single, pair=pair, special_tokens=list(dict.fromkeys(ends.values()))
-        )
+        first, last = (ends.get(end, ()) for end in ("bos", "eos"))
+        tokenizer.post_processor = template(tokenizer, first, last, (*last, *first), path)
 
 
 # Writing

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 
 from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import TokenizerError
-from embedlayer.tokenization.bpe_files import END_OF_TEXT
+from embedlayer.tokenization.vocabulary_files import END_OF_TEXT
 
 MAX_TOKEN_IDS = 1 << 24
 """Largest table size. A file with a higher ID is damaged, and its table would fill the memory."""

@@ -17,12 +17,11 @@ from embedlayer.families.tokenizers import (
     UnreadTokenizer,
 )
 from embedlayer.io.files import is_gguf, read_bytes, write_text
-from embedlayer.tokenization.bert_tokenizers import wordpiece_tokenizer
-from embedlayer.tokenization.bpe_files import bpe_rules, bpe_tokenizer
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.sentencepiece_files import read_llama2c, read_sentencepiece
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer, tokenizer_errors
 from embedlayer.tokenization.tokenizer_config import TokenizerConfig, read_json_file, read_tokenizer_config
+from embedlayer.tokenization.vocabulary_files import bpe_rules, bpe_tokenizer, wordpiece_tokenizer
 
 _LONGEST_LINE = 4096
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")

@@ -83,21 +83,16 @@ class TokenTracer:
         self.model = traced_model(tokenizer)
         self.tokens = TokenBytes(tokenizer)
         self._before, self._after = _Recorder(), _Recorder()
-        self._recording = self._recording_copy(self.tokens.tokenizer)
-
-    def _recording_copy(self, tokenizer: Tokenizer) -> Tokenizer:
-        """Return a tokenizer of the same model and components that records how it splits a text."""
-        copy = Tokenizer(tokenizer.model)
+        pure, self._recording = self.tokens.tokenizer, Tokenizer(self.tokens.tokenizer.model)
         for name in ("normalizer", "post_processor"):
-            if (component := getattr(tokenizer, name)) is not None:
-                setattr(copy, name, component)
+            if (component := getattr(pure, name)) is not None:
+                setattr(self._recording, name, component)
         steps = [PreTokenizer.custom(recorder) for recorder in (self._before, self._after)]
-        if tokenizer.pre_tokenizer is not None:
-            steps.insert(1, tokenizer.pre_tokenizer)
-        copy.pre_tokenizer = pre_tokenizers.Sequence(steps)
-        copy.add_tokens([token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())])
-        copy.encode_special_tokens = tokenizer.encode_special_tokens
-        return copy
+        if pure.pre_tokenizer is not None:
+            steps.insert(1, pure.pre_tokenizer)
+        self._recording.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        self._recording.add_tokens([token for _, token in sorted(pure.get_added_tokens_decoder().items())])
+        self._recording.encode_special_tokens = pure.encode_special_tokens
 
     def trace(self, text: str, *, add_special_tokens: bool = False) -> TokenTrace:
         """Return how the tokenizer splits a text; see `trace_tokens`."""

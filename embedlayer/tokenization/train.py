@@ -11,9 +11,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from embedlayer.core.errors import SizeError, TextError, TokenizerError, require
 from embedlayer.io.partials import temporary_folder
-from embedlayer.tokenization.bert_tokenizers import bert_tokenizer
-from embedlayer.tokenization.bpe_files import END_OF_TEXT, byte_level_alphabet
 from embedlayer.tokenization.tokenizer_calls import cut_pre_tokens
+from embedlayer.tokenization.vocabulary_files import END_OF_TEXT, bert_tokenizer, byte_level_alphabet
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
 

@@ -17,9 +17,9 @@ from embedlayer.core.errors import EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.core.option_docs import show_options, unknown_option
 from embedlayer.families.left_out_files import left_out_message
 from embedlayer.tokenization.bytes import Token
+from embedlayer.tokenization.comparison import match_tokenizers
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
-from embedlayer.tokenization.tokenizer_match import match_tokenizers
 from embedlayer.vocab.edit import EditRequest, TokenMap
 from embedlayer.vocab.init.row_init import RowInit, SubwordMeanInit
 from embedlayer.vocab.map import NEW

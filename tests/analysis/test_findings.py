@@ -205,8 +205,12 @@ def similar(noise: float = 0.5, width: int = 24) -> Tensor:
     return torch.randn(300, width).repeat_interleave(3, 0) + noise * torch.randn(900, width) + 2 * torch.randn(width)
 
 
+def health_of(rows: Tensor, texts: list[str] = TEXTS):
+    return table_health(rows, Tokenizer(models.WordLevel(dict(zip(texts, range(900), strict=True)), "?")))
+
+
 def fit_of(rows: Tensor, texts: list[str] = TEXTS):
-    return table_health(rows, Tokenizer(models.WordLevel(dict(zip(texts, range(900), strict=True)), "?"))).spelling
+    return health_of(rows, texts).spelling
 
 
 @looped("shift", range(-3, 4))
@@ -222,13 +226,13 @@ def test_a_shift_of_the_rows_against_the_tokens_is_found(shift) -> None:
 def test_a_share_of_exchanged_rows_is_measured(share) -> None:
     rows, chosen = similar(width=96), torch.randperm(900)[: int(900 * share)]
     rows[chosen] = rows[chosen[torch.randperm(len(chosen))]]
-    found = fit_of(rows)
+    found = (health := health_of(rows)).spelling
     assert found.is_mixed
     assert found.misplaced == pytest.approx(share, abs=0.12)
     assert found.alike_cosine == pytest.approx(0.8, abs=0.1)
     assert len(found.odd_rows) > 20
     assert sum(row in set(chosen.tolist()) for row in found.odd_rows) > 0.9 * len(found.odd_rows)
-    assert found.to_json(5)["odd_rows"]["rows"] == len(found.odd_rows)
+    assert health.to_json(5)["spelling"]["odd_rows"]["rows"] == len(found.odd_rows)
 
 
 @looped("noise", [0.3, 1.0, 2.0, 5.0])

@@ -68,7 +68,7 @@ def test_the_result_is_named_before_its_loss_is_measured(saved, tmp_path, capsys
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("embedlayer.analysis.evaluation.text.evaluate_positions", stopped)
+    monkeypatch.setattr("embedlayer.analysis.text_evaluation.evaluate_positions", stopped)
     options = ["--to", LONGER, "--text", saved / "text.txt", "-o", tmp_path / "new"]
     assert run("positions", "extend", saved / "rotary", *options) == 130
     assert f"is unchanged; to undo, delete {tmp_path / 'new'}." in " ".join(capsys.readouterr().out.split())

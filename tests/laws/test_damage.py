@@ -23,8 +23,8 @@ from kinds import SAVED
 from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.analysis.evaluation.judgements import evaluate_word_pairs
 from embedlayer.analysis.health import table_health
+from embedlayer.analysis.judgements import evaluate_word_pairs
 from embedlayer.checkpoints.vector_files import read_vectors
 from embedlayer.core.errors import EmbedLayerError
 from embedlayer.data.sharded_build import build_in_shards

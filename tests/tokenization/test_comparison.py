@@ -9,9 +9,8 @@ from tokenizer_kinds import BUILDERS, ENGLISH, random_texts, tokenizer_of
 from embedlayer.core.errors import TextError
 from embedlayer.data import read_text_chunks
 from embedlayer.tokenization.alignment import align_tokens
-from embedlayer.tokenization.comparison import ComparedTokenizer, compare_tokenizers
+from embedlayer.tokenization.comparison import ComparedTokenizer, compare_tokenizers, match_tokenizers
 from embedlayer.tokenization.spans import token_spans
-from embedlayer.tokenization.tokenizer_match import match_tokenizers
 
 PAIRS = list(combinations(BUILDERS, 2))
 CHUNKED = [("byte-level BPE", "SentencePiece BPE with byte fallback"), ("character BPE", "WordPiece")]

@@ -9,8 +9,8 @@ from tokenizer_kinds import BUILDERS, TokenizersOfFiles, real_tokenizers, tokeni
 from tokenizers import Tokenizer
 
 from embedlayer.tokenization.bytes import TokenBytes
+from embedlayer.tokenization.comparison import match_tokenizers
 from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.tokenizer_match import match_tokenizers
 from embedlayer.tokenization.train import train_tokenizer
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from embedlayer.core.errors import CheckpointError
 from embedlayer.families import RotaryPositions, stated_size
-from embedlayer.families.rotary_settings import PowerQueries
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import as_number, as_whole_number
 from embedlayer.positions.rotary.config import (
@@ -57,8 +56,8 @@ def read_blocks(
     bases = _list_of(len(types), config.get("layer_rope_theta") or [None] * len(types), "layer_rope_theta")
     scaled = config.get("rope_scaling_layers")
     unrotated: QueryScaling | None = None
-    if isinstance(facts.query_scaling, PowerQueries):
-        unrotated = PowerQueryScaling(facts.query_scaling.exponent, facts.query_scaling.length)
+    if isinstance(facts.query_scaling, tuple):
+        unrotated = PowerQueryScaling(*facts.query_scaling)
     elif facts.query_scaling == "unrotated" and config.get("attn_temperature_tuning", True):
         scale, length = as_number(config.get("attn_scale"), "attn_scale"), config.get("floor_scale")
         unrotated = LogQueryScaling(scale, as_whole_number(length, "floor_scale"), offset=1)

@@ -438,13 +438,6 @@ class RotaryEmbedding(Position, ComputedBuffers):
         fixed.recompute_buffers(self.phase_increments.device)
         return fixed
 
-    def extra_repr(self) -> str:
-        """Return sizes, layout and scaling, which `print` shows."""
-        layout = "interleaved" if self.interleaved else "half-split"
-        layout += ", reversed" * self.reversed + ", trailing" * self.trailing
-        objects = "".join(f", {each}" for each in (self.scaling, self.axes, self.query_scaling) if each is not None)
-        return f"{self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}, {layout}{objects}"
-
 
 def rotary_positions(
     config: JsonObject,

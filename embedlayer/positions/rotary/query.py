@@ -17,7 +17,6 @@ from torch import Tensor
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import require_counted
 from embedlayer.core.shapes import Positions, wide_dtype
-from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position, PreparedPositions
 from embedlayer.saving import Described
 
@@ -29,11 +28,6 @@ class QueryScaling(Described, ABC):
         length, offset = getattr(self, "length", 1), getattr(self, "offset", 0)
         if length < 1 or offset < 0:
             raise SizeError(f"{type(self).__name__}: length {length} must be at least 1, offset {offset} at least 0.")
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, by name."""
-        return dict(vars(self))
 
     @abstractmethod
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
@@ -146,10 +140,6 @@ class QueryScaledPosition(Position):
     def shift_keys(self, cached_keys: Float[Tensor, "*batch G T K"], steps: Positions) -> Float[Tensor, "*batch G T K"]:
         """Return cached keys unchanged: they do not depend on their positions."""
         return cached_keys
-
-    def extra_repr(self) -> str:
-        """Return the scaling, which `print` shows."""
-        return self._factors_of
 
 
 def positions_before(prepared: PreparedPositions, kind: Any, scheme: str) -> Positions:

@@ -10,8 +10,8 @@ from torch import Tensor
 from embedlayer.core.errors import ShapeError, SizeError, TextError, VocabularyError, require
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import TokenBytes
+from embedlayer.tokenization.comparison import match_tokenizers
 from embedlayer.tokenization.tokenizer_calls import encode_batch
-from embedlayer.tokenization.tokenizer_match import match_tokenizers
 from embedlayer.vocab.init.old_rows import OldRows, WeightRows
 
 

@@ -1,7 +1,10 @@
-"""Build BPE tokenizers from `vocab.json` and `merges.txt`, by the rules of the tokenizer class that a folder states."""
+"""Build tokenizers from vocabularies: `vocab.json` and `merges.txt`, `vocab.txt`, or the words of a file of vectors.
+
+The rules of the first two are those of the tokenizer class that a folder states.
+"""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,15 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from embedlayer.core.errors import TokenizerError
-from embedlayer.families.tokenizers import BPE_CLASSES, SPLITS_DIGITS, BpeRules
+from embedlayer.families.tokenizers import (
+    BPE_CLASSES,
+    GENERIC_CLASSES,
+    SPLITS_DIGITS,
+    WORDPIECE_CLASSES,
+    BpeRules,
+    WordPieceRules,
+)
+from embedlayer.tokenization.tokenizer_calls import pre_tokens
 from embedlayer.tokenization.tokenizer_config import ADVICE, ROLES, TokenizerConfig, add_configured_tokens, template
 
 END_OF_TEXT = "<|endoftext|>"
@@ -127,3 +138,95 @@ def component_types(component: Any) -> set[str]:
     if component is None:
         return set()
     return set(re.findall(r'"type":\s*"(\w+)"', component.__getstate__().decode()))
+
+
+def bert_tokenizer(
+    vocabulary: dict[str, int],
+    *,
+    lowercase: bool,
+    unknown: str = "[UNK]",
+    strip_accents: bool | None = None,
+    splits_chinese: bool = True,
+) -> Tokenizer:
+    """Return a WordPiece tokenizer that normalises and splits text as BERT does, without special tokens.
+
+    With `splits_chinese` each Chinese character is a word. With `strip_accents=None` accents are removed where text is
+    lower-cased, as in BERT.
+    """
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=unknown, max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=splits_chinese
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def wordpiece_tokenizer(vocabulary: dict[str, int], config: TokenizerConfig, file: Path) -> Tokenizer:
+    """Return the tokenizer of a `vocab.txt`: BERT's, by the settings that the files beside it state.
+
+    Without `do_lower_case`, text is lower-cased if a file names the class, which is the default of BERT's classes. If
+    no file names one, it is lower-cased if no entry except the bracketed ones has an upper-case letter.
+    """
+    is_known = config.kind is None or config.kind in (*WORDPIECE_CLASSES, *GENERIC_CLASSES)
+    if not is_known:
+        raise config.refuse_class(file)
+    rules = WORDPIECE_CLASSES.get(config.kind or "", WordPieceRules())
+    unknown = config.role("unk_token", rules.roles) or "[UNK]"
+    if unknown not in vocabulary:
+        raise TokenizerError(f"{file} is not a BERT vocabulary: it has no {unknown}.")
+    if not config.setting("do_basic_tokenize", True):
+        raise TokenizerError(f"{config.folder} sets do_basic_tokenize to false: put the model's tokenizer.json there.")
+    strips = config.settings.get("strip_accents")
+    tokenizer = bert_tokenizer(
+        vocabulary,
+        lowercase=config.setting("do_lower_case", config.names_class or is_lowercased(vocabulary)),
+        unknown=unknown,
+        strip_accents=None if strips is None else config.setting("strip_accents", False),
+        splits_chinese=config.setting("tokenize_chinese_chars", True),
+    )
+    add_configured_tokens(tokenizer, config, rules.roles, file=file, lstrip=rules.lstrip)
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    start, end = (config.role(role, rules.roles) for role in ("cls_token", "sep_token"))
+    if start in ids and end in ids:
+        pairs = (str(end), ids[str(end)]), (str(start), ids[str(start)])
+        tokenizer.post_processor = (
+            processors.RobertaProcessing(*pairs, trim_offsets=False, add_prefix_space=False)
+            if rules.doubles_separator
+            else processors.BertProcessing(*pairs)
+        )
+    return tokenizer
+
+
+def is_lowercased(vocabulary: Iterable[str]) -> bool:
+    """Return whether no entry except the bracketed ones has an upper-case letter."""
+    return not any(entry != entry.lower() for entry in vocabulary if not re.fullmatch(r"\[.*\]", entry))
+
+
+def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
+    """Return a tokenizer of whole words whose vocabulary is the token of each row; a file of vectors has no other.
+
+    A duplicate token has the ID of its first row. Text is split at white space, except inside the longest token that
+    matches at a word, such as "new york"; it is not split if a token starts or ends with white space, as those of
+    subword tokenizers do. There is no unknown token, so a text with another word cannot be encoded: a row `<unk>` is
+    the row of this text only.
+    """
+    ids: dict[str, int] = {}
+    for row, token in enumerate(tokens):
+        # tokenizers takes no lone surrogates
+        ids.setdefault(token if token.isascii() else token.encode(errors="replace").decode(), row)
+    absent = "<unk>"
+    while absent in ids:  # the model requires a name, and would return its row for every unknown word
+        absent += "_"
+    built = Tokenizer(models.WordLevel(ids, unk_token=absent))
+    if all(token == token.strip() for token in ids):
+        phrases = sorted((token for token in ids if len(token.split()) > 1), key=len, reverse=True)
+        either = "|".join([*(rf"{re.escape(phrase)}(?!\S)" for phrase in phrases), r"\S+"])
+        split = pre_tokenizers.Split(Regex(rf"(?<!\S)(?:{either})"), "removed", invert=True)
+        built.pre_tokenizer = split if phrases else pre_tokenizers.WhitespaceSplit()
+    return built
+
+
+def unknown_word(tokenizer: Tokenizer, text: str) -> str | None:
+    """Return the first word of a text that a tokenizer of whole words has no token for; `None` if it has them all."""
+    return next((word for word in pre_tokens(tokenizer, text) if tokenizer.token_to_id(word) is None), None)

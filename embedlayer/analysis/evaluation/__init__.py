@@ -1,1 +1,0 @@
-"""Evaluate tables on human judgements, and language models on a text."""
