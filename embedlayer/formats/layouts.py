@@ -10,7 +10,6 @@ from torch import Tensor
 
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import is_exporting, is_transformed
-from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.saving import Described
 
@@ -26,11 +25,6 @@ class RowLayout(Described, ABC):
     """
 
     has_torch_kernels: bool = False
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON: none."""
-        return {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -19,9 +19,8 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import check_integer_positions
 from embedlayer.core.shapes import Positions
 from embedlayer.core.torch_state import has_hooks, is_unchanged
-from embedlayer.io.files import JsonObject
 from embedlayer.kernels.input import StoredRows, look_up_applies, positions_of_mask
-from embedlayer.saving import Pretrained, config_from_attributes
+from embedlayer.saving import Pretrained
 
 PreparedPositions = Positions | tuple[Any, ...]
 """Positions, or the tuple of tensors that `prepare` of the same scheme computed from them."""
@@ -62,14 +61,6 @@ class Position(Pretrained):
 
     max_seq_len: int | None = None
     num_axes: int = 1
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, without device and dtype.
-
-        They are read from the attributes with the arguments' names.
-        """
-        return config_from_attributes(self)
 
     @property
     def hook(self) -> Literal["add", "rotate", "bias"] | None:

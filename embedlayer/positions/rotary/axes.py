@@ -25,7 +25,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.errors import SizeError
-from embedlayer.io.files import JsonObject
 from embedlayer.positions.rotary.scaling import rotary_frequencies
 from embedlayer.saving import Described
 
@@ -43,11 +42,6 @@ class RotaryAxes(Described, ABC):
     has_own_frequencies: bool = False
     divides_channels: bool = False
     pairs_within_axis: bool = False
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, by name."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @property
     @abstractmethod

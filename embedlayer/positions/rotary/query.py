@@ -17,7 +17,6 @@ from torch import Tensor
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import require_counted
 from embedlayer.core.shapes import Positions, wide_dtype
-from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position, PreparedPositions
 from embedlayer.saving import Described
 
@@ -29,11 +28,6 @@ class QueryScaling(Described, ABC):
         length, offset = getattr(self, "length", 1), getattr(self, "offset", 0)
         if length < 1 or offset < 0:
             raise SizeError(f"{type(self).__name__}: length {length} must be at least 1, offset {offset} at least 0.")
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, by name."""
-        return dict(vars(self))
 
     @abstractmethod
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:

@@ -20,7 +20,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.errors import SizeError
-from embedlayer.io.files import JsonObject
 from embedlayer.saving import Described
 
 Length = int | Int[Tensor, ""]
@@ -51,11 +50,6 @@ class RotaryScaling(Described, ABC):
                 object.__setattr__(self, name, tuple(value))
             if name in (*POSITIVE, "attention_factor") and value is not None and not 0 < value < math.inf:
                 raise SizeError(f"{type(self).__name__}: {name} must be positive and finite, not {value}.")
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, by name."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @property
     def attention_scaling(self) -> float:
