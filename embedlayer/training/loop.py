@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
 from embedlayer.data.corpus import TokenCorpus
-from embedlayer.data.mixture import TokenMixture, corpora_of, training_sampler
-from embedlayer.data.windows import Batch, TokenWindows
+from embedlayer.data.mixture import MixedSampler, TokenMixture, corpora_of
+from embedlayer.data.windows import Batch, TokenWindows, WindowSampler
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable, trained_parameters
 from embedlayer.io.files import JsonObject
@@ -186,14 +186,14 @@ class Trainer:
             )
         self.training = training
         self.validation = validation
-        self.sampler = training_sampler(
-            training,
-            max_length=options.max_length,
-            batch_size=options.batch_size,
-            seed=options.seed,
-            documents=options.documents,
-        )
         length, corpora = options.max_length, corpora_of(validation)
+        sizes: Any = {"max_length": length, "batch_size": options.batch_size, "seed": options.seed}
+        sizes["documents"] = options.documents
+        self.sampler: WindowSampler | MixedSampler
+        if isinstance(training, TokenMixture):
+            self.sampler = MixedSampler(zip(training.corpora, training.weights, strict=True), **sizes)
+        else:
+            self.sampler = WindowSampler(training, **sizes)
         all_windows = [TokenWindows(corpus, length, length, documents=options.documents) for corpus in corpora]
         most = max(1, options.validation_tokens // length // len(corpora))
         # of each validation corpus all windows, and how many of them, from the first, one validation reads
