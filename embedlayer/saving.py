@@ -278,8 +278,7 @@ def _attributes(layer: Described, known: Collection[str] = ()) -> "JsonObject":
     for name in names:
         if not hasattr(layer, name):
             raise CheckpointError(
-                f"A {cls.__name__} cannot be saved: its constructor takes {name}: set self.{name}, or define its "
-                f"property config."
+                f"A {cls.__name__} cannot be saved: its constructor takes {name}: set self.{name}, or define config."
             )
     return {name: _described(getattr(layer, name)) for name in names}
 

@@ -18,7 +18,6 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.causal_models import attention_options, missing_tensors
 from embedlayer.checkpoints.layer import EmbeddingLayer
 from embedlayer.checkpoints.patching import child_reference, patch
 from embedlayer.checkpoints.reader import Checkpoint
@@ -50,6 +49,7 @@ from embedlayer.io.safetensors_files import (
     save_tensors,
     write_tensor,
 )
+from embedlayer.models.causal import attention_options, missing_tensors
 from embedlayer.opening.path_kinds import BLOCKS
 from embedlayer.saving import WEIGHTS, Pretrained, build, describe, hide_weights
 from embedlayer.tables.bag import Bag

@@ -9,8 +9,8 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, metadata
 from typing import Any
 
-from embedlayer.core.command_name import command_name
 from embedlayer.core.errors import SizeError
+from embedlayer.core.formatting import command_name
 from embedlayer.explorer import (
     compare,
     example_tokens,

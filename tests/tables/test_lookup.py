@@ -73,5 +73,5 @@ def test_a_table_that_does_not_store_an_argument_says_so_when_it_is_saved() -> N
         def __init__(self, vocab_size: int, buckets: int, embed_dim: int) -> None:
             super().__init__(vocab_size, buckets, embed_dim)
 
-    with pytest.raises(CheckpointError, match=r"set self\.buckets, or define its property config"):
+    with pytest.raises(CheckpointError, match=r"set self\.buckets, or define config"):
         _ = Nameless(50, 13, 8).config

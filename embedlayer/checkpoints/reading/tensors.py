@@ -162,9 +162,9 @@ class CheckpointTensors:
         name = next(iter(self.checkpoint.find(*names)), None)
         self.refuse_quantised(key, names if name is None else (name,), name or "")
         if name is None:
+            called = f"{what} {' or '.join(names)}"
             raise CheckpointError(
-                f"{self.checkpoint.name} is of family {self.family_name} but has no {what} {' or '.join(names)}. "
-                f"{self.remedy}"
+                f"{self.checkpoint.name} is of family {self.family_name} but has no {called}. {self.remedy}"
             )
         info = self.info(name)
         if len(info.shape) != len(shape) or any(
