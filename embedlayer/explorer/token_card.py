@@ -93,7 +93,7 @@ def _compute_numbers(source: OpenedModel) -> dict[str, Tensor]:
     random = report.verdicts.random
     norms, is_finite = report.norms, report.norms.isfinite()
     ordered = norms[is_finite].sort().values
-    shares = torch.searchsorted(ordered, norms) / max(1, len(ordered))  # of the finite norms that are smaller
+    shares = torch.searchsorted(ordered, norms) / max(1, len(ordered))
     columns = {"norm": norms, "norm_share": shares.where(is_finite, math.nan), "score": report.under_trained.scores}
     columns |= {"noise_share": random.noise_shares, "nearest": random.nearest}
     if source.counts is not None:

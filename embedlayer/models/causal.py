@@ -47,7 +47,7 @@ def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu")
     The model has the dtype of its files, and is in evaluation mode. No pickle is loaded and no code of the folder is
     run.
     """
-    from embedlayer.checkpoints.patching import patch  # models that are not loaded here need no families
+    from embedlayer.checkpoints.patching import patch
 
     transformers = require("transformers", extra="hf")
     options = {"local_files_only": True, "trust_remote_code": False}
