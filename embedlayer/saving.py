@@ -7,7 +7,7 @@ Reading builds the inner layers first, so every combination of tables, positions
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -73,28 +73,26 @@ class Described:
     def config(self) -> "JsonObject":
         """Return the constructor's arguments by name, as JSON values, without `device` and `dtype`.
 
-        They are read from the attributes with the arguments' names; a subclass that stores them elsewhere overrides
-        this property. An argument that is itself a `Described` object is stored as its description; see `describe`.
+        Each is the attribute of the same name; a subclass with other attributes overrides this property. `Described`
+        objects are stored as their descriptions (see `describe`), also in lists, and tuples as lists.
 
         Raises:
-            CheckpointError: An argument is no attribute, and the subclass does not override `config`.
+            CheckpointError: An argument has no attribute of its name.
         """
-        return config_from_attributes(self)
+        return _attributes(self)
 
     @classmethod
     def from_config(cls: type[Thing], config: "JsonObject") -> Thing:
         """Build a new object from what `config` returned. Its weights are freshly initialised.
 
-        Each value of `config` that is a description is built first; a subclass builds those inside a list itself.
+        Each description in the values of `config`, also inside lists, is built first.
 
         Raises:
             CheckpointError: An argument is unknown or missing, has another type, or is larger than in any model; or an
                 inner object cannot be built. All other errors are those of the constructor.
             FileError: A file that an inner description names is missing or cannot be read.
         """
-        return cls.construct(
-            **{name: build(value) if is_description(value) else value for name, value in config.items()}
-        )
+        return cls.construct(**{name: _built(value) for name, value in config.items()})
 
     @classmethod
     def construct(cls: type[Thing], **arguments: Any) -> Thing:
@@ -267,15 +265,36 @@ def describe(layer: Described) -> "JsonObject":
     if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         arguments = {name: value for name, value in arguments.items() if name in parameters}
     base = next(part for part in cls.__mro__ if "config" in vars(part))
-    for name in parameters.keys() - inspect.signature(base).parameters.keys() - arguments.keys():
-        if parameters[name].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
-            if not hasattr(layer, name):
-                raise CheckpointError(
-                    f"A {cls.__name__} cannot be saved: its constructor takes {name}: set self.{name}."
-                )
-            value = getattr(layer, name)
-            arguments[name] = describe(value) if isinstance(value, Described) else value
-    return {"kind": kind, **arguments}
+    known = inspect.signature(base).parameters.keys() | arguments.keys()
+    return {"kind": kind, **arguments, **_attributes(layer, known)}
+
+
+def _attributes(layer: Described, known: Collection[str] = ()) -> "JsonObject":
+    """Return the constructor's arguments that are not `known`, from the attributes of their names, as JSON values."""
+    cls = type(layer)
+    parameters = inspect.signature(cls).parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    names = [name for name in names if name not in ("device", "dtype", *known)]
+    for name in names:
+        if not hasattr(layer, name):
+            raise CheckpointError(
+                f"A {cls.__name__} cannot be saved: its constructor takes {name}: set self.{name}, or define config."
+            )
+    return {name: _described(getattr(layer, name)) for name in names}
+
+
+def _described(value: Any) -> Any:
+    """Return an argument with descriptions of the `Described` objects in it, and lists for tuples."""
+    if isinstance(value, Described):
+        return describe(value)
+    return [_described(each) for each in value] if isinstance(value, list | tuple | nn.ModuleList) else value
+
+
+def _built(value: Any) -> Any:
+    """Return an argument with the objects that the descriptions in it describe."""
+    if is_description(value):
+        return build(value)
+    return [_built(each) for each in value] if isinstance(value, list) else value
 
 
 def require_loadable(layer: Described, description: "JsonObject", state: Mapping[str, torch.Tensor]) -> None:
@@ -329,25 +348,6 @@ def _without_layers(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_layers(each) for key, each in value.items()}
     return [_without_layers(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def config_from_attributes(layer: Described) -> "JsonObject":
-    """Return the constructor's arguments of an object that stores each in an attribute of the same name, as JSON.
-
-    Inner objects are stored as their descriptions, tuples as lists, and all other values as they are: those must be
-    JSON values. The arguments `device` and `dtype` are left out.
-    """
-    arguments: JsonObject = {}
-    kind = type(layer).__name__
-    for name, parameter in inspect.signature(type(layer)).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in ("device", "dtype"):
-            continue
-        if not hasattr(layer, name):
-            raise CheckpointError(f"A {kind} cannot be saved: set self.{name}, or define its property config.")
-        value = getattr(layer, name)
-        value = list(value) if isinstance(value, tuple) else value
-        arguments[name] = describe(value) if isinstance(value, Described) else value
-    return arguments
 
 
 def is_description(value: object) -> bool:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from embedlayer.analysis.embedding_plan import OPTIONS, EmbeddingPlan, RowSize
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
+from embedlayer.core.formatting import command_line
 from embedlayer.families import REFUSED, family_of, nearest_model_types, stated_size
 from embedlayer.families.records import (
     POSITION_KEYS,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.options import NEW_FOLDER, SOURCE, TEXT, json_option, tokenizer_option
-from embedlayer.cli.printing import make_console, print_json, print_line, print_table
+from embedlayer.cli.printing import make_console, number_cell, print_json, print_line, print_table
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, MissingExtraError, TextError
 from embedlayer.core.formatting import format_bytes
 from embedlayer.families.left_out_files import FileRule, not_copied_message
@@ -222,7 +222,8 @@ def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]", context: s
     lines = [
         [
             *(row.to, format_bytes(row.bytes), f"{row.share:.1%}", f"{row.row_error:.2%}"),
-            *(_cell(row.neighbors, ".1%"), _cell(row.loss, ".4f"), _cell(row.loss_change, "+.4f")),
+            *(number_cell(row.neighbors, ".1%", ""), number_cell(row.loss, ".4f", "")),
+            number_cell(row.loss_change, "+.4f", ""),
         ]
         for row in rows
     ]
@@ -234,8 +235,3 @@ def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]", context: s
     if opened.head is not None and not opened.head.tied:
         own = sum(tensor.nbytes for tensor in opened.head.state_dict().values())
         click.echo(f"The untied head keeps its own {format_bytes(own)} unchanged.")
-
-
-def _cell(value: float | None, form: str) -> str:
-    """Return `value` in the format `form`, such as `.1%`, or `""` for `None`."""
-    return "" if value is None else format(value, form)

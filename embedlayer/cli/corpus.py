@@ -15,9 +15,8 @@ from embedlayer.cli.options import (
     text_field_option,
 )
 from embedlayer.cli.printing import print_json
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError, SizeError
-from embedlayer.core.formatting import count_of
+from embedlayer.core.formatting import command_line, count_of
 from embedlayer.io.files import check_new_files, check_new_folder, create_folder, visible_names
 
 VOCAB_SIZE = 4096

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from embedlayer.cli.options import OutputPath, json_option
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError
+from embedlayer.core.formatting import command_line
 from embedlayer.io.files import write_text
 from embedlayer.io.partials import temporary_folder
 

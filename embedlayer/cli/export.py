@@ -8,9 +8,8 @@ import click
 
 from embedlayer.cli.options import INTO, SOURCE, OutputPath, json_option, tokenizer_option
 from embedlayer.cli.printing import print_json
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError, SizeError
-from embedlayer.core.formatting import a_or_an
+from embedlayer.core.formatting import a_or_an, command_line
 from embedlayer.io.files import check_new_files, check_new_folder, is_stream, new_files
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """`embedlayer generate`: continue a text with a decoder."""
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +9,7 @@ from embedlayer.cli.options import SOURCE, chosen_device, json_option, tokenizer
 from embedlayer.cli.printing import print_json
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from embedlayer.models.generation import GeneratedTokens, LogprobsMode
+    from embedlayer.models.generation import LogprobsMode
 
 TOKENS = 256
 TEMPERATURE, TOP_P = 0.8, 0.95
@@ -101,14 +98,14 @@ def generate(
     prompt = torch.tensor([ids], device=next(model.parameters()).device)
     options: dict[str, Any] = {"max_new_tokens": tokens, "stop_id": stops, **sampling}
     numbers: list[float] = []
-    following = next_tokens(model, prompt, **options)
     if log_probs is not None:
-        scored = next_tokens(model, prompt, return_log_probs=True, logprobs_mode=log_probs, **options)
-        following = _recorded(scored, numbers)
+        options |= {"return_log_probs": True, "logprobs_mode": log_probs}
     new: list[int] = []
     shown = ""
-    for token in following:
-        new.append(int(token))
+    for token in next_tokens(model, prompt, **options):
+        if log_probs is not None:
+            numbers.append(float(token.log_probs))
+        new.append(int(token if log_probs is None else token.ids))
         if as_json:
             continue
         text = decode(tokenizer, [*ids, *new]).rstrip("\ufffd")
@@ -138,10 +135,3 @@ def generate(
     else:
         how = ", ".join(filter(None, ("the most likely token each time (--greedy)", named)))
     click.echo(f"\n{source} added {len(new):,} tokens to the {len(ids):,} of the prompt{end}: {how}.", err=True)
-
-
-def _recorded(generated: "Iterable[GeneratedTokens]", numbers: list[float]) -> "Iterator[Tensor]":
-    """Yield the tokens, and append the log-probability of each to `numbers`."""
-    for each in generated:
-        numbers.append(float(each.log_probs))
-        yield each.ids

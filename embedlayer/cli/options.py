@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError, SizeError
+from embedlayer.core.formatting import command_line
 from embedlayer.io.files import check_new_files, check_new_folder, is_stream, named_path
 from embedlayer.opening.path_kinds import OWN_FOLDERS, PathKind, path_kind
 

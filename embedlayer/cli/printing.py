@@ -50,6 +50,11 @@ def print_facts(console: "Console", facts: Iterable[tuple[str, str, str]]) -> No
     console.print(Padding(table, (0, 0, 0, 2), expand=False))
 
 
+def number_cell(value: float | None, form: str, absent: str = "-") -> str:
+    """Return a number in the format `form`, such as `.1%`, as a cell of a table, or `absent` for `None`."""
+    return absent if value is None else format(value, form)
+
+
 def print_table(
     console: "Console",
     columns: Sequence[str],

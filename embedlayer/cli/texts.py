@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedlayer.cli.printing import say
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import TextError, TokenizerError
+from embedlayer.core.formatting import command_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

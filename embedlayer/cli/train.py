@@ -17,8 +17,8 @@ from embedlayer.cli.options import (
     text_field_option,
 )
 from embedlayer.cli.training_runs import LayerOptions, layer_options
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, FileError, SizeError
+from embedlayer.core.formatting import command_line
 
 if TYPE_CHECKING:
     from embedlayer.training.parallel import ParallelContext

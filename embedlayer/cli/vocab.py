@@ -23,8 +23,8 @@ from embedlayer.cli.options import (
     token_or_id,
 )
 from embedlayer.cli.vocab_results import SHOWN, show_comparison, show_receipt, show_suggestion
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import EmbedLayerError, EmbedLayerWarning, TokenizerError, VocabularyError
+from embedlayer.core.formatting import command_line
 from embedlayer.io.files import new_file
 from embedlayer.io.partials import temporary_folder
 from embedlayer.opening.path_kinds import OWN_FOLDERS, PathKind, path_kind

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.printing import make_console, print_json, print_line, print_table
+from embedlayer.cli.printing import make_console, number_cell, print_json, print_line, print_table
 from embedlayer.core import visible_text
-from embedlayer.core.command_name import command_line
+from embedlayer.core.formatting import command_line
 from embedlayer.opening.path_kinds import PathKind, path_kind
 
 if TYPE_CHECKING:
@@ -144,25 +144,20 @@ def show_comparison(
     if text is not None:
         lines += [
             ["tokens of the text", *(f"{side.text_tokens:,}" for side in sides)],
-            ["that the other has too", *(_number(side.coverage, ".1%") for side in sides)],
-            ["bytes per token", *(_number(side.bytes_per_token, ".3f") for side in sides)],
+            ["that the other has too", *(number_cell(side.coverage, ".1%") for side in sides)],
+            ["bytes per token", *(number_cell(side.bytes_per_token, ".3f") for side in sides)],
         ]
     if bits_per_byte is not None:
         lines.append(["bits per byte", *(f"{bits:.4f}" for bits in bits_per_byte)])
     print_table(console, ["", *(path.name for path in paths)], lines)
     if text is None:
         return
-    one_to_one, inexact = _number(comparison.one_to_one, ".1%"), _number(comparison.inexact, ".1%")
+    one_to_one, inexact = number_cell(comparison.one_to_one, ".1%"), number_cell(comparison.inexact, ".1%")
     print_line(console, f"\n{text}: {comparison.num_bytes:,} bytes, {comparison.num_chunks:,} chunks of the same bytes")
     print_line(console, f"{one_to_one} of the chunks are one token on each side", indent=2)
     print_line(console, f"{inexact} of the bytes are not in exact chunks: dropped, changed or unknown text", indent=2)
     if no_bits_per_byte:
         print_line(console, f"No bits per byte: {no_bits_per_byte}", indent=2)
-
-
-def _number(value: float | None, form: str) -> str:
-    """Return a number as text, or `-` for `None`."""
-    return "-" if value is None else format(value, form)
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:

@@ -18,9 +18,8 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.causal_models import attention_options, missing_tensors
 from embedlayer.checkpoints.layer import EmbeddingLayer
-from embedlayer.checkpoints.patching import patch
+from embedlayer.checkpoints.patching import child_reference, patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, SizeError, require, transformers_errors
@@ -28,7 +27,6 @@ from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import REPLACED, remove_own_attribute, set_own_attribute
 from embedlayer.families.left_out_files import FileRule, files_left_out, files_to_copy, other_safetensors
 from embedlayer.heads.output import OutputHead
-from embedlayer.heads.peft import ChildReference
 from embedlayer.io.files import (
     check_new_folder,
     create_folder,
@@ -51,6 +49,7 @@ from embedlayer.io.safetensors_files import (
     save_tensors,
     write_tensor,
 )
+from embedlayer.models.causal import attention_options, missing_tensors
 from embedlayer.opening.path_kinds import BLOCKS
 from embedlayer.saving import WEIGHTS, Pretrained, build, describe, hide_weights
 from embedlayer.tables.bag import Bag
@@ -106,11 +105,11 @@ def with_table(model: Model, table: TokenTable) -> Model:
         *model.buffers(),
     ]
     other = copy.deepcopy(model, {id(each): each for each in shared} | new)
-    references = [_reference(other, name) for name in look_ups]
+    references = [child_reference(other, name) for name in look_ups]
     for name in heads:
         head = cast(OutputHead, other.get_submodule(name))
         _tie(head, cast(TokenTable, references[0].module))
-        head.follow_references(references, _reference(other, name))
+        head.follow_references(references, child_reference(other, name))
     tables, has_blocks = {id(each) for each in new.values()}, hasattr(model, "get_input_embeddings")
     for part in other.modules():
         if not isinstance(part, Pretrained) and not tables.isdisjoint(map(id, part.modules())):
@@ -198,12 +197,6 @@ def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
         own.requires_grad_(other.requires_grad)
     recompute_all_buffers(shared, table.device)
     return shared.train(table.training)
-
-
-def _reference(model: nn.Module, name: str) -> ChildReference:
-    """Return a reference to the submodule with a dotted name, by its parent."""
-    parent, _, child = name.rpartition(".")
-    return ChildReference(model.get_submodule(parent), child)
 
 
 def _refuse_to_save(kind: str, has_blocks: bool, *arguments: Any, **options: Any) -> NoReturn:

@@ -1,9 +1,14 @@
-"""Counts, sizes, classes, records and invisible characters as short text, for people."""
+"""Counts, sizes, classes, records, invisible characters and commands to type as short text, for people."""
 
 import dataclasses
+import os
 import re
+import shlex
+import shutil
+import sys
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -97,3 +102,28 @@ def visible_characters(text: str) -> Iterator[tuple[str, str | None]]:
             yield character, character.encode("unicode_escape").decode("ascii")
         else:
             yield character, None
+
+
+def command_name() -> str:
+    """Return the words before a subcommand, as the process was started: a user can type what is printed."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py" and program.parent.name == "embedlayer":
+        python = Path(sys.executable)
+        return f"{_typed(python, 'python', 'python3', python.name)} -m embedlayer"
+    return _typed(program, "embedlayer") if program.stem == "embedlayer" else "embedlayer"
+
+
+def command_line(*words: object) -> str:
+    """Return a command of `embedlayer`, from its subcommand and arguments, as a line to type, quoted for a shell."""
+    return " ".join([command_name(), *(word if word == "..." else shlex.quote(word) for word in map(str, words))])
+
+
+def _typed(program: Path, *names: str) -> str:
+    """Return the first name by which the shell finds a program in the same folder, else the program's path, quoted."""
+    folder = Path(os.path.abspath(program)).parent
+    for name in names:
+        command = shutil.which(name)
+        if command is not None and Path(os.path.abspath(command)).parent == folder:
+            return name
+    path = folder / program.name
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))

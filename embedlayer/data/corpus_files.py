@@ -29,8 +29,8 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from embedlayer.core.command_name import command_name
 from embedlayer.core.errors import CheckpointError, FileError
+from embedlayer.core.formatting import command_name
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice, cannot_map
 from embedlayer.io.files import JsonObject, file_errors, read_fields, recover_folder, require_file, write_json
 from embedlayer.io.json_fields import Count, Range

@@ -157,16 +157,6 @@ def corpora_of(text: TokenCorpus | TokenMixture) -> tuple[TokenCorpus, ...]:
     return text.corpora if isinstance(text, TokenMixture) else (text,)
 
 
-def training_sampler(
-    corpus: TokenCorpus | TokenMixture, *, max_length: int, batch_size: int, seed: int, documents: bool = False
-) -> WindowSampler | MixedSampler:
-    """Return the sampler of training windows of a corpus, or of a mixture; see `WindowSampler` for the options."""
-    sizes = {"max_length": max_length, "batch_size": batch_size, "seed": seed}
-    if isinstance(corpus, TokenCorpus):
-        return WindowSampler(corpus, **sizes, documents=documents)
-    return MixedSampler(zip(corpus.corpora, corpus.weights, strict=True), **sizes, documents=documents)
-
-
 def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:
     """Return how many windows of each corpus an epoch of a mixture has: multiples of the weights, `EPOCH` or more."""
     if not weights or not all(0 < weight < math.inf for weight in weights):

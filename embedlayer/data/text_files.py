@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import FileError, TextError, require
+from embedlayer.core.formatting import command_line
 from embedlayer.data.corpus_files import INDEX_FILE, PLAN_FILE, is_corpus
 from embedlayer.data.text_formats import (
     COMPRESSED_STARTS,

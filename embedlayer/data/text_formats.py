@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import EmbedLayerWarning, TextError
+from embedlayer.core.formatting import command_line
 
 _TOKENS = "import numpy, sys, tokenizers; print(tokenizers.Tokenizer.from_file('tokenizer.json').decode(numpy."
 _TEXTS = "If its texts are in another column, write its name in place of 'text'"

@@ -18,7 +18,7 @@ from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.inputs.injection import EmbeddingInjection
 from embedlayer.losses.options import LogitSettings
-from embedlayer.models.attention import AddedScores, QueryBlock
+from embedlayer.models.attention import AddedScores
 from embedlayer.models.decoder import AddToValues, Attention, Block, DecoderLM
 from embedlayer.positions.position import Position, PreparedPositions
 
@@ -110,7 +110,7 @@ def _scores(
     per_group = queries.shape[0] // keys.shape[0]
     scores: Tensor = factor * rotated[0] @ rotated_keys[0].repeat_interleave(per_group, 0).transpose(-1, -2)
     length = queries.shape[-2]
-    return scores if added is None else scores + added.scores(QueryBlock(0, length, 0, length)).squeeze(0)
+    return scores if added is None else scores + added.scores((0, length, 0, length)).squeeze(0)
 
 
 def _weights_and_values(

@@ -9,8 +9,8 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, metadata
 from typing import Any
 
-from embedlayer.core.command_name import command_name
 from embedlayer.core.errors import SizeError
+from embedlayer.core.formatting import command_name
 from embedlayer.explorer import (
     compare,
     example_tokens,
@@ -30,7 +30,6 @@ from embedlayer.explorer.answers import Manifest, SourceManifest
 from embedlayer.explorer.text_ids import whole_number
 from embedlayer.explorer.tiny_layer import tiny_layer
 from embedlayer.explorer.tokens import Params
-from embedlayer.io.files import JsonObject
 from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.positions.position import Position
 from embedlayer.tokenization.ids import require_rows
@@ -108,6 +107,8 @@ def check_tokenizers(sources: Sequence[OpenedModel]) -> None:
 def page_facts(opened: OpenedModel) -> SourceManifest:
     """Return the description of a source for the page: title, sizes and kind."""
     position, run = opened.position, opened.run
+    config = {} if position is None else position.config
+    arguments = {name: x for name, x in config.items() if isinstance(x, str | int | float | bool | None | list)}
     there = {
         "vectors": True,
         "tokens": opened.tokens is not None or opened.text_tokenizer is not None,
@@ -125,16 +126,11 @@ def page_facts(opened: OpenedModel) -> SourceManifest:
         "vocab_size": opened.table.vocab_size,
         "embed_dim": opened.table.embed_dim,
         "has": [name for name, has in there.items() if has],
-        "position": None if position is None else {"kind": type(position).__name__, **_json_values(position.config)},
+        "position": None if position is None else {"kind": type(position).__name__, **arguments},
         "scale": None if opened.table.factor is None else float(opened.table.factor),
         "tied": bool(opened.head is not None and opened.head.tied),
         "kind": type(opened.table).__name__,
     }
-
-
-def _json_values(config: JsonObject) -> JsonObject:
-    """Return those entries of a configuration whose values are numbers, strings, bools, lists or `None`."""
-    return {key: value for key, value in config.items() if isinstance(value, str | int | float | bool | None | list)}
 
 
 def method_of(name: str) -> str:

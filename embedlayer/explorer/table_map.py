@@ -269,17 +269,11 @@ MOST_FILES = 64
 log = logging.getLogger("embedlayer")
 
 
-def cache_folder() -> Path:
-    """Return the folder of the cache, which may not exist yet."""
-    if chosen := os.environ.get("EMBEDLAYER_CACHE"):
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "embedlayer"
-
-
 def layout_path(rows: Float[Tensor, "V D"], keep: Bool[Tensor, " V"]) -> Path:
-    """Return the file that stores the layout of some rows of a table, by a digest of the rows and of `keep`."""
-    return cache_folder() / "layouts" / f"{VERSION}-{row_fingerprint(rows)}-{row_fingerprint(keep)}.safetensors"
+    """Return the file in the cache that stores the layout of some rows, by a digest of the rows and of `keep`."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = Path(os.environ.get("EMBEDLAYER_CACHE") or Path(base, "embedlayer"))
+    return cache / "layouts" / f"{VERSION}-{row_fingerprint(rows)}-{row_fingerprint(keep)}.safetensors"
 
 
 def load_layout(path: Path, size: int) -> NeighborLayout | None:

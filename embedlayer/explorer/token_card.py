@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -91,7 +91,10 @@ def _compute_numbers(source: OpenedModel) -> dict[str, Tensor]:
     """Compute `norm`, `norm_share` and `score` of every row, and of a run `count`, `norm_before` and the like."""
     report, before = table_report(source), source.before()
     random = report.verdicts.random
-    columns = {"norm": report.norms, "norm_share": _shares_below(report.norms), "score": report.under_trained.scores}
+    norms, is_finite = report.norms, report.norms.isfinite()
+    ordered = norms[is_finite].sort().values
+    shares = torch.searchsorted(ordered, norms) / max(1, len(ordered))
+    columns = {"norm": norms, "norm_share": shares.where(is_finite, math.nan), "score": report.under_trained.scores}
     columns |= {"noise_share": random.noise_shares, "nearest": random.nearest}
     if source.counts is not None:
         counts = source.counts.long()
@@ -101,13 +104,6 @@ def _compute_numbers(source: OpenedModel) -> dict[str, Tensor]:
         moved = row_movement(before.table, source.table)
         columns |= {"cosine_before": moved.cosines, "norm_before": moved.norms[:, 0]}
     return columns
-
-
-def _shares_below(norms: Float[Tensor, " V"]) -> Float[Tensor, " V"]:
-    """Return for each norm the share of the finite norms that are smaller; NaN for a norm that is not finite."""
-    ordered = norms[norms.isfinite()].sort().values
-    shares = torch.searchsorted(ordered, norms) / max(1, len(ordered))
-    return shares.where(norms.isfinite(), math.nan)
 
 
 def _some(source: OpenedModel) -> dict[str, dict[int, Any]]:

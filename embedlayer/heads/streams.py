@@ -40,7 +40,7 @@ from embedlayer.losses.statistics import TokenStatistics, token_statistics_of
 from embedlayer.losses.target_groups import TargetGroups, reduced_losses, token_losses, weighted_sum
 from embedlayer.losses.token_weights import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
-from embedlayer.saving import Pretrained, build, describe
+from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.streams import StreamTable
 
 Value = TypeVar("Value")
@@ -256,13 +256,6 @@ class StreamHead(Pretrained, nn.Module):
         if self._ranges is not None:
             arguments |= {"sizes": self.sizes, "first_rows": self.first_rows}
         return {**arguments, "hidden_per_stream": self.hidden_per_stream}
-
-    @classmethod
-    def from_config(cls, config: JsonObject) -> "StreamHead":
-        """Build a new head from what `config` returned; see `Described.from_config`."""
-        output = config.get("output")
-        outputs = [build(each) for each in output] if isinstance(output, list) else build(output)  # type: ignore[arg-type]
-        return cls.construct(**{**config, "output": outputs})
 
     def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
         """Save a head whose rows are its own, as every layer is saved; see `Pretrained.save_pretrained`.

@@ -11,8 +11,7 @@ from embedlayer.core.documents import AttentionMask
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.initialization import NormalLinear
 from embedlayer.inputs.history import DecodingState, documents_of, prepend_history
-from embedlayer.io.files import JsonObject
-from embedlayer.saving import Pretrained, config_from_attributes
+from embedlayer.saving import Pretrained
 
 SMALLEST_SCORE = 1e-6  # smallest magnitude of a gate's score before the square root, whose gradient at 0 is infinite
 
@@ -52,11 +51,6 @@ class ShortConvolution(Pretrained):
         self.kernel_size, self.dilation = kernel_size, dilation
         self.norm = nn.RMSNorm(width, eps=norm_eps, device=device, dtype=dtype)
         self.weight = nn.Parameter(torch.zeros(width, kernel_size, device=device, dtype=dtype))
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, without device and dtype."""
-        return config_from_attributes(self)
 
     def reset_parameters(self) -> None:
         """Set the weight to zero."""
@@ -149,11 +143,6 @@ class ContextGate(Pretrained):
             nn.RMSNorm(embed_dim, eps=norm_eps, device=device, dtype=dtype) for _ in range(2)
         )
         self.conv = conv
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, without device and dtype."""
-        return config_from_attributes(self)
 
     def forward(
         self,

@@ -88,7 +88,8 @@ class InputParts(NamedTuple):
 class InputEmbedding(Pretrained, ABC):
     """Abstract input embedding: it computes `dropout(position.add(table(ids), positions))` with the modules in `parts`.
 
-    A subclass implements `parts`. To be saved it also implements `config`.
+    A subclass implements `parts`. To be saved it stores each argument of its constructor in an attribute of the same
+    name, or overrides `config`.
     """
 
     @property

@@ -26,8 +26,7 @@ from embedlayer.core.initialization import NormalLinear
 from embedlayer.core.torch_state import is_unchanged
 from embedlayer.inputs.history import DecodingState
 from embedlayer.inputs.ngram import NgramEmbedding
-from embedlayer.io.files import JsonObject
-from embedlayer.saving import Pretrained, config_from_attributes
+from embedlayer.saving import Pretrained
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.lookup import LookupTable
 
@@ -128,11 +127,6 @@ class EmbeddingInjection(Pretrained, ABC):
         """
         if self.width is not None and self.width != width:
             raise SizeError(f"{type(self).__name__} has width {self.width}, the decoder {width}: build it with that.")
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON, read from the attributes with the arguments' names."""
-        return config_from_attributes(self)
 
 
 VectorSource = LookupTable | NgramEmbedding

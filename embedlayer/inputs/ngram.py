@@ -17,7 +17,7 @@ from embedlayer.core.shapes import IdsLike
 from embedlayer.inputs.history import DecodingState, documents_of, prepend_history
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
-from embedlayer.saving import Pretrained, describe
+from embedlayer.saving import Pretrained
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.row_sparse import RowSparseEmbedding
@@ -444,11 +444,6 @@ class NgramEmbedding(Pretrained):
         kind = RowSparseEmbedding if row_sparse else TokenEmbedding
         table = kind(hash.num_rows, width, init_std=init_std, device=device, dtype=dtype)
         return cls(hash, table)
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the descriptions of hash and table."""
-        return {"hash": describe(self.hash), "table": describe(self.table)}
 
     @property
     def embed_dim(self) -> int:

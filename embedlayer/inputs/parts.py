@@ -14,18 +14,9 @@ from embedlayer.core.shapes import Ids
 from embedlayer.families.field_types import Step
 from embedlayer.heads.prediction import build_part, part_config
 from embedlayer.io.files import JsonObject
-from embedlayer.saving import Pretrained, build, config_from_attributes, describe
+from embedlayer.saving import Pretrained, build, describe
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
-
-
-class InputPart(Pretrained):
-    """Abstract: a part whose constructor stores each argument in an attribute of the same name."""
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return config_from_attributes(self)
 
 
 class TypeTables(Pretrained):
@@ -37,16 +28,6 @@ class TypeTables(Pretrained):
             raise SizeError(f"Type tables need one width, not {[table.embed_dim for table in tables]}.")
         self.tables: Any = nn.ModuleList(tables)
 
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {"tables": [describe(table) for table in self.tables]}
-
-    @classmethod
-    def from_config(cls: type["TypeTables"], config: JsonObject) -> "TypeTables":
-        """Build the tables that `config` describes, with initial weights."""
-        return cls([build(table) for table in config["tables"]])
-
     def forward(self, ids: Ids) -> Float[Tensor, "*batch T D"]:
         """Return the sum of one row of each table for each token: that of `ids` of the first, row 0 of the others."""
         first, *others = self.tables
@@ -56,7 +37,7 @@ class TypeTables(Pretrained):
         return rows
 
 
-class ElementwiseAffine(InputPart):
+class ElementwiseAffine(Pretrained):
     """Multiply and add without normalising: `out = x * weight + bias`, MobileBERT's `NoNorm`."""
 
     def __init__(self, width: int) -> None:
@@ -70,7 +51,7 @@ class ElementwiseAffine(InputPart):
         return x * self.weight + self.bias
 
 
-class OffsetRMSNorm(InputPart):
+class OffsetRMSNorm(Pretrained):
     """RMSNorm whose weight counts from one: `out = x / sqrt(mean(x^2) + eps) * (1 + weight)`, in float32 or wider."""
 
     def __init__(self, width: int, *, eps: float) -> None:
@@ -86,7 +67,7 @@ class OffsetRMSNorm(InputPart):
         return (normalised * (1 + self.weight.to(wide.dtype))).to(x.dtype)
 
 
-class ShiftScale(InputPart):
+class ShiftScale(Pretrained):
     """Add one vector and multiply with another: `out = (x + shift) * scale` (Zaya), or `x + shift` (HRM-Text)."""
 
     scale: nn.Parameter | None
@@ -143,7 +124,7 @@ class FeatureProjection(nn.Linear, Pretrained):
         return F.linear(torch.cat([x, *rows], dim=-1), self.weight, self.bias)
 
 
-class TokenDropout(InputPart):
+class TokenDropout(Pretrained):
     """Set the vectors of the mask token to zero, and rescale the others by the share of mask tokens (ESM)."""
 
     def __init__(self, mask_token_id: int, expected: float = 0.15 * 0.8) -> None:
@@ -163,7 +144,7 @@ class TokenDropout(InputPart):
         return (x * (1 - self.expected) / (1 - share)[..., None, None]).to(x.dtype)
 
 
-class PredictionStreams(InputPart):
+class PredictionStreams(Pretrained):
     """Append the first vectors of the streams that predict later tokens (ProphetNet)."""
 
     def __init__(self, count: int, width: int) -> None:

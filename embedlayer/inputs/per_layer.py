@@ -15,8 +15,7 @@ from embedlayer.core.index_checks import as_ids
 from embedlayer.core.initialization import NormalLinear
 from embedlayer.core.shapes import IdsLike
 from embedlayer.heads.prediction import ACTIVATIONS
-from embedlayer.io.files import JsonObject
-from embedlayer.saving import Pretrained, config_from_attributes
+from embedlayer.saving import Pretrained
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.lookup import LookupTable
 
@@ -101,11 +100,6 @@ class PerLayerInputs(Pretrained, ComputedBuffers):
         if not round_scales:
             self.projection_scale, self.sum_scale = width**-0.5, 2.0**-0.5
         self.recompute_buffers(self.projection.weight.device)
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return config_from_attributes(self)
 
     @property
     def layer_width(self) -> int:
@@ -200,11 +194,6 @@ class PerLayerResidual(Pretrained):
         self.gate = NormalLinear(width, layer_width, init_std=init_std)
         self.projection = NormalLinear(layer_width, width, init_std=init_std)
         self.norm = GemmaRMSNorm(width, eps)
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return config_from_attributes(self)
 
     def forward(
         self, hidden: Float[Tensor, "*batch D"], per_layer_input: Float[Tensor, "*batch P"]

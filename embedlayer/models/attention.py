@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from functools import partial
 from inspect import signature
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,14 +31,8 @@ from embedlayer.models.cache import Slots
 from embedlayer.positions.masks import allowed_keys
 from embedlayer.positions.position import Position
 
-
-class QueryBlock(NamedTuple):
-    """Queries `start .. stop - 1` of an attention, and the keys `first .. last - 1` that include all they attend to."""
-
-    start: int
-    stop: int
-    first: int
-    last: int
+QueryBlock = tuple[int, int, int, int]
+"""`(start, stop, first, last)`: queries `start .. stop - 1`, and keys `first .. last - 1`, with all they attend to."""
 
 
 class PackedDocuments:
@@ -133,13 +127,13 @@ class AddedScores:
 
     def _block(self, start: int, stop: int) -> QueryBlock:
         if self.slots is not None:
-            return QueryBlock(start, stop, 0, self.seen.shape[-1])
+            return start, stop, 0, self.seen.shape[-1]
         earlier = self.seen.shape[-1] - self.queried.shape[-1]
         first = 0
         if self.documents is not None and start > 0 and values_are_read(self.documents):
             numbers = self.documents[..., : earlier + start + 1].long().cummax(-1).values
             first = int((numbers < numbers[..., -1:]).sum(-1).min())
-        return QueryBlock(start, stop, first, earlier + stop)
+        return start, stop, first, earlier + stop
 
     def scores(self, block: QueryBlock) -> Float[Tensor, "*rows Tq Tk"]:
         """Return the sum of the position's bias and `causal_mask`, which is -inf for each masked key."""

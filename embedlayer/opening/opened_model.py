@@ -362,7 +362,7 @@ class OpenedModel:
                 tensors that it lacks; or the model is no causal one, such as a masked one.
             MissingExtraError: The checkpoint needs transformers, which is not installed.
         """
-        from embedlayer.checkpoints.causal_models import load_causal_model
+        from embedlayer.models.causal import load_causal_model
         from embedlayer.models.decoder import DecoderLM
 
         if isinstance(self.model, DecoderLM):

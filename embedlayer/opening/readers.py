@@ -8,9 +8,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TokenizerError
-from embedlayer.core.formatting import a_or_an
+from embedlayer.core.formatting import a_or_an, command_line
 from embedlayer.families import UNKNOWN
 from embedlayer.io.files import read_json, recover_folder
 from embedlayer.opening.opened_model import TABLE_ONLY, OpenedModel

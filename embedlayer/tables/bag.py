@@ -24,8 +24,7 @@ from embedlayer.core.torch_state import (
     refuse_per_sample_gradients,
     values_are_read,
 )
-from embedlayer.io.files import JsonObject
-from embedlayer.saving import Pretrained, config_from_attributes
+from embedlayer.saving import Pretrained
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.sums import check_bags, sum_vectors
@@ -108,11 +107,6 @@ class Bag(Pretrained):
         mode: Any = bag.mode
         ours = cls(rows, mode=mode, include_last_offset=bag.include_last_offset)
         return ours.train(bag.training)
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return config_from_attributes(self)
 
     @property
     def embed_dim(self) -> int:

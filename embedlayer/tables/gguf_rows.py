@@ -8,8 +8,6 @@ from torch import Tensor
 from embedlayer.core.errors import CheckpointError, SizeError
 from embedlayer.formats.gguf import GGUFRows
 from embedlayer.formats.stored import StoredRows
-from embedlayer.io.files import JsonObject
-from embedlayer.saving import config_from_attributes
 from embedlayer.tables.packed_rows import PackedRows
 
 
@@ -83,11 +81,6 @@ class GGUFEmbedding(PackedRows):
     def stored_type(self) -> str:
         """Return `block_type`."""
         return self.block_type
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {**config_from_attributes(self), "dtype": self.dtype_name}
 
     def extra_repr(self) -> str:
         """Return sizes and type of the blocks for `print`."""

@@ -29,9 +29,9 @@ LookUp: TypeAlias = Callable[[Any, Tensor], Tensor]  # a method `look_up` of a t
 class LookupTable(Pretrained, ABC):
     """Abstract: a table that maps token IDs to vectors, however it stores them.
 
-    A subclass implements `look_up` and `rows`. To be saved it also implements `config`. Its `look_up` gets only IDs
-    from 0 to `vocab_size - 1`: wherever it is called from, this class checks the IDs before. It also keeps the gradient
-    from the row of `padding_idx`.
+    A subclass implements `look_up` and `rows`. To be saved it stores each argument of its constructor in an attribute
+    of the same name, or overrides `config`. Its `look_up` gets only IDs from 0 to `vocab_size - 1`: wherever it is
+    called from, this class checks the IDs before. It also keeps the gradient from the row of `padding_idx`.
 
     Attributes:
         vocab_size: Number of tokens that can be looked up, V. IDs run from 0 to V - 1.

@@ -18,6 +18,7 @@ from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import constant_in_graphs, is_current, is_transformed, plain_operators_only
 from embedlayer.formats.compiled import logits_of_few_tokens, read_rows
 from embedlayer.formats.stored import StoredFormat, StoredRows
+from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.products import write_product
@@ -121,6 +122,11 @@ class PackedRows(ComputedRows, ComputedBuffers, checks_ids=True):
     def dtype_name(self) -> str:
         """Return the name of `dtype`, such as `"bfloat16"`."""
         return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON, with the name of `dtype`."""
+        return {**super().config, "dtype": self.dtype_name}
 
     def buffer_values(self) -> dict[str, Tensor]:
         """Return the buffers that are not saved: `example` and, with `round_scale`, the scalar `embed_scale`.

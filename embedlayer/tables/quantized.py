@@ -25,13 +25,11 @@ from embedlayer.formats.layouts import GGUFBlocks, RowFormat, RowLayout, row_for
 from embedlayer.formats.quantized import QuantizedRows, dequantise, quantise
 from embedlayer.formats.rounding import CovarianceRounding, unit_rows
 from embedlayer.formats.stored import StoredRows
-from embedlayer.io.files import JsonObject
 from embedlayer.kernels.gpu.availability import FLOATS
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.kernels.quantized import logits_of_few_tokens, read_quantized_rows
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.products import write_product
-from embedlayer.saving import config_from_attributes
 from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense_table import describe_options
 from embedlayer.tables.lookup import LookupTable
@@ -218,11 +216,6 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         """Return `"int8"` or `"int4"`; with `layout=GGUFBlocks()` GGUF's name, `"Q8_0"` or `"Q4_0"`."""
         name = self.row_format.layout().type_name(self.row_format.bits)
         return name.upper() if isinstance(self.layout, GGUFBlocks) else name
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {**config_from_attributes(self), "dtype": self.dtype_name}
 
     rows = PackedRows.rows  # beside `raw_logits` and `look_up`: a class that overrides one of them is recognised
     rows_as, vectors_as = PackedRows.rows_as, PackedRows.vectors_as

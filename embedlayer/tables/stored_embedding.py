@@ -10,8 +10,6 @@ from embedlayer.core.block_sizes import NUMBERS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError
 from embedlayer.formats.stored import StoredFormat, StoredRows
-from embedlayer.io.files import JsonObject
-from embedlayer.saving import config_from_attributes
 from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense_table import describe_options
 from embedlayer.tables.packed_rows import PackedRows
@@ -138,11 +136,6 @@ class StoredEmbedding(PackedRows):
     def stored_type(self) -> str:
         """Return library and name of the format, such as `"MLX affine"`."""
         return self.stored_format.name
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return {**config_from_attributes(self), "dtype": self.dtype_name}
 
     def extra_repr(self) -> str:
         """Return the sizes, the format and the options that are set, for `print`."""

@@ -15,9 +15,8 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids, check_integer_ids
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.core.torch_state import calls_forward, may_use, values_are_read
-from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck, StreamCheck
-from embedlayer.saving import Pretrained, config_from_attributes
+from embedlayer.saving import Pretrained
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.dense_table import DenseTable
@@ -110,11 +109,6 @@ class StreamTable(Pretrained, ComputedBuffers):
         joined.index_check.move_record(first.device)
         joined.recompute_buffers(first.device)
         return cls(joined, sizes)
-
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
-        return config_from_attributes(self) | {"sizes": list(self.sizes)}
 
     @property
     def num_streams(self) -> int:

@@ -6,8 +6,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import TokenizerError
+from embedlayer.core.formatting import command_line
 from embedlayer.tokenization.vocabulary_files import END_OF_TEXT
 
 MAX_TOKEN_IDS = 1 << 24

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
 from embedlayer.data.corpus import TokenCorpus
-from embedlayer.data.mixture import TokenMixture, corpora_of, training_sampler
-from embedlayer.data.windows import Batch, TokenWindows
+from embedlayer.data.mixture import MixedSampler, TokenMixture, corpora_of
+from embedlayer.data.windows import Batch, TokenWindows, WindowSampler
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable, trained_parameters
 from embedlayer.io.files import JsonObject
@@ -180,20 +180,20 @@ class Trainer:
         self.parallel.shard(model)
         self.device = next(model.parameters()).device
         self._loss = self.parallel.loss_function(model)
-        if _weights(training) != _weights(validation):
-            raise SizeError(
-                f"Training weights {_weights(training)}, validation weights {_weights(validation)}: split one mixture."
-            )
-        self.training = training
-        self.validation = validation
-        self.sampler = training_sampler(
-            training,
-            max_length=options.max_length,
-            batch_size=options.batch_size,
-            seed=options.seed,
-            documents=options.documents,
-        )
+        parts = training, validation
+        weights, others = ([*part.weights] if isinstance(part, TokenMixture) else [] for part in parts)
+        if weights != others:
+            raise SizeError(f"Training weights {weights}, validation weights {others}: split one mixture.")
+        self.training, self.validation, self._weights = training, validation, weights
+        self._has_windows = len(self.parallel.share(options.batch_size)) > 0  # of each batch, on this rank
         length, corpora = options.max_length, corpora_of(validation)
+        sizes: Any = {"max_length": length, "batch_size": options.batch_size, "seed": options.seed}
+        sizes["documents"] = options.documents
+        self.sampler: WindowSampler | MixedSampler
+        if isinstance(training, TokenMixture):
+            self.sampler = MixedSampler(zip(training.corpora, training.weights, strict=True), **sizes)
+        else:
+            self.sampler = WindowSampler(training, **sizes)
         all_windows = [TokenWindows(corpus, length, length, documents=options.documents) for corpus in corpora]
         most = max(1, options.validation_tokens // length // len(corpora))
         # of each validation corpus all windows, and how many of them, from the first, one validation reads
@@ -313,7 +313,7 @@ class Trainer:
         self.model.train()
         sums = self.parallel.sum(torch.tensor(totals, dtype=torch.float64)).tolist()
         losses = [weighted / max(total_weight, 1) for weighted, total_weight, *_ in sums]
-        weights, corpora = _weights(self.validation) or [1.0], corpora_of(self.validation)
+        weights, corpora = self._weights or [1.0], corpora_of(self.validation)
         nats = _weighted_mean(losses, weights)
         of_all = [all_targets / max(count, 1) for *_, all_targets, count in sums]
         bytes_per_token = _weighted_mean([corpus.num_bytes / len(corpus) for corpus in corpora], weights)
@@ -397,7 +397,7 @@ class Trainer:
             "steps": self.steps,
             "options": asdict(self.options),
             "pending_updates": all_pending,
-            **({"weights": weights} if (weights := _weights(self.training)) else {}),
+            **({"weights": self._weights} if self._weights else {}),
             **({} if self.budget is None else {"time": asdict(self.budget) | {"used": self._seconds_used()}}),
         }
 
@@ -413,7 +413,7 @@ class Trainer:
         """
         in_files = weights_in_files(self.model)
         try:
-            if rest.get("weights", []) != _weights(self.training):
+            if rest.get("weights", []) != self._weights:
                 raise KeyError(f"it trained with the weights {rest.get('weights', [])} of corpora")
             missing, unexpected = self.model.load_state_dict(_select(tensors, "model."), strict=False)
             if unexpected or set(missing) - in_files:
@@ -472,11 +472,11 @@ class Trainer:
         result = torch.tensor([0.0, float(self.parallel.is_first)], device=self.device)
         last = self.options.accumulate - 1
         parts = range(step * self.options.accumulate, (step + 1) * self.options.accumulate)
-        total, has_windows = self._total_weight(parts), self._has_windows
+        total = self._total_weight(parts)
         with nullcontext() if self.monitor is None else self.monitor.step():
             for part, index in enumerate(parts):
                 batch, count = self._batch(index)
-                if self.monitor is not None and has_windows:
+                if self.monitor is not None and self._has_windows:
                     self.monitor.count(batch["ids"])
                 sync = nullcontext() if part == last else self.parallel.no_sync()
                 with self.parallel.collectives.peer_errors(), sync:
@@ -484,7 +484,7 @@ class Trainer:
                         loss = self._loss(**batch) * (count / total)
                     (loss * self.parallel.size).backward()  # gradients are means over the ranks: those of all are sums
                 result[0] += loss.detach()
-            if self.monitor is not None and not has_windows:  # the windows of this rank belong to another one
+            if self.monitor is not None and not self._has_windows:  # the windows of this rank belong to another one
                 self.monitor.discard_losses()
             self.parallel.average_replicas(self.model)
             with self.parallel.collectives.peer_errors():
@@ -504,11 +504,6 @@ class Trainer:
         if not self.options.documents and not has_weights:
             return len(parts) * self.options.batch_size * self.options.max_length
         return max(sum(total_weight(self._named(self.sampler.batch(part))) for part in parts), 1.0)
-
-    @property
-    def _has_windows(self) -> bool:
-        """Return whether this rank has windows of a batch of its own."""
-        return len(self.parallel.share(self.options.batch_size)) > 0
 
     def _batch(self, index: int) -> tuple[dict[str, Tensor], int]:
         """Return this rank's windows of a batch.
@@ -563,10 +558,6 @@ def total_weight(batch: Mapping[str, Tensor]) -> float:
     """Return the sum of the weights of the targets of a batch that are not ignored; without weights their number."""
     weights = batch.get("token_weights")
     return num_targets(batch) if weights is None else float(weights[batch["targets"] != IGNORED].sum())
-
-
-def _weights(part: TokenCorpus | TokenMixture) -> list[float]:
-    return list(part.weights) if isinstance(part, TokenMixture) else []
 
 
 def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:

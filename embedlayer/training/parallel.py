@@ -44,7 +44,7 @@ from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 
 NOT_BY_ROWS = ("step", "history")
-HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding", "head_dtype", "batch_invariant")
+HEAD_OPTIONS = ("bias", "softcap", "logit_scale", "mask_padding", "head_dtype", "batch_invariant")
 
 
 class ParallelContext:
@@ -366,7 +366,7 @@ def _plain_head(head: OutputHead) -> OutputHead:
 
 def _head_options(head: OutputHead) -> JsonObject:
     """Return the options of a head (bias, softcap, scale, padding mask) as arguments for another `OutputHead`."""
-    return {"bias": head.bias is not None, **{name: head.config[name] for name in HEAD_OPTIONS}}
+    return {name: value for name, value in head.config.items() if name in HEAD_OPTIONS}
 
 
 def _rename_rows_to_weight(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -88,7 +88,7 @@ class Run:
         self.optimizer = self.kind(self.model.parameters(), **OPTIONS, **(options if row_sparse else {}))
 
     @property
-    def table(self) -> el.TokenEmbedding:
+    def table(self) -> DenseTable:
         table = self.model[0]
         assert isinstance(table, DenseTable)
         return table

@@ -70,8 +70,8 @@ def test_a_head_cannot_be_tied_to_it(unchecked: None) -> None:
 
 def test_a_table_that_does_not_store_an_argument_says_so_when_it_is_saved() -> None:
     class Nameless(HashedTable):
-        def __init__(self, sizes: tuple[int, int, int]) -> None:
-            super().__init__(*sizes)
+        def __init__(self, vocab_size: int, buckets: int, embed_dim: int) -> None:
+            super().__init__(vocab_size, buckets, embed_dim)
 
-    with pytest.raises(CheckpointError, match="define its property config"):
-        _ = Nameless((50, 13, 8)).config
+    with pytest.raises(CheckpointError, match=r"set self\.buckets, or define config"):
+        _ = Nameless(50, 13, 8).config

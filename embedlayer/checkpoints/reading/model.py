@@ -71,9 +71,9 @@ def checkpoint_model(
             checked.whole(key)
     for key, values in () if table_only else family.not_computed:
         if checked.get(key, values[0]) not in values:
+            known = " or ".join(map(repr, values))
             raise CheckpointError(
-                f"{checked.file}: {key} {checked.get(key)!r} is not supported in {tensors.family_name}, only "
-                f"{' or '.join(map(repr, values))}."
+                f"{checked.file}: {key} {checked.get(key)!r} is not supported in {tensors.family_name}, only {known}."
             )
     for key in () if table_name else ("vocab_size", "pad_token_id"):
         if type(content.get(key, 0)) not in (int, NoneType):

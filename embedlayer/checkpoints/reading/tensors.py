@@ -1,6 +1,6 @@
 """Tensors of a checkpoint that a layer needs: their names, checks of shape and dtype, and a record of what was read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -162,9 +162,9 @@ class CheckpointTensors:
         name = next(iter(self.checkpoint.find(*names)), None)
         self.refuse_quantised(key, names if name is None else (name,), name or "")
         if name is None:
+            called = f"{what} {' or '.join(names)}"
             raise CheckpointError(
-                f"{self.checkpoint.name} is of family {self.family_name} but has no {what} {' or '.join(names)}. "
-                f"{self.remedy}"
+                f"{self.checkpoint.name} is of family {self.family_name} but has no {called}. {self.remedy}"
             )
         info = self.info(name)
         if len(info.shape) != len(shape) or any(
@@ -199,14 +199,11 @@ class CheckpointTensors:
                 f"{self.checkpoint.info(stored_name).file}: the {what}, {stored_name}, is stored as {dtype}: without "
                 f"scales those are no vectors. If its numbers need none, load(..., dtype=torch.float32)."
             )
-        raise self._quantised_error(what, stored_name if is_in_file else parts[0], parts)
-
-    def _quantised_error(self, what: str, name: str, parts: Sequence[str]) -> CheckpointError:
-        """Create, but do not raise, the error for a weight whose scales and packed numbers are the tensors `parts`."""
+        name = stored_name if is_in_file else parts[0]
         info = self.checkpoint.info(name)
         scales = ", ".join(part for part in parts if part != name)
         method = (self.checkpoint.quantisation or {}).get("quant_method", "by a method that is not stated")
-        return CheckpointError(
+        raise CheckpointError(
             f"{info.file}: the {what} is quantised ({method}): {name} is {info.dtype} {list(info.shape)} with "
             f"{scales or 'no scales'}. Load the model from which it was quantised; see docs/checkpoints.md."
         )

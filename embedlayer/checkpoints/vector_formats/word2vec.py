@@ -15,8 +15,8 @@ import torch
 
 from embedlayer.checkpoints.vector_formats import streams
 from embedlayer.checkpoints.vector_formats.streams import LONGEST_LINE, DecodeErrors, Row, TokenDecoder, VectorRows
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import CheckpointError
+from embedlayer.core.formatting import command_line
 from embedlayer.io.safetensors_files import pickle_error
 
 FIRST_BYTES = 1 << 16

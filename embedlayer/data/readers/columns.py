@@ -9,8 +9,15 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import FileError, TextError, require
-from embedlayer.data.readers.documents import Document, Reader, RowOptions
-from embedlayer.data.readers.rows import TOOLS_FIELD, TOOLS_REFUSED, chosen_field, document_of
+from embedlayer.data.readers.documents import (
+    TOOLS_FIELD,
+    TOOLS_REFUSED,
+    Document,
+    Reader,
+    RowOptions,
+    chosen_field,
+    document_of,
+)
 from embedlayer.data.text_formats import TEXT_FORMATS, source_name
 from embedlayer.io.files import require_file
 

@@ -9,8 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from embedlayer.core.errors import TextError
-from embedlayer.data.readers.documents import Document, Reader, RowOptions
-from embedlayer.data.readers.rows import chosen_field, document_of
+from embedlayer.data.readers.documents import Document, Reader, RowOptions, chosen_field, document_of
 from embedlayer.data.readers.text import is_compressed
 from embedlayer.data.text_files import checked, opened
 from embedlayer.data.text_formats import source_name

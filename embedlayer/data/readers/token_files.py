@@ -33,7 +33,7 @@ from embedlayer.data.corpus_files import (
     shard_folder,
     write_shard_tables,
 )
-from embedlayer.data.memmap import IdArray, MemmapSlice
+from embedlayer.data.memmap import MemmapSlice
 from embedlayer.data.text_formats import TOKEN_SUFFIXES, is_plain
 from embedlayer.io.files import (
     check_new_folder,
@@ -74,10 +74,6 @@ class TokenFile:
     offset: int  # of the first number, in bytes
     length: int
     documents: npt.NDArray[np.int64] | None = None  # first token of each; `None`: separators in the IDs say it
-
-    def open(self) -> IdArray:
-        """Map the token IDs into memory, read-only."""
-        return MemmapSlice(str(self.path), self.dtype, self.offset, self.length).open()
 
 
 def find_token_files(sources: Sequence[str | Path], dtype: str | None = None) -> list[TokenFile]:
@@ -350,7 +346,8 @@ def _checked_tables(file: TokenFile, tokenizer: Any) -> tuple[npt.NDArray[np.int
     block = max(1, min(_MOST_BLOCK_TOKENS, file.length // 64))
     previous_is_separator = False
     is_wider = file.format == "raw" and file.length >= _FEWEST_NUMBERS
-    all_ids, at_once = file.open(), block * max(1, _IDS_AT_ONCE // block)
+    all_ids = MemmapSlice(str(file.path), file.dtype, file.offset, file.length).open()
+    at_once = block * max(1, _IDS_AT_ONCE // block)
     for start in range(0, file.length, at_once):
         ids = np.asarray(all_ids[start : start + at_once])
         low, high = int(ids.min()), int(ids.max())

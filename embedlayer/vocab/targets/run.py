@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer
 
 from embedlayer.checkpoints.second_copies import refuse_copies
-from embedlayer.core.command_name import command_line
 from embedlayer.core.errors import EmbedLayerWarning, VocabularyError
+from embedlayer.core.formatting import command_line
 from embedlayer.data.corpus import CorpusWriter, TokenCorpus
 from embedlayer.data.corpus_files import WEIGHTS_FILE, write_shard_tables
 from embedlayer.data.memmap import IdArray
