@@ -206,6 +206,11 @@ class StoredFormat(Described, ABC):
         sizes = [f"{each.name} {getattr(self, each.name)}" for each in fields(self) if each.name != "embed_dim"]
         return f"{self.library} ({', '.join(sizes)})" if sizes else self.library
 
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     @classmethod
     @abstractmethod
     def recognise(cls, module: StoredModule) -> tuple[Self, int] | None:

@@ -135,12 +135,14 @@ def rotate_head(
     if layout.own_angles or layout.distance not in (1, layout.pairs):
         return rotate_channels(x, cos, sin, distance=layout.distance)
     kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
-    in_one_pass = False
     if is_compiling:
-        in_one_pass = kernel.applies_in_graph(x) and has_more_than(x, LARGE_NUMEL)
+        if kernel.applies_in_graph(x) and has_more_than(x, LARGE_NUMEL):
+            in_one_pass: Tensor = rotate_in_graph(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
+            return in_one_pass
     elif x.numel() > (SMALL_INTERLEAVED_NUMEL if interleaved else LARGE_NUMEL):
         if kernel.applies(x, cos, sin):
-            in_one_pass = x.numel() > LARGE_NUMEL
+            if x.numel() > LARGE_NUMEL:
+                return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved=interleaved)
         elif (
             interleaved
             and x.dtype == cos.dtype
@@ -149,10 +151,7 @@ def rotate_head(
             and fusible(x, cos, sin)
         ):
             return _rotate_complex(x, *_pair_angles(cos, sin, interleaved=True))
-    if not in_one_pass:
-        return rotate_channels(x, cos, sin, distance=layout.distance)
-    rotated_at_once: Tensor = fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
-    return rotated_at_once
+    return rotate_channels(x, cos, sin, distance=layout.distance)
 
 
 class _RotateHeads(torch.autograd.Function):
@@ -206,42 +205,68 @@ def _rotate_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
 
 
-@torch.library.custom_op("embedlayer::apply_rotary", mutates_args=())
-def fused_apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """Compute `apply_rotary` in one pass by the kernel, or by its definition where no kernel applies.
-
-    It is an operator, so that a compiled graph has it as one node.
-    """
+def fused_apply_rotary(
+    x: Float[Tensor, "*batch T K"],
+    cos: Float[Tensor, "*rows T half"],
+    sin: Float[Tensor, "*rows T half"],
+    *,
+    interleaved: bool = False,
+) -> Float[Tensor, "*batch T K"]:
+    """Compute `apply_rotary(x, cos, sin)` in one pass by the kernel, or by `apply_rotary` where no kernel applies."""
     kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
     fits = (
         x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0 and cos.dtype == sin.dtype == wide_dtype(x.dtype)
     )
-    out = torch.empty_like(x)
-    is_computed = fits and kernel.applies(x, cos, sin) and _rotate_in_one_pass(x, cos, sin, out, kernel)
-    return out if is_computed else apply_rotary(x, cos, sin, interleaved=interleaved)
+    if not fits or not kernel.applies(x, cos, sin):
+        return apply_rotary(x, cos, sin, interleaved=interleaved)
+    result: Tensor = _ApplyRotary.apply(x, cos, sin, interleaved)  # type: ignore[no-untyped-call]
+    return result
 
 
-@fused_apply_rotary.register_fake
-def _(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+@torch.library.custom_op("embedlayer::apply_rotary", mutates_args=())
+def rotate_in_graph(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Run `fused_apply_rotary` as one node of a compiled graph; its arguments are the same."""
+    return fused_apply_rotary(x, cos, sin, interleaved=interleaved)
+
+
+@rotate_in_graph.register_fake
+def _(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.empty_like(x)
 
 
 def _keep_angles(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save the angles among the `inputs` of `fused_apply_rotary` in the autograd context `ctx`."""
+    """Save the angles among the `inputs` of `rotate_in_graph` in the autograd context `ctx`."""
     _, cos, sin, ctx.interleaved = inputs
     ctx.save_for_backward(cos, sin)
 
 
 def _rotate_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the arguments of `fused_apply_rotary`: the gradient is rotated by the negative angles."""
+    """Return the gradients of the arguments of `rotate_in_graph`: the gradient is rotated by the negative angles."""
     cos, sin = ctx.saved_tensors
-    return fused_apply_rotary(grad, cos, -sin, ctx.interleaved), None, None, None
+    return rotate_in_graph(grad, cos, -sin, ctx.interleaved), None, None, None
 
 
-fused_apply_rotary.register_autograd(_rotate_back, setup_context=_keep_angles)
+rotate_in_graph.register_autograd(_rotate_back, setup_context=_keep_angles)
 
 
-def _rotate_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, kernel: Kernel) -> bool:
+class _ApplyRotary(torch.autograd.Function):
+    """Rotate the pairs of `x` by angles given as cosines and sines; see `apply_rotary`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        out = torch.empty_like(x)
+        is_computed = _rotate_in_one_pass(x, cos, sin, out, interleaved=interleaved)
+        return out if is_computed else apply_rotary(x, cos, sin, interleaved=interleaved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return fused_apply_rotary(grad, cos, -sin, interleaved=ctx.interleaved), None, None, None
+
+
+def _rotate_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, interleaved: bool) -> bool:
     """Write `x` with rotated pairs to `out` by a compiled kernel, and return whether it could be compiled."""
     if out.stride(-1) != 1:
         return False
@@ -253,7 +278,7 @@ def _rotate_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, kernel
     x, cos, sin, out = (each if each.dim() == 4 else each.unsqueeze(0) for each in (x, cos, sin, out))
     order = sorted(range(3), key=out.stride, reverse=True)  # vectors are visited in the order of memory
     x, cos, sin, out = (each.permute(*order, 3) for each in (x, cos, sin, out))
-    return kernel.run(
+    return (ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT).run(
         x.numel() // width,
         *(_memory(x), x.stride()[:3], _memory(cos), _memory(sin), cos.stride()[:3]),
         *(out.view(-1, width), (*out.shape[1:3], pairs)),
