@@ -27,8 +27,9 @@ from embedlayer.core.errors import CheckpointError, SizeError, require, transfor
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import REPLACED, remove_own_attribute, set_own_attribute
 from embedlayer.families.left_out_files import FileRule, files_left_out, files_to_copy, other_safetensors
+from embedlayer.heads.adapted_rows import ChildReference
 from embedlayer.heads.output import OutputHead
-from embedlayer.heads.peft import ChildReference
+from embedlayer.integrations.peft import PeftReference
 from embedlayer.io.files import (
     check_new_folder,
     create_folder,
@@ -106,7 +107,7 @@ def with_table(model: Model, table: TokenTable) -> Model:
         *model.buffers(),
     ]
     other = copy.deepcopy(model, {id(each): each for each in shared} | new)
-    references = [_reference(other, name) for name in look_ups]
+    references: list[ChildReference] = [_reference(other, name) for name in look_ups]
     for name in heads:
         head = cast(OutputHead, other.get_submodule(name))
         _tie(head, cast(TokenTable, references[0].module))
@@ -200,10 +201,10 @@ def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
     return shared.train(table.training)
 
 
-def _reference(model: nn.Module, name: str) -> ChildReference:
+def _reference(model: nn.Module, name: str) -> PeftReference:
     """Return a reference to the submodule with a dotted name, by its parent."""
     parent, _, child = name.rpartition(".")
-    return ChildReference(model.get_submodule(parent), child)
+    return PeftReference(model.get_submodule(parent), child)
 
 
 def _refuse_to_save(kind: str, has_blocks: bool, *arguments: Any, **options: Any) -> NoReturn:

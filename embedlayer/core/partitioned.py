@@ -1,4 +1,4 @@
-"""Parameters that DeepSpeed's ZeRO-3 has partitioned, which is refused where rows are needed, and modules under FSDP.
+"""Parameters that DeepSpeed's ZeRO-3 has partitioned, which is refused where rows are needed.
 
 Such a parameter has the shape `(0,)` except while DeepSpeed gathers it; each process has a part of its numbers in
 `ds_tensor`, and its shape is `ds_shape`.
@@ -9,7 +9,7 @@ Reference: deepspeed/runtime/zero/partition_parameters.py, DeepSpeed 0.19.
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from embedlayer.core.errors import SizeError
 
@@ -27,8 +27,3 @@ def refuse_partitioned(parameters: Iterable[tuple[str, Tensor | None]], action: 
             f"DeepSpeed's ZeRO-3 has partitioned {name or 'this parameter'} {tuple(each.ds_shape)}, which {action} "
             f"here only whole: do it {remedy}, or shard the model with FSDP2 (fully_shard) instead."
         )
-
-
-def has_fsdp_modules(module: nn.Module) -> bool:
-    """Return whether `fully_shard` was called on a module or on one of its submodules, which then have `unshard`."""
-    return any(hasattr(part, "unshard") and hasattr(part, "reshard") for part in module.modules())

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import SizeError
-from embedlayer.distributed.dtensors import to_local
+from embedlayer.core.shards import local_shard
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
 from embedlayer.row_sparse.gradient import coalesced, row_gradient
 
@@ -45,7 +45,7 @@ def sum_gradient(parameter: nn.Parameter, ranks: Collectives) -> None:
     """Replace the gradient of a parameter by its sum over the ranks with the same rows; all of them must call it."""
     grad = cast(Tensor, parameter.grad)
     if grad.layout is not torch.sparse_coo:
-        ranks.all_reduce(to_local(grad))
+        ranks.all_reduce(local_shard(grad))
         return
     own = coalesced(grad)
     counts = ranks.exchange_counts([own._nnz()] * ranks.size)

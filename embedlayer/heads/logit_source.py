@@ -15,11 +15,11 @@ from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import autocast, autocast_dtype, device_kind
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, StaleRowsError
 from embedlayer.core.index_checks import changed_weights, record_changed_weights
-from embedlayer.heads.peft import ChildReference
+from embedlayer.formats.adapters import Adapter, adapt_products
+from embedlayer.heads.adapted_rows import ChildReference
 from embedlayer.losses.converted_rows import in_head_dtype, linear
 from embedlayer.losses.options import LogitOptions, LogitSettings
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
-from embedlayer.tables.adapters import Adapter, LoraAdapter, adapt_products
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class LogitsReport:
             return
         if self.is_weight_read and not self.is_head_called and self.bypass_check is not None:
             warnings.warn(
-                f"Other code, such as a trainer of TRL, computes logits of this {self.model} from lm_head.weight, and "
+                f"Other code, such as a trainer, computes logits of this {self.model} from lm_head.weight, and "
                 f"head_dtype has no effect on them: call embedlayer.integrations.patch_trainer(trainer) after building "
                 f"the trainer, or head.loss(hidden, targets).",
                 EmbedLayerWarning,
@@ -140,11 +140,9 @@ class HeadTensors(NamedTuple):
         rest = iter(tensors)
         weight, bias = next(rest), None if self.bias is None else next(rest)
         adapters: list[Adapter] = []
+        adapter: Any
         for adapter in self.adapters:
-            if isinstance(adapter, LoraAdapter):
-                adapters.append(adapter._replace(a=next(rest), b=next(rest)))
-            else:
-                adapters.append(adapter._replace(values=next(rest)))
+            adapters.append(adapter._make(next(rest) if isinstance(each, Tensor) else each for each in adapter))
         return HeadTensors(weight, bias, tuple(adapters))
 
     def raw_logits(self, hidden: Tensor, start: int, stop: int) -> Tensor:

@@ -15,15 +15,16 @@ from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError
 from embedlayer.core.formatting import a_or_an
-from embedlayer.heads.output import OutputHead
-from embedlayer.tables.adapters import (
+from embedlayer.formats.adapters import (
     AdapterFolder,
     ModuleAdapter,
-    TrainableTokens,
+    ReplacedRows,
     adapt_rows,
     read_adapter,
     write_token_rows,
 )
+from embedlayer.heads.output import OutputHead
+from embedlayer.integrations.peft import MERGE
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
@@ -132,7 +133,9 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
     others = sorted({*adapter.others, *adapter.modules} - {*vocabulary.tables, *vocabulary.heads})
     if others:
         shown = ", ".join(others[:3]) + (f", and {len(others) - 3} more" if len(others) > 3 else "")
-        raise CheckpointError(f"The adapter in {adapter.directory} changes other modules: {shown}. Merge it with PEFT.")
+        raise CheckpointError(
+            f"The adapter in {adapter.directory} changes other modules: {shown}. Merge it with {MERGE}."
+        )
     changes: Changes = {}
     for name, part in (*vocabulary.tables.items(), *vocabulary.heads.items()):
         if (change := adapter.modules.get(name)) is None:
@@ -182,7 +185,7 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
                 f"{directory} is for a {name} of {change.sizes[0] or vocab_size} x {change.sizes[1]} numbers, and this "
                 f"one has {vocab_size} x {embed_dim}: edit the vocabulary first."
             )
-        ids = [row for each in change.adapters if isinstance(each, TrainableTokens) for row in each.token_ids]
+        ids = [row for each in change.adapters if isinstance(each, ReplacedRows) for row in each.token_ids]
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise TokenIdError(f"{directory} has tokens {min(ids)} to {max(ids)}; {name} has {vocab_size} rows.")
 
