@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from embedlayer.core.shards import is_sharded, zero_sharded_rows_
+from embedlayer.core.partitioned import is_sharded, zero_sharded_rows_
 
 NUMBERS_AT_ONCE = 1 << 19
 

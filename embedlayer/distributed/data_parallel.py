@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import SizeError
-from embedlayer.core.shards import local_shard
+from embedlayer.core.partitioned import local_shard
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
 from embedlayer.row_sparse.gradient import coalesced, row_gradient
 

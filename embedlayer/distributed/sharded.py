@@ -16,9 +16,8 @@ from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.devices import HostCopy
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
-from embedlayer.core.partitioned import refuse_partitioned
+from embedlayer.core.partitioned import is_sharded, refuse_partitioned
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.shards import is_sharded
 from embedlayer.integrations.dtensor import as_dtensor, rows_on
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
@@ -169,8 +168,8 @@ class ShardedTable(TokenTable, checks_ids=True):
             parameter.register_post_accumulate_grad_hook(_take_gradient)
             parameter.requires_grad_(wanted)
             parameter.shard_group = self.collectives.group  # type: ignore[attr-defined]
-        self._register_state_dict_hook(_rows_as_dtensors)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
+        self._register_state_dict_hook(_save_rows)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_load_rows)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":
         """Copy the table with this rank's rows. As in the original, gradients of the rows are means over the ranks."""
@@ -522,7 +521,7 @@ def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
     return part
 
 
-def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
+def _save_rows(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
     """State dict hook: name the entries of `table` as those of an unsharded table, and convert its rows to DTensors."""
     caller = caller_among(REFUSED_SAVES)
     if caller is not None and (caller != PEFT_SAVE or "modules_to_save" in prefix.split(".")):
@@ -533,7 +532,7 @@ def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _
         state[prefix + name] = table.as_dtensor(value) if name in ROW_TENSORS[type(table.local)] else value
 
 
-def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _load_rows(table: ShardedTable, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Load hook: replace the entries of an unsharded table in `state` by those of `table`, with this rank's rows."""
     for name in table.local.state_dict():
         value = state.pop(prefix + name, None)

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import PeerError, SizeError, StaleRowsError
 from embedlayer.core.held_parameters import optimizers_of
-from embedlayer.core.shards import is_sharded, local_shard
+from embedlayer.core.partitioned import is_sharded, local_shard
 from embedlayer.distributed.data_parallel import sum_gradient
 from embedlayer.distributed.sharded import collectives_of, trained_parameters
 from embedlayer.row_sparse.gradient import row_gradient

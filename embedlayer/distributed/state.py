@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.core.errors import SizeError
-from embedlayer.core.shards import local_shard
+from embedlayer.core.partitioned import local_shard
 from embedlayer.distributed.sharded import ShardedTable, trained_parameters
 from embedlayer.distributed.stages import require_equal_copies, stage_copies
 from embedlayer.io.files import replace_file

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import autocast, autocast_dtype, device_kind
-from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, StaleRowsError
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.core.index_checks import changed_weights, record_changed_weights
+from embedlayer.core.partitioned import gathered
 from embedlayer.formats.adapters import Adapter, adapt_products
 from embedlayer.heads.adapted_rows import ChildReference
 from embedlayer.losses.converted_rows import in_head_dtype, linear
@@ -230,14 +231,7 @@ class LogitSource:
         """Restore grad mode and autocast of the forward pass, and gather weights that FSDP has sharded since."""
         # On a CPU a change of the weights raises. An accelerator compares without waiting and yields whether they
         # changed: results become NaN, and the next loss that waits, or `check()` of a layer, raises.
-        is_freed = self.is_freed
-        if is_freed and not hasattr(self.head, "unshard"):
-            raise StaleRowsError(
-                "The LM head was resharded after its forward pass: no logits now. See docs/errors.md, Divided weights."
-            )
-        if is_freed:
-            self.head.unshard()
-        try:
+        with gathered(self.head) if self.is_freed else contextlib.nullcontext():
             is_changed = self._changed_samples()
             if self.versions != [_version(each) for each in self.originals] or is_changed is None:
                 raise changed_weights()
@@ -248,9 +242,6 @@ class LogitSource:
                 raise changed_weights()
             with autocast(self.hidden, self.autocast_dtype), torch.set_grad_enabled(self.requires_grad):
                 yield None if on_cpu else is_changed
-        finally:
-            if is_freed:
-                self.head.reshard()
 
     def _changed_samples(self) -> Tensor | None:
         """Return whether bits of the samples have changed, a boolean scalar; `None` if their shapes have."""

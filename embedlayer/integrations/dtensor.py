@@ -1,7 +1,7 @@
 """DTensor: rows and logits that are sharded over a mesh.
 
-`core.shards` has what the layer itself asks of such tensors. torch's module is imported when one is built or read: that
-import takes a second, and a program with one process never needs it.
+`core.partitioned` has what the layer itself asks of such tensors. torch's module is imported when one is built or read:
+that import takes a second, and a program with one process never needs it.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
 from embedlayer.core.errors import CheckpointError, SizeError
-from embedlayer.core.shards import is_sharded, local_shard, sharding_of
+from embedlayer.core.partitioned import is_sharded, local_shard, sharding_of
 from embedlayer.core.torch_state import distinguish_numbers_of_rows
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _sharded_dims(tensor: "DTensor", axis: int) -> list[int]:
             f"(Shard(0)) or columns (Shard(1)): edit the model before it is sharded."
         )
     if local_shard(tensor.detach()).device.type not in (tensor.device_mesh.device_type, "meta"):
-        raise SizeError("The shards are on the CPU and the mesh is not (CPU offloading): edit before fully_shard.")
+        raise SizeError("The shards are on the CPU and the mesh is not (CPU offloading): edit before sharding.")
     return [dim for dim in sharded if axes[dim] == axis]
 
 

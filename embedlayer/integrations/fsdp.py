@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from embedlayer.core.errors import SizeError, VersionError
-from embedlayer.core.shards import gathers_weights
+from embedlayer.core.partitioned import gathers_weights
 from embedlayer.integrations.dtensor import check_replaceable, replace_dtensor
 
 PARALLELIZE = "fully_shard or parallelize_module"

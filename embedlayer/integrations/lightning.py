@@ -15,6 +15,11 @@ from embedlayer.row_sparse.pending_updates import pending_updates_of
 from embedlayer.tables.dense import TokenEmbedding
 
 
+def callback_class() -> Any:
+    """Return the class of Lightning's callbacks."""
+    return require("lightning.pytorch", extra="recipes").Callback
+
+
 def lightning_patch(*, row_sparse: bool | None = None) -> Any:
     """Return a callback for Lightning's `Trainer` that patches the models of transformers in a `LightningModule`.
 
@@ -39,9 +44,8 @@ def lightning_patch(*, row_sparse: bool | None = None) -> Any:
     Example:
         >>> trainer = lightning.Trainer(callbacks=[lightning_patch()])  # doctest: +SKIP
     """
-    pytorch: Any = require("lightning.pytorch", extra="recipes")
 
-    class PatchCallback(pytorch.Callback):  # type: ignore[misc]
+    class PatchCallback(callback_class()):  # type: ignore[misc]
         """Callback of one training; see `lightning_patch`."""
 
         def __init__(self) -> None:

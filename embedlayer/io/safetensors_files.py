@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError
-from embedlayer.core.shards import is_sharded
+from embedlayer.core.partitioned import is_sharded
 from embedlayer.io.files import GGUF, file_errors, replace_file, require_file
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.system_calls import allocate

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError
-from embedlayer.core.shards import is_sharded
+from embedlayer.core.partitioned import is_sharded
 from embedlayer.core.torch_state import PLAIN_TYPES, fusible, is_exporting, is_transformed
 from embedlayer.losses.converted_rows import linear
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
-from embedlayer.core.shards import local_shard
+from embedlayer.core.partitioned import local_shard
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.mixture import TokenMixture, corpora_of, training_sampler
 from embedlayer.data.windows import Batch, TokenWindows

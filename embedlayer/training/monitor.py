@@ -25,10 +25,10 @@ from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartitio
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.held_parameters import parameters_of
-from embedlayer.core.partitioned import refuse_partitioned
+from embedlayer.core.partitioned import is_sharded, local_shard, refuse_partitioned
 from embedlayer.core.shapes import Ids
-from embedlayer.core.shards import is_sharded, local_shard
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
+from embedlayer.integrations.deepspeed import refuse_engine
 from embedlayer.integrations.dtensor import shard_of_rows
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.recording import TokenRecord, record_losses
@@ -205,8 +205,7 @@ class EmbeddingMonitor:
             raise SizeError(f"every must be at least 1, not {every}.")
         refuse_partitioned(model.named_parameters(), "is monitored", gathered=False)
         self.model, self.every, self.steps = model, every, 0
-        if type(optimizer).__name__.startswith("DeepSpeed"):
-            raise SizeError("DeepSpeed keeps gradients in flat buffers: use DistributedDataParallel or fully_shard.")
+        refuse_engine(optimizer)
         has_hooks = hasattr(optimizer, "_optimizer_step_pre_hooks")  # else it is the wrapper of accelerate
         self.optimizer: torch.optim.Optimizer = optimizer if has_hooks else getattr(optimizer, "optimizer", optimizer)
         self.tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)

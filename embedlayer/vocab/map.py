@@ -26,7 +26,7 @@ from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError, TokenIdError
-from embedlayer.core.shards import is_sharded, local_shard
+from embedlayer.core.partitioned import is_sharded, local_shard
 from embedlayer.families.field_types import End
 from embedlayer.formats.stored import StoredRows
 from embedlayer.integrations.dtensor import dtensor_like, local_slices, shard_collectives

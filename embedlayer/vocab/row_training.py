@@ -22,8 +22,7 @@ from embedlayer.core.own_attributes import (
     remove_own_attribute,
     set_own_attribute,
 )
-from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.core.shards import is_sharded
+from embedlayer.core.partitioned import is_sharded, refuse_partitioned
 from embedlayer.families.vocabulary_tensors import models_in
 from embedlayer.heads.output import NEW_ROWS, ROWS, OutputHead
 from embedlayer.integrations.fsdp import PARALLELIZE, has_fsdp_modules

@@ -19,8 +19,7 @@ from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import SizeError
 from embedlayer.core.held_parameters import held_parameters, parameters_of
 from embedlayer.core.own_attributes import REPLACED, modules_with, own_attribute
-from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.core.shards import is_sharded
+from embedlayer.core.partitioned import is_sharded, refuse_partitioned
 from embedlayer.distributed.stages import stage_copies
 from embedlayer.families.configurations import check_readers, check_sizes
 from embedlayer.families.field_types import End

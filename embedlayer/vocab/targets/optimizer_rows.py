@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from embedlayer.core.errors import SizeError, StaleRowsError
 from embedlayer.core.held_parameters import optimizers_of, trained_by
-from embedlayer.core.shards import is_sharded, sharding_of
+from embedlayer.core.partitioned import is_sharded, sharding_of
 from embedlayer.optim.row_optimizer import RowOptimizer
 from embedlayer.vocab.map import RowMap, RowTensor
 
