@@ -359,21 +359,14 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
     if spec.columns or rows < old.out_features:
         reason = f"The logits of model type {model_type!r} are not those of its head's rows"
         return ModelLogitOptions(unknown=reason, is_partial=bool(spec.columns))
-    bias = _tensor_of(owner, spec.bias) if old.bias is None else None
+    tensors = (name for name, _ in (*owner.named_parameters(), *owner.named_buffers()))
+    biases = [name for name in tensors if any(f".{name}".endswith(f".{end}") for end in spec.bias)]
+    bias = PeftReference(owner, biases[0]) if biases and old.bias is None else None
     try:
         factors = logit_factors(spec, config, old.in_features)
         return ModelLogitOptions(**factors, bias=bias, scales_hidden=spec.scales_hidden)
     except CheckpointError as error:
         return ModelLogitOptions(unknown=f"The configuration does not say what the model does to its logits ({error})")
-
-
-def _tensor_of(model: nn.Module, names: tuple[str, ...]) -> PeftReference | None:
-    """Refer to the parameter or buffer whose name ends with one of `names`; `None` if there is none."""
-    for name, _ in (*model.named_parameters(), *model.named_buffers()):
-        if any(f".{name}".endswith(f".{end}") for end in names):
-            parent, _, leaf = name.rpartition(".")
-            return PeftReference(model.get_submodule(parent), leaf)
-    return None
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:

@@ -107,11 +107,11 @@ def with_table(model: Model, table: TokenTable) -> Model:
         *model.buffers(),
     ]
     other = copy.deepcopy(model, {id(each): each for each in shared} | new)
-    references: list[ChildReference] = [_reference(other, name) for name in look_ups]
+    references: list[ChildReference] = [PeftReference(other, name) for name in look_ups]
     for name in heads:
         head = cast(OutputHead, other.get_submodule(name))
         _tie(head, cast(TokenTable, references[0].module))
-        head.follow_references(references, _reference(other, name))
+        head.follow_references(references, PeftReference(other, name))
     tables, has_blocks = {id(each) for each in new.values()}, hasattr(model, "get_input_embeddings")
     for part in other.modules():
         if not isinstance(part, Pretrained) and not tables.isdisjoint(map(id, part.modules())):
@@ -199,12 +199,6 @@ def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
         own.requires_grad_(other.requires_grad)
     recompute_all_buffers(shared, table.device)
     return shared.train(table.training)
-
-
-def _reference(model: nn.Module, name: str) -> PeftReference:
-    """Return a reference to the submodule with a dotted name, by its parent."""
-    parent, _, child = name.rpartition(".")
-    return PeftReference(model.get_submodule(parent), child)
 
 
 def _refuse_to_save(kind: str, has_blocks: bool, *arguments: Any, **options: Any) -> NoReturn:

@@ -6,7 +6,7 @@ Adapters on modules of a live model (`integrations.peft`) and adapters in files 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -41,36 +41,46 @@ class ReplacedRows(NamedTuple):
 Adapter = LowRankAdapter | ReplacedRows
 
 
-def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
-    """Return rows `start` to `stop - 1` of a table, `(stop - start, D)`, with an adapter applied, as a new tensor."""
-    if isinstance(adapter, LowRankAdapter):
-        dtype = torch.promote_types(rows.dtype, adapter.b.dtype)
-        added = adapter.a[:, start:stop].T.to(dtype) @ adapter.b.T.to(dtype) * adapter.scaling
-        return rows + added.to(rows.device, rows.dtype)
-    index, values = _trained_between(adapter, start, stop)
-    return rows.index_copy(0, index.to(rows.device), values.to(rows.device, rows.dtype))
+def adapt_rows(adapters: Sequence[Adapter], rows: Tensor, start: int, stop: int) -> Tensor:
+    """Return rows `start` to `stop - 1` of a table, `(stop - start, D)`, with adapters applied, as a new tensor."""
+    for adapter in adapters:
+        if isinstance(adapter, LowRankAdapter):
+            dtype = torch.promote_types(rows.dtype, adapter.b.dtype)
+            added = adapter.a[:, start:stop].T.to(dtype) @ adapter.b.T.to(dtype) * adapter.scaling
+            rows = rows + added.to(rows.device, rows.dtype)
+        else:
+            index, values = _trained_between(adapter, start, stop)
+            rows = rows.index_copy(0, index.to(rows.device), values.to(rows.device, rows.dtype))
+    return rows
 
 
-def adapt_vectors(adapter: Adapter, vectors: Tensor, ids: Tensor) -> Tensor:
-    """Return looked-up rows, `(..., D)` for IDs `(...)`, with an adapter applied, as a new tensor."""
-    if isinstance(adapter, LowRankAdapter):
-        dtype = torch.promote_types(vectors.dtype, adapter.b.dtype)
-        added = F.embedding(ids, adapter.a.T).to(dtype) @ adapter.b.T.to(dtype) * adapter.scaling
-        return vectors + added.to(vectors.dtype)
-    tokens, order = torch.tensor(adapter.token_ids, dtype=torch.long, device=ids.device).sort()
-    places = torch.searchsorted(tokens, ids.long().contiguous()).clamp(max=len(tokens) - 1)
-    trained = F.embedding(order[places], adapter.values).to(vectors.dtype)
-    return torch.where((tokens[places] == ids).unsqueeze(-1), trained, vectors)
+def adapt_vectors(adapters: Sequence[Adapter], vectors: Tensor, ids: Tensor) -> Tensor:
+    """Return looked-up rows, `(..., D)` for IDs `(...)`, with adapters applied, as a new tensor."""
+    for adapter in adapters:
+        if isinstance(adapter, LowRankAdapter):
+            dtype = torch.promote_types(vectors.dtype, adapter.b.dtype)
+            added = F.embedding(ids, adapter.a.T).to(dtype) @ adapter.b.T.to(dtype) * adapter.scaling
+            vectors = vectors + added.to(vectors.dtype)
+        else:
+            tokens, order = torch.tensor(adapter.token_ids, dtype=torch.long, device=ids.device).sort()
+            places = torch.searchsorted(tokens, ids.long().contiguous()).clamp(max=len(tokens) - 1)
+            trained = F.embedding(order[places], adapter.values).to(vectors.dtype)
+            vectors = torch.where((tokens[places] == ids).unsqueeze(-1), trained, vectors)
+    return vectors
 
 
-def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
+def adapt_products(adapters: Sequence[Adapter], products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
     """Return `hidden @ adapted_rows.T`, computed from the products with the unadapted rows, as a new tensor."""
-    if isinstance(adapter, LowRankAdapter):
-        dtype = torch.promote_types(hidden.dtype, adapter.b.dtype)
-        narrow = hidden.to(dtype) @ adapter.b.to(dtype) * adapter.scaling
-        return products + (narrow @ adapter.a[:, start:stop].to(dtype)).to(products.dtype)
-    index, values = _trained_between(adapter, start, stop)
-    return products.index_copy(-1, index, F.linear(hidden, values.to(hidden.dtype)).to(products.dtype))
+    for adapter in adapters:
+        if isinstance(adapter, LowRankAdapter):
+            dtype = torch.promote_types(hidden.dtype, adapter.b.dtype)
+            narrow = hidden.to(dtype) @ adapter.b.to(dtype) * adapter.scaling
+            products = products + (narrow @ adapter.a[:, start:stop].to(dtype)).to(products.dtype)
+        else:
+            index, values = _trained_between(adapter, start, stop)
+            trained = F.linear(hidden, values.to(hidden.dtype)).to(products.dtype)
+            products = products.index_copy(-1, index, trained)
+    return products
 
 
 def _trained_between(adapter: ReplacedRows, start: int, stop: int) -> tuple[Tensor, Tensor]:

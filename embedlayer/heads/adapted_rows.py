@@ -17,7 +17,6 @@ from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.formats.adapters import Adapter, adapt_products, adapt_rows, adapt_vectors
 from embedlayer.losses.fixed_row import row_within, with_fixed_product
 from embedlayer.tables.computed_weight import computed_weight
-from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.table import TokenTable
 
 
@@ -27,24 +26,18 @@ class ChildReference(ABC):
     `copy.deepcopy` of the whole model refers to the copied parent. In a copy of the head alone, `parent` is `None`.
 
     Args:
-        parent: The module that has the child, or `None`.
-        name: Name of the child in the parent.
+        module: The module that has the child, or `None`.
+        name: Name of the child in the module. With dots, the parent of the child is a submodule.
     """
 
-    def __init__(self, parent: nn.Module | None, name: str) -> None:
-        self.parent = parent
-        self.name = name
+    def __init__(self, module: nn.Module | None, name: str) -> None:
+        path, _, self.name = name.rpartition(".")
+        self.parent = None if module is None else module.get_submodule(path)
 
     @property
     def module(self) -> nn.Module | None:
         """Return the module that is the child now; `None` if there is no parent or no child of this name."""
         return None if self.parent is None else self.parent._modules.get(self.name)
-
-    @property
-    def tensor(self) -> Tensor | None:
-        """Return the parameter or buffer that has this name now; `None` if there is no parent or no such tensor."""
-        value = None if self.parent is None else getattr(self.parent, self.name, None)
-        return value if isinstance(value, Tensor) else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ChildReference":
         return type(self)(memo.get(id(self.parent)), self.name)
@@ -68,13 +61,6 @@ class AdaptedTable(NamedTuple):
     table: nn.Module
     adapters: tuple[Adapter, ...] = ()
     padding_idx: int | None = None  # its adapted row gets no gradient from products
-
-
-def weight_of(found: AdaptedTable) -> Tensor | None:
-    table = found.table
-    while isinstance(table, DeltaEmbedding):
-        table = table.base
-    return table._parameters.get("weight")
 
 
 def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
@@ -140,19 +126,20 @@ class AdaptedRows(TokenTable, checks_ids=True):
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return the rows of `ids` with adapters applied, `(...)` to `(..., D)`. No other row is computed."""
-        return self._adapted_vectors(self.table.look_up(ids), ids)
+        return adapt_vectors(self.adapted_table().adapters, self.table.look_up(ids), ids)
 
     def vectors_as(self, ids: Ids, dtype: torch.dtype) -> Vectors:
         """Return vectors for products in `dtype`, to which adapters are applied in it; see `TokenTable.rows_as`."""
-        return self._adapted_vectors(self.table.vectors_as(ids, dtype).to(dtype), ids)
+        return adapt_vectors(self.adapted_table().adapters, self.table.vectors_as(ids, dtype).to(dtype), ids)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1` with adapters applied."""
-        return self._adapted(self.table.rows(start, stop), start, stop)
+        return adapt_rows(self.adapted_table().adapters, self.table.rows(start, stop), start, stop)
 
     def rows_as(self, start: int, stop: int, dtype: torch.dtype) -> Float[Tensor, "N D"]:
         """Return rows for products in `dtype`, to which adapters are applied in it; see `TokenTable.rows_as`."""
-        return self._adapted(self.table.rows_as(start, stop, dtype).to(dtype), start, stop)
+        rows = self.table.rows_as(start, stop, dtype).to(dtype)
+        return adapt_rows(self.adapted_table().adapters, rows, start, stop)
 
     def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
@@ -163,22 +150,9 @@ class AdaptedRows(TokenTable, checks_ids=True):
         """
         stop = self.vocab_size if stop is None else stop
         products = self.table.raw_logits(hidden, start, stop)
-        for adapter in self.adapted_table().adapters:
-            products = adapt_products(adapter, products, hidden, start, stop)
+        products = adapt_products(self.adapted_table().adapters, products, hidden, start, stop)
         fixed = row_within(self.padding_idx, start, stop)
         if fixed is not None:  # its adapters get no gradient either
             row = start + fixed
             products = with_fixed_product(products, hidden, self.rows_as(row, row + 1, hidden.dtype), fixed)
         return products
-
-    def _adapted_vectors(self, vectors: Vectors, ids: Ids) -> Vectors:
-        """Return looked-up vectors with adapters applied."""
-        for adapter in self.adapted_table().adapters:
-            vectors = adapt_vectors(adapter, vectors, ids)
-        return vectors
-
-    def _adapted(self, rows: Tensor, start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop - 1` with adapters applied."""
-        for adapter in self.adapted_table().adapters:
-            rows = adapt_rows(adapter, rows, start, stop)
-        return rows

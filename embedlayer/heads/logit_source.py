@@ -115,7 +115,7 @@ class ModelLogitOptions:
             )
         options: LogitOptions = {"logit_scale": self.logit_scale, "softcap": self.softcap}
         if self.bias is not None:
-            bias = self.bias.tensor
+            bias = getattr(self.bias.parent, self.bias.name, None)
             if bias is None:
                 raise CheckpointError(
                     f"The model adds {self.bias.name} to the logits of this head, and the head was copied without it: "
@@ -148,10 +148,7 @@ class HeadTensors(NamedTuple):
 
     def raw_logits(self, hidden: Tensor, start: int, stop: int) -> Tensor:
         """Return `hidden @ rows[start:stop].T` in the dtype of `hidden`, with the adapters and without the bias."""
-        products = linear(hidden, self.weight[start:stop])
-        for adapter in self.adapters:
-            products = adapt_products(adapter, products, hidden, start, stop)
-        return products
+        return adapt_products(self.adapters, linear(hidden, self.weight[start:stop]), hidden, start, stop)
 
     def logits(self, hidden: Tensor, settings: LogitSettings) -> Tensor:
         """Return all logits, computed by the operations of the plain head; the bias is that of these tensors."""

@@ -25,7 +25,7 @@ from embedlayer.core.torch_state import (
     is_unchanged,
     leaf_of_trace,
 )
-from embedlayer.heads.adapted_rows import AdaptedRows, AdaptedTable, ChildReference, require_same_adapters, weight_of
+from embedlayer.heads.adapted_rows import AdaptedRows, AdaptedTable, ChildReference, require_same_adapters
 from embedlayer.heads.deferred import DeferredLogits, defer_logits
 from embedlayer.heads.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
 from embedlayer.io.files import JsonObject
@@ -278,7 +278,14 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if self.own_table is not None:  # the rows of an untied head follow no table
             return [] if self.own_table in self._modules.values() else tables
         weight = self._parameters.get("weight")  # transformers may tie and untie it
-        return [each for each in tables if weight is not None and weight_of(each) is weight]
+        found = []
+        for each in tables if weight is not None else ():
+            table = each.table
+            while isinstance(table, DeltaEmbedding):
+                table = table.base
+            if table._parameters.get("weight") is weight:
+                found.append(each)
+        return found
 
     @property
     def tied(self) -> bool:
@@ -336,16 +343,12 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     def _sizes(self) -> tuple[int, int]:
         """Return `(V, D)` of the tied table, or of the head's own weight."""
         if self.own_table is not None:
-            table = self._rows_of()
+            tables = self._resolved()
+            table: Any = tables[0].table if tables else self.own_table
             return table.vocab_size, table.embed_dim
         weight = self._parameters.get("weight")
         vocab_size, embed_dim = self._stated_sizes if weight is None or len(weight.shape) != 2 else weight.shape
         return vocab_size, embed_dim
-
-    def _rows_of(self) -> Any:
-        """Return the table of a tied head, without PEFT's adapters."""
-        tables = self._resolved()
-        return tables[0].table if tables else self.own_table
 
     @property
     def config(self) -> JsonObject:

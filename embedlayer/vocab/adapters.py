@@ -200,6 +200,4 @@ def _merge(owner: TokenEmbedding | OutputHead, change: ModuleAdapter) -> None:
     for start in range(0, owner.vocab_size, size):
         stop = min(start + size, owner.vocab_size)
         rows = weight[start:stop] if change.weight is None else change.weight[start:stop].to(weight)
-        for adapter in change.adapters:
-            rows = adapt_rows(adapter, rows, start, stop)
-        weight[start:stop] = rows
+        weight[start:stop] = adapt_rows(change.adapters, rows, start, stop)
