@@ -34,7 +34,7 @@ from embedlayer.families.records import CountedRows
 from embedlayer.heads.logit_source import LogitsReport, ModelLogitOptions
 from embedlayer.heads.output import OutputHead
 from embedlayer.integrations.fsdp import has_fsdp_modules
-from embedlayer.integrations.peft import PeftReference, is_wrapper
+from embedlayer.integrations.peft import PeftReference
 from embedlayer.row_sparse.hooks import release
 from embedlayer.tables.bag import Bag
 from embedlayer.tables.delta import DeltaEmbedding
@@ -220,8 +220,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
         raise CheckpointError(f"A {type(model).__name__} has no get_input_embeddings and no nn.EmbeddingBag to patch.")
     root = inputs[0]
     if not isinstance(root, nn.Embedding):
-        hint = " Patch before adding adapters." if is_wrapper(root) else ""
-        raise CheckpointError(f"The input embeddings are {a_or_an(root)}, not an nn.Embedding.{hint}")
+        raise CheckpointError(f"The input embeddings are {a_or_an(root)}: patch before another library wraps them.")
     others = ("get_output_embeddings", "get_per_layer_input_embeddings")  # FSMT: a table as output; Gemma 3n and 4
     candidates = (*inputs, *(module for getter in others for module in _call_getters(model, getter)))
     tables = [root, *(each for each in candidates if isinstance(each, nn.Embedding) and _is_known(each))]

@@ -7,10 +7,9 @@ from typing import Any
 from torch import nn
 
 
-def shards_model(trainer: Any) -> bool:
-    """Return whether a trainer of transformers runs its model under FSDP or DeepSpeed."""
-    is_sharded: bool = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    return is_sharded
+def sharding_by(trainer: Any) -> str:
+    """Return by what the model of a trainer of transformers is sharded, FSDP or DeepSpeed; empty if by nothing."""
+    return "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed" if trainer.is_deepspeed_enabled else ""
 
 
 def forward_of(model: nn.Module) -> Any:

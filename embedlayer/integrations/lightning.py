@@ -14,10 +14,8 @@ from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.row_sparse.pending_updates import pending_updates_of
 from embedlayer.tables.dense import TokenEmbedding
 
-
-def callback_class() -> Any:
-    """Return the class of Lightning's callbacks."""
-    return require("lightning.pytorch", extra="recipes").Callback
+LIGHTNING = "lightning.pytorch"
+"""The module with `Trainer` and `Callback`."""
 
 
 def lightning_patch(*, row_sparse: bool | None = None) -> Any:
@@ -44,8 +42,9 @@ def lightning_patch(*, row_sparse: bool | None = None) -> Any:
     Example:
         >>> trainer = lightning.Trainer(callbacks=[lightning_patch()])  # doctest: +SKIP
     """
+    pytorch: Any = require(LIGHTNING, extra="recipes")
 
-    class PatchCallback(callback_class()):  # type: ignore[misc]
+    class PatchCallback(pytorch.Callback):  # type: ignore[misc]
         """Callback of one training; see `lightning_patch`."""
 
         def __init__(self) -> None:
@@ -118,18 +117,14 @@ def _with_rows(optimizer: Any, trainer: Any) -> Any:
     if type(optimizer) is not torch.optim.AdamW or all(pending_updates_of(each) is None for each in parameters):
         return optimizer
     rows = RowAdamW(optimizer.param_groups)
-    if schedulers := [config.scheduler for config in trainer.lr_scheduler_configs]:
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    if schedulers:
         torch.optim.lr_scheduler.ConstantLR(
             rows, factor=1.0
         )  # a scheduler's constructor makes `step` say it was called
-        for scheduler in schedulers:
-            _attach(scheduler, optimizer, rows)
+    while schedulers:
+        scheduler = schedulers.pop()
+        if scheduler.optimizer is optimizer:
+            scheduler.optimizer = rows
+        schedulers += getattr(scheduler, "_schedulers", ())  # of a `SequentialLR` or a `ChainedScheduler`
     return rows
-
-
-def _attach(scheduler: Any, old: Any, new: Any) -> None:
-    """Replace the optimizer of a scheduler, and of the schedulers in a `SequentialLR` or a `ChainedScheduler`."""
-    if scheduler.optimizer is old:
-        scheduler.optimizer = new
-    for each in getattr(scheduler, "_schedulers", ()):
-        _attach(each, old, new)

@@ -38,11 +38,6 @@ def base_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
 
 
-def is_wrapper(module: object) -> bool:
-    """Return whether a module is one that PEFT puts in the place of another."""
-    return any(hasattr(module, name) for name in ("base_layer", "original_module", "token_adapter"))
-
-
 def learns_prompts(model: Any) -> bool:
     """Return whether an adapter of a model adds learned vectors before the prompt."""
     return any(getattr(each, "is_prompt_learning", False) for each in getattr(model, "peft_config", {}).values())
@@ -68,8 +63,7 @@ class PeftReference(ChildReference):
                 here = here.base_layer
             else:
                 raise CheckpointError(
-                    f"{self.name!r}, which a tied head reads, is {a_or_an(here)} now. Use OutputHead(embed_dim, "
-                    f"vocab_size)."
+                    f"{self.name!r}, which a tied head reads, is {a_or_an(here)} now. Use an untied head."
                 )
         return AdaptedTable(here, adapters)
 

@@ -20,7 +20,7 @@ from embedlayer.core.devices import autocast_dtype
 from embedlayer.core.errors import CheckpointError, SizeError, VersionError, release
 from embedlayer.core.own_attributes import unwrapped
 from embedlayer.heads.output import OutputHead
-from embedlayer.integrations.accelerate import forward_of, prepared_again, shards_model
+from embedlayer.integrations.accelerate import forward_of, prepared_again, sharding_by
 from embedlayer.integrations.peft import base_model, learns_prompts
 from embedlayer.losses.options import Statistic
 from embedlayer.losses.statistics import token_statistics_of
@@ -48,8 +48,8 @@ def replace_losses(trainer: Any) -> None:
     installed = version("trl")
     if not OLDEST <= release(installed) <= NEWEST:
         raise VersionError(f"TRL {installed} is installed; patch_trainer replaces the losses of TRL 1.14 to 1.16.")
-    if shards_model(trainer):
-        raise SizeError("patch_trainer replaces TRL's losses in one process and under DDP, not of a sharded model.")
+    if sharding := sharding_by(trainer):
+        raise SizeError(f"patch_trainer replaces TRL's losses in one process and under DDP, not with {sharding}.")
     models = [base_model(trainer.model)]
     if getattr(trainer, "ref_model", None) is not None:
         models.append(base_model(trainer.accelerator.unwrap_model(trainer.ref_model)))
@@ -58,7 +58,14 @@ def replace_losses(trainer: Any) -> None:
         return
     functions = [_forward_of(model) for model in models]
     for model, function in zip(models, functions, strict=True):
-        _replace_forward(trainer, model, function)
+        if isinstance(function.__globals__.get(KERNEL), HeadKernel):
+            continue
+        is_patched = isinstance(vars(model)["forward"], partial)
+        refuse_token_weights(model)
+        with prepared_again(trainer, model):  # a reference model is prepared already
+            model.forward = MethodType(_with_kernel(function, HeadKernel([model])), model)
+            if is_patched:
+                accept_token_weights(model)
 
 
 class HeadKernel:
@@ -163,18 +170,6 @@ def _forward_of(model: Any) -> FunctionType:
     return function
 
 
-def _replace_forward(trainer: Any, model: Any, function: FunctionType) -> None:
-    """Set the forward of a model, which may be a reference model that is prepared, to a copy with our kernel."""
-    if isinstance(function.__globals__.get(KERNEL), HeadKernel):
-        return
-    is_patched = isinstance(vars(model)["forward"], partial)
-    refuse_token_weights(model)
-    with prepared_again(trainer, model):
-        model.forward = MethodType(_with_kernel(function, HeadKernel([model])), model)
-        if is_patched:
-            accept_token_weights(model)
-
-
 def _with_kernel(function: FunctionType, kernel: HeadKernel) -> FunctionType:
     """Return a copy of a function of TRL that calls our kernel."""
     ours = {KERNEL: kernel, CROSS_ENTROPY: kernel.cross_entropy, "_use_triton": _always}
@@ -194,8 +189,14 @@ def _replace_methods(trainer: Any, models: list[nn.Module]) -> None:
     """Set the methods of a DPO, KTO or GRPO trainer of TRL 1.14 that compute log-probabilities."""
     # In TRL 1.14 these are the methods of `use_liger_kernel`, which calls no kernel of Liger there; we make its checks.
     head = models[0].get_output_embeddings()  # type: ignore[operator]
+    methods = {name: getattr(type(trainer), name, None) for name in METHODS}
+    functions = {
+        name: method
+        for name, method in methods.items()
+        if isinstance(method, FunctionType) and KERNEL in method.__code__.co_names
+    }
     reasons = {
-        "this trainer": not any(_calls_kernel(trainer, name) for name in METHODS),
+        "this trainer": not functions,
         "use_weighting": getattr(trainer, "use_weighting", False),
         "compute_metrics": trainer.compute_metrics is not None,
         "router_aux_loss_coef": getattr(trainer, "aux_loss_enabled", False),
@@ -211,13 +212,5 @@ def _replace_methods(trainer: Any, models: list[nn.Module]) -> None:
 
     trainer.use_liger_kernel, trainer._forward_redirection = True, _ForwardRedirection()
     kernel = HeadKernel(models)
-    for name in METHODS:
-        if _calls_kernel(trainer, name):
-            function = getattr(type(trainer), name)
-            setattr(trainer, name, MethodType(_with_kernel(function, kernel), trainer))
-
-
-def _calls_kernel(trainer: Any, name: str) -> bool:
-    """Return whether a method of a trainer calls TRL's kernel."""
-    function = getattr(type(trainer), name, None)
-    return isinstance(function, FunctionType) and KERNEL in function.__code__.co_names
+    for name, function in functions.items():
+        setattr(trainer, name, MethodType(_with_kernel(function, kernel), trainer))
