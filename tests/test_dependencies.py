@@ -132,6 +132,12 @@ def test_modules_import_names_from_where_they_are_defined() -> None:
     assert {name for _, name in through_the_top} <= {"__version__"}, through_the_top
 
 
+def test_what_is_imported_upward_is_imported_in_the_call_that_needs_it() -> None:
+    for module, name in UPWARD:
+        top = [node for node in ast.parse(MODULES[module].read_text()).body if isinstance(node, ast.ImportFrom)]
+        assert name not in {node.module for node in top}
+
+
 NAMES = {
     "accelerate": r"accelerate",
     "axolotl": r"axolotl",
@@ -139,7 +145,7 @@ NAMES = {
     "dtensor": r"(?<![a-z])dtensor|to_local|full_tensor|(?<![\w.])device_mesh\b|placements|redistribute",
     "fsdp": r"fsdp|fully_?shard|\b(un|re)shard\b",
     "lightning": r"lightning",
-    "peft": r"peft|lora|base_layer|original_module|token_adapter|modules_to_save|active_adapters|merge_and_unload",
+    "peft": r"peft|lora|base_layer|original_module|token_adapter|modules_to_save|active_adapters|merge_and_|trainable_tok",
     "trl": r"(?<![a-z])trl(?![a-z])",
 }
 """Names by which code means another library or a part of torch: its own, and those of its attributes and modules."""
@@ -148,12 +154,9 @@ EXCEPTIONS = {
     ("core.partitioned", "deepspeed dtensor fsdp"): "rows are read, and optimizers step, where a parameter is divided",
     ("core.own_attributes", "peft"): "`param_groups` is called with a model in which adapters are around tables",
     ("core.torch_state", "dtensor"): "private names of torch are in one file",
-    (
-        "distributed.sharded",
-        "accelerate fsdp lightning peft",
-    ): "data: functions that would save one rank's rows",
+    ("distributed.sharded", "accelerate fsdp lightning peft"): "data: functions that would save or share one shard",
     ("families.left_out_files", "fsdp"): "data: names of folders",
-    ("formats.adapters", "peft"): "a file format",
+    ("formats.adapters", "peft"): "data: a file format, which `DeltaEmbedding` writes and reads",
     ("integrations.accelerate", "deepspeed fsdp"): "attributes of transformers' Trainer that say what accelerate does",
     ("integrations.fsdp", "dtensor"): "FSDP2 shards parameters as DTensors",
     ("optim.clip", "dtensor"): "not yet by `core.partitioned`",

@@ -45,7 +45,7 @@ def zero_sharded_rows_(weight: Any, rows: Sequence[int]) -> None:
 
 
 @contextmanager
-def gathered(module: Any) -> Iterator[None]:
+def gathered_weights(module: Any) -> Iterator[None]:
     """Context manager: gather the weights of a module that FSDP2 has freed after its forward pass."""
     if not hasattr(module, "unshard"):
         raise StaleRowsError(

@@ -15,7 +15,7 @@ from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import autocast, autocast_dtype, device_kind
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.core.index_checks import changed_weights, record_changed_weights
-from embedlayer.core.partitioned import gathered
+from embedlayer.core.partitioned import gathered_weights
 from embedlayer.formats.adapters import Adapter, adapt_products
 from embedlayer.heads.adapted_rows import ChildReference
 from embedlayer.losses.converted_rows import in_head_dtype, linear
@@ -228,7 +228,7 @@ class LogitSource:
         """Restore grad mode and autocast of the forward pass, and gather weights that FSDP has sharded since."""
         # On a CPU a change of the weights raises. An accelerator compares without waiting and yields whether they
         # changed: results become NaN, and the next loss that waits, or `check()` of a layer, raises.
-        with gathered(self.head) if self.is_freed else contextlib.nullcontext():
+        with gathered_weights(self.head) if self.is_freed else contextlib.nullcontext():
             is_changed = self._changed_samples()
             if self.versions != [_version(each) for each in self.originals] or is_changed is None:
                 raise changed_weights()

@@ -118,10 +118,8 @@ def _with_rows(optimizer: Any, trainer: Any) -> Any:
         return optimizer
     rows = RowAdamW(optimizer.param_groups)
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-    if schedulers:
-        torch.optim.lr_scheduler.ConstantLR(
-            rows, factor=1.0
-        )  # a scheduler's constructor makes `step` say it was called
+    if schedulers:  # the constructor of a scheduler makes `step` say that it was called
+        torch.optim.lr_scheduler.ConstantLR(rows, factor=1.0)
     while schedulers:
         scheduler = schedulers.pop()
         if scheduler.optimizer is optimizer:
