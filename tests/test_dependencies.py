@@ -145,7 +145,7 @@ NAMES = {
     "dtensor": r"(?<![a-z])dtensor|to_local|full_tensor|(?<![\w.])device_mesh\b|placements|redistribute",
     "fsdp": r"fsdp|fully_?shard|\b(un|re)shard\b",
     "lightning": r"lightning",
-    "peft": r"peft|lora|base_layer|original_module|token_adapter|modules_to_save|active_adapters|merge_and_|trainable_tok",
+    "peft": r"peft|lora|base_layer|original_mod|token_adapter|trainable_tok|modules_to_save|active_adapter|merge_and_",
     "trl": r"(?<![a-z])trl(?![a-z])",
 }
 """Names by which code means another library or a part of torch: its own, and those of its attributes and modules."""

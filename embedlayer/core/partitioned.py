@@ -48,10 +48,7 @@ def zero_sharded_rows_(weight: Any, rows: Sequence[int]) -> None:
 def gathered_weights(module: Any) -> Iterator[None]:
     """Context manager: gather the weights of a module that FSDP2 has freed after its forward pass."""
     if not hasattr(module, "unshard"):
-        raise StaleRowsError(
-            f"The {type(module).__name__} was resharded after its forward pass: no logits now. See docs/errors.md, "
-            f"Divided weights."
-        )
+        raise StaleRowsError("The head was resharded after its forward pass: see docs/errors.md, Divided weights.")
     module.unshard()
     try:
         yield

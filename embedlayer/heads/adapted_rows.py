@@ -68,9 +68,7 @@ def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
     tensors = ([each for adapter in table.adapters for each in adapter if isinstance(each, Tensor)] for table in tables)
     addresses = [[each.data_ptr() for each in found] for found in tensors]  # Dynamo of torch 2.11 hashes none
     if any(found != addresses[0] for found in addresses[1:]):
-        raise CheckpointError(
-            f"Adapters are on some of the {len(tables)} tables of one weight. Leave these tables out, or untie them."
-        )
+        raise CheckpointError(f"Adapters are on some of the {len(tables)} tables of one weight: leave the tables out.")
     return tables[0]
 
 

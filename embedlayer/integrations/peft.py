@@ -87,10 +87,8 @@ class PeftReference(ChildReference):
         if wrapper is None or wrapper is head or not hasattr(wrapper, "active_adapters"):
             return
         if not wrapper.disable_adapters and not getattr(wrapper, "merged", False):
-            raise CheckpointError(
-                f"{type(wrapper).__name__} of PEFT on the untied head {head!r} is active: call merge_and_unload() "
-                f"first."
-            )
+            wrapped = f"{type(wrapper).__name__} of PEFT on the untied head {head!r}"
+            raise CheckpointError(f"{wrapped} is active: call merge_and_unload() first.")
 
 
 def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:

@@ -122,7 +122,16 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
         _check_fit(changes, directory)
     else:
         changes = _changes(target, adapter)
-    merges = [_merge_into(weight, change) for weight, change in changes.values()]  # errors are raised here
+    merges: list[Callable[[], None]] = []
+    for weight, change in changes.values():  # errors are raised here
+        if not isinstance(weight, PackedRows):
+            merges.append(partial(_merge, weight, change))
+        elif (tokens := change.tokens_alone) is None:
+            raise SizeError(f"All rows of {a_or_an(weight)} cannot be changed: use the dense table.")
+        else:
+            ids = torch.tensor(tokens.token_ids, device=weight.device)
+            rows = weight.stored_rows.quantised(tokens.values.to(weight.device))
+            merges.append(partial(weight.store_rows, ids, rows))
     for merge in merges:
         merge()
 
@@ -133,9 +142,7 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
     others = sorted({*adapter.others, *adapter.modules} - {*vocabulary.tables, *vocabulary.heads})
     if others:
         shown = ", ".join(others[:3]) + (f", and {len(others) - 3} more" if len(others) > 3 else "")
-        raise CheckpointError(
-            f"The adapter in {adapter.directory} changes other modules: {shown}. Merge it with {MERGE}."
-        )
+        raise CheckpointError(f"The adapter in {adapter.directory} changes other modules: {shown}. Call {MERGE}.")
     changes: Changes = {}
     for name, part in (*vocabulary.tables.items(), *vocabulary.heads.items()):
         if (change := adapter.modules.get(name)) is None:
@@ -164,16 +171,6 @@ def _weight(part: nn.Module) -> Weight:
     if not isinstance(part, Weight):
         raise SizeError(f"An adapter cannot be merged into {a_or_an(part)}: use the dense table.")
     return part
-
-
-def _merge_into(owner: Weight, change: ModuleAdapter) -> Callable[[], None]:
-    """Return a function that writes a change into a weight, in place."""
-    if not isinstance(owner, PackedRows):
-        return partial(_merge, owner, change)
-    if (tokens := change.tokens_alone) is None:
-        raise SizeError(f"All rows of {a_or_an(owner)} cannot be changed: use the dense table.")
-    ids = torch.tensor(tokens.token_ids, device=owner.device)
-    return partial(owner.store_rows, ids, owner.stored_rows.quantised(tokens.values.to(owner.device)))
 
 
 def _check_fit(changes: Changes, directory: Path | str) -> None:
