@@ -38,13 +38,13 @@ from embedlayer.core.index_checks import as_ids, check_integer_positions
 from embedlayer.core.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.families.field_types import Numbering, Step
 from embedlayer.heads.output import OutputHead
-from embedlayer.heads.peft import ChildReference
 from embedlayer.heads.prediction import PredictionHead, build_head, build_part, describe_head, part_config
 from embedlayer.inputs.codes import CodeStreams, StreamLookup
 from embedlayer.inputs.embedding import UnscaledLookup, sequence_of
 from embedlayer.inputs.parts import DecoderInput, PredictionStreams, TokenDropout, TypeTables
 from embedlayer.inputs.per_layer import PerLayerInputs
 from embedlayer.inputs.steps import EmbeddingStep, TokenBatch, TracedStep, run_steps, trace_steps
+from embedlayer.integrations.peft import PeftReference
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.saving import FLOATS, Pretrained, build, describe, is_description
@@ -151,9 +151,9 @@ class EmbeddingLayer(Pretrained):
         output = head.output if isinstance(head, PredictionHead) else head
         parent, name = (head, "output") if isinstance(head, PredictionHead) else (self, "head")
         if output is not None and output.table is table:
-            output.follow_references([ChildReference(self, "table")], ChildReference(parent, name))
+            output.follow_references([PeftReference(self, "table")], PeftReference(parent, name))
         elif output is not None and decoder is not None and output.table is decoder.table is not None:
-            output.follow_references([ChildReference(decoder, "table")], ChildReference(parent, name))
+            output.follow_references([PeftReference(decoder, "table")], PeftReference(parent, name))
         self.family, self.recipe, self.numbering = family, tuple(recipe), numbering
         self.padding_id, self.first_position_id = padding_id, first_position_id
         self.types = types if isinstance(types, nn.Module) else None

@@ -28,12 +28,13 @@ from embedlayer.core.own_attributes import (
     remove_own_attribute,
     set_own_attribute,
 )
-from embedlayer.core.partitioned import has_fsdp_modules, refuse_partitioned
+from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.families import SCALE_ATTRIBUTES, family_of
 from embedlayer.families.records import CountedRows
 from embedlayer.heads.logit_source import LogitsReport, ModelLogitOptions
 from embedlayer.heads.output import OutputHead
-from embedlayer.heads.peft import ChildReference
+from embedlayer.integrations.fsdp import has_fsdp_modules
+from embedlayer.integrations.peft import PeftReference
 from embedlayer.row_sparse.hooks import release
 from embedlayer.tables.bag import Bag
 from embedlayer.tables.delta import DeltaEmbedding
@@ -119,7 +120,7 @@ def patch(
     old_bags = [] if hasattr(model, "get_input_embeddings") else _bags(model)
     old_tables, old_heads = ([] if old_bags else _look_ups(model)), _heads(model)
     if (old_tables or old_heads or old_bags) and has_fsdp_modules(model):
-        raise CheckpointError("FSDP gathers parameters for the modules it was given: patch before fully_shard.")
+        raise CheckpointError("Sharded weights are gathered for the modules that had them: patch the model before.")
     asks_of_heads = head_dtype is not None or batch_invariant
     if (row_sparse and not old_tables and not old_bags) or (asks_of_heads and not old_heads):
         raise CheckpointError(
@@ -137,7 +138,7 @@ def patch(
         _swap(model, old, new)
         set_own_attribute(new, REPLACED, old)
     places = [
-        (ChildReference(parent, name), child) for parent in model.modules() for name, child in parent._modules.items()
+        (PeftReference(parent, name), child) for parent in model.modules() for name, child in parent._modules.items()
     ]
     for place, child in places:
         if isinstance(child, OutputHead) and own_attribute(child, REPLACED) is not None:
@@ -221,9 +222,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
         raise CheckpointError(f"A {type(model).__name__} has no get_input_embeddings and no nn.EmbeddingBag to patch.")
     root = inputs[0]
     if not isinstance(root, nn.Embedding):
-        wrapped = hasattr(root, "base_layer") or hasattr(root, "original_module") or hasattr(root, "token_adapter")
-        hint = " Patch before adding PEFT." if wrapped else ""
-        raise CheckpointError(f"The input embeddings are {a_or_an(root)}, not an nn.Embedding.{hint}")
+        raise CheckpointError(f"The input embeddings are {a_or_an(root)}: patch before another library wraps them.")
     others = ("get_output_embeddings", "get_per_layer_input_embeddings")  # FSMT: a table as output; Gemma 3n and 4
     candidates = (*inputs, *(module for getter in others for module in _call_getters(model, getter)))
     tables = [root, *(each for each in candidates if isinstance(each, nn.Embedding) and _is_known(each))]
@@ -364,18 +363,12 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
     tensors = (name for name, _ in (*owner.named_parameters(), *owner.named_buffers()))
     is_bias = (name for name in tensors if f".{name}".endswith(tuple(f".{end}" for end in spec.bias)))
     bias_name = next(is_bias, None) if old.bias is None else None
-    bias = None if bias_name is None else child_reference(owner, bias_name)
+    bias = None if bias_name is None else PeftReference(owner, bias_name)
     try:
         factors = logit_factors(spec, config, old.in_features)
         return ModelLogitOptions(**factors, bias=bias, scales_hidden=spec.scales_hidden)
     except CheckpointError as error:
         return ModelLogitOptions(unknown=f"The configuration does not say what the model does to its logits ({error})")
-
-
-def child_reference(model: nn.Module, name: str) -> ChildReference:
-    """Return a reference to the submodule or tensor with a dotted name, by its parent."""
-    parent, _, child = name.rpartition(".")
-    return ChildReference(model.get_submodule(parent), child)
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:

@@ -9,15 +9,14 @@ from embedlayer.core.errors import CheckpointError
 from embedlayer.families import META_LLAMA, Family, family_of
 from embedlayer.families.left_out_files import other_safetensors
 from embedlayer.families.vocabulary_tensors import tensor_rule
+from embedlayer.formats.adapters import OF_TOKENS, PREFIX
+from embedlayer.integrations.peft import MERGE
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, DTYPES, Header, TensorInfo, read_header
 from embedlayer.io.weight_files import WeightFiles, find_folder
 from embedlayer.saving import FLOATS
 
 Copies = dict[str, dict[str, str]]
 """From the path of a file to its copies: from the name of a tensor in the file to that of the tensor it copies."""
-
-_OF_TOKENS = ("lora_embedding_", "trainable_tokens_")
-"""Parts of the names of an adapter's tensors that have values for each token or for single tokens."""
 
 
 def own_files(checkpoint: Checkpoint) -> set[Path]:
@@ -49,7 +48,7 @@ def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str]
             continue
         header = read_header(path)
         if path.name == ADAPTER_WEIGHTS:
-            _check_adapter(file, header, aliases, [] if family is None else [family], "PeftModel.merge_and_unload()")
+            _check_adapter(file, header, aliases, [] if family is None else [family], MERGE)
             continue
         stored = _stored_copies(checkpoint, aliases, file, path, header)
         copies |= {file: stored} if stored else {}
@@ -123,10 +122,10 @@ def _check_adapter(file: str, header: Header, names: Collection[str], families: 
     """Check that an adapter of PEFT changes no table and no head."""
     modules = {name.rpartition(".")[0] for name in names}
     for name in header.tensors:
-        parts = name.removeprefix("base_model.model.").split(".")
+        parts = name.removeprefix(PREFIX).split(".")
         starts = [".".join(parts[:count]) for count in range(1, len(parts))]
         is_end = any(start in modules or tensor_rule(f"{start}.weight", families) for start in starts)
-        if is_end or any(part in name for part in _OF_TOKENS):
+        if is_end or any(part in name for part in OF_TOKENS):
             raise CheckpointError(
-                f"{file} is an adapter of PEFT with values of tokens ({name}). Merge it before the edit, with {call}."
+                f"{file} is an adapter with values of tokens ({name}). Merge it before the edit, with {call}."
             )

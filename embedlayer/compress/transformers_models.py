@@ -19,14 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.layer import EmbeddingLayer
-from embedlayer.checkpoints.patching import child_reference, patch
+from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.errors import CheckpointError, SizeError, require, transformers_errors
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import REPLACED, remove_own_attribute, set_own_attribute
 from embedlayer.families.left_out_files import FileRule, files_left_out, files_to_copy, other_safetensors
+from embedlayer.heads.adapted_rows import ChildReference
 from embedlayer.heads.output import OutputHead
+from embedlayer.integrations.peft import PeftReference
 from embedlayer.io.files import (
     check_new_folder,
     create_folder,
@@ -105,11 +107,11 @@ def with_table(model: Model, table: TokenTable) -> Model:
         *model.buffers(),
     ]
     other = copy.deepcopy(model, {id(each): each for each in shared} | new)
-    references = [child_reference(other, name) for name in look_ups]
+    references: list[ChildReference] = [PeftReference(other, name) for name in look_ups]
     for name in heads:
         head = cast(OutputHead, other.get_submodule(name))
         _tie(head, cast(TokenTable, references[0].module))
-        head.follow_references(references, child_reference(other, name))
+        head.follow_references(references, PeftReference(other, name))
     tables, has_blocks = {id(each) for each in new.values()}, hasattr(model, "get_input_embeddings")
     for part in other.modules():
         if not isinstance(part, Pretrained) and not tables.isdisjoint(map(id, part.modules())):

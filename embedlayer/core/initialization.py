@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from embedlayer.core.partitioned import is_sharded, zero_sharded_rows_
+
 NUMBERS_AT_ONCE = 1 << 19
 
 
@@ -19,16 +21,10 @@ def zero_rows_(weight: Tensor, rows: Sequence[int]) -> None:
     """Set rows of a weight `(V, D)` to zero in place; without effect on the meta device."""
     if not rows or weight.is_meta:
         return
-    if not hasattr(weight, "device_mesh"):  # on a DTensor this would change a gathered copy only
+    if is_sharded(weight):  # there `index_fill_` would change a gathered copy only
+        zero_sharded_rows_(weight, rows)
+    else:
         weight.index_fill_(0, torch.tensor(rows, device=weight.device), 0)
-        return
-    from torch.distributed.tensor import DTensor, Replicate
-
-    chosen = torch.zeros(weight.shape[0], 1, dtype=torch.bool, device=weight.device)
-    chosen[list(rows)] = True
-    everywhere = [Replicate()] * weight.device_mesh.ndim
-    mask = DTensor.from_local(chosen, weight.device_mesh, everywhere, run_check=False)
-    weight.copy_(weight.masked_fill(mask, 0))  # torch 2.9 has no `masked_fill_` of a DTensor
 
 
 class NormalLinear(nn.Linear):

@@ -46,3 +46,13 @@ def remove_own_attribute(module: nn.Module, name: str) -> Any:
 def modules_with(module: nn.Module, name: str) -> list[nn.Module]:
     """Return the submodules of a module, itself included, that have an attribute of their own with a name."""
     return [part for part in module.modules() if name in vars(part)]
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside all adapters around it, which have it as their child `base_layer`; without any, itself.
+
+    This is the one thing about adapters of other libraries that the core knows.
+    """
+    while (base := module._modules.get("base_layer")) is not None:
+        module = base
+    return module

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map as tree_map
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError, StaleRowsError, release, warn_if_untested
 from embedlayer.core.formatting import a_or_an
+from embedlayer.core.partitioned import GATHERING_HOOKS
 
 warn_if_untested("torch", torch.__version__)
 
@@ -272,7 +273,7 @@ def calls_forward(module: nn.Module, forward: Callable[..., Any]) -> bool:
     return not (own or any(_GLOBAL_HOOKS)) or not is_observed(module)
 
 
-UNOBTRUSIVE = ("torch.distributed.fsdp.", "torch.utils.module_tracker", "embedlayer.")
+UNOBTRUSIVE = (GATHERING_HOOKS, "torch.utils.module_tracker", "embedlayer.")
 """Starts of the names of modules whose hooks change nothing that a module computes."""
 
 

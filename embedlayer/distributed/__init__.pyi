@@ -1,5 +1,5 @@
 from .data_parallel import distributed_data_parallel as distributed_data_parallel
-from .fsdp import register_fsdp_methods as register_fsdp_methods
+from .data_parallel import register_fsdp_methods as register_fsdp_methods
 from .sequence import exchange_halo as exchange_halo
 from .sequence import gather_shares as gather_shares
 from .sequence import halo_rows as halo_rows

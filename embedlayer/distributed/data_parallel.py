@@ -1,4 +1,4 @@
-"""Data parallelism with sharded tables: `DistributedDataParallel`, and the mean of gradients over replicas of a shard.
+"""Data parallelism: DDP with sharded tables, the mean of gradients over replicas of a shard, and FSDP2's methods.
 
 N processes may shard a table over S of them (vocabulary parallelism). Then there are N / S data-parallel replicas of
 each shard. A larger S means more network traffic for the loss, and less memory per process. Once per step the
@@ -15,9 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import SizeError
-from embedlayer.distributed.dtensors import to_local
+from embedlayer.core.partitioned import local_shard
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
+from embedlayer.integrations.fsdp import gather_for
 from embedlayer.row_sparse.gradient import coalesced, row_gradient
+from embedlayer.saving import Pretrained
 
 DATA_PARALLEL, VOCAB_PARALLEL = "data_parallel", "vocab_parallel"
 
@@ -45,7 +47,7 @@ def sum_gradient(parameter: nn.Parameter, ranks: Collectives) -> None:
     """Replace the gradient of a parameter by its sum over the ranks with the same rows; all of them must call it."""
     grad = cast(Tensor, parameter.grad)
     if grad.layout is not torch.sparse_coo:
-        ranks.all_reduce(to_local(grad))
+        ranks.all_reduce(local_shard(grad))
         return
     own = coalesced(grad)
     counts = ranks.exchange_counts([own._nnz()] * ranks.size)
@@ -86,3 +88,38 @@ def distributed_data_parallel(
             del table.refuses_ddp
             for name, child in children.items():
                 setattr(table, name, child)
+
+
+METHODS = (
+    *("look_up", "rows", "raw_logits", "logits", "uncomputed_logits"),  # of tables and heads
+    *("loss", "token_log_probs", "token_statistics", "multi_token_loss"),  # of tables and heads
+    *("vectors", "bias"),  # of positions
+    *("input", "hidden", "transform"),  # of layers, decoders and heads with a transform before the product
+)
+"""Methods that use parameters and that programs call directly."""
+
+
+def register_fsdp_methods(model: nn.Module) -> nn.Module:
+    """Make FSDP2 gather parameters for `loss`, `logits`, `rows` and the other `METHODS`, as it does for `forward`.
+
+    These methods call each other. So a module keeps its gathered parameters from its first call until its backward pass
+    (`set_reshard_after_forward(False)`). After a call without a backward pass, `module.reshard()` frees them.
+
+    Args:
+        model: The model, after `fully_shard` was called on it, on some of its submodules, or on both.
+
+    Returns:
+        The same model, changed in place.
+
+    Raises:
+        VersionError: With torch 2.9 to 2.11 one group has several modules, as after `fully_shard([norm, head])`: its
+            backward pass would crash the process.
+
+    Reference: `torch.distributed.fsdp.register_fsdp_forward_method`.
+    """
+    for module in model.modules():
+        if isinstance(module, Pretrained) or hasattr(module, "transform"):
+            # A head's `bias` is a parameter; a registered method is an attribute of the instance.
+            methods = [name for name in METHODS if inspect.ismethod(getattr(module, name, None))]
+            gather_for(module, [name for name in methods if name not in vars(module)])
+    return model

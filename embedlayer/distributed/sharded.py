@@ -6,7 +6,6 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -15,11 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.core.computed_buffers import recompute_all_buffers
 from embedlayer.core.devices import HostCopy
-from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
-from embedlayer.core.partitioned import refuse_partitioned
+from embedlayer.core.partitioned import is_sharded, refuse_partitioned
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.distributed.dtensors import as_dtensor, is_dtensor
+from embedlayer.integrations.dtensor import as_dtensor, rows_on
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.converted_rows import check_dtypes
@@ -41,7 +40,7 @@ from embedlayer.tables.stored.mapped import MappedEmbedding
 from embedlayer.tables.table import TokenTable, check_width
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    from embedlayer.integrations.dtensor import DTensor
 
 ROW_TENSORS: dict[type[LookupTable], tuple[str, ...]] = {
     TokenEmbedding: ("weight",),
@@ -172,8 +171,8 @@ class ShardedTable(TokenTable, checks_ids=True):
             parameter.register_post_accumulate_grad_hook(_take_gradient)
             parameter.requires_grad_(wanted)
             parameter.shard_group = self.collectives.group  # type: ignore[attr-defined]
-        self._register_state_dict_hook(_rows_as_dtensors)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_rows_from_dtensors)  # type: ignore[no-untyped-call]
+        self._register_state_dict_hook(_save_rows)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_load_rows)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":
         """Copy the table with this rank's rows. As in the original, gradients of the rows are means over the ranks."""
@@ -525,7 +524,7 @@ def shard_of(table: TokenTable, partition: RowPartition) -> TokenTable:
     return part
 
 
-def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
+def _save_rows(table: ShardedTable, state: dict[str, Any], prefix: str, _: dict[str, Any]) -> None:
     """State dict hook: name the entries of `table` as those of an unsharded table, and convert its rows to DTensors."""
     caller = caller_among(REFUSED_SAVES)
     if caller is not None and (caller != PEFT_SAVE or "modules_to_save" in prefix.split(".")):
@@ -536,21 +535,12 @@ def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _
         state[prefix + name] = table.as_dtensor(value) if name in ROW_TENSORS[type(table.local)] else value
 
 
-def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _load_rows(table: ShardedTable, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Load hook: replace the entries of an unsharded table in `state` by those of `table`, with this rank's rows."""
     for name in table.local.state_dict():
         value = state.pop(prefix + name, None)
-        if is_dtensor(value):
-            coordinate = value.device_mesh.get_coordinate()  # after `torch.load`, of the rank that saved it
-            rank = None if coordinate is None else int(value.device_mesh.mesh[tuple(coordinate)])
-            if rank != dist.get_rank():
-                raise CheckpointError(
-                    f"{prefix}{name} has the rows of rank {rank}, which called torch.save, and this is rank "
-                    f"{dist.get_rank()}: save and load with embedlayer.distributed.distributed_state."
-                )
-            from torch.distributed.tensor import Shard
-
-            value = value.redistribute(table.mesh, [Shard(0)]).to_local()
+        if is_sharded(value):
+            value = rows_on(table.mesh, value, prefix + name)
         elif value is not None and name in ROW_TENSORS[type(table.local)]:
             value = value[table.partition.start : table.partition.stop]
         if value is not None:

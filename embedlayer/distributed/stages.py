@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import PeerError, SizeError, StaleRowsError
 from embedlayer.core.held_parameters import optimizers_of
+from embedlayer.core.partitioned import is_sharded, local_shard
 from embedlayer.distributed.data_parallel import sum_gradient
-from embedlayer.distributed.dtensors import is_dtensor, to_local
 from embedlayer.distributed.sharded import collectives_of, trained_parameters
 from embedlayer.row_sparse.gradient import row_gradient
 from embedlayer.tables.table import TokenTable
@@ -35,7 +35,7 @@ class StageCopy:
         self.name, self.parameter, self.ranks = name, parameter, ranks
         self.is_summed = self._has_optimizer = False
         parameter.stage_copy = self  # type: ignore[attr-defined]
-        if parameter.requires_grad and not is_dtensor(parameter):  # FSDP calls no hooks of a parameter
+        if parameter.requires_grad and not is_sharded(parameter):  # FSDP calls no hooks of a parameter
             parameter.register_hook(self._before_accumulation)
 
     def sum_gradient(self) -> None:
@@ -95,9 +95,9 @@ class TiedStages:
         """
         current = {parameter for part in self.parts for parameter in part.parameters()}
         for copy in self.copies:
-            if copy.parameter not in current and not is_dtensor(copy.parameter):  # FSDP may have gathered it
+            if copy.parameter not in current and not is_sharded(copy.parameter):  # FSDP may have gathered it
                 raise SizeError(
-                    f"{copy.name} was replaced by another parameter after tie_stages, as fully_shard does: call it "
+                    f"{copy.name} was replaced by another parameter after tie_stages, as sharding it does: call it "
                     f"again."
                 )
             copy.sum_gradient()
@@ -112,7 +112,7 @@ def require_equal_copies(copy: StageCopy, state: Mapping[str, Tensor]) -> None:
     """Raise a `PeerError` on all stages of a tied parameter if its bits, or those of its state, differ between them."""
     tensors = {"rows": copy.parameter.detach(), **state}
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    bits = {key: to_local(each).contiguous() for key, each in tensors.items()}
+    bits = {key: local_shard(each).contiguous() for key, each in tensors.items()}
     bits = {key: each.view(integers[each.element_size()]) for key, each in bits.items()}
     sums = copy.ranks.all_gather_object({key: int(each.sum(dtype=torch.int64)) for key, each in bits.items()})
     different = [key for key in tensors if any(each.get(key) != sums[0].get(key) for each in sums)]
@@ -178,7 +178,7 @@ def tie_stages(stages: nn.Module | Sequence[nn.Module], mesh: DeviceMesh) -> Tie
     facts = {
         name: {
             "kind": "of a table" if parameter in tables else "of no table",
-            "shape": tuple(to_local(parameter.detach()).shape),
+            "shape": tuple(local_shard(parameter.detach()).shape),
             "dtype": str(parameter.dtype),
             "row_sparse": hasattr(parameter, "pending_updates"),
             "requires_grad": parameter.requires_grad,
@@ -217,5 +217,5 @@ def tie_stages(stages: nn.Module | Sequence[nn.Module], mesh: DeviceMesh) -> Tie
             copies.append(StageCopy(name, parameters[name], groups[key]))
     with torch.no_grad():
         for copy in copies:
-            copy.ranks.broadcast(to_local(copy.parameter.data))
+            copy.ranks.broadcast(local_shard(copy.parameter.data))
     return TiedStages(copies, parts)

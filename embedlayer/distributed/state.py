@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from embedlayer.core.collectives import Collectives, RowPartition
 from embedlayer.core.errors import SizeError
-from embedlayer.distributed.dtensors import to_local
+from embedlayer.core.partitioned import local_shard
 from embedlayer.distributed.sharded import ShardedTable, trained_parameters
 from embedlayer.distributed.stages import require_equal_copies, stage_copies
 from embedlayer.io.files import replace_file
@@ -83,7 +83,7 @@ def load_distributed_state(model: nn.Module, optimizer: Optimizer, state: dict[s
     for name, parameter, table in trained_parameters(model):
         moments = {key: state["optimizer"][f"{name}.{key}"] for key in _moments(optimizer, parameter)}
         if table is not None:  # those of other sharded parameters are DTensors, as the parameters are
-            moments = {key: to_local(value) for key, value in moments.items()}
+            moments = {key: local_shard(value) for key, value in moments.items()}
         if isinstance(optimizer, RowOptimizer):
             optimizer.load_moments(parameter, moments)
         else:
@@ -139,7 +139,7 @@ def save_sharded(
         with collectives.peer_errors():
             for name, tensor in tensors.items():
                 if name in sharded and collectives.rank < sharded[name][0].mesh.size():
-                    for rows in byte_chunks(to_local(tensor)):
+                    for rows in byte_chunks(local_shard(tensor)):
                         dist.send(rows, 0)
         return
     entries: dict[str, tuple[torch.dtype, list[int], int]] = {}
@@ -150,7 +150,7 @@ def save_sharded(
         file.write(encode_header(entries, {"format": "pt", **(metadata or {})}))
         for name, tensor in tensors.items():
             if name in sharded:
-                _write_rows(file, to_local(tensor), *sharded[name], collectives)
+                _write_rows(file, local_shard(tensor), *sharded[name], collectives)
             else:
                 write_tensor(file, tensor)
 

@@ -40,7 +40,7 @@ LEFT_OUT = (
     FileRule(
         ("adapter_model.bin", "adapter*.pt", "adapter*.pth"),
         "an adapter as a pickle, which is not loaded",
-        "Merge it before the edit: PeftModel.merge_and_unload().",
+        "Merge it into the weights before the edit.",
         ("adapter_config.json",),
     ),
     FileRule(

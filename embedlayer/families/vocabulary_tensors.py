@@ -8,9 +8,8 @@ evidence, because a width may equal it too.
 
 import copy
 import importlib.util
-import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +23,8 @@ from embedlayer.io.files import JsonObject
 Axes = dict[str, tuple[int, ...]]
 """From the name of a tensor to the axes whose size follows the vocabulary."""
 
-_WRAPPERS = re.compile(r"(?<!\w)(?:base_layer|original_module|token_adapter|_orig_mod|modules_to_save\.\w+)\.")
-"""Parts of names that PEFT and torch.compile add, where they wrap a module."""
+PlainName = Callable[[str], str]
+"""Function that removes from a name in a model what other libraries add to it where they wrap a module."""
 
 
 class TensorRule(NamedTuple):
@@ -182,7 +181,9 @@ def models_in(module: nn.Module) -> dict[str, Any]:
     return models
 
 
-def tensors_in(module: nn.Module, tables: Collection[int]) -> Iterator[tuple[str, Tensor, tuple[int, ...], TensorRule]]:
+def tensors_in(
+    module: nn.Module, tables: Collection[int], plain_name: PlainName
+) -> Iterator[tuple[str, Tensor, tuple[int, ...], TensorRule]]:
     """Yield the tensors of the models of transformers in a live module that follow the vocabulary of its tables.
 
     `tables` has the `id` of each weight of a table or head, and of each table that has no weight, such as a quantised
@@ -192,9 +193,9 @@ def tensors_in(module: nn.Module, tables: Collection[int]) -> Iterator[tuple[str
     for name, model in models_in(module).items():
         config = model.config.to_dict()
         families = families_in(config)
-        live = [(_WRAPPERS.sub("", own), own, tensor) for own, tensor in named_tensors(model)]
+        live = [(plain_name(own), own, tensor) for own, tensor in named_tensors(model)]
         known = {plain for plain, _, tensor in live if id(tensor) in tables}
-        known |= {f"{_WRAPPERS.sub('', own)}.weight" for own, part in model.named_modules() if id(part) in tables}
+        known |= {f"{plain_name(own)}.weight" for own, part in model.named_modules() if id(part) in tables}
         axes = axes_by_build(type(model), model.config, known)
         done: set[int] = set()
         for plain, own, tensor in live:
@@ -204,10 +205,10 @@ def tensors_in(module: nn.Module, tables: Collection[int]) -> Iterator[tuple[str
                 yield f"{name}.{own}".lstrip("."), tensor, axes[plain], rule
 
 
-def linear_sizes(module: nn.Module) -> Iterator[tuple[str, nn.Linear, str]]:
+def linear_sizes(module: nn.Module, plain_name: PlainName) -> Iterator[tuple[str, nn.Linear, str]]:
     """Yield the sizes that linear layers state of a weight that follows the vocabulary, by the records of families.
 
-    These are heads, also one that was wrapped by PEFT before `patch`, and MobileBERT's further columns. Yields the name
+    These are heads, also one that was wrapped before `patch`, and MobileBERT's further columns. Yields the name
     in the module, the layer, and `out_features` or `in_features`.
     """
     for name, model in models_in(module).items():
@@ -215,6 +216,6 @@ def linear_sizes(module: nn.Module) -> Iterator[tuple[str, nn.Linear, str]]:
         families = families_in(config)
         for own, part in model.named_modules():
             if isinstance(part, nn.Linear):
-                rule = tensor_rule(f"{_WRAPPERS.sub('', f'{own}.')}weight", families, config.get("model_type"))
+                rule = tensor_rule(f"{plain_name(f'{own}.')}weight", families, config.get("model_type"))
                 if rule is not None and rule.end == "head":
                     yield f"{name}.{own}".lstrip("."), part, "out_features" if rule.axis == 0 else "in_features"

@@ -22,10 +22,10 @@ from embedlayer.core.torch_state import (
     plain_operators_only,
     refuse_per_sample_gradients,
 )
+from embedlayer.heads.adapted_rows import AdaptedRows
 from embedlayer.heads.draft_map import check_draft_tokens
 from embedlayer.heads.logit_source import ModelLogitOptions
 from embedlayer.heads.output import OutputHead, logits_of_call, options_after_call
-from embedlayer.heads.peft import AdaptedRows
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype

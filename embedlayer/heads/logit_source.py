@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import autocast, autocast_dtype, device_kind
-from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, StaleRowsError
+from embedlayer.core.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.core.index_checks import changed_weights, record_changed_weights
-from embedlayer.heads.peft import ChildReference
+from embedlayer.core.partitioned import gathered_weights
+from embedlayer.formats.adapters import Adapter, adapt_products
+from embedlayer.heads.adapted_rows import ChildReference
 from embedlayer.losses.converted_rows import in_head_dtype, linear
 from embedlayer.losses.options import LogitOptions, LogitSettings
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
-from embedlayer.tables.adapters import Adapter, LoraAdapter, adapt_products
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class LogitsReport:
             return
         if self.is_weight_read and not self.is_head_called and self.bypass_check is not None:
             warnings.warn(
-                f"Other code, such as a trainer of TRL, computes logits of this {self.model} from lm_head.weight, and "
+                f"Other code, such as a trainer, computes logits of this {self.model} from lm_head.weight, and "
                 f"head_dtype has no effect on them: call embedlayer.integrations.patch_trainer(trainer) after building "
                 f"the trainer, or head.loss(hidden, targets).",
                 EmbedLayerWarning,
@@ -114,7 +115,7 @@ class ModelLogitOptions:
             )
         options: LogitOptions = {"logit_scale": self.logit_scale, "softcap": self.softcap}
         if self.bias is not None:
-            bias = self.bias.tensor
+            bias = getattr(self.bias.parent, self.bias.name, None)
             if bias is None:
                 raise CheckpointError(
                     f"The model adds {self.bias.name} to the logits of this head, and the head was copied without it: "
@@ -140,19 +141,14 @@ class HeadTensors(NamedTuple):
         rest = iter(tensors)
         weight, bias = next(rest), None if self.bias is None else next(rest)
         adapters: list[Adapter] = []
+        adapter: Any
         for adapter in self.adapters:
-            if isinstance(adapter, LoraAdapter):
-                adapters.append(adapter._replace(a=next(rest), b=next(rest)))
-            else:
-                adapters.append(adapter._replace(values=next(rest)))
+            adapters.append(adapter._make(next(rest) if isinstance(each, Tensor) else each for each in adapter))
         return HeadTensors(weight, bias, tuple(adapters))
 
     def raw_logits(self, hidden: Tensor, start: int, stop: int) -> Tensor:
         """Return `hidden @ rows[start:stop].T` in the dtype of `hidden`, with the adapters and without the bias."""
-        products = linear(hidden, self.weight[start:stop])
-        for adapter in self.adapters:
-            products = adapt_products(adapter, products, hidden, start, stop)
-        return products
+        return adapt_products(self.adapters, linear(hidden, self.weight[start:stop]), hidden, start, stop)
 
     def logits(self, hidden: Tensor, settings: LogitSettings) -> Tensor:
         """Return all logits, computed by the operations of the plain head; the bias is that of these tensors."""
@@ -232,14 +228,7 @@ class LogitSource:
         """Restore grad mode and autocast of the forward pass, and gather weights that FSDP has sharded since."""
         # On a CPU a change of the weights raises. An accelerator compares without waiting and yields whether they
         # changed: results become NaN, and the next loss that waits, or `check()` of a layer, raises.
-        is_freed = self.is_freed
-        if is_freed and not hasattr(self.head, "unshard"):
-            raise StaleRowsError(
-                "The LM head was resharded after its forward pass: no logits now. See docs/errors.md, Divided weights."
-            )
-        if is_freed:
-            self.head.unshard()
-        try:
+        with gathered_weights(self.head) if self.is_freed else contextlib.nullcontext():
             is_changed = self._changed_samples()
             if self.versions != [_version(each) for each in self.originals] or is_changed is None:
                 raise changed_weights()
@@ -250,9 +239,6 @@ class LogitSource:
                 raise changed_weights()
             with autocast(self.hidden, self.autocast_dtype), torch.set_grad_enabled(self.requires_grad):
                 yield None if on_cpu else is_changed
-        finally:
-            if is_freed:
-                self.head.reshard()
 
     def _changed_samples(self) -> Tensor | None:
         """Return whether bits of the samples have changed, a boolean scalar; `None` if their shapes have."""

@@ -25,18 +25,9 @@ from embedlayer.core.torch_state import (
     is_unchanged,
     leaf_of_trace,
 )
+from embedlayer.heads.adapted_rows import AdaptedRows, AdaptedTable, ChildReference, require_same_adapters
 from embedlayer.heads.deferred import DeferredLogits, defer_logits
 from embedlayer.heads.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
-from embedlayer.heads.peft import (
-    AdaptedRows,
-    AdaptedTable,
-    ChildReference,
-    head_applies_adapters,
-    require_same_adapters,
-    require_unwrapped,
-    resolve_table,
-    weight_of,
-)
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
 from embedlayer.losses.finishing import finish
@@ -208,7 +199,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             >>> model.head.tied
             True
         """
-        return self.follow_references([ChildReference(parent, table)], ChildReference(parent, head))
+        from embedlayer.integrations.peft import PeftReference
+
+        return self.follow_references([PeftReference(parent, table)], PeftReference(parent, head))
 
     def follow_references(self, tables: list[ChildReference], head: ChildReference) -> "OutputHead":
         """From now on find the table anew at each call, so that the head sees modules that PEFT puts in its place.
@@ -240,7 +233,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             return own
         table, adapters, _ = require_same_adapters(tables)
         assert self.head_reference is not None
-        if head_applies_adapters(self, self.head_reference, adapters):
+        if self.head_reference.adds_adapters(self, adapters):
             return own
         if not isinstance(table, TokenTable):
             if own is None and not adapters:
@@ -266,8 +259,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         tables = self._resolved()
         if tables and require_same_adapters(tables).adapters:
             return self.adapted_rows
-        if table is None:
-            require_unwrapped(self, self.head_reference)
+        if table is None and self.head_reference is not None:
+            self.head_reference.require_unadapted(self)
         return table
 
     def _adapted_table(self) -> AdaptedTable:
@@ -279,11 +272,18 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if not self.table_references:
             return []
         references = [each for each in self.table_references if each.module is not None]
-        tables = [resolve_table(cast(nn.Module, each.module), each.name) for each in references]
+        tables = [each.adapted_table() for each in references]
         if self.own_table is not None:  # the rows of an untied head follow no table
             return [] if self.own_table in self._modules.values() else tables
         weight = self._parameters.get("weight")  # transformers may tie and untie it
-        return [each for each in tables if weight is not None and weight_of(each) is weight]
+        found = []
+        for each in tables if weight is not None else ():
+            table = each.table
+            while isinstance(table, DeltaEmbedding):
+                table = table.base
+            if table._parameters.get("weight") is weight:
+                found.append(each)
+        return found
 
     @property
     def tied(self) -> bool:
@@ -341,16 +341,12 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     def _sizes(self) -> tuple[int, int]:
         """Return `(V, D)` of the tied table, or of the head's own weight."""
         if self.own_table is not None:
-            table = self._rows_of()
+            tables = self._resolved()
+            table: Any = tables[0].table if tables else self.own_table
             return table.vocab_size, table.embed_dim
         weight = self._parameters.get("weight")
         vocab_size, embed_dim = self._stated_sizes if weight is None or len(weight.shape) != 2 else weight.shape
         return vocab_size, embed_dim
-
-    def _rows_of(self) -> Any:
-        """Return the table of a tied head, without PEFT's adapters."""
-        tables = self._resolved()
-        return tables[0].table if tables else self.own_table
 
     @property
     def config(self) -> JsonObject:

@@ -1,4 +1,4 @@
-"""Trainers of other libraries in one line each: one file per library, which no other package imports."""
+"""Other libraries, one file each: what the package knows of them, and trainers in one line."""
 
 import lazy_loader
 

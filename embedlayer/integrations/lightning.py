@@ -15,6 +15,9 @@ from embedlayer.row_sparse.pending_updates import pending_updates_of
 from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.row_sparse import RowSparseEmbedding
 
+LIGHTNING = "lightning.pytorch"
+"""The module with `Trainer` and `Callback`."""
+
 
 def lightning_patch(*, row_sparse: bool | None = None) -> Any:
     """Return a callback for Lightning's `Trainer` that patches the models of transformers in a `LightningModule`.
@@ -40,7 +43,7 @@ def lightning_patch(*, row_sparse: bool | None = None) -> Any:
     Example:
         >>> trainer = lightning.Trainer(callbacks=[lightning_patch()])  # doctest: +SKIP
     """
-    pytorch: Any = require("lightning.pytorch", extra="recipes")
+    pytorch: Any = require(LIGHTNING, extra="recipes")
 
     class PatchCallback(pytorch.Callback):  # type: ignore[misc]
         """Callback of one training; see `lightning_patch`."""
@@ -115,18 +118,12 @@ def _with_rows(optimizer: Any, trainer: Any) -> Any:
     if type(optimizer) is not torch.optim.AdamW or all(pending_updates_of(each) is None for each in parameters):
         return optimizer
     rows = RowAdamW(optimizer.param_groups)
-    if schedulers := [config.scheduler for config in trainer.lr_scheduler_configs]:
-        torch.optim.lr_scheduler.ConstantLR(
-            rows, factor=1.0
-        )  # a scheduler's constructor makes `step` say it was called
-        for scheduler in schedulers:
-            _attach(scheduler, optimizer, rows)
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    if schedulers:  # the constructor of a scheduler makes `step` say that it was called
+        torch.optim.lr_scheduler.ConstantLR(rows, factor=1.0)
+    while schedulers:
+        scheduler = schedulers.pop()
+        if scheduler.optimizer is optimizer:
+            scheduler.optimizer = rows
+        schedulers += getattr(scheduler, "_schedulers", ())  # of a `SequentialLR` or a `ChainedScheduler`
     return rows
-
-
-def _attach(scheduler: Any, old: Any, new: Any) -> None:
-    """Replace the optimizer of a scheduler, and of the schedulers in a `SequentialLR` or a `ChainedScheduler`."""
-    if scheduler.optimizer is old:
-        scheduler.optimizer = new
-    for each in getattr(scheduler, "_schedulers", ()):
-        _attach(each, old, new)

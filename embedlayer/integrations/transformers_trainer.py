@@ -4,7 +4,9 @@ from typing import Any, TypeVar
 
 from embedlayer.checkpoints.patching import name_of_tied_module, patch
 from embedlayer.core.errors import CheckpointError, SizeError
-from embedlayer.integrations.trl import base_model, is_trl, replace_losses
+from embedlayer.integrations.accelerate import sharding_by
+from embedlayer.integrations.peft import base_model
+from embedlayer.integrations.trl import is_trl, replace_losses
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tables.table import TokenTable
@@ -52,17 +54,18 @@ def patch_trainer(trainer: T, *, row_sparse: bool | None = None) -> T:
     """
     any_trainer: Any = trainer
     if not all(hasattr(trainer, name) for name in ("model", "args", "create_optimizer", "optimizer_cls_and_kwargs")):
-        raise CheckpointError(f"A Trainer of transformers or TRL is needed; found {type(trainer).__name__}.")
+        raise CheckpointError(f"A Trainer of transformers is needed; found {type(trainer).__name__}.")
     if getattr(trainer, "model_init", None) is not None:
         raise SizeError("train() builds a new model with model_init: call embedlayer.patch inside of it instead.")
     model = base_model(any_trainer.model)
-    is_peft = model is not any_trainer.model
-    obstacle = _obstacle(any_trainer, model, is_peft=is_peft)
+    is_adapted = model is not any_trainer.model
+    table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    obstacle = _obstacle(any_trainer, model, table, is_adapted=is_adapted)
     if row_sparse and obstacle:
         raise SizeError(f"row_sparse=True is impossible here: {obstacle}.")
     if is_trl(trainer):
         replace_losses(trainer)
-    if not (is_peft and is_trl(trainer)) and not isinstance(_table_of(model), TokenTable):
+    if not (is_adapted and is_trl(trainer)) and not isinstance(table, TokenTable):
         patch(model, row_sparse=obstacle == "" if row_sparse is None else row_sparse)
     is_row_sparse = any(isinstance(each, RowSparseEmbedding) for each in model.modules())
     if is_row_sparse and any_trainer.optimizer is None and any_trainer.optimizer_cls_and_kwargs is None:
@@ -72,18 +75,13 @@ def patch_trainer(trainer: T, *, row_sparse: bool | None = None) -> T:
     return trainer
 
 
-def _table_of(model: Any) -> Any:
-    """Return the input embeddings of a model, or `None`."""
-    return model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
-
-
-def _obstacle(trainer: Any, model: Any, *, is_peft: bool) -> str:
+def _obstacle(trainer: Any, model: Any, table: Any, *, is_adapted: bool) -> str:
     """Return why the gradients of the table cannot become row-sparse now, as a clause; empty if they can."""
-    args, table = trainer.args, _table_of(model)
+    args = trainer.args
     if isinstance(table, TokenTable):
         return "the model is patched already"
     weight = getattr(table, "weight", None)
-    if is_peft or weight is None or not weight.requires_grad:
+    if is_adapted or weight is None or not weight.requires_grad:
         return "the table is not trained"
     if name := name_of_tied_module(model, [weight]):
         return f"{name} is tied to the table"
@@ -96,7 +94,7 @@ def _obstacle(trainer: Any, model: Any, *, is_peft: bool) -> str:
         return f"RowAdamW replaces AdamW of torch without optim_args, and optim is {args.optim}"
     if args.adam_beta1**2 >= args.adam_beta2:
         return f"RowAdamW needs beta1 below the root of beta2, not {args.adam_beta1} and {args.adam_beta2}"
-    if args.world_size > 1 or args.n_gpu > 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    if args.world_size > 1 or args.n_gpu > 1 or sharding_by(trainer):
         return "several processes share the model"
     readers = [name for name in READERS if getattr(args, name, False)]
     return f"with {readers[0]} other code reads the memory of the table" if readers else ""

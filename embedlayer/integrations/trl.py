@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.model_loss import accept_token_weights, refuse_token_weights
 from embedlayer.core.devices import autocast_dtype
 from embedlayer.core.errors import CheckpointError, SizeError, VersionError, release
+from embedlayer.core.own_attributes import unwrapped
 from embedlayer.heads.output import OutputHead
+from embedlayer.integrations.accelerate import forward_of, prepared_again, sharding_by
+from embedlayer.integrations.peft import base_model, learns_prompts
 from embedlayer.losses.options import Statistic
 from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
@@ -40,18 +43,13 @@ def is_trl(trainer: object) -> bool:
     return any(base.__module__.partition(".")[0] == "trl" for base in type(trainer).__mro__)
 
 
-def base_model(model: Any) -> Any:
-    """Return the model under PEFT's wrapper."""
-    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
-
-
 def replace_losses(trainer: Any) -> None:
     """Compute the losses of a trainer of TRL with `token_statistics`: those of its policy and reference model."""
     installed = version("trl")
     if not OLDEST <= release(installed) <= NEWEST:
         raise VersionError(f"TRL {installed} is installed; patch_trainer replaces the losses of TRL 1.14 to 1.16.")
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise SizeError("patch_trainer replaces TRL's losses in one process and under DDP, not with FSDP or DeepSpeed.")
+    if sharding := sharding_by(trainer):
+        raise SizeError(f"patch_trainer replaces TRL's losses in one process and under DDP, not with {sharding}.")
     models = [base_model(trainer.model)]
     if getattr(trainer, "ref_model", None) is not None:
         models.append(base_model(trainer.accelerator.unwrap_model(trainer.ref_model)))
@@ -60,7 +58,14 @@ def replace_losses(trainer: Any) -> None:
         return
     functions = [_forward_of(model) for model in models]
     for model, function in zip(models, functions, strict=True):
-        _replace_forward(trainer, model, function)
+        if isinstance(function.__globals__.get(KERNEL), HeadKernel):
+            continue
+        is_patched = isinstance(vars(model)["forward"], partial)
+        refuse_token_weights(model)
+        with prepared_again(trainer, model):  # a reference model is prepared already
+            model.forward = MethodType(_with_kernel(function, HeadKernel([model])), model)
+            if is_patched:
+                accept_token_weights(model)
 
 
 class HeadKernel:
@@ -152,7 +157,7 @@ class HeadKernel:
 
 def _forward_of(model: Any) -> FunctionType:
     """Return TRL's forward of a model, also if accelerate has wrapped it in autocast since."""
-    forward = vars(model).get("_original_forward", vars(model).get("forward"))
+    forward = forward_of(model)
     if isinstance(forward, partial):  # around it is the forward of a patched model
         forward = getattr(forward, "__wrapped__", None)
     function = getattr(forward, "__func__", None)
@@ -163,23 +168,6 @@ def _forward_of(model: Any) -> FunctionType:
             f"loss_type='chunked_nll', DPO, KTO, GRPO)."
         )
     return function
-
-
-def _replace_forward(trainer: Any, model: Any, function: FunctionType) -> None:
-    """Set the forward of a model to a copy of TRL's function with our kernel."""
-    # accelerate has prepared a reference model already, so its new forward is prepared again.
-    if isinstance(function.__globals__.get(KERNEL), HeadKernel):
-        return
-    is_patched = isinstance(vars(model)["forward"], partial)
-    refuse_token_weights(model)
-    is_prepared = vars(model).pop("_original_forward", None) is not None
-    model.forward = MethodType(_with_kernel(function, HeadKernel([model])), model)
-    if is_patched:
-        accept_token_weights(model)
-    if is_prepared:
-        prepared, model._is_accelerate_prepared = list(trainer.accelerator._models), False  # else it returns at once
-        trainer.accelerator.prepare_model(model, evaluation_mode=True)
-        trainer.accelerator._models[:] = prepared
 
 
 def _with_kernel(function: FunctionType, kernel: HeadKernel) -> FunctionType:
@@ -201,15 +189,19 @@ def _replace_methods(trainer: Any, models: list[nn.Module]) -> None:
     """Set the methods of a DPO, KTO or GRPO trainer of TRL 1.14 that compute log-probabilities."""
     # In TRL 1.14 these are the methods of `use_liger_kernel`, which calls no kernel of Liger there; we make its checks.
     head = models[0].get_output_embeddings()  # type: ignore[operator]
-    is_peft = hasattr(trainer.model, "peft_config")
-    configs = trainer.model.peft_config.values() if is_peft else ()
+    methods = {name: getattr(type(trainer), name, None) for name in METHODS}
+    functions = {
+        name: method
+        for name, method in methods.items()
+        if isinstance(method, FunctionType) and KERNEL in method.__code__.co_names
+    }
     reasons = {
-        "this trainer": not any(_calls_kernel(trainer, name) for name in METHODS),
+        "this trainer": not functions,
         "use_weighting": getattr(trainer, "use_weighting", False),
         "compute_metrics": trainer.compute_metrics is not None,
         "router_aux_loss_coef": getattr(trainer, "aux_loss_enabled", False),
-        "a PEFT adapter of the LM head": is_peft and hasattr(head, "base_layer"),
-        "prompt learning": any(getattr(each, "is_prompt_learning", False) for each in configs),
+        "an adapter of the LM head": unwrapped(head) is not head,
+        "prompt learning": learns_prompts(trainer.model),
     }
     found = [name for name, applies in reasons.items() if applies]
     if found:
@@ -220,13 +212,5 @@ def _replace_methods(trainer: Any, models: list[nn.Module]) -> None:
 
     trainer.use_liger_kernel, trainer._forward_redirection = True, _ForwardRedirection()
     kernel = HeadKernel(models)
-    for name in METHODS:
-        if _calls_kernel(trainer, name):
-            function = getattr(type(trainer), name)
-            setattr(trainer, name, MethodType(_with_kernel(function, kernel), trainer))
-
-
-def _calls_kernel(trainer: Any, name: str) -> bool:
-    """Return whether a method of a trainer calls TRL's kernel."""
-    function = getattr(type(trainer), name, None)
-    return isinstance(function, FunctionType) and KERNEL in function.__code__.co_names
+    for name, function in functions.items():
+        setattr(trainer, name, MethodType(_with_kernel(function, kernel), trainer))

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embedlayer.core.errors import CheckpointError
+from embedlayer.core.partitioned import is_sharded
 from embedlayer.io.files import GGUF, file_errors, replace_file, require_file
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.system_calls import allocate
@@ -173,10 +174,10 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
 
 def require_whole(tensors: Mapping[str, Tensor]) -> None:
     """Raise a `CheckpointError` if a tensor is sharded, as a `DTensor` is."""
-    if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
+    if sharded := [name for name, tensor in tensors.items() if is_sharded(tensor)]:
         raise CheckpointError(
             f"{', '.join(sharded)}: sharded over several ranks. Save them with torch.distributed.checkpoint "
-            f"(embedlayer.distributed.distributed_state), or call full_tensor() on all ranks first."
+            f"(embedlayer.distributed.distributed_state), or gather them on all ranks first."
         )
 
 

@@ -207,4 +207,4 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 def _adapter_error(path: Path) -> CheckpointError:
     """Create, but do not raise, the error for the weights of a PEFT adapter, which are changes of a model."""
     merge = f"embedlayer.vocab.merge_adapter(layer.table, {str(path.parent)!r})"
-    return CheckpointError(f"{path} is an adapter of PEFT, without a table: open its model, and {merge}.")
+    return CheckpointError(f"{path} is an adapter, without a table: open its model, and {merge}.")

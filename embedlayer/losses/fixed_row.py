@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError
-from embedlayer.core.torch_state import fusible, is_exporting, is_transformed
+from embedlayer.core.partitioned import is_sharded
+from embedlayer.core.torch_state import PLAIN_TYPES, fusible, is_exporting, is_transformed
 from embedlayer.losses.converted_rows import linear
 
 
@@ -35,10 +36,10 @@ def linear_with_fixed_row(
 
 
 def check_rows_are_whole(hidden: Tensor, weight: Tensor) -> None:
-    """Check that a weight is no DTensor, or the hidden states are one too, as under `ColwiseParallel`."""
-    if hasattr(weight, "to_local") and not hasattr(hidden, "to_local"):
+    """Check that a weight is not sharded, or the hidden states are DTensors too, as under `ColwiseParallel`."""
+    if type(weight) not in PLAIN_TYPES and is_sharded(weight) and not is_sharded(hidden):
         raise ShapeError(
-            f"The weight {tuple(weight.shape)} is a DTensor, hidden is not: see docs/errors.md, Divided weights."
+            f"The weight {tuple(weight.shape)} is sharded and hidden is not: see docs/errors.md, Divided weights."
         )
 
 

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embedlayer.core.collectives import Collectives
 from embedlayer.core.errors import SizeError
-from embedlayer.core.partitioned import refuse_partitioned
+from embedlayer.core.partitioned import is_sharded, local_shard, refuse_partitioned, sharding_of, whole
 from embedlayer.row_sparse.gradient import norm_over, row_gradient, with_torch_functions
 
 
@@ -70,8 +70,9 @@ def clip_grad_norm_(
         elif parameter.grad is not None and hasattr(parameter, "shard_group"):
             with_torch_functions(parameter.grad, parameter)
         if parameter.grad is not None and _counts(parameter, pp_mesh):
-            mesh: Any = getattr(parameter.grad, "device_mesh", None)  # DTensors of one mesh are reduced together
-            parts.setdefault((mesh, getattr(parameter.grad, "placements", None)), []).append(parameter)
+            parts.setdefault(sharding_of(parameter.grad), []).append(
+                parameter
+            )  # those of one mesh are reduced together
     total: Tensor
     if len(parts) < 2 and pp_mesh is None:
         total = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
@@ -80,7 +81,7 @@ def clip_grad_norm_(
     for part in parts.values():
         grads = [parameter.grad for parameter in part if parameter.grad is not None]
         norm: Any = torch.nn.utils.get_total_norm(grads, norm_type, foreach=foreach)
-        norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # of all ranks
+        norms.append(whole(norm))  # of all ranks
     if pp_mesh is not None and not norms:
         norms = [torch.zeros((), device=pp_mesh.device_type)]
     total = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]), norm_type)
@@ -114,9 +115,9 @@ def _local(parameter: Tensor) -> Tensor:
 
     The part shares memory with the gradient, so clipping it in place clips the gradient.
     """
-    if not hasattr(parameter.grad, "to_local"):
+    if parameter.grad is None or not is_sharded(parameter.grad):
         return parameter
-    shard: Tensor = parameter.grad.to_local()  # type: ignore[union-attr]
+    shard = local_shard(parameter.grad)
     local = shard.detach()
     local.grad = shard
     return local

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from embedlayer.core.errors import SizeError
+from embedlayer.core.own_attributes import unwrapped
 from embedlayer.heads.output import OutputHead
-from embedlayer.heads.peft import without_adapters
 from embedlayer.heads.streams import StackedRows
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.positions.position import Position
@@ -101,7 +101,7 @@ def _roles_of_parameters(model: nn.Module) -> dict[nn.Parameter, str]:
     in_heads = {part for head in heads for part in head.modules()}  # a sharded untied head contains a table
     roles: dict[nn.Parameter, str] = {}
     for module in model.modules():
-        adapted = without_adapters(module)
+        adapted = unwrapped(module)
         if module not in in_heads and isinstance(adapted, (Position, *TABLES)):
             role = "positions" if isinstance(adapted, Position) else "tables"
             for parameter in module.parameters():
@@ -116,7 +116,7 @@ def _roles_of_parameters(model: nn.Module) -> dict[nn.Parameter, str]:
 def _heads(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the heads of a model, with the modules that PEFT has put around them. Tied ones may be among them."""
     for module in model.modules():
-        if isinstance(without_adapters(module), HEADS):
+        if isinstance(unwrapped(module), HEADS):
             yield module
         output_of: Any = getattr(module, "get_output_embeddings", None)
         output = None if output_of is None else output_of()

@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.forks import held_locks
-from embedlayer.core.partitioned import refuse_partitioned
+from embedlayer.core.partitioned import is_sharded, refuse_partitioned
 from embedlayer.optim.row_state import RowState, check_state, check_step
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.row_sparse.history import Betas, check_rates
@@ -365,7 +365,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                     raise ShapeError(f"A sparse gradient {tuple(parameter.shape)} is not of a RowSparseEmbedding(...).")
                 else:
                     self._check_dense_state(parameter)
-                    lists[hasattr(parameter, "to_local")].append(parameter)
+                    lists[is_sharded(parameter)].append(parameter)
             for parameters in filter(None, lists.values()):
                 dense.append((parameters, group))
         return tables, dense

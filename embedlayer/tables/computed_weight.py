@@ -162,7 +162,7 @@ def _rows(table: TokenTable, start: int, stop: int) -> Tensor:
 def _refusal(name: str, arguments: Any) -> ShapeError:
     """Return, without raising it, the error for a function that cannot read the weight among its arguments."""
     table = next(each.table for each in tree_leaves(arguments) if isinstance(each, ComputedWeight))
-    way = "call head(hidden), F.linear(hidden, weight) or weight[start:stop], or patch_trainer(trainer) of TRL"
+    way = "call head(hidden), F.linear(hidden, weight) or weight[start:stop], or patch_trainer(trainer)"
     return ShapeError(f"{name} reads the weight of {a_or_an(table)}, which stores no such matrix: {way}.")
 
 

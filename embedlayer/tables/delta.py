@@ -19,11 +19,11 @@ from embedlayer.core.formatting import a_or_an
 from embedlayer.core.initialization import init_normal_
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import fusible, is_exporting, recompute_weights
+from embedlayer.formats.adapters import read_adapter, write_token_rows
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import byte_chunks
 from embedlayer.saving import describe
-from embedlayer.tables.adapters import read_adapter, write_token_rows
 from embedlayer.tables.computed_weight import ComputedRows
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.dense_table import DenseTable

@@ -12,6 +12,7 @@ from torch import Tensor
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.index_checks import INTEGERS, raise_if_outside
+from embedlayer.core.partitioned import gathers_weights, is_sharded
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import (
     fusible,
@@ -169,11 +170,11 @@ class RowSparseEmbedding(DenseTable, checks_ids=True):
         return copy
 
     def _refuse_divided_rows(self, weight: Tensor) -> None:
-        """Raise `ShapeError` if FSDP or tensor parallelism divides the rows, in training."""
+        """Raise `ShapeError` if the rows are divided between processes, in training."""
         if self._is_watched(weight) or not (weight.requires_grad and torch.is_grad_enabled()):
             return
-        gathered = pending_updates_of(weight) is None and getattr(self, "_is_fsdp_managed_module", False)
-        if gathered or hasattr(weight, "to_local"):
+        gathered = pending_updates_of(weight) is None and gathers_weights(self)
+        if gathered or is_sharded(weight):
             raise ShapeError(f"{self.num_rows} row-sparse rows are divided. See docs/errors.md, Row-sparse tables.")
 
     def _is_watched(self, weight: Tensor) -> TypeGuard[RowSparseParameter]:

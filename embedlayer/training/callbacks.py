@@ -21,6 +21,7 @@ from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.held_parameters import parameters_of
 from embedlayer.core.shapes import Ids
+from embedlayer.integrations.lightning import LIGHTNING
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.linear import token_log_probs
 from embedlayer.training.monitor import EmbeddingMonitor, input_table
@@ -163,7 +164,7 @@ def lightning_monitor(
     Example:
         >>> trainer = lightning.Trainer(callbacks=[lightning_monitor(lambda batch: batch[0])])  # doctest: +SKIP
     """
-    pytorch: Any = require("lightning.pytorch", extra="recipes")
+    pytorch: Any = require(LIGHTNING, extra="recipes")
     new_tokens = tuple(new_tokens)
 
     class EmbeddingMonitorCallback(pytorch.Callback):  # type: ignore[misc]

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from embedlayer.core.documents import IGNORED
 from embedlayer.core.errors import CheckpointError, EmbedLayerWarning, SizeError
+from embedlayer.core.partitioned import local_shard
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.mixture import MixedSampler, TokenMixture, corpora_of
 from embedlayer.data.windows import Batch, TokenWindows, WindowSampler
-from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable, trained_parameters
 from embedlayer.io.files import JsonObject
 from embedlayer.models.causal import PatchedDecoder
@@ -419,7 +419,7 @@ class Trainer:
             if unexpected or set(missing) - in_files:
                 wrong = sorted([*unexpected, *(set(missing) - in_files)])
                 raise KeyError(f"missing or unexpected: {', '.join(wrong[:8])}")
-            local = {name: to_local(tensor) for name, tensor in tensors.items()}
+            local = {name: local_shard(tensor) for name, tensor in tensors.items()}
             for name, parameter, _ in trained_parameters(self.model):
                 if moments := _select(local, f"optimizer.{name}."):
                     self.optimizer.load_moments(parameter, moments)

@@ -25,17 +25,17 @@ from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartitio
 from embedlayer.core.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.held_parameters import parameters_of
-from embedlayer.core.partitioned import refuse_partitioned
+from embedlayer.core.partitioned import is_sharded, local_shard, refuse_partitioned
 from embedlayer.core.shapes import Ids
-from embedlayer.distributed.dtensors import is_dtensor, local_slices, placements_of, to_local
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
+from embedlayer.integrations.deepspeed import refuse_engine
+from embedlayer.integrations.dtensor import shard_of_rows
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.recording import TokenRecord, record_losses
 from embedlayer.row_sparse.gradient import rows_and_values
 from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.delta import DeltaEmbedding
-from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
@@ -204,8 +204,7 @@ class EmbeddingMonitor:
             raise SizeError(f"every must be at least 1, not {every}.")
         refuse_partitioned(model.named_parameters(), "is monitored", gathered=False)
         self.model, self.every, self.steps = model, every, 0
-        if type(optimizer).__name__.startswith("DeepSpeed"):
-            raise SizeError("DeepSpeed keeps gradients in flat buffers: use DistributedDataParallel or fully_shard.")
+        refuse_engine(optimizer)
         has_hooks = hasattr(optimizer, "_optimizer_step_pre_hooks")  # else it is the wrapper of accelerate
         self.optimizer: torch.optim.Optimizer = optimizer if has_hooks else getattr(optimizer, "optimizer", optimizer)
         self.tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
@@ -430,8 +429,10 @@ class _RowsOfRank:
         self._shard: Tensor | None = None
         if isinstance(table, ShardedTable):
             self.first, self.stored, stop = table.partition.start, table.local, table.partition.stop
-        elif any(is_dtensor(parameter) for parameter in table.parameters()):
-            self.first, self._shard = _shard_of(table)
+        elif any(is_sharded(parameter) for parameter in table.parameters()):
+            if not isinstance(table, DenseTable):
+                raise SizeError(f"The rows of {a_or_an(table)} on several ranks cannot be monitored.")
+            self.first, self._shard = shard_of_rows(table.weight)
             stop = self.first + len(self._shard)
         if self.stored is table and self._shard is None:
             partition = RowPartition(table.vocab_size, ranks.rank, ranks.size)  # each rank searches a part of all rows
@@ -465,7 +466,7 @@ class _RowsOfRank:
         names = ["delta"] if isinstance(table, DeltaEmbedding) else ROW_TENSORS.get(type(table), ())
         grads = [parameters[name].grad for name in names if name in parameters]
         tokens: set[int] = set()
-        for grad in (to_local(grad) for grad in grads if grad is not None):
+        for grad in (local_shard(grad) for grad in grads if grad is not None):
             if grad.layout is torch.sparse_coo:
                 of_rows, values = rows_and_values(grad)
             elif isinstance(table, DeltaEmbedding):
@@ -485,17 +486,6 @@ class _RowsOfRank:
                 rows = self.stored.rows(block, last) if self._shard is None else self._shard[block:last]
                 found.append((~rows.isfinite().all(-1)).nonzero()[:, 0] + (block + self.first))
         return torch.cat(found)
-
-
-def _shard_of(table: LookupTable) -> tuple[int, Tensor]:
-    """Return the first row of this rank's shard of a table whose weight is a DTensor, and the shard."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    weight: Any = getattr(table, "weight", None)
-    placements = placements_of(weight) if isinstance(table, DenseTable) else None
-    if placements is None or any(each not in (Shard(0), Replicate()) for each in placements):
-        raise SizeError(f"{a_or_an(type(table).__name__)} with placements {placements} is not sharded by rows.")
-    return local_slices(weight)[0].start, to_local(weight.detach())
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -15,15 +15,16 @@ from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import CheckpointError, SizeError, TokenIdError
 from embedlayer.core.formatting import a_or_an
-from embedlayer.heads.output import OutputHead
-from embedlayer.tables.adapters import (
+from embedlayer.formats.adapters import (
     AdapterFolder,
     ModuleAdapter,
-    TrainableTokens,
+    ReplacedRows,
     adapt_rows,
     read_adapter,
     write_token_rows,
 )
+from embedlayer.heads.output import OutputHead
+from embedlayer.integrations.peft import MERGE
 from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.table import TokenTable
@@ -121,7 +122,16 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
         _check_fit(changes, directory)
     else:
         changes = _changes(target, adapter)
-    merges = [_merge_into(weight, change) for weight, change in changes.values()]  # errors are raised here
+    merges: list[Callable[[], None]] = []
+    for weight, change in changes.values():  # errors are raised here
+        if not isinstance(weight, PackedRows):
+            merges.append(partial(_merge, weight, change))
+        elif (tokens := change.tokens_alone) is None:
+            raise SizeError(f"All rows of {a_or_an(weight)} cannot be changed: use the dense table.")
+        else:
+            ids = torch.tensor(tokens.token_ids, device=weight.device)
+            rows = weight.stored_rows.quantised(tokens.values.to(weight.device))
+            merges.append(partial(weight.store_rows, ids, rows))
     for merge in merges:
         merge()
 
@@ -132,7 +142,7 @@ def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
     others = sorted({*adapter.others, *adapter.modules} - {*vocabulary.tables, *vocabulary.heads})
     if others:
         shown = ", ".join(others[:3]) + (f", and {len(others) - 3} more" if len(others) > 3 else "")
-        raise CheckpointError(f"The adapter in {adapter.directory} changes other modules: {shown}. Merge it with PEFT.")
+        raise CheckpointError(f"The adapter in {adapter.directory} changes other modules: {shown}. Call {MERGE}.")
     changes: Changes = {}
     for name, part in (*vocabulary.tables.items(), *vocabulary.heads.items()):
         if (change := adapter.modules.get(name)) is None:
@@ -163,16 +173,6 @@ def _weight(part: nn.Module) -> Weight:
     return part
 
 
-def _merge_into(owner: Weight, change: ModuleAdapter) -> Callable[[], None]:
-    """Return a function that writes a change into a weight, in place."""
-    if not isinstance(owner, PackedRows):
-        return partial(_merge, owner, change)
-    if (tokens := change.tokens_alone) is None:
-        raise SizeError(f"All rows of {a_or_an(owner)} cannot be changed: use the dense table.")
-    ids = torch.tensor(tokens.token_ids, device=owner.device)
-    return partial(owner.store_rows, ids, owner.stored_rows.quantised(tokens.values.to(owner.device)))
-
-
 def _check_fit(changes: Changes, directory: Path | str) -> None:
     """Check that each change can be merged into its weight."""
     for name, (weight, change) in changes.items():
@@ -182,7 +182,7 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
                 f"{directory} is for a {name} of {change.sizes[0] or vocab_size} x {change.sizes[1]} numbers, and this "
                 f"one has {vocab_size} x {embed_dim}: edit the vocabulary first."
             )
-        ids = [row for each in change.adapters if isinstance(each, TrainableTokens) for row in each.token_ids]
+        ids = [row for each in change.adapters if isinstance(each, ReplacedRows) for row in each.token_ids]
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise TokenIdError(f"{directory} has tokens {min(ids)} to {max(ids)}; {name} has {vocab_size} rows.")
 
@@ -194,6 +194,4 @@ def _merge(owner: DenseTable | OutputHead, change: ModuleAdapter) -> None:
     for start in range(0, owner.vocab_size, size):
         stop = min(start + size, owner.vocab_size)
         rows = weight[start:stop] if change.weight is None else change.weight[start:stop].to(weight)
-        for adapter in change.adapters:
-            rows = adapt_rows(adapter, rows, start, stop)
-        weight[start:stop] = rows
+        weight[start:stop] = adapt_rows(change.adapters, rows, start, stop)

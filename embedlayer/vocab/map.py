@@ -26,9 +26,10 @@ from embedlayer.core.block_sizes import TABLE_ROWS, block_size
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import SizeError, TokenIdError
-from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, local_slices, shard_collectives, to_local
+from embedlayer.core.partitioned import is_sharded, local_shard
 from embedlayer.families.field_types import End
 from embedlayer.formats.stored import StoredRows
+from embedlayer.integrations.dtensor import dtensor_like, local_slices, shard_collectives
 from embedlayer.io.safetensors_files import byte_chunks
 
 NEW = -1
@@ -121,7 +122,7 @@ class RowMap:
         """
         old, new = self.partitions(tensor, padding, collectives)
         sources = F.pad(self.sources, (0, padding), value=NEW)
-        tensor, device = to_local(tensor.detach()), tensor.device
+        tensor, device = local_shard(tensor.detach()), tensor.device
         moved = tensor.new_empty((len(new), *tensor.shape[1:]))
         # all ranks may request rows of one rank
         rows_at_once = max(block_size(TABLE_ROWS, device_kind(device)) // collectives.size, 1)
@@ -143,7 +144,7 @@ class RowMap:
         self, tensor: Tensor, padding: int = 0, collectives: Collectives = SINGLE_PROCESS
     ) -> tuple[RowPartition, RowPartition]:
         """Return which rows of a tensor this rank stores, before and after the row map; see `apply`."""
-        old_rows = len(tensor) if is_dtensor(tensor) else self.old_size
+        old_rows = len(tensor) if is_sharded(tensor) else self.old_size
         return collectives.partition(old_rows), collectives.partition(self.size + padding)
 
 
@@ -231,12 +232,12 @@ class RowTensor:
     @property
     def readers(self) -> Collectives:
         """Return the ranks that together have all rows, and all columns if these are sharded too."""
-        return shard_collectives(self.tensor) if is_dtensor(self.tensor) else self.collectives
+        return shard_collectives(self.tensor) if is_sharded(self.tensor) else self.collectives
 
     @property
     def columns(self) -> slice:
         """Return which columns this rank stores: all, unless the tensor is a DTensor that is sharded by columns."""
-        if self.axis or not is_dtensor(self.tensor) or self.tensor.dim() < 2:
+        if self.axis or not is_sharded(self.tensor) or self.tensor.dim() < 2:
             return slice(None)
         return local_slices(self.tensor)[1]
 
@@ -248,7 +249,7 @@ class RowTensor:
     @property
     def local(self) -> Tensor:
         """Return the rows that this rank stores, without gradient: the shard of a DTensor, else `to_rows(tensor)`."""
-        return self.to_rows(to_local(self.tensor.detach()))
+        return self.to_rows(local_shard(self.tensor.detach()))
 
     def partitions(self, row_map: RowMap) -> tuple[RowPartition, RowPartition]:
         """Return which rows this rank stores before and after an edit; see `RowMap.partitions`."""
@@ -256,7 +257,7 @@ class RowTensor:
 
     def with_rows(self, local: Tensor, row_map: RowMap) -> Tensor:
         """Return the tensor after an edit, from the rows of this rank: a DTensor if the tensor is one."""
-        if is_dtensor(self.tensor):
+        if is_sharded(self.tensor):
             return dtensor_like(self.tensor, local, row_map.size + self.padding)
         if self.axis == 0:
             return local

@@ -22,10 +22,11 @@ from embedlayer.core.own_attributes import (
     remove_own_attribute,
     set_own_attribute,
 )
-from embedlayer.core.partitioned import has_fsdp_modules, refuse_partitioned
-from embedlayer.distributed.dtensors import is_dtensor
+from embedlayer.core.partitioned import is_sharded, refuse_partitioned
 from embedlayer.families.vocabulary_tensors import models_in
 from embedlayer.heads.output import NEW_ROWS, ROWS, OutputHead
+from embedlayer.integrations.fsdp import PARALLELIZE, has_fsdp_modules
+from embedlayer.integrations.peft import refuse_frozen_rows
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.dense_table import DenseTable
@@ -93,8 +94,8 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     """
     refuse_partitioned(module.named_parameters(), "is trained in part", gathered=False)
     held, ids = held_parameters(module), list(token_ids)
-    if has_fsdp_modules(module) or any(is_dtensor(parameter) for parameter in module.parameters()):
-        raise SizeError("The rows are sharded: call train_only_rows before fully_shard or parallelize_module.")
+    if has_fsdp_modules(module) or any(is_sharded(parameter) for parameter in module.parameters()):
+        raise SizeError(f"The rows are sharded: call train_only_rows before {PARALLELIZE}.")
     modules = vocabulary_modules(module)
     if isinstance(module, TokenTable):
         raise SizeError("This is the table itself: wrap it, DeltaEmbedding(table, token_ids).")
@@ -130,9 +131,9 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
 
 def _note(module: nn.Module, trained: list[nn.Parameter]) -> None:
     """Note on a module what was trained before `train_only_rows`, and watch for PEFT, until `merge_rows`."""
-    removals: list[Callable[[], object]] = [module.register_forward_pre_hook(_refuse_rows_frozen_by_peft).remove]
+    removals: list[Callable[[], object]] = [module.register_forward_pre_hook(refuse_frozen_rows).remove]
     for model in models_in(module).values():
-        watch = partial(_refuse_rows_frozen_by_peft, module)  # PEFT 0.18 runs no hooks of the model, calling `forward`
+        watch = partial(refuse_frozen_rows, module)  # PEFT 0.18 runs no hooks of the model, calling `forward`
         removals.append(model.base_model.register_forward_pre_hook(watch).remove)
         removals.append(model.register_load_state_dict_pre_hook(_split_rows).remove)
         if own_attribute(model, "save_pretrained") is None:
@@ -194,14 +195,6 @@ def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
     """Raise a `StaleRowsError` before a step of an optimizer if `train_only_rows` froze all that it trains."""
     if not any(each.requires_grad for group in optimizer.param_groups for each in group["params"]):
         raise StaleRowsError(f"This {type(optimizer).__name__} trains nothing: build it again.")
-
-
-def _refuse_rows_frozen_by_peft(module: nn.Module, *_: object) -> None:
-    """Raise a `SizeError` in training if PEFT has frozen the rows that `train_only_rows` made trainable."""
-    if not (module.training and torch.is_grad_enabled() and hasattr(module, "peft_config")):
-        return
-    if frozen := [name for name, part in _deltas(module).items() if not part.delta.requires_grad]:
-        raise SizeError(f"PEFT has frozen {', '.join(frozen)}. See docs/errors.md, New rows that PEFT has frozen.")
 
 
 def merge_rows(module: nn.Module) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from embedlayer import DecoderLM, DeltaEmbedding, EmbeddingLayer, OutputHead, TokenEmbedding, TransformerEmbedding
-from embedlayer.distributed.fsdp import register_fsdp_methods
+from embedlayer.distributed import register_fsdp_methods
 from embedlayer.heads.prediction import PredictionHead
 
 V, D, T = 23, 8, 6

@@ -38,7 +38,7 @@ from embedlayer.vocab import RandomInit
 from embedlayer.vocab.operations import edit_vocabulary
 
 PRELOADED += [
-    *("embedlayer.distributed.fsdp", "embedlayer.distributed.state", "embedlayer.vocab.operations"),
+    *("embedlayer.integrations.fsdp", "embedlayer.distributed.state", "embedlayer.vocab.operations"),
     *("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.pipelining"),
 ]
 

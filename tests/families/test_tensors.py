@@ -28,7 +28,7 @@ def test_a_record_names_each_tensor_that_follows_the_vocabulary(kind, model_type
         warnings.simplefilter("ignore")
         model = el.patch(build(model_type, kind)[1])
         random_state = torch.get_rng_state()
-        found = {name: (tensor, axes, rule) for name, tensor, axes, rule in tensors_in(model, weights_of(model))}
+        found = {name: (tensor, axes, rule) for name, tensor, axes, rule in tensors_in(model, weights_of(model), str)}
     assert torch.equal(torch.get_rng_state(), random_state)
     assert {id(tensor) for tensor, _, _ in found.values()} >= weights_of(model)
     for name, (tensor, axes, rule) in found.items():

@@ -5,11 +5,9 @@ same objects, so tied heads and optimizers keep their references. Each rank move
 """
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -21,19 +19,20 @@ from embedlayer.core.collectives import SINGLE_PROCESS
 from embedlayer.core.errors import SizeError
 from embedlayer.core.held_parameters import held_parameters, parameters_of
 from embedlayer.core.own_attributes import REPLACED, modules_with, own_attribute
-from embedlayer.core.partitioned import refuse_partitioned
-from embedlayer.distributed.dtensors import (
+from embedlayer.core.partitioned import is_sharded, refuse_partitioned
+from embedlayer.distributed.stages import stage_copies
+from embedlayer.families.configurations import check_readers, check_sizes
+from embedlayer.families.field_types import End
+from embedlayer.families.vocabulary_tensors import models_in, tensors_in
+from embedlayer.integrations.dtensor import (
     check_replaceable,
     create_groups,
-    is_dtensor,
     placed_like,
     replace_dtensor,
     row_collectives,
 )
-from embedlayer.distributed.stages import stage_copies
-from embedlayer.families.configurations import check_readers, check_sizes
-from embedlayer.families.field_types import End
-from embedlayer.families.vocabulary_tensors import tensors_in
+from embedlayer.integrations.fsdp import FsdpParameter, fsdp_parameters
+from embedlayer.integrations.peft import plain_name, refuse_token_adapters
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.row_sparse import RowSparseEmbedding
@@ -45,7 +44,6 @@ from embedlayer.vocab.targets.module_parts import (
     VocabularyModules,
     check_movable,
     dotted,
-    refuse_adapters,
     unknown_rows,
     vocabulary_modules,
 )
@@ -58,16 +56,13 @@ from embedlayer.vocab.targets.module_settings import (
 )
 from embedlayer.vocab.targets.optimizer_rows import NewState, require_moved, state_with_rows, watch_unmoved
 
-if TYPE_CHECKING:
-    from embedlayer.distributed.fsdp import FsdpParameter
-
 
 def row_tensors(
     module: nn.Module,
     modules: VocabularyModules,
     optimizer: Optimizer | None = None,
     padding: Mapping[str, int] = {},
-    fsdp: Mapping[int, "FsdpParameter"] = {},
+    gathered: Mapping[int, FsdpParameter] = {},
 ) -> tuple[dict[str, RowTensor], dict[str, Callable[[Tensor], None]]]:
     """Return all tensors of a module and its optimizer with a row for each token, and functions that replace them."""
     # The order matters to `apply_row_map`: tables and heads, biases, compressed IDs of n-gram hashes, optimizer state.
@@ -89,12 +84,12 @@ def row_tensors(
                 rows = RowTensor(parameter, "head", collectives=row_collectives(parameter))
                 by_id[id(parameter)] = names.get(id(parameter), dotted(name, key)), rows
     ends = by_id.keys() | {id(part.stored) for part in modules.stored.values()}
-    for name, tensor, axes, rule in tensors_in(module, ends):
+    for name, tensor, axes, rule in tensors_in(module, ends, plain_name):
         if id(tensor) not in by_id:
             is_known = rule.end is not None and len(axes) == 1 and tensor.is_floating_point()
             if not is_known or tensor.shape[axes[0]] != modules.vocab_size:
                 raise unknown_rows(name, rule.use)
-            if is_dtensor(tensor) and (axes[0] or fsdp):
+            if is_sharded(tensor) and (axes[0] or gathered):
                 raise SizeError(f"{name} is sharded: edit the vocabulary before.")
             by_id[id(tensor)] = name, RowTensor(tensor, rule.end, collectives=row_collectives(tensor), axis=axes[0])
     # The values of a bias follow from the rows before it.
@@ -103,10 +98,10 @@ def row_tensors(
     for name, rows in tensors.items():  # a parameter stays the same object, to which heads and optimizers refer
         if name in packed:
             replace[name] = partial(_replace_stored, packed[name])
-        elif (sharded := fsdp.get(id(rows.tensor))) is not None:
+        elif (sharded := gathered.get(id(rows.tensor))) is not None:
             replace[name] = sharded.replace
         else:
-            replace[name] = partial(replace_dtensor if is_dtensor(rows.tensor) else replace_data, rows.tensor)
+            replace[name] = partial(replace_dtensor if is_sharded(rows.tensor) else replace_data, rows.tensor)
     for name, ngrams in modules.hashes.items():
         key = dotted(name, "token_map")
         tensors[key] = RowTensor(ngrams.compressed_ids, new_values=partial(new_compressed_ids, ngrams))
@@ -158,7 +153,7 @@ def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
     """Return a parameter's gradient with its rows moved as a row map says; `None` if it has no gradient."""
     # If the rows are sharded, all ranks must call this.
     grad, ranks = rows.tensor.grad, rows.collectives
-    if grad is not None and is_dtensor(grad):  # tensor parallelism leaves that of a table on every rank
+    if grad is not None and is_sharded(grad):  # tensor parallelism leaves that of a table on every rank
         grad = placed_like(grad, rows.tensor)
     if grad is not None and not grad.is_sparse and rows.missing_row is not None:  # tokens without a row share one
         grad = F.pad(grad, (0, 0) * (grad.dim() - 1) + (0, max(row_map.old_size - len(grad), 0)))
@@ -190,7 +185,7 @@ def apply_to_module(
     # All ranks, and all pipeline stages with copies of a table, must call this. Pending updates are applied first, and
     # stay applied if the edit fails.
     refuse_partitioned(module.named_parameters(), "is edited", gathered=False)
-    _fsdp_parameters(module)  # resharded, so that the parameters are those of tie_stages
+    fsdp_parameters(module)  # resharded, so that the parameters are those of tie_stages
     copies = list(stage_copies(module.parameters()))
     with ExitStack() as stages:
         of_stages = [stages.enter_context(ranks.all_or_none()) for ranks in {copy.ranks: None for copy in copies}]
@@ -210,8 +205,9 @@ def _change_of(
     held = held_parameters(module, optimizer, replaced)
     check_movable(module)
     modules = vocabulary_modules(module)
-    refuse_adapters(module, modules)
-    fsdp = _fsdp_parameters(module, [*(each.stored for each in modules.local.values()), *modules.heads.values()])
+    outputs = [model.get_output_embeddings() for model in models_in(module).values()]  # also those not patched
+    refuse_token_adapters(module, [*modules.tables.values(), *modules.heads.values(), *outputs], modules.vocab_size)
+    gathered = fsdp_parameters(module, [*(each.stored for each in modules.local.values()), *modules.heads.values()])
     create_groups(module)
     ranks = modules.collectives
     row_sparse = [part.stored for part in modules.local.values() if isinstance(part.stored, RowSparseEmbedding)]
@@ -251,14 +247,14 @@ def _change_of(
             )
             for name, part in modules.stored.items()
         }
-        tensors, replace = row_tensors(module, modules, optimizer, padding, fsdp)
+        tensors, replace = row_tensors(module, modules, optimizer, padding, gathered)
         parameters = {name: rows for name, rows in tensors.items() if isinstance(rows.tensor, nn.Parameter)}
         if edit.values is not None and len(row_map.initialised):
             for rows in tensors.values():
                 if rows.state_of is not None:  # an error is raised before anything changes, and on all ranks
                     rows.state_of(tensors[rows.parameter].local[:1])
         for rows in parameters.values():
-            _check_rows(rows, row_map, fsdp.get(id(rows.tensor)))
+            _check_rows(rows, row_map, gathered.get(id(rows.tensor)))
         if ranks is not SINGLE_PROCESS:
             grads = {name: rows.tensor.grad for name, rows in parameters.items()}
             facts["the tensors"] = [(name, str(r.tensor.dtype), r.row_shape) for name, r in tensors.items()]
@@ -294,28 +290,19 @@ def _change_of(
     return result, tied, assignments, finish
 
 
-def _fsdp_parameters(module: nn.Module, parts: Sequence[nn.Module] = ()) -> Mapping[int, "FsdpParameter"]:
-    """Reshard a module that FSDP2 shards, and return its sharded parameters by their `id`; empty if there are none."""
-    if "torch.distributed.fsdp" not in sys.modules:  # nobody has sharded anything with it, and the import takes 0.7 s
-        return {}
-    from embedlayer.distributed.fsdp import fsdp_parameters
-
-    return fsdp_parameters(module, parts)
-
-
-def _check_rows(rows: RowTensor, row_map: RowMap, fsdp: "FsdpParameter | None") -> None:
+def _check_rows(rows: RowTensor, row_map: RowMap, sharded: FsdpParameter | None) -> None:
     """Check that a parameter can get the number of rows that an edit gives it; nothing is changed."""
     old, new = (partition.num_rows for partition in rows.partitions(row_map))
-    if fsdp is not None:
-        fsdp.check(new)
-    elif is_dtensor(rows.tensor) and new != old:
+    if sharded is not None:
+        sharded.check(new)
+    elif is_sharded(rows.tensor) and new != old:
         check_replaceable(rows.tensor)
 
 
 def _saved(rows: RowTensor) -> Tensor:
     """Return the values of a tensor before an edit: a copy if an edit may overwrite them, as in a DTensor parameter."""
     values = rows.tensor.detach()
-    return values.clone() if is_dtensor(values) and isinstance(rows.tensor, nn.Parameter) else values
+    return values.clone() if is_sharded(values) and isinstance(rows.tensor, nn.Parameter) else values
 
 
 def assignment(owner: object, name: str, value: object) -> Assignment:

@@ -12,17 +12,17 @@ from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
 from embedlayer.core.errors import SizeError, VocabularyError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import own_attribute
-from embedlayer.distributed.dtensors import mesh_collectives, row_collectives
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.families import VOCAB_SIZE_KEYS, family_of
 from embedlayer.families.configurations import Part, is_configuration, module_ids, other_models, parts_of, size_keys
-from embedlayer.families.vocabulary_tensors import linear_sizes, models_in, named_tensors
+from embedlayer.families.vocabulary_tensors import linear_sizes
 from embedlayer.heads.draft import DraftHead
 from embedlayer.heads.output import OutputHead
-from embedlayer.heads.peft import without_adapters
 from embedlayer.heads.streams import StreamHead
 from embedlayer.inputs.ngram import NgramEmbedding, NgramHash
 from embedlayer.inputs.per_layer import PerLayerInputs
+from embedlayer.integrations.dtensor import mesh_collectives, row_collectives
+from embedlayer.integrations.peft import plain_name
 from embedlayer.saving import Pretrained
 from embedlayer.tables.bag import Bag
 from embedlayer.tables.dense_table import DenseTable
@@ -149,7 +149,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     for name, (table, missing_row) in _per_layer_tables(modules).items():
         stored, part = _local_table(name, table, False)
         local[stored] = part._replace(per_layer=True, missing_row=missing_row)
-    linear = [each for each in linear_sizes(module) if not isinstance(each[1], OutputHead)]
+    linear = [each for each in linear_sizes(module, plain_name) if not isinstance(each[1], OutputHead)]
     bags = {name: part for name, part in modules.items() if isinstance(part, Bag)}
     inside = {id(part) for part in bags.values()}
     owners = {
@@ -226,25 +226,6 @@ def unknown_rows(name: str, use: str = "") -> VocabularyError:
         f"{name} has values for each token beside the rows of tables and heads{f' ({use})' if use else ''}, and what "
         f"they are for a new token is not known, so the vocabulary of this model is not edited."
     )
-
-
-def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
-    """Raise a `VocabularyError` if PEFT has put an adapter with values or IDs of tokens on a table or head."""
-    heads = (model.get_output_embeddings() for model in models_in(module).values())  # also one that is not patched
-    ends = {id(part) for part in (*modules.tables.values(), *modules.heads.values())}
-    ends |= {id(without_adapters(head)) for head in heads if head is not None}
-    for name, wrapper in module.named_modules():
-        base = without_adapters(wrapper)
-        if base is wrapper or id(base) not in ends:
-            continue
-        own = {id(tensor) for _, tensor in named_tensors(base)}
-        of_tokens = [
-            key
-            for key, tensor in named_tensors(wrapper)
-            if id(tensor) not in own and (modules.vocab_size in tensor.shape or hasattr(wrapper, "token_indices"))
-        ]
-        if of_tokens:
-            raise VocabularyError(f"PEFT adapts {name}: docs/errors.md, PEFT and an edited vocabulary.")
 
 
 def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:

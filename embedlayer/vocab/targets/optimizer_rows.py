@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from embedlayer.core.errors import SizeError, StaleRowsError
 from embedlayer.core.held_parameters import optimizers_of, trained_by
-from embedlayer.distributed.dtensors import is_dtensor, placements_of
+from embedlayer.core.partitioned import is_sharded, sharding_of
 from embedlayer.optim.row_optimizer import RowOptimizer
 from embedlayer.vocab.map import RowMap, RowTensor
 
@@ -28,7 +28,7 @@ def state_with_rows(state: Mapping[str, Any], name: str, rows: RowTensor) -> Ite
         if not isinstance(value, Tensor) or value.dim() == 0 or value.numel() <= 1:
             continue
         has_rows = value.shape == parameter.shape or (rows.axis == 0 and _has_rows(key, value, parameter))
-        if has_rows and is_dtensor(parameter) and placements_of(value) != placements_of(parameter):
+        if has_rows and is_sharded(parameter) and sharding_of(value) != sharding_of(parameter):
             raise SizeError(
                 f"The optimizer's {key} of {name} is not sharded as the parameter is: build the optimizer again."
             )

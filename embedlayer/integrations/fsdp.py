@@ -1,68 +1,52 @@
-"""FSDP2 for modules with methods other than `forward` that read parameters, and for edits of the number of rows.
+"""FSDP2: methods other than `forward` that read parameters, and edits of the number of rows.
 
 torch has no public function that gives a parameter another size after `fully_shard`. FSDP2 stores the sizes of each
 parameter in an object of its own (`FSDPParam` in torch/distributed/fsdp/_fully_shard/_fsdp_param.py), which
 `FsdpParameter` replaces by a new one of the same class. This is the only place that uses FSDP's private objects. They
-are checked before anything is changed, so another version of torch gives an error that names the alternatives.
+are checked before anything is changed, so another version of torch gives an error that names the alternatives. Its
+module is imported by those who use it: the import takes 0.7 s.
 """
 
 import inspect
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import distribute_tensor
 
 from embedlayer.core.errors import SizeError, VersionError
-from embedlayer.distributed.dtensors import check_replaceable, replace_dtensor
-from embedlayer.saving import Pretrained
+from embedlayer.core.partitioned import gathers_weights
+from embedlayer.integrations.dtensor import check_replaceable, replace_dtensor
 
-METHODS = (
-    *("look_up", "rows", "raw_logits", "logits", "uncomputed_logits"),  # of tables and heads
-    *("loss", "token_log_probs", "token_statistics", "multi_token_loss"),  # of tables and heads
-    *("vectors", "bias"),  # of positions
-    *("input", "hidden", "transform"),  # of layers, decoders and heads with a transform before the product
-)
-"""Methods that use parameters and that programs call directly."""
+PARALLELIZE = "fully_shard or parallelize_module"
+"""The functions of torch that shard a model, for advice in errors."""
 
 
-def register_fsdp_methods(model: nn.Module) -> nn.Module:
-    """Make FSDP2 gather parameters for `loss`, `logits`, `rows` and the other `METHODS`, as it does for `forward`.
+def has_fsdp_modules(module: nn.Module) -> bool:
+    """Return whether `fully_shard` was called on a module or on one of its submodules, which then have `unshard`."""
+    return any(hasattr(part, "unshard") and hasattr(part, "reshard") for part in module.modules())
 
-    These methods call each other. So a module keeps its gathered parameters from its first call until its backward pass
-    (`set_reshard_after_forward(False)`). After a call without a backward pass, `module.reshard()` frees them.
 
-    Args:
-        model: The model, after `fully_shard` was called on it, on some of its submodules, or on both.
+def gather_for(module: nn.Module, methods: Iterable[str]) -> None:
+    """Make FSDP2 gather the parameters of a module for some of its methods, and keep them until its backward pass.
 
-    Returns:
-        The same model, changed in place.
-
-    Raises:
-        VersionError: With torch 2.9 to 2.11 one group has several modules, as after `fully_shard([norm, head])`: its
-            backward pass would crash the process.
-
-    Reference: `torch.distributed.fsdp.register_fsdp_forward_method`.
+    Without effect on a module on which `fully_shard` was not called.
     """
-    for module in model.modules():
-        if not isinstance(module, FSDPModule) or not (isinstance(module, Pretrained) or hasattr(module, "transform")):
-            continue
-        state = cast(Any, fully_shard).state(module)
-        if "_fsdp_param_group" in vars(state) and len(state._modules) > 1:
-            raise VersionError(
-                f"With torch {torch.__version__} the backward pass of a group of modules, fully_shard([norm, head]), "
-                f"crashes: shard each module by itself, or install torch 2.13."
-            )
-        module.set_reshard_after_forward(False, recurse=False)
-        for name in METHODS:
-            method = getattr(module, name, None)
-            # A head's `bias` is a parameter; a registered method is an attribute of the instance.
-            if inspect.ismethod(method) and name not in vars(module):
-                register_fsdp_forward_method(module, name)
-    return model
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+    if not isinstance(module, FSDPModule):
+        return
+    state = cast(Any, fully_shard).state(module)
+    if "_fsdp_param_group" in vars(state) and len(state._modules) > 1:
+        raise VersionError(
+            f"With torch {torch.__version__} the backward pass of a group of modules, fully_shard([norm, head]), "
+            f"crashes: shard each module by itself, or install torch 2.13."
+        )
+    module.set_reshard_after_forward(False, recurse=False)
+    for name in methods:
+        register_fsdp_forward_method(module, name)
 
 
 USED = (
@@ -120,6 +104,8 @@ class FsdpParameter:
             return
         sizes = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         if record.is_dtensor:  # the parameter before fully_shard was sharded over the later dimensions of the mesh
+            from torch.distributed.tensor import distribute_tensor
+
             mesh, first = tensor.device_mesh, record.mesh_info.mesh.ndim
             later = mesh[mesh.mesh_dim_names[first:]]
             sizes = distribute_tensor(sizes, later, tensor.placements[first:], src_data_rank=None)
@@ -148,9 +134,13 @@ class FsdpParameter:
         return next(each for each in self.group.fsdp_params if each.sharded_param is self.parameter)
 
 
-def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> dict[int, FsdpParameter]:
+def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> Mapping[int, FsdpParameter]:
     """Reshard a module, and return the parameters that FSDP2 shards in it, by the `id` of the parameter."""
     sharded: dict[int, FsdpParameter] = {}
+    if "torch.distributed.fsdp" not in sys.modules:  # nobody has sharded anything with it
+        return sharded
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
     for wrapped in module.modules():
         if not isinstance(wrapped, FSDPModule):
             continue
@@ -166,7 +156,7 @@ def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> dict[
                 sharded[id(record.sharded_param)] = FsdpParameter(record.sharded_param, group)
     for part in parts if not isinstance(module, FSDPModule) else ():
         own = [parameter for parameter in part.parameters(recurse=False) if not hasattr(parameter, "shard_group")]
-        if getattr(part, "_is_fsdp_managed_module", False) and any(id(parameter) not in sharded for parameter in own):
+        if gathers_weights(part) and any(id(parameter) not in sharded for parameter in own):
             raise SizeError(
                 f"fully_shard was called on a module around this {type(module).__name__}: pass that module."
             )

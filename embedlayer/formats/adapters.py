@@ -1,12 +1,12 @@
 """Adapters of PEFT on the rows of a table: what they are, how rows, vectors and logits change, and their folders.
 
-Adapters on modules of a live model (`heads.peft`) and adapters in files are the same records. A folder has
+Adapters on modules of a live model (`integrations.peft`) and adapters in files are the same records. A folder has
 `adapter_config.json` and `adapter_model.safetensors`, whose tensors are named after the modules of the model:
 `base_model.model.<module>.<what>`. `read_adapter` groups the tensors by module and checks the configuration.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,57 +23,67 @@ from embedlayer.io.json_fields import Range, check_fields, printable
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, load_tensors, save_tensors
 
 
-class LoraAdapter(NamedTuple):
-    """Hold LoRA matrices of a table of V rows of width D, with which the rows become `rows + (b @ a).T * scaling`."""
+class LowRankAdapter(NamedTuple):
+    """Hold matrices of LoRA for a table of V rows of width D, whose rows become `rows + (b @ a).T * scaling`."""
 
     a: Float[Tensor, "R V"]
     b: Float[Tensor, "D R"]
     scaling: float
 
 
-class TrainableTokens(NamedTuple):
+class ReplacedRows(NamedTuple):
     """Hold trained rows, which replace the rows of the same tokens in a table."""
 
     token_ids: list[int]
     values: Float[Tensor, "N D"]
 
 
-Adapter = LoraAdapter | TrainableTokens
+Adapter = LowRankAdapter | ReplacedRows
 
 
-def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
-    """Return rows `start` to `stop - 1` of a table, `(stop - start, D)`, with an adapter applied, as a new tensor."""
-    if isinstance(adapter, LoraAdapter):
-        dtype = torch.promote_types(rows.dtype, adapter.b.dtype)
-        added = adapter.a[:, start:stop].T.to(dtype) @ adapter.b.T.to(dtype) * adapter.scaling
-        return rows + added.to(rows.device, rows.dtype)
-    index, values = _trained_between(adapter, start, stop)
-    return rows.index_copy(0, index.to(rows.device), values.to(rows.device, rows.dtype))
+def adapt_rows(adapters: Sequence[Adapter], rows: Tensor, start: int, stop: int) -> Tensor:
+    """Return rows `start` to `stop - 1` of a table, `(stop - start, D)`, with adapters applied, as a new tensor."""
+    for adapter in adapters:
+        if isinstance(adapter, LowRankAdapter):
+            dtype = torch.promote_types(rows.dtype, adapter.b.dtype)
+            added = adapter.a[:, start:stop].T.to(dtype) @ adapter.b.T.to(dtype) * adapter.scaling
+            rows = rows + added.to(rows.device, rows.dtype)
+        else:
+            index, values = _trained_between(adapter, start, stop)
+            rows = rows.index_copy(0, index.to(rows.device), values.to(rows.device, rows.dtype))
+    return rows
 
 
-def adapt_vectors(adapter: Adapter, vectors: Tensor, ids: Tensor) -> Tensor:
-    """Return looked-up rows, `(..., D)` for IDs `(...)`, with an adapter applied, as a new tensor."""
-    if isinstance(adapter, LoraAdapter):
-        dtype = torch.promote_types(vectors.dtype, adapter.b.dtype)
-        added = F.embedding(ids, adapter.a.T).to(dtype) @ adapter.b.T.to(dtype) * adapter.scaling
-        return vectors + added.to(vectors.dtype)
-    tokens, order = torch.tensor(adapter.token_ids, dtype=torch.long, device=ids.device).sort()
-    places = torch.searchsorted(tokens, ids.long().contiguous()).clamp(max=len(tokens) - 1)
-    trained = F.embedding(order[places], adapter.values).to(vectors.dtype)
-    return torch.where((tokens[places] == ids).unsqueeze(-1), trained, vectors)
+def adapt_vectors(adapters: Sequence[Adapter], vectors: Tensor, ids: Tensor) -> Tensor:
+    """Return looked-up rows, `(..., D)` for IDs `(...)`, with adapters applied, as a new tensor."""
+    for adapter in adapters:
+        if isinstance(adapter, LowRankAdapter):
+            dtype = torch.promote_types(vectors.dtype, adapter.b.dtype)
+            added = F.embedding(ids, adapter.a.T).to(dtype) @ adapter.b.T.to(dtype) * adapter.scaling
+            vectors = vectors + added.to(vectors.dtype)
+        else:
+            tokens, order = torch.tensor(adapter.token_ids, dtype=torch.long, device=ids.device).sort()
+            places = torch.searchsorted(tokens, ids.long().contiguous()).clamp(max=len(tokens) - 1)
+            trained = F.embedding(order[places], adapter.values).to(vectors.dtype)
+            vectors = torch.where((tokens[places] == ids).unsqueeze(-1), trained, vectors)
+    return vectors
 
 
-def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
+def adapt_products(adapters: Sequence[Adapter], products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
     """Return `hidden @ adapted_rows.T`, computed from the products with the unadapted rows, as a new tensor."""
-    if isinstance(adapter, LoraAdapter):
-        dtype = torch.promote_types(hidden.dtype, adapter.b.dtype)
-        narrow = hidden.to(dtype) @ adapter.b.to(dtype) * adapter.scaling
-        return products + (narrow @ adapter.a[:, start:stop].to(dtype)).to(products.dtype)
-    index, values = _trained_between(adapter, start, stop)
-    return products.index_copy(-1, index, F.linear(hidden, values.to(hidden.dtype)).to(products.dtype))
+    for adapter in adapters:
+        if isinstance(adapter, LowRankAdapter):
+            dtype = torch.promote_types(hidden.dtype, adapter.b.dtype)
+            narrow = hidden.to(dtype) @ adapter.b.to(dtype) * adapter.scaling
+            products = products + (narrow @ adapter.a[:, start:stop].to(dtype)).to(products.dtype)
+        else:
+            index, values = _trained_between(adapter, start, stop)
+            trained = F.linear(hidden, values.to(hidden.dtype)).to(products.dtype)
+            products = products.index_copy(-1, index, trained)
+    return products
 
 
-def _trained_between(adapter: TrainableTokens, start: int, stop: int) -> tuple[Tensor, Tensor]:
+def _trained_between(adapter: ReplacedRows, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """Return the IDs, minus `start`, and the rows, `(N, D)`, of the trained tokens among `start` to `stop - 1`."""
     chosen = [number for number, token in enumerate(adapter.token_ids) if start <= token < stop]
     index = [adapter.token_ids[number] - start for number in chosen]
@@ -84,7 +94,12 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 TRAINABLE_TOKENS = "TRAINABLE_TOKENS"
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
+"""Start of the names of tensors, before the name of the module."""
+
+OF_TOKENS = ("lora_embedding_", "trainable_tokens_")
+"""Parts of the names of tensors with values for each token or for single tokens."""
+
 _ROWS = ("trainable_tokens_delta", "token_adapter.trainable_tokens_delta")
 _WEIGHTS = ("weight", "base_layer.weight")
 _LOW_RANK = (("lora_embedding_A", "lora_embedding_B"), ("lora_A.weight", "lora_B.weight"))
@@ -141,15 +156,15 @@ class ModuleAdapter:
         if self.weight is not None:
             return len(self.weight), self.weight.shape[1]
         first = self.adapters[0]
-        if isinstance(first, LoraAdapter):
+        if isinstance(first, LowRankAdapter):
             return first.a.shape[1], len(first.b)
         return None, first.values.shape[1]
 
     @property
-    def tokens_alone(self) -> TrainableTokens | None:
+    def tokens_alone(self) -> ReplacedRows | None:
         """Return the trained tokens if the adapter changes nothing else in the module, else `None`."""
         only = self.adapters[0] if self.weight is None and len(self.adapters) == 1 else None
-        return only if isinstance(only, TrainableTokens) else None
+        return only if isinstance(only, ReplacedRows) else None
 
     def equals(self, other: "ModuleAdapter") -> bool:
         """Return whether two modules are changed in the same way, bit for bit, as the two ends of a tied table are."""
@@ -209,9 +224,9 @@ def read_adapter(directory: Path | str) -> AdapterFolder:
     by_module: dict[str, dict[str, Tensor]] = {}
     others: set[str] = set()
     for name, tensor in tensors.items():
-        if not name.startswith(_PREFIX):
-            raise CheckpointError(f"{directory / ADAPTER_WEIGHTS} has {name!r}; PEFT's names start with {_PREFIX!r}.")
-        inner = name.removeprefix(_PREFIX)
+        if not name.startswith(PREFIX):
+            raise CheckpointError(f"{directory / ADAPTER_WEIGHTS} has {name!r}; PEFT's names start with {PREFIX!r}.")
+        inner = name.removeprefix(PREFIX)
         what = next((part for part in _PARTS if inner.endswith(f".{part}")), inner.rpartition(".")[2])
         module = inner.removesuffix(what).removesuffix(".")
         if what not in _PARTS or tensor.dim() != 2:
@@ -243,7 +258,7 @@ def write_token_rows(
         "base_model_name_or_path": None,
         "task_type": None,
     }
-    tensors = {f"{_PREFIX}{module}.{_ROWS[0]}": tensor for module, tensor in rows.items()}
+    tensors = {f"{PREFIX}{module}.{_ROWS[0]}": tensor for module, tensor in rows.items()}
     save_tensors(directory / ADAPTER_WEIGHTS, tensors, metadata)
     write_json(directory / ADAPTER_CONFIG, config)
 
@@ -273,7 +288,7 @@ def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObje
             raise CheckpointError(f"{stated}, and {ADAPTER_WEIGHTS} has matrices of rank {rank}: copy it again.")
         a, b = (first, second) if pair == _LOW_RANK[0] else (second.T, first.T)
         scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
-        adapters = (LoraAdapter(a.float(), b.float(), scaling),)
+        adapters = (LowRankAdapter(a.float(), b.float(), scaling),)
     rows = next((tensors[name] for name in _ROWS if name in tensors), None)
     if rows is not None:
         ids = config.get("token_indices") or config.get("trainable_token_indices") or []
@@ -284,7 +299,7 @@ def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObje
             raise CheckpointError(f"{directory / ADAPTER_CONFIG} names token {twice} twice for {module}.")
         if len(ids) != len(rows):
             raise CheckpointError(f"{directory} has {len(rows)} rows of {module} and {len(ids)} token IDs.")
-        adapters += (TrainableTokens(list(ids), rows),)
+        adapters += (ReplacedRows(list(ids), rows),)
     return ModuleAdapter(weight, adapters)
 
 

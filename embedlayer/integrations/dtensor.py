@@ -1,6 +1,7 @@
-"""DTensors of rows or logits that are sharded over a mesh. torch's own module is imported when one is built or read.
+"""DTensor: rows and logits that are sharded over a mesh.
 
-That import takes a second, and a program with one process never needs it.
+`core.partitioned` has what the layer itself asks of such tensors. torch's module is imported when one is built or read:
+that import takes a second, and a program with one process never needs it.
 """
 
 import math
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
-from embedlayer.core.errors import SizeError
+from embedlayer.core.errors import CheckpointError, SizeError
+from embedlayer.core.partitioned import is_sharded, local_shard, sharding_of
 from embedlayer.core.torch_state import distinguish_numbers_of_rows
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor as DTensor
 
 
 def as_dtensor(part: Tensor, mesh: DeviceMesh, size: int, dim: int = 0) -> "DTensor":
@@ -30,24 +32,9 @@ def as_dtensor(part: Tensor, mesh: DeviceMesh, size: int, dim: int = 0) -> "DTen
     return DTensor.from_local(part, mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride)
 
 
-def is_dtensor(tensor: object) -> bool:
-    """Return whether a tensor is a DTensor, which has a method `to_local`."""
-    return hasattr(tensor, "to_local")
-
-
-def to_local(tensor: Tensor) -> Tensor:
-    """Return the shard of this rank if `tensor` is a DTensor, and `tensor` itself if it is not."""
-    return cast("DTensor", tensor).to_local() if is_dtensor(tensor) else tensor
-
-
-def placements_of(tensor: Tensor) -> tuple[object, ...] | None:
-    """Return the placements of a DTensor, and `None` for another tensor."""
-    return tuple(cast("DTensor", tensor).placements) if is_dtensor(tensor) else None
-
-
 def row_collectives(tensor: Tensor) -> Collectives:
     """Return the ranks over which the rows of a DTensor are sharded; a single process if each rank has all rows."""
-    if not is_dtensor(tensor):
+    if not is_sharded(tensor):
         return SINGLE_PROCESS
     rows = cast("DTensor", tensor)
     ranks = _ranks_with_shards(rows, _sharded_dims(rows, 0))
@@ -62,7 +49,7 @@ def row_collectives(tensor: Tensor) -> Collectives:
 
 def shard_collectives(tensor: Tensor) -> Collectives:
     """Return the ranks that together have all rows and columns of a DTensor; see `row_collectives`."""
-    if not is_dtensor(tensor):
+    if not is_sharded(tensor):
         return SINGLE_PROCESS
     rows = cast("DTensor", tensor)
     return _ranks_with_shards(rows, sorted([*_sharded_dims(rows, 0), *_sharded_dims(rows, 1)]))
@@ -83,8 +70,8 @@ def _sharded_dims(tensor: "DTensor", axis: int) -> list[int]:
             f"A DTensor with the placements {tensor.placements} cannot be edited, only one that is sharded by rows "
             f"(Shard(0)) or columns (Shard(1)): edit the model before it is sharded."
         )
-    if to_local(tensor.detach()).device.type not in (tensor.device_mesh.device_type, "meta"):
-        raise SizeError("The shards are on the CPU and the mesh is not (CPU offloading): edit before fully_shard.")
+    if local_shard(tensor.detach()).device.type not in (tensor.device_mesh.device_type, "meta"):
+        raise SizeError("The shards are on the CPU and the mesh is not (CPU offloading): edit before sharding.")
     return [dim for dim in sharded if axes[dim] == axis]
 
 
@@ -103,7 +90,7 @@ def _ranks_with_shards(tensor: "DTensor", dims: Sequence[int]) -> Collectives:
 
 def mesh_collectives(tensor: Tensor) -> Collectives:
     """Return all ranks of the mesh of a DTensor, those with replicas included; a single process for another tensor."""
-    if not is_dtensor(tensor):
+    if not is_sharded(tensor):
         return SINGLE_PROCESS
     mesh = cast("DTensor", tensor).device_mesh
     return Collectives(_group_over(mesh, range(mesh.ndim)), mesh.device_type)
@@ -112,7 +99,7 @@ def mesh_collectives(tensor: Tensor) -> Collectives:
 def create_groups(module: nn.Module) -> None:
     """Create the process groups of the functions above for the parameters of a module; all ranks must call this."""
     for parameter in module.parameters():
-        if is_dtensor(parameter):
+        if is_sharded(parameter):
             tensor = cast("DTensor", parameter)
             axes = [getattr(placement, "dim", None) for placement in tensor.placements]
             for wanted in ((0,), (0, 1), (0, 1, None)):
@@ -151,9 +138,34 @@ def dtensor_like(tensor: Tensor, local: Tensor, num_rows: int) -> "DTensor":
     )
 
 
+def rows_on(mesh: DeviceMesh, rows: Tensor, name: str) -> Tensor:
+    """Return this rank's rows of a saved DTensor after sharding them over another mesh; all ranks must call this."""
+    from torch.distributed.tensor import Shard
+
+    saved = cast("DTensor", rows)
+    coordinate = saved.device_mesh.get_coordinate()  # after `torch.load`, of the rank that saved it
+    rank = None if coordinate is None else int(saved.device_mesh.mesh[tuple(coordinate)])
+    if rank != dist.get_rank():
+        raise CheckpointError(
+            f"{name} has the rows of rank {rank}, which called torch.save, and this is rank {dist.get_rank()}: save "
+            f"and load with embedlayer.distributed.distributed_state."
+        )
+    return local_shard(saved.redistribute(mesh, [Shard(0)]))
+
+
+def shard_of_rows(weight: Tensor) -> tuple[int, Tensor]:
+    """Return the first row of this rank's shard of a DTensor, and the shard; it must be sharded by rows alone."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    placements = cast("DTensor", weight).placements
+    if any(each not in (Shard(0), Replicate()) for each in placements):
+        raise SizeError(f"A weight with the placements {placements} is not sharded by rows.")
+    return local_slices(weight)[0].start, local_shard(weight.detach())
+
+
 def placed_like(tensor: Tensor, like: Tensor) -> Tensor:
     """Return a tensor with the placements of another if both are DTensors, such as a gradient with its parameter's."""
-    if placements_of(tensor) == placements_of(like):
+    if sharding_of(tensor) == sharding_of(like):
         return tensor
     return cast("DTensor", tensor).redistribute(placements=cast("DTensor", like).placements)
 
@@ -175,7 +187,7 @@ def check_replaceable(parameter: Tensor) -> None:
 def replace_dtensor(parameter: Tensor, tensor: Tensor) -> None:
     """Replace the values of a DTensor parameter by those of another DTensor; the parameter stays the same object."""
     if tensor.shape == parameter.shape:
-        to_local(parameter.detach()).copy_(to_local(tensor))
+        local_shard(parameter.detach()).copy_(local_shard(tensor))
         torch.autograd.graph.increment_version(parameter)  # a loss that still exists must not be differentiated
         return
     distinguish_numbers_of_rows()
