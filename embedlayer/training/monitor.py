@@ -36,6 +36,7 @@ from embedlayer.row_sparse.gradient import rows_and_values
 from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.tables.conversions import as_lookup_table
 from embedlayer.tables.delta import DeltaEmbedding
+from embedlayer.tables.dense_table import DenseTable
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer
