@@ -16,7 +16,7 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.index_checks import as_ids
 from embedlayer.core.shapes import IdsLike, Positions, Vectors
 from embedlayer.core.torch_state import may_use
-from embedlayer.inputs.fused import gather_scale_add_drop, is_gathered_faster, may_skip_call, scale_add_drop
+from embedlayer.inputs.fused import gather_scale_add_drop, may_skip_call, scale_add_drop
 from embedlayer.inputs.injection import EmbeddingInjection, injections_at_input
 from embedlayer.inputs.steps import TokenBatch, TracedStep, input_steps, run_steps, trace_steps
 from embedlayer.io.files import JsonObject
@@ -387,6 +387,8 @@ def _embed_fused(
             positions = positions_of(ids) if positions is None else positions
             addend = position.stored_look_up(positions) if reads_stored else None
             addend = position.vectors(positions) if addend is None else addend
-    if stored is not None and is_gathered_faster(stored):
-        return gather_scale_add_drop(stored, table.factor, addend, dropout)
+    if stored is not None:
+        vectors = gather_scale_add_drop(stored, table.factor, addend, dropout)
+        if vectors is not None:
+            return vectors
     return scale_add_drop(table.look_up(ids), table.factor, addend, dropout)

@@ -12,16 +12,18 @@ kernels on CUDA. The masks of `torch.nn.functional.dropout` and of compiled grap
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.core.block_sizes import FEW_VECTORS
 from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import fusible, has_hooks, has_memory, is_capturing
+from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.kernels.input import Dropout, StoredRows, gather_rows, look_up_applies, scale_applies
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.positions.position import AdditivePosition, Position
@@ -80,15 +82,12 @@ def scale_add_drop(
     if kind == "cuda" and look_up_applies(x):
         return _on_cuda(x, tuple(x.shape), scale, addend, dropout)
     addend = gather_rows(addend) if isinstance(addend, StoredRows) else addend
-    if dropout == 0 and x.numel() <= FEW_VECTORS.get(kind, 0):
-        if addend is None or isinstance(scale, Tensor):
-            return plain_scale_add_drop(x, scale, addend, 0.0)
-        # one rounding, as in the kernel
-        return torch.add(addend.to(x.dtype), x, alpha=1.0 if scale is None else scale)
-    if kind != "cpu" or isinstance(scale, Tensor) or not _fits(x.shape, addend) or not fusible(x, addend):
+    if kind != "cpu" or isinstance(scale, Tensor):
         return plain_scale_add_drop(x, scale, addend, dropout)
-    if scale is None and addend is None and dropout == 0:
-        return x
+    if not dropout and addend is not None:  # one rounding, as in the kernel
+        return torch.add(addend.to(x.dtype), x, alpha=1.0 if scale is None else scale)
+    if not dropout or not _fits(x.shape, addend) or not fusible(x, addend):
+        return plain_scale_add_drop(x, scale, addend, dropout)
     addend = None if addend is None else addend.to(x.dtype)
     result: Tensor = _ScaleAddDrop.apply(x, addend, 1.0 if scale is None else scale, dropout)  # type: ignore[no-untyped-call]
     return result
@@ -99,20 +98,22 @@ def gather_scale_add_drop(
     scale: float | Tensor | None,
     addend: Float[Tensor, "*rows T D"] | StoredRows | None,
     dropout: float,
-) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(scale * weight[ids] + addend)` with the IDs and the weight of `stored`."""
-    ids, weight, padding_idx, sparse, check = stored
+) -> Float[Tensor, "*batch T D"] | None:
+    """Compute `dropout(scale * weight[ids] + addend)`; return `None` where looking the rows up first is faster."""
+    ids, weight, check, padding_idx, sparse = stored
     shape = (*ids.shape, weight.shape[1])
-    if check is not None:
+    if device_kind(ids) == "cuda":
         return _on_cuda(stored, shape, scale, addend, dropout)
-    addend = gather_rows(addend) if isinstance(addend, StoredRows) else addend
-    rows = raw_weight(weight)
-    addend = None if addend is None else addend.to(rows.dtype)
-    if isinstance(scale, Tensor) or not _fits(shape, addend) or not fusible(weight, addend):
-        return plain_scale_add_drop(F.embedding(ids, weight, padding_idx, sparse=sparse), scale, addend, dropout)
-    by_kernel = GATHER_SCALE_ADD_DROP.applies(ids, rows, addend)
+    rows = raw_weight(weight) if sparse else weight
+    added = gather_rows(addend) if isinstance(addend, StoredRows) else addend
+    added = None if added is None else added.to(rows.dtype)
+    if isinstance(scale, Tensor) or not _fits(shape, added):
+        return None
+    by_kernel = GATHER_SCALE_ADD_DROP.applies(ids, rows, added)
+    if not by_kernel and (torch.is_grad_enabled() or not fusible(weight, added)):
+        return None
     result: Tensor = _GatherScaleAddDrop.apply(  # type: ignore[no-untyped-call]
-        weight, addend, ids, 1.0 if scale is None else scale, dropout, padding_idx, sparse, by_kernel
+        weight, added, ids, 1.0 if scale is None else scale, dropout, padding_idx, sparse, check, by_kernel
     )
     return result
 
@@ -139,15 +140,6 @@ def _on_cuda(
     if dropout and has_memory(rows) and is_capturing(rows):
         return F.dropout(gather_rows(source, scale=scale, addend=addend), dropout)
     return gather_rows(source, scale=scale, addend=addend, dropout=Dropout.drawn(dropout))
-
-
-def is_gathered_faster(stored: StoredRows) -> bool:
-    """Return whether `gather_scale_add_drop` is faster than `scale_add_drop` of rows that were looked up."""
-    if stored.check is not None:
-        return True
-    if torch.is_grad_enabled() and not GATHER_SCALE_ADD_DROP.applies(stored.ids, raw_weight(stored.weight)):
-        return False
-    return fusible(stored.weight)
 
 
 def plain_scale_add_drop(
@@ -236,16 +228,21 @@ class _GatherScaleAddDrop(torch.autograd.Function):
         dropout: float,
         padding_idx: int | None,
         sparse: bool,
+        check: IndexCheck,
         by_kernel: bool,
     ) -> Tensor:
+        check.require_integers(ids)
         ids = ids.long().contiguous()
+        if sparse or not by_kernel:  # the kernel checks the others as it reads the rows
+            check(ids)
         ctx.save_for_backward(ids)
         ctx.shape, ctx.addend_shape = weight.shape, None if addend is None else addend.shape
         ctx.scale, ctx.padding_idx, ctx.sparse = scale, padding_idx, sparse
         ctx.dropout = Dropout.drawn(dropout)
-        with applied_rows(weight, ids) as rows:
+        with applied_rows(weight, ids) if sparse else nullcontext(weight) as rows:
             out = rows.new_empty((*ids.shape, rows.shape[-1]))
-            _compute(rows, ids, out, scale, addend, ctx.dropout, by_kernel=by_kernel)
+            if not _compute(rows, ids, out, scale, addend, ctx.dropout, by_kernel=by_kernel, size=check.size):
+                check(ids)  # which raises the error
         return out
 
     @staticmethod
@@ -267,7 +264,7 @@ class _GatherScaleAddDrop(torch.autograd.Function):
                 )
             if ctx.needs_input_grad[1]:
                 grad_addend = grown.sum_to_size(ctx.addend_shape)
-        return grad_weight, grad_addend, None, None, None, None, None, None
+        return grad_weight, grad_addend, None, None, None, None, None, None, None
 
 
 def _fits(shape: tuple[int, ...], addend: Tensor | StoredRows | None) -> bool:
@@ -289,17 +286,20 @@ def _compute(
     dropout: Dropout,
     *,
     by_kernel: bool,
-) -> None:
+    size: int | None = None,
+) -> bool:
+    """Write the vectors to `out`, and return whether all IDs are below `size`; `None` for the number of rows."""
     width = out.shape[-1]
     if by_kernel and out.is_contiguous():
         places = torch.arange(out.numel() // max(width, 1), device=out.device) if ids is None else ids.view(-1)
         added = out.new_empty((0, width)) if addend is None else addend.detach().contiguous().view(-1, width)
-        gathered = rows.detach().contiguous().view(-1, width)
+        gathered, bad = rows.detach().contiguous().view(-1, width), np.zeros(1, np.uint8)
         if GATHER_SCALE_ADD_DROP.run(
-            *(len(places), gathered, places, float(scale), added, dropout[:2], dropout.growth, out.view(-1, width)),
+            *(places.shape[0], gathered, places, gathered.shape[0] if size is None else size, bad, float(scale), added),
+            *(dropout[:2], dropout.growth, out.view(-1, width)),
             block=max(1, CLAIMED_NUMEL // max(1, width)),
         ):
-            return
+            return not bad[0]
     factor, grown = scale * dropout.growth, addend
     if addend is not None and dropout.threshold:
         grown = addend * dropout.growth
@@ -315,6 +315,7 @@ def _compute(
             target.mul_(factor)
         if dropout.threshold:
             target.mul_(dropout.mask(first, len(target), target))
+    return True
 
 
 def _masked(grad: Tensor, dropout: Dropout) -> Tensor:

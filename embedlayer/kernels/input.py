@@ -21,15 +21,14 @@ from embedlayer.kernels.kernel import operator
 class StoredRows(NamedTuple):
     """Describe a look-up that reads rows of one tensor, `weight[ids]`: of a table, or of position vectors.
 
-    Rows of a row-sparse table are read in a block of `applied_rows`. `check` is made as the rows are read; `None` if
-    the IDs are row numbers that were checked.
+    Rows of a row-sparse table are read in a block of `applied_rows`. `check` is made as the rows are read.
     """
 
     ids: Tensor
     weight: Tensor
+    check: IndexCheck
     padding_idx: int | None = None
     sparse: bool = False
-    check: IndexCheck | None = None
 
 
 class Dropout(NamedTuple):
@@ -71,7 +70,7 @@ def look_up_applies(*tensors: Tensor | None) -> bool:
 def rows_on_cuda(ids: Tensor, weight: Tensor, check: IndexCheck, padding_idx: int | None = None) -> StoredRows | None:
     """Return the look-up `weight[ids + check.offset]` that a kernel checks on CUDA; `None` where none applies."""
     applies = look_up_applies(weight) and INDEX_CHECK.applies(ids, weight)
-    return StoredRows(ids, weight, padding_idx, check=check) if applies else None
+    return StoredRows(ids, weight, check, padding_idx) if applies else None
 
 
 def scale_applies(scale: float | Tensor | None, *tensors: Tensor | None) -> bool:
@@ -215,7 +214,6 @@ def _checked_by_kernel(stored: StoredRows | None) -> tuple[Tensor | None, tuple[
     """Return the indices of a look-up as the kernel reads them, and the record, rows and offset of their check."""
     if stored is None:
         return None, (None, 0, 0)
-    assert stored.check is not None
     stored.check.require_integers(stored.ids)
     ids = stored.ids.long().contiguous()
     return ids, (stored.check.record_on(ids.device), stored.check.size + stored.check.offset, stored.check.offset)

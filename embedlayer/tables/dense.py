@@ -85,19 +85,11 @@ class TokenEmbedding(DenseTable, checks_ids=True):
         return self._looked_up(ids, self._current_weight(), outside)
 
     def stored(self, ids: Ids) -> StoredRows | None:
-        """Return IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
-
-        Returns:
-            IDs and weight. On CUDA the IDs are unchecked, and a kernel checks them as it reads the rows; `None` where
-            there is no such kernel.
-
-        Raises:
-            TokenIdError: As in `look_up`.
-        """
+        """Return IDs, weight and check, by which a kernel gathers the vectors; see `LookupTable.stored`."""
+        weight, check = self._current_weight(), self._current_check()
         if device_kind(ids) != "cpu":
-            return rows_on_cuda(ids, self._current_weight(), self._current_check(), self.padding_idx)
-        ids, _ = self._current_check()(ids)
-        return StoredRows(ids, self._current_weight(), self.padding_idx)
+            return rows_on_cuda(ids, weight, check, self.padding_idx)
+        return StoredRows(ids, weight, check, self.padding_idx)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1` of the weight, `(stop - start, D)`, as a view and without `scale`."""

@@ -167,11 +167,8 @@ class LookupTable(Pretrained, ABC):
         `forward` calls this method only on CUDA, for a table with a scale.
 
         Returns:
-            IDs and weight; the IDs were checked, or the result has the check that a kernel on CUDA makes. `None` where
-            a look-up is more than reading rows of one tensor.
-
-        Raises:
-            TokenIdError: As in `look_up`.
+            IDs, weight, and the check of the IDs, which a kernel makes as it reads the rows. `None` where a look-up is
+            more than reading rows of one tensor.
         """
         return None
 
@@ -191,7 +188,7 @@ class LookupTable(Pretrained, ABC):
         ids, factor = input if isinstance(input, Tensor) else as_ids(input, beside=self), self.factor
         if factor is not None and device_kind(ids) == "cuda" and fusible(ids) and may_use(self, "stored", "look_up"):
             stored = self.stored(ids)
-            if stored is not None and stored.check is not None and scale_applies(factor, stored.weight):
+            if stored is not None and scale_applies(factor, stored.weight):
                 return gather_rows(stored, scale=factor)
         vectors = self.look_up(ids)
         return vectors if factor is None else factor * vectors

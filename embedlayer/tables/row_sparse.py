@@ -105,21 +105,17 @@ class RowSparseEmbedding(DenseTable, checks_ids=True):
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def stored(self, ids: Ids) -> StoredRows | None:
-        """Return IDs and the weight, from which a fused kernel on a CPU can gather the vectors, without `scale`.
+        """Return IDs and the weight, from which a kernel on a CPU gathers the vectors; see `LookupTable.stored`.
 
         Pending updates are not applied: read the rows in a block of `applied_rows`.
-
-        Raises:
-            TokenIdError: As in `look_up`.
         """
         if device_kind(ids) != "cpu":
             return None
-        ids, _ = self._current_check()(ids)
         if "weight" in vars(self):
             recompute_weights(self)
         weight = self.weight
         self._refuse_divided_rows(weight)
-        return StoredRows(ids, weight, self.padding_idx, sparse=True)
+        return StoredRows(ids, weight, self._current_check(), self.padding_idx, sparse=True)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1` of the weight, `(stop - start, D)`, as a view and without `scale`.

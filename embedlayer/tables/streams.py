@@ -172,7 +172,7 @@ class StreamTable(Pretrained, ComputedBuffers):
             return result
         by_kernel, factor = device_kind(ids) == "cuda" and may_use(self.rows, "stored", "look_up"), self.rows.factor
         stored = self.rows.stored(ids) if by_kernel else None
-        if stored is not None and stored.check is not None:
+        if stored is not None:
             stored = stored._replace(check=self.stream_check)
             sums = summed_rows(stored, None, None, starts=self.offsets, streams=count)
         else:

@@ -115,8 +115,9 @@ def summed_rows(
     streams: int | None = None,
 ) -> Tensor:
     """Compute `sum_vectors` of the look-up `stored`, where `is_summed_faster`."""
-    ids, weight, padding_idx, sparse, check = stored
-    if check is not None and bounds is None and weights is None and SUM_ROWS.applies(weight, ids):
+    ids, weight, check, padding_idx, sparse = stored
+    by_kernel = device_kind(ids) == "cuda" and SUM_ROWS.applies(weight, ids)
+    if by_kernel and bounds is None and weights is None:
         shared = check.shared if isinstance(check, StreamCheck) else -1
         padding = -1 if padding_idx is None else padding_idx
         sizes = (check.size, streams or ids.shape[-1], shared, padding, ids.shape[-2] if ids.dim() > 1 else 1)
@@ -124,11 +125,10 @@ def summed_rows(
         return of_streams
     if weights is not None:
         weights = weights.to(weight.dtype)
-    if check is not None:
-        ids, outside = check(ids)
-        if outside is not None:
-            ones = weight.new_ones(()) if weights is None else weights
-            weights = torch.where(outside, 0, ones)
+    ids, outside = check(ids)
+    if outside is not None:
+        ones = weight.new_ones(()) if weights is None else weights
+        weights = torch.where(outside, 0, ones)
     sums: Tensor = _SumRows.apply(weight, weights, ids, bounds, padding_idx, sparse)  # type: ignore[no-untyped-call]
     return sums
 

@@ -15,12 +15,26 @@ APART = 16
 
 @kernel
 def gather_scale_add_drop(
-    start: int, stop: int, rows: Any, ids: Any, scale: float, addend: Any, dropout: Any, growth: float, out: Any
+    start: int,
+    stop: int,
+    rows: Any,
+    ids: Any,
+    size: int,
+    bad: Any,
+    scale: float,
+    addend: Any,
+    dropout: Any,
+    growth: float,
+    out: Any,
 ) -> None:
+    """Set `bad[0]` to 1 if an ID is outside `0 .. size - 1`; its vector is not written."""
     width, (seed, threshold) = out.shape[1], dropout
     factor, grow = as_computed(scale * growth, rows[0, 0]), as_computed(growth, rows[0, 0])
     words = np.empty((width + 3) // 4, np.uint64)
     for n in range(start, stop):
+        if ids[n] < 0 or ids[n] >= size:
+            bad[0] = 1
+            continue
         prefetch(rows[ids[min(n + AHEAD, len(ids) - 1)]])
         row, to = rows[ids[n]], out[n]
         if len(addend) > 0:

@@ -371,7 +371,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def stored(self, ids: Ids) -> StoredRows | None:
-        """Return checked IDs and the weight of a trained table; see `LookupTable.stored`.
+        """Return IDs and the weight of a trained table; see `LookupTable.stored`.
 
         The result is `None` for a read-only table, and where vectors have another device or dtype than the rows.
         """
