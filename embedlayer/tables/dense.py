@@ -95,6 +95,13 @@ class TokenEmbedding(DenseTable, checks_ids=True):
         """Return rows `start` to `stop - 1` of the weight, `(stop - start, D)`, as a view and without `scale`."""
         return self._current_weight()[start:stop]
 
+    def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
+        """Return `(hidden, weight)`, whose product `hidden @ weight.T` is the raw logits of all rows.
+
+        The whole weight is returned, spare rows included, because the gradient of a slice would need a copy.
+        """
+        return hidden, self._current_weight()
+
     def _current_weight(self) -> Tensor:
         """Return the weight, computed anew if a hook computes it before each call."""
         self._refuse_partitioned()

@@ -182,13 +182,6 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
             weight = next(iter(parametrization.weight.parameters()), None)
         return (self.weight if weight is None else weight).dtype
 
-    def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
-        """Return `(hidden, weight)`, whose product `hidden @ weight.T` is the raw logits of all rows.
-
-        The whole weight is returned, spare rows included, because the gradient of a slice would need a copy.
-        """
-        return hidden, self._current_weight()
-
     @abstractmethod
     def _current_weight(self) -> Tensor:
         """Return the whole `weight`, as it is to be read."""

@@ -129,6 +129,13 @@ class RowSparseEmbedding(DenseTable, checks_ids=True):
         with without_dispatch() if self._is_watched(self.weight) else nullcontext():
             return self.weight[start:stop]
 
+    def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
+        """Return `(hidden, weight)`, whose product `hidden @ weight.T` is the raw logits of all rows.
+
+        The whole weight is returned, spare rows included, because the gradient of a slice would need a copy.
+        """
+        return hidden, self._current_weight()
+
     def apply_pending_updates(self, start: int = 0, stop: int | None = None) -> None:
         """Apply the AdamW steps that `RowAdamW` has delayed for rows `start` to `stop - 1`, in place.
 
