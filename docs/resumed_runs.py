@@ -77,9 +77,10 @@ class Model(nn.Module):
     def __init__(self, way: Way, *, single: bool, vocab_size: int = V) -> None:
         super().__init__()
         torch.manual_seed(0)
-        options: dict[str, Any] = {"init_std": 1.0, "dtype": torch.float64, "row_sparse": "row-sparse" in way.table}
-        table: el.TokenTable = el.TokenEmbedding(vocab_size, D, **options)
-        rows: el.TokenTable = el.TokenEmbedding(vocab_size, D, **{**options, "row_sparse": False})
+        options: dict[str, Any] = {"init_std": 1.0, "dtype": torch.float64}
+        kind = el.RowSparseEmbedding if "row-sparse" in way.table else el.TokenEmbedding
+        table: el.TokenTable = kind(vocab_size, D, **options)
+        rows: el.TokenTable = el.TokenEmbedding(vocab_size, D, **options)
         if "shard_table" in way.table and not single:
             mesh = init_device_mesh("cpu", (dist.get_world_size(),))
             table, rows = shard_table(table, mesh), shard_table(rows, mesh)

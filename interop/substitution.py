@@ -20,7 +20,8 @@ def embedding(num_embeddings: int, embedding_dim: int, padding_idx: int | None =
         return nn.Embedding(num_embeddings, embedding_dim, padding_idx, **options)
     if "_weight" in options:
         return el.TokenEmbedding.from_pretrained(options["_weight"], freeze=False, padding_idx=padding_idx)
-    return el.TokenEmbedding(num_embeddings, embedding_dim, padding_idx=padding_idx, init_std=1.0, **options)
+    kind = el.RowSparseEmbedding if options.pop("row_sparse", False) else el.TokenEmbedding
+    return kind(num_embeddings, embedding_dim, padding_idx=padding_idx, init_std=1.0, **options)
 
 
 def head(in_features: int, out_features: int) -> nn.Linear:

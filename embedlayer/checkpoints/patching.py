@@ -222,7 +222,8 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
         raise CheckpointError(f"A {type(model).__name__} has no get_input_embeddings and no nn.EmbeddingBag to patch.")
     root = inputs[0]
     if not isinstance(root, nn.Embedding):
-        raise CheckpointError(f"The input embeddings are {a_or_an(root)}: patch before another library wraps them.")
+        library = type(root).__module__.partition(".")[0]
+        raise CheckpointError(f"The input embeddings are {a_or_an(root)} of {library}: patch before it wraps them.")
     others = ("get_output_embeddings", "get_per_layer_input_embeddings")  # FSMT: a table as output; Gemma 3n and 4
     candidates = (*inputs, *(module for getter in others for module in _call_getters(model, getter)))
     tables = [root, *(each for each in candidates if isinstance(each, nn.Embedding) and _is_known(each))]

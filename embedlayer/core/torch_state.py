@@ -103,7 +103,7 @@ def fusible(*tensors: Tensor | None) -> bool:
     """Return whether a fused function may compute with `tensors`: in eager mode, without transforms and traces."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transforms_active():
         return False
-    return not _is_transformed_as_before(tensors)
+    return not tensors or not _is_transformed_as_before(tensors)
 
 
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack

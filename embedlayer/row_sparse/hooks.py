@@ -213,11 +213,11 @@ class _LookUpRows(torch.autograd.Function):
     def forward(ctx: Any, weight: Any, ids: Tensor) -> Tensor:
         pending: PendingUpdates = weight.pending_updates
         learns = ctx.needs_input_grad[0]
-        vectors, segments = pending.look_up(weight, ids.flatten().contiguous(), learns=learns)
+        vectors, segments = pending.look_up(weight, ids, learns=learns)
         if learns:
             ctx.save_for_backward(ids, *(segments or ()))
             ctx.shape, ctx.padding_idx = tuple(weight.shape), pending.padding_idx
-        return vectors.view(*ids.shape, weight.shape[1])
+        return vectors
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

@@ -203,17 +203,17 @@ class PendingUpdates:
 
     @exclusive
     def look_up(self, weight: Tensor, ids: Tensor, *, learns: bool) -> tuple[Tensor, Segments | None]:
-        """Apply the pending updates of the rows of IDs on a CPU, `(N,)`, to the weight in place, and return the rows.
+        """Apply the pending updates of the rows of IDs on a CPU to the weight in place, and return the rows.
 
         Returns:
-            The rows, `(N, D)`, and the `segments_of_equal_ids` if they were computed.
+            The rows, `(..., D)`, and the `segments_of_equal_ids` if they were computed.
 
         Raises:
             IndexError: An ID is outside the table. Nothing was written.
         """
         segments = None
         if self._has_pending_for_reads(weight):
-            segments = self._apply_to_rows(weight, ids, learns=learns)
+            segments = self._apply_to_rows(weight, ids.flatten(), learns=learns)
         return torch.embedding(raw_weight(weight), ids), segments
 
     @exclusive

@@ -126,7 +126,7 @@ class RowTensors:
         """Return whether the one of `kernels` for these moments, by `rowwise`, may compute with the rows now."""
         if self.on_gpu:
             return all(each.is_contiguous() for each in self._all) and kernels[self.rowwise].applies(*self._all)
-        return self.arrays is not None and kernels[self.rowwise].applies()
+        return self.arrays is not None and not kernels[self.rowwise].refusal()
 
     @property
     def random_seed(self) -> int | None:

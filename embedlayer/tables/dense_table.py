@@ -98,7 +98,8 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
         This is the size passed to the constructor, unless the weight was replaced by one with another number of rows.
         Then every row of the new weight is a token.
         """
-        rows = self.num_rows
+        weight = self._matrix()
+        rows = self._stated_rows if weight is None else weight.shape[0]
         return self._stated_vocab_size if rows == self._stated_rows else rows
 
     @vocab_size.setter
@@ -198,10 +199,10 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
 
     def _current_check(self) -> IndexCheck:
         """Return `index_check`, the check of IDs, after setting its size to the present number of tokens."""
-        self._refuse_partitioned()
-        if self.index_check.size != self.vocab_size:
-            self.index_check.size = self.vocab_size
-        return self.index_check
+        check, size = self.index_check, self.vocab_size
+        if check.size != size:
+            check.size = size
+        return check
 
     def _refuse_partitioned(self) -> None:
         """Raise a `SizeError` if DeepSpeed's ZeRO-3 has partitioned the weight, and has not gathered it."""

@@ -85,6 +85,7 @@ class RowSparseEmbedding(DenseTable, checks_ids=True):
             except IndexError:
                 raise_if_outside(ids, rows.shape[0], "token id")
                 raise
+        self._refuse_partitioned()
         ids, outside = self._current_check()(ids)
         if "weight" in vars(self):
             recompute_weights(self)
@@ -111,6 +112,7 @@ class RowSparseEmbedding(DenseTable, checks_ids=True):
         """
         if device_kind(ids) != "cpu":
             return None
+        self._refuse_partitioned()
         if "weight" in vars(self):
             recompute_weights(self)
         weight = self.weight

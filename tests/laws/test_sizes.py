@@ -11,6 +11,7 @@ from kinds import EMBED_DIM, NUM_HEADS, POSITIONS, TABLES, TIED_HEADS, UNTIED_HE
 from torch import nn
 
 import embedlayer as el
+from embedlayer.tables import DenseTable
 
 DENSE = [name for name in TABLES if name.startswith("dense")] + ["row-sparse"]
 STORED = {**{name: name for name in DENSE}, "factorised": "inner", "delta": "base"}
@@ -31,8 +32,8 @@ def put_into_parameters(module: nn.Module, weight: torch.Tensor) -> None:
 WAYS = {"assigned": assign, "data": assign_data, "parameters": put_into_parameters}
 
 
-def stored(table: nn.Module, name: str) -> el.TokenEmbedding:
-    return table if isinstance(table, el.TokenEmbedding) else getattr(table, STORED[name])
+def stored(table: nn.Module, name: str) -> DenseTable:
+    return table if isinstance(table, DenseTable) else getattr(table, STORED[name])
 
 
 def assert_sizes_agree(table: el.TokenTable, rows: int) -> None:

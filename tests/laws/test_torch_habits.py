@@ -80,7 +80,8 @@ def test_an_optimizer_goes_on_training_the_weight_of_an_embedding(sparse) -> Non
     expected = embedding.weight.detach().clone()
     expected[IDS.flatten()] -= 0.5
     expected[0] = 0
-    table = el.TokenEmbedding.from_embedding(embedding.eval())
+    kind = el.RowSparseEmbedding if sparse else el.TokenEmbedding
+    table = kind.from_embedding(embedding.eval())
     table(IDS).sum().backward()
     optimizer.step()
     torch.testing.assert_close(table.weight.detach(), expected)

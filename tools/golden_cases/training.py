@@ -91,7 +91,7 @@ def rows_trained(optimizer: str, table: str) -> object:
                 module.save_pretrained(folder)
                 results["files"] = files_of(folder)
                 state = steps.state_dict()
-                module = el.TokenEmbedding.from_pretrained(folder)
+                module = type(module).from_pretrained(folder)
             steps = OPTIMIZERS[optimizer](module.parameters())
             steps.load_state_dict(state)
     return {**results, "weight": module.weight.detach().clone(), "state": steps.state_dict()}
