@@ -152,8 +152,8 @@ class LookupTable(Pretrained, ABC):
 
         ids = as_ids(ids, beside=self)
         check_bags(ids, bounds, weights)
-        if fusible(ids, weights) and may_use(self, "stored", "look_up"):
-            stored = self.stored(ids)
+        if fusible(ids, weights):
+            stored = self.stored(ids) if may_use(self, "stored", "look_up") else None
             if stored is not None and is_summed_faster(stored, weights):
                 return summed_rows(stored, bounds, weights)
             if device_kind(ids) == "cpu":

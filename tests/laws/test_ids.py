@@ -145,9 +145,10 @@ def test_lists_arrays_numbers_and_encodings_are_the_tensor_that_they_hold(name) 
 LOOK_UPS = {
     "table": lambda table, ids: table(ids),
     "look_up": lambda table, ids: table.look_up(ids),
-    "stored": lambda table, ids: table.stored(ids) or table.look_up(ids),
+    "summed": lambda table, ids: table.summed(ids),
     "without scale": lambda table, ids: input_embedding(table).token_embedding(ids),
     "input embedding": lambda table, ids: input_embedding(table)(ids),
+    "with dropout": lambda table, ids: TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, 8, dropout=0.5, table=table)(ids),
     "trace": lambda table, ids: list(input_embedding(table).trace(ids)),
     "injection": lambda table, ids: AddedEmbedding(table).look_up(None, InjectionContext(ids)),
     "compiled": lambda table, ids: torch.compile(table, fullgraph=not table.row_sparse, backend="eager")(ids),
