@@ -3,9 +3,9 @@
 Each competitor is called in turns, as often as fills a few milliseconds, on one thread.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,9 @@ from benchmarks.harness import Case, Row, Value, milliseconds, time_alternately
 TOKENS = (1, 128, 2048, 8192)
 SIZES = ((256, 64), (1000, 64), (50_257, 64), (1000, 1024), (50_257, 1024))
 """Rows and width of the tables."""
+
+ROWS_STEPPED, IDS_STEPPED = (1000, 128_256), (32, 2048)
+"""Rows of a row-sparse table, and IDs of a step."""
 
 LENGTH = 8192
 FILLED_MS = 4.0
@@ -103,19 +106,23 @@ def settings(name: str) -> Iterator[Setting]:
 
 def repeated(call: Callable[[], object], setting: Setting) -> Callable[[], int]:
     """Return a function that calls `call`, and its backward pass if it is trained, for `FILLED_MS` milliseconds."""
-    gradients: AbstractContextManager[Any] = nullcontext() if setting.trained else torch.no_grad()
 
     def once() -> None:
         result: Any = call()
         if setting.trained:
             result.backward(torch.ones_like(result))
 
-    with gradients:
+    return filled(once, gradients=setting.trained)
+
+
+def filled(once: Callable[[], object], *, gradients: bool) -> Callable[[], int]:
+    """Return a function that calls `once` for `FILLED_MS` milliseconds, and returns how often."""
+    with torch.set_grad_enabled(gradients):
         once()  # the first calls allocate
         times = max(1, math.ceil(FILLED_MS / max(1e-3, min(milliseconds(once) for _ in range(3)))))
 
     def run() -> int:
-        with torch.set_grad_enabled(setting.trained):
+        with torch.set_grad_enabled(gradients):
             for _ in range(times):
                 once()
         return times
@@ -138,18 +145,45 @@ def beside_torch(layer: str, setting: Setting, times: Mapping[str, Mapping[str, 
     ]
 
 
-def measure_layer(name: str, setting: Setting) -> list[Row]:
-    """Return a row for ours and one for torch's."""
-    runs = {
-        who: repeated(call, setting) for who, call in zip(("embedlayer", "torch"), LAYERS[name](setting), strict=True)
-    }
+def per_call(runs: Mapping[str, Callable[[], int]]) -> dict[str, dict[str, Value]]:
+    """Return the time of one call of each competitor, measured in turns."""
     counts = {who: run() for who, run in runs.items()}
     spreads = time_alternately(runs, rounds=5)
-    times: dict[str, dict[str, Value]] = {
+    return {
         who: {unit: round(float(value) / counts[who], 5) for unit, value in spread.items()}
         for who, spread in spreads.items()
     }
-    return beside_torch(name, setting, times)
+
+
+def measure_layer(name: str, setting: Setting) -> list[Row]:
+    """Return a row for ours and one for torch's."""
+    calls = zip(("embedlayer", "torch"), LAYERS[name](setting), strict=True)
+    return beside_torch(name, setting, per_call({who: repeated(call, setting) for who, call in calls}))
+
+
+def row_step(table: nn.Module, optimizer: torch.optim.Optimizer, setting: Setting) -> Callable[[], None]:
+    """Return a training step of a table alone: look-up, backward pass, step and `zero_grad`, with IDs that change."""
+    batches = itertools.cycle([torch.randint(setting.vocab_size, (1, setting.tokens)) for _ in range(8)])
+
+    def step() -> None:
+        table(next(batches)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def measure_row_step(setting: Setting) -> list[Row]:
+    """Return rows for a step of `RowAdamW`, and for one of SparseAdam, which leaves the other rows as they are."""
+    table = el.RowSparseEmbedding(setting.vocab_size, setting.embed_dim)
+    plain = nn.Embedding(setting.vocab_size, setting.embed_dim, sparse=True)
+    steps = {
+        "embedlayer": row_step(table, el.RowAdamW(table.parameters()), setting),
+        "torch": row_step(plain, torch.optim.SparseAdam(list(plain.parameters())), setting),
+    }
+    return beside_torch(
+        "RowAdamW, step", setting, per_call({who: filled(step, gradients=True) for who, step in steps.items()})
+    )
 
 
 def small_llama(patched: bool) -> Any:
@@ -202,6 +236,8 @@ def run() -> list[Row]:
     torch.set_num_threads(1)
     try:
         rows = [row for name in LAYERS for setting in settings(name) for row in measure_layer(name, setting)]
+        for vocab_size, tokens in itertools.product(ROWS_STEPPED, IDS_STEPPED):
+            rows += measure_row_step(Setting(tokens, vocab_size, 64, trained=True))
         return rows + measure_model()
     finally:
         torch.set_num_threads(threads)

@@ -1,9 +1,10 @@
 """The base of dense tables: one parameter `weight` with a row for each token, whose shape gives the table's sizes."""
 
 import math
+import operator
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +23,43 @@ from embedlayer.core.torch_state import is_transformed
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable
-from embedlayer.tables.torch_arguments import EmbeddingArguments, refuse_unsupported, resolve_sizes
 
 if TYPE_CHECKING:
     from embedlayer.io.files import JsonObject
 
 Table = TypeVar("Table", bound="DenseTable")
+
+
+class EmbeddingArguments(TypedDict, total=False):
+    """Arguments of `torch.nn.Embedding` that `TokenEmbedding` also accepts, under torch's names.
+
+    `padding_idx`, `device` and `dtype` have the same names in both libraries.
+
+    Attributes:
+        num_embeddings: Torch's name of `vocab_size`.
+        embedding_dim: Torch's name of `embed_dim`.
+        max_norm: Must be `None`, because look-ups never write to the weight.
+        norm_type: Ignored, as in torch without `max_norm`.
+        scale_grad_by_freq: Must be `False`.
+        sparse: Must be `False`; a `RowSparseEmbedding` has sparse gradients.
+        row_sparse: Must be `False`, as `sparse`.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    max_norm: float | None
+    norm_type: float
+    scale_grad_by_freq: bool
+    sparse: bool
+    row_sparse: bool
+
+
+UNSUPPORTED = {
+    "max_norm": "is not supported: look-ups do not write. Call weight.data.renorm(2, 0, max_norm) after a step.",
+    "scale_grad_by_freq": "is not supported: a row's gradient is the sum over its occurrences.",
+    **dict.fromkeys(("sparse", "row_sparse"), "is a class here: RowSparseEmbedding(...), trained with RowAdamW."),
+}
+"""Arguments of `torch.nn.Embedding` that are refused if they are set, with the rest of the error message."""
 
 
 class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
@@ -359,3 +391,24 @@ def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
 def resolve_init_std(init_std: float | str, embed_dim: int) -> float:
     """Return the standard deviation `init_std` of a table as a number: 1/sqrt(D) for `"1/sqrt_dim"`."""
     return 1 / math.sqrt(embed_dim) if init_std == "1/sqrt_dim" else float(init_std)
+
+
+def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: EmbeddingArguments) -> tuple[int, int]:
+    """Return `(vocab_size, embed_dim)`, each from our argument or from torch's name for it in `arguments`."""
+    refuse_unsupported(arguments)
+    sizes = (vocab_size, arguments.get("num_embeddings")), (embed_dim, arguments.get("embedding_dim"))
+    if any(pair.count(None) != 1 for pair in sizes):
+        raise TypeError(f"TokenEmbedding needs vocab_size and embed_dim, each under one name; found {sizes}.")
+    rows, width = (next(size for size in pair if size is not None) for pair in sizes)
+    return operator.index(rows), operator.index(width)
+
+
+def refuse_unsupported(arguments: EmbeddingArguments) -> None:
+    """Check that `arguments` contain no option of `torch.nn.Embedding` that a `TokenEmbedding` does not support."""
+    unknown = arguments.keys() - EmbeddingArguments.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"TokenEmbedding has no argument {', '.join(sorted(unknown))}")
+    for name, message in UNSUPPORTED.items():
+        value = arguments.get(name)
+        if value is not None and (value or name == "max_norm"):
+            raise SizeError(f"{name}={value} {message}")
