@@ -329,7 +329,7 @@ FILE: dict[str, tuple[str, Write]] = {
 READING = {
     *("DeltaEmbedding.from_pretrained", "DraftMap.load", "EmbeddingLayer.from_pretrained"),
     *("MappedEmbedding.open", "MappedEmbedding.resume", "OpenedModel.__init__", "ParallelContext.load"),
-    *("Pretrained.from_pretrained", "Receipt.load", "TokenCorpus.open", "TokenEmbedding.from_pretrained"),
+    *("Pretrained.from_pretrained", "Receipt.load", "TokenCorpus.open", "DenseTable.from_pretrained"),
     *("TokenVectors.evaluate_word_analogies", "TokenVectors.evaluate_word_pairs", "create_dataloader"),
     *("create_dataloader_v1", "evaluate_positions", "evaluate_text", "evaluate_word_analogies", "evaluate_word_pairs"),
     *("find_text_files", "last_receipt", "load", "load_adapter", "load_draft_tokens"),
@@ -487,17 +487,17 @@ def error_of(write: Write, there: SimpleNamespace, target: Path, capsys: pytest.
 def appear(monkeypatch: pytest.MonkeyPatch, target: Path, make: Callable[[], object]) -> None:
     """Call `make` just before what was written gets the name `target`."""
 
-    def before(name: str) -> Callable[[Path, Path], object]:
+    def before(name: str) -> Callable[..., object]:
         operation = getattr(files, name)
 
-        def patched(partial: Path, path: Path) -> object:
+        def patched(partial: Path, path: Path, *flags: int) -> object:
             if path == target:
                 make()
-            return operation(partial, path)
+            return operation(partial, path, *flags)
 
         return patched
 
-    for name in ("name_new_file", "name_new_folder", "exchange"):
+    for name in ("name_new_file", "name_new_folder", "rename"):
         monkeypatch.setattr(files, name, before(name))
 
 
