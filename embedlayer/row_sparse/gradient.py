@@ -97,8 +97,8 @@ def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) ->
     with_torch_functions(gradient, parameter)
     if device_kind(grad) == "cpu":  # not by a look-up, which has checked its IDs
         rows = rows_and_values(gradient)[0]
-        if len(rows) and not (rows[0] >= 0 and rows[-1] < parameter.shape[0]):
-            raise ShapeError(f"A gradient has rows {int(rows[0])} to {int(rows[-1])} of a table of {len(parameter)}.")
+        if len(rows) and not (rows[0] >= 0 and rows[-1] < grad.shape[0]):
+            raise ShapeError(f"A gradient {tuple(grad.shape)} has rows {int(rows[0])} to {int(rows[-1])}.")
     return gradient
 
 
