@@ -265,7 +265,7 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> DenseTable:
     if not _is_known(old):
         raise CheckpointError(f"What {a_or_an(old)} does beyond look-up and scale is unknown: it is not patched.")
     if old.max_norm is not None or old.scale_grad_by_freq or old.sparse or own_attribute(old, "forward") is not None:
-        raise CheckpointError("TokenEmbedding has no max_norm, scale_grad_by_freq, sparse, or replaced forward.")
+        raise CheckpointError("max_norm, scale_grad_by_freq, sparse and a replaced forward cannot be patched.")
     scale, rounded = _scale_of(old)
     kind = RowSparseEmbedding if row_sparse else TokenEmbedding
     table = kind(

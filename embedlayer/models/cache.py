@@ -225,7 +225,7 @@ class KeyValueCache:
         if not isinstance(position, RotaryEmbedding) or not position.depends_on_length:
             return None
         if self._slots is not None:
-            raise SizeError(f"The frequencies vary: use model.position.at_length({self._slots.size}).")
+            raise SizeError(f"Frequencies depend on the length: use model.position.at_length({self._slots.size}).")
         before, self.length = self.length, max(self.length, int(positions.max()) + 1)
         old, new = (position.phase_increments_at(length) for length in (before, self.length))
         self._read.append((ids, vectors))

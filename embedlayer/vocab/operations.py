@@ -196,7 +196,7 @@ def add_tokens(
     if not train_only_new:
         return edit_vocabulary(target, add=tokens, special=special, **options)
     if not isinstance(target, nn.Module) or options.get("optimizer") is not None:
-        raise SizeError("train_only_new is for a live module, without optimizer=... Else: vocab add --train-on.")
+        raise SizeError("train_only_new needs a live module and no optimizer; for a folder use vocab add --train-on.")
     receipt = edit_vocabulary(target, add=tokens, special=special, **options)
     try:
         train_only_rows(target, receipt.added)

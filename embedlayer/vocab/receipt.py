@@ -191,7 +191,7 @@ class Receipt:
             if replacement is None:
                 old = int(ids[removed][0])
                 name = f" ({self.dropped[old]!r})" if old in self.dropped else ""
-                raise TokenIdError(f"token id {old}{name} is removed, {removed.sum()} times: replacement=...")
+                raise TokenIdError(f"token id {old}{name} is removed, {removed.sum()} times: pass replacement=...")
             if not 0 <= replacement < self.row_map.size:
                 raise TokenIdError(f"The replacement {replacement} is none of the {self.row_map.size} new IDs.")
             new = np.where(removed, replacement, new)
@@ -263,7 +263,7 @@ class Receipt:
         fields: JsonObject = value if isinstance(value, dict) else {}
         found = fields.get("kind"), fields.get("format_version")
         if None not in found and found != (KIND, FORMAT_VERSION):
-            raise CheckpointError(f"{path} is {printable(found[0])} {found[1]}, not {KIND} {FORMAT_VERSION}.")
+            raise CheckpointError(f"{path}: {printable(found[0])} {found[1]} is not {KIND} version {FORMAT_VERSION}.")
         check_fields(value, ReceiptFields, f"The receipt in {path}")
         try:
             sources = tensors["sources"]

@@ -22,12 +22,14 @@ from embedlayer.saving import Described
 
 
 class QueryScaling(Described, ABC):
-    """Abstract base class of the factors on queries by position."""
+    """Abstract base class of the factors on queries by position; each is a dataclass with these two fields."""
+
+    length: int
+    offset: int
 
     def __post_init__(self) -> None:
-        length, offset = getattr(self, "length", 1), getattr(self, "offset", 0)
-        if length < 1 or offset < 0:
-            raise SizeError(f"{type(self).__name__}: length {length} must be at least 1, offset {offset} at least 0.")
+        if self.length < 1 or self.offset < 0:
+            raise SizeError(f"{self}: length must be at least 1, and offset at least 0.")
 
     @abstractmethod
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
@@ -44,6 +46,9 @@ class LogQueryScaling(QueryScaling):
         scale: Growth for each unit of the logarithm (`attn_scale` of Llama 4, `llama_4_scaling_beta` of Ministral 3).
         length: Positions in one step (`floor_scale`, or `original_max_position_embeddings`).
         offset: 1 to count the query itself, as Llama 4 does; 0 as Ministral 3 and Mistral 4 do.
+
+    Raises:
+        SizeError: `length` is below 1, or `offset` is negative.
 
     Reference: Nakanishi, Scalable-softmax is superior for attention, 2025; transformers/models/llama4 and
     transformers/models/ministral3 (`attn_temperature_tuning`, `get_llama_4_attn_scale`).
@@ -67,6 +72,9 @@ class PowerQueryScaling(QueryScaling):
         exponent: The power.
         length: Positions after which the base is 2.
         offset: 1 to count the query itself, else 0.
+
+    Raises:
+        SizeError: `length` is below 1, or `offset` is negative.
 
     Reference: transformers/models/beam/modeling_beam.py (`compute_attention_scaling`: exponent 0.1, length 2048).
     """
@@ -142,14 +150,17 @@ class QueryScaledPosition(Position):
         return cached_keys
 
 
-def positions_before(prepared: PreparedPositions, kind: Any, scheme: str) -> Positions:
-    """Return the positions from which a scheme prepared angles or factors; those of another scheme are an error."""
+def positions_before(prepared: PreparedPositions, kind: type[tuple[Any, ...]], scheme: str) -> Positions:
+    """Return the positions from which a scheme prepared angles or factors; those of another scheme are an error.
+
+    `kind` is `QueryFactors` or `RotaryAngles`: the last two fields of both are `positions` and `scheme`.
+    """
     if not isinstance(prepared, tuple):
         return prepared
-    if not isinstance(prepared, kind) or prepared.scheme != scheme:
-        other = getattr(prepared, "scheme", type(prepared).__name__)
+    other = prepared[-1] if isinstance(prepared, kind) else f"another scheme, as {type(prepared).__name__}"
+    if other != scheme:
         raise ShapeError(f"Positions were prepared by {other}, and this is {scheme}: call prepare of the same scheme.")
-    positions: Positions = prepared.positions
+    positions: Positions = prepared[-2]
     return positions
 
 
