@@ -102,6 +102,8 @@ def patch(
         The same model.
 
     Raises:
+        SizeError: DeepSpeed's ZeRO-3 has partitioned a parameter; `head_dtype` is neither `torch.float32` nor `None`;
+            or `Bag.from_embedding_bag` refuses a module.
         CheckpointError: `get_input_embeddings` is missing or returns no `nn.Embedding` but, for example, the module in
             which PEFT wraps it; an embedding does more than look-up and scale, or has a replaced `forward`;
             `row_sparse` is requested for a model with a tied head, or for one that is patched; options of heads are

@@ -164,6 +164,8 @@ class KeyValueCache:
                 row.
 
         Raises:
+            ShapeError: The batch size differs from the cached one; the cache has tokens, and the new ones have a mask
+                without positions, or a document before the last cached one.
             SizeError: The tokens exceed `max_seq_len`, or with it gradients are recorded.
         """
         slots, tokens = self._slots, ids.shape[-1]

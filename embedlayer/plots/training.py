@@ -133,6 +133,9 @@ def optimizer_paths(
         touched: Steps, counted from 1, at which the row had a gradient; they are marked at the lower edge.
         title: Title of the figure.
 
+    Raises:
+        SizeError: There are no optimizers or more than three.
+
     Example:
         >>> figure = optimizer_paths({"AdamW": [0.1, 0.2], "RowAdamW": [0.1, 0.2]}, touched=[1])
     """

@@ -172,6 +172,7 @@ class Receipt:
             The new IDs, with the type, shape and dtype of `ids`.
 
         Raises:
+            ShapeError: `ids` has no integer dtype, or a new ID does not fit into the dtype of `ids`.
             TokenIdError: `ids` contains a removed token, and `replacement` is `None` or not a new ID; or `ids` contains
                 an ID that no old row has.
         """
@@ -213,6 +214,7 @@ class Receipt:
             optimizer: The optimizer whose state was edited too.
 
         Raises:
+            SizeError: The optimizer trains other parameters, or the module has no table that can be edited.
             CheckpointError: This is the receipt of a folder or was read from a file; or `module` is not what this edit
                 left, or kept rows were changed since. Nothing was changed.
             VocabularyError: The module has other values of tokens since, such as an adapter of PEFT.

@@ -204,6 +204,7 @@ def merge_rows(module: nn.Module) -> None:
     again. Into a table of stored codes, the rows that training has changed are written as its format quantises them.
 
     Raises:
+        SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called already.
         CheckpointError: No function quantises rows to the format of a table, or it cannot represent a number of them.
             Nothing was changed: `save_adapter` saves the rows.
     """

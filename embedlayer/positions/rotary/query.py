@@ -137,6 +137,7 @@ class QueryScaledPosition(Position):
         """Return queries times the factor of their position, and `k` unchanged.
 
         Raises:
+            ShapeError: Positions do not fit the queries, are no integers, or were prepared by another scheme.
             PositionError: On the CPU, a position is below 0.
         """
         counted = positions_before(positions, QueryFactors, self._factors_of)

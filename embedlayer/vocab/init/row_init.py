@@ -251,6 +251,7 @@ class CopyInit(RowInit):
         of: The ID of one old row for all new tokens, or one ID for each new token.
 
     Raises:
+        SizeError: When rows are computed: the number of IDs is not the number of new tokens.
         VocabularyError: When rows are computed: there is no old row with that ID.
     """
 
@@ -298,6 +299,9 @@ class VectorsInit(RowInit):
 
     Args:
         values: `(k, D)`, one row for each new token in the order of the new IDs.
+
+    Raises:
+        ShapeError: When rows are computed: `values` does not have one row of width D for each new token.
     """
 
     values: Float[Tensor, "k D"]
