@@ -22,14 +22,7 @@ from embedlayer.saving import Described
 
 
 class QueryScaling(Described, ABC):
-    """Abstract base class of the factors on queries by position; each is a dataclass with these two fields."""
-
-    length: int
-    offset: int
-
-    def __post_init__(self) -> None:
-        if self.length < 1 or self.offset < 0:
-            raise SizeError(f"{self}: length must be at least 1, and offset at least 0.")
+    """Abstract base class of the factors on queries by position."""
 
     @abstractmethod
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
@@ -58,6 +51,9 @@ class LogQueryScaling(QueryScaling):
     length: int
     offset: int = 0
 
+    def __post_init__(self) -> None:
+        _require_counts(self.length, self.offset, type(self).__name__)
+
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
         """Return `1 + scale * ln(1 + floor((position + offset) / length))`."""
         steps = torch.div(positions.long() + self.offset, self.length, rounding_mode="floor")
@@ -83,9 +79,17 @@ class PowerQueryScaling(QueryScaling):
     length: int
     offset: int = 1
 
+    def __post_init__(self) -> None:
+        _require_counts(self.length, self.offset, type(self).__name__)
+
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
         """Return `(1 + (position + offset) / length)^exponent`."""
         return torch.exp(self.exponent * torch.log1p((positions.long() + self.offset).to(dtype) / self.length))
+
+
+def _require_counts(length: int, offset: int, name: str) -> None:
+    if length < 1 or offset < 0:
+        raise SizeError(f"{name}: length {length} must be at least 1, offset {offset} at least 0.")
 
 
 class QueryFactors(NamedTuple):
