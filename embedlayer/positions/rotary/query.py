@@ -8,7 +8,7 @@ cache stay valid.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -155,7 +155,7 @@ class QueryScaledPosition(Position):
         return cached_keys
 
 
-def positions_before(prepared: PreparedPositions, kind: type[tuple[Any, ...]], scheme: str) -> Positions:
+def positions_before(prepared: PreparedPositions, kind: type[object], scheme: str) -> Positions:
     """Return the positions from which a scheme prepared angles or factors; those of another scheme are an error.
 
     `kind` is `QueryFactors` or `RotaryAngles`: the last two fields of both are `positions` and `scheme`.
