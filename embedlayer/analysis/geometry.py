@@ -50,6 +50,10 @@ def principal_components(
         num_components: Number of components, C, at most D.
         skip_nonfinite: Leave out rows that hold NaN or infinity; their coordinates are NaN. By default such rows raise
             a `ShapeError`.
+
+    Raises:
+        ShapeError: A tensor or array is not `(V, D)` of floats; or rows hold NaN or infinity, and `skip_nonfinite` is
+            false.
     """
     table = RowReader(rows)
     width, finite = table.embed_dim, table.norms().isfinite()
@@ -234,6 +238,10 @@ def norms_by_frequency(table: TableLike, counts: Int[Tensor, " V"]) -> list[Freq
     Args:
         table: A `LookupTable`, an `nn.Embedding`, or a tensor or array `(V, D)`.
         counts: Number of occurrences of each token, `(V,)`.
+
+    Raises:
+        ShapeError: A tensor or array is not `(V, D)` of floats; or the number of counts differs from the number of
+            rows, or is 0.
 
     Example:
         >>> rows = torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]])

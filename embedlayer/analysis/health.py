@@ -77,6 +77,8 @@ def table_health(
             it tells whether the table was trained enough, see `LossOfRun`.
 
     Raises:
+        ShapeError: A tensor or array is not `(V, D)` of floats, `before` differs in size, or `head` or
+            `counts` in the number of rows.
         TokenizerError: `tokenizer` is no tokenizer.
 
     Example:

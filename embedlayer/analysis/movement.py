@@ -54,6 +54,8 @@ def align_tables(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2
             IDs, and then both tables need equally many rows.
 
     Raises:
+        ShapeError: The tables differ in length and `pairs` is `None`, an ID in `pairs` is outside its table, or a
+            tensor or array is not `(V, D)` of floats.
         SizeError: No pair has two rows that are finite and not zero.
 
     Reference: Schonemann, 1966: `U V^T` of the singular value decomposition of `before^T after`.
@@ -182,6 +184,10 @@ def row_movement(
         after: The later table.
         alignment: The result of `align_tables` for tables of two trainings; `None` compares rows as they are.
         pairs: ID in `before` and ID in `after` of each shared token, `(N, 2)`; `None` pairs equal IDs.
+
+    Raises:
+        ShapeError: The tables differ in length and `pairs` is `None`, or in width and `alignment` is `None`; an ID in
+            `pairs` is outside its table; or a tensor or array is not `(V, D)` of floats.
 
     Example:
         >>> row_movement(torch.eye(3), torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 1, 1]])).most(1)

@@ -244,6 +244,10 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
         after: The second table; its width may differ.
         pairs: ID in `before` and ID in `after` of each shared token, `(N, 2)`; `None` pairs equal IDs.
 
+    Raises:
+        ShapeError: The tables differ in length and `pairs` is `None`, an ID in `pairs` is outside its table, or a
+            tensor or array is not `(V, D)` of floats.
+
     Example:
         >>> rows, rotation = torch.randn(500, 8), torch.linalg.qr(torch.randn(8, 8)).Q
         >>> table_relation(rows, rows @ rotation).verdict, table_relation(rows, torch.randn(500, 8)).verdict

@@ -70,6 +70,7 @@ class TokenVectors:
             names of the rows, a list of V strings. `open_model(source).tokenizer` of a file of vectors is one too.
 
     Raises:
+        SizeError: `table` is no table, or the number of names is not that of rows.
         TokenizerError: There is no tokenizer, or it has IDs outside the table or is of another kind.
 
     Example:
@@ -284,6 +285,7 @@ class TokenVectors:
             without a token and rows with NaN are left out of the list.
 
         Raises:
+            SizeError: The query is empty, no ID is in the range to search, or `indexer` is not `None`.
             UnknownTokenError: An item is not a token of the table, see `id_of`.
             CheckpointError: A row or vector of the query holds NaN or infinity.
         """

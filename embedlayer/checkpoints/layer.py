@@ -331,6 +331,7 @@ class EmbeddingLayer(Pretrained):
                 Bark's fine model; `None` for all.
 
         Raises:
+            ShapeError: IDs or positions are no integers, or positions, mask, segments or codes do not fit the IDs.
             TokenIdError: An ID, a segment or a code is outside its table or stream.
             PositionError: A position is outside what the scheme covers, as in a sequence that is too long.
         """

@@ -102,6 +102,8 @@ def patch(
         The same model.
 
     Raises:
+        SizeError: DeepSpeed's ZeRO-3 has partitioned a parameter; `head_dtype` is neither `torch.float32` nor `None`;
+            or `Bag.from_embedding_bag` refuses a module.
         CheckpointError: `get_input_embeddings` is missing or returns no `nn.Embedding` but, for example, the module in
             which PEFT wraps it; an embedding does more than look-up and scale, or has a replaced `forward`;
             `row_sparse` is requested for a model with a tied head, or for one that is patched; options of heads are
@@ -266,7 +268,7 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> DenseTable:
     if not _is_known(old):
         raise CheckpointError(f"What {a_or_an(old)} does beyond look-up and scale is unknown: it is not patched.")
     if old.max_norm is not None or old.scale_grad_by_freq or old.sparse or own_attribute(old, "forward") is not None:
-        raise CheckpointError("TokenEmbedding has no max_norm, scale_grad_by_freq, sparse, or replaced forward.")
+        raise CheckpointError("max_norm, scale_grad_by_freq, sparse and a replaced forward cannot be patched.")
     scale, rounded = _scale_of(old)
     kind = RowSparseEmbedding if row_sparse else TokenEmbedding
     table = kind(

@@ -63,14 +63,20 @@ ENDINGS = (
 
 
 class _Hub(CheckpointFolder):
-    """The files of a repository on the hub, or of a folder in it; each is downloaded when it is requested."""
+    """The files of a repository on the hub, or of a folder in it; each is downloaded when it is requested.
+
+    `online` says whether the hub can be reached; `None` tests this at the first call of `find`.
+    """
 
     def __init__(self, repository: str, revision: str | None, folder: str = "", *, online: bool | None = None) -> None:
         self.name = f"{repository}/{folder}" if folder else repository
         self.repository, self.revision, self.folder, self.online = repository, revision, folder, online
 
     def find(self, file: str) -> Path | None:
-        """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file."""
+        """Return the local path of a file, downloaded unless the cache has it; `None` if there is no such file.
+
+        If the hub cannot be reached, the result is also `None` for a file that the cache does not have.
+        """
         try:
             hub = require("huggingface_hub", extra="hf")
         except MissingExtraError as error:
@@ -127,7 +133,12 @@ def _hub_error(what: str, error: Exception) -> FileError:
 
 
 class Checkpoint(WeightFiles):
-    """An open checkpoint: its configuration and its tensors, which are read on request."""
+    """An open checkpoint: its configuration and its tensors, which are read on request.
+
+    `file` is the safetensors file, GGUF file or index in `place` to read; `None` finds it by the usual names.
+    `is_static_embedding` says that it is sentence-transformers' StaticEmbedding, a table without a model. `config` is
+    the content of `config.json`, or the same from the metadata of a GGUF file; empty if there is none.
+    """
 
     def __init__(self, place: CheckpointFolder, file: str | None = None, *, is_static_embedding: bool = False) -> None:
         files = choose_weight_files(place, file)
@@ -193,7 +204,10 @@ class Checkpoint(WeightFiles):
         return tokenizer
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Read one tensor and return it, as `WeightFiles.read` does."""
+        """Read one tensor and return it, as `WeightFiles.read` does.
+
+        A quantised tensor of a GGUF file is dequantised, by default to float32.
+        """
         if self.gguf is None:
             return super().read(name, dtype=dtype, device=device)
         self.bytes_read += self.info(name).nbytes
@@ -267,7 +281,11 @@ class Checkpoint(WeightFiles):
             return stored[0].read(self._module(name), stored[1])
 
     def stored_tensors(self, name: str, rows: StoredRows) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return the tensors that store new rows of a weight, by their names: the inverse of `read_stored`."""
+        """Return the tensors that store new rows of a weight, by their names: the inverse of `read_stored`.
+
+        The second result has the metadata of their files that change. A `CheckpointError` says that the format cannot
+        store this number of rows.
+        """
         module, names = self._module(name), self.module_tensors(name)
         with torch.device("cpu"):
             tensors, metadata = rows.format.write(rows, module), rows.format.metadata(rows, module)
@@ -300,13 +318,19 @@ class Checkpoint(WeightFiles):
         return StoredModule(weight.rpartition(".")[0], infos, read, self.quantisation or {}, metadata)
 
     def stores(self, name: str, tensor: Tensor) -> bool:
-        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and bits."""
+        """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and, bit for bit, in its numbers.
+
+        `tensor` is converted to the stored dtype for this, one buffer at a time.
+        """
         stored = self.read(name)
         pairs = zip(byte_chunks(stored), byte_chunks(tensor, stored.dtype), strict=True)
         return stored.shape == tensor.shape and all(torch.equal(old, new) for old, new in pairs)
 
     def is_same(self, name: str, other: str) -> bool:
-        """Return whether two tensors, by their full names, have the same shape, dtype and bits."""
+        """Return whether two tensors, by their full names, have the same shape, dtype and bits.
+
+        Stored rows are compared by their own bits, codes and scales.
+        """
         if self.stored(name) != self.stored(other):
             return False
         if self.stored(name) is None:

@@ -71,6 +71,7 @@ def read_vectors(
         `"1"`, ... as tokens.
 
     Raises:
+        SizeError: The format is unknown, or the file name does not determine it.
         FileError: The file cannot be read.
         CheckpointError: The file does not have this format, or has a token or a row that `errors` or `nonfinite` does
             not allow. The message names the line or the row.
@@ -125,6 +126,7 @@ def write_vectors(path: Path | str, tokens: Sequence[str], rows: TableLike, form
         format: Name of the format; by default by the suffix of the file, which must not be `.txt` then.
 
     Raises:
+        ShapeError: The numbers of tokens and rows differ or are 0, or an array holds neither real numbers nor booleans.
         FileError: The file cannot be written.
         CheckpointError: The format cannot represent a token or a number; the message names the row.
     """

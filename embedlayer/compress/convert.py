@@ -47,6 +47,8 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
             `None` weights all tokens equally. Other kinds ignore it.
 
     Raises:
+        SizeError: `to` names no kind, or a kind that does not fit the size of the table; `table` is no table; or, for a
+            factorised table, `counts` are negative, not finite or all 0.
         ShapeError: Rows contain NaN, infinity, or numbers too large for the layout.
         CheckpointError: Rows contain these, and the kind is that of another library.
 

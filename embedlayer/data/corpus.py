@@ -91,6 +91,7 @@ class TokenCorpus:
             on_progress: Called with the number of bytes read so far and the total.
 
         Raises:
+            SizeError: There is a `text_field`, and no source has rows.
             FileError: A source cannot be read, or `path` cannot be written or holds other files.
             TextError: A source or a record is not what it should be (see `find_sources`), or no source has text.
             TokenizerError: `tokenizer` is no tokenizer, or cannot encode a text; or there are chats, and no chat

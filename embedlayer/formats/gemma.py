@@ -26,11 +26,20 @@ _DEFAULT_BITS = 4
 
 @dataclass(frozen=True)
 class GemmaRows(StoredFormat):
-    """Gemma's layout: `number = code * scale`; the scale is rounded to the dtype of the result before the product."""
+    """Gemma's layout: `number = code * scale`; the scale is rounded to the dtype of the result before the product.
 
-    # Codes are int8, or uint8 with two codes of 4 or four of 2 bits in a byte, plus `2^(bits - 1)`: which of them, only
-    # the configuration tells. Scales are float32, `(V, 1)` or `(V, G)`. Reference: transformers'
-    # `integrations/gemma_quant.py`.
+    A table has `embedding_quantized` and `embedding_scale`, a head `weight` and `weight_scale`. Codes are int8, or
+    uint8 with two codes of 4 or four of 2 bits in a byte, to which `2^(bits - 1)` was added; only the configuration
+    tells which of the two. Scales are float32, `(V, 1)`, or of groups of columns.
+
+    Args:
+        embed_dim: Columns of a row, D.
+        bits: Bits of a code: 2, 4 or 8.
+        group_size: Columns that share a scale.
+        codes: Name of the tensor of codes: `"embedding_quantized"` or `"weight"`.
+
+    Reference: `QuantizedEmbedding` and `QuantizedLinear` of transformers' `integrations/gemma_quant.py`.
+    """
 
     library: ClassVar[str] = "Gemma"
     title: ClassVar[str] = "2, 4 and 8 bits by row"
@@ -88,8 +97,11 @@ class GemmaRows(StoredFormat):
         return Codec(codes, self.bits, levels, scale, self.group_size, self.embed_dim, rounding)
 
     def quantise(self, values: Float[Tensor, "N D"], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return codes and scales of rows, by a rule of our own: no public code writes these files."""
-        # A rule of our own: no public code writes these files. The code `-2^(bits - 1)` is not used.
+        """Return codes and scales of rows, by a rule of our own: no public code writes these files.
+
+        The scale of a group is its largest absolute value, divided by `2^(bits - 1) - 1`; numbers are rounded to the
+        nearest code. The code `-2^(bits - 1)` is not used.
+        """
         highest = 2 ** (self.bits - 1) - 1
         groups = values.to(torch.float32).unflatten(1, (self.embed_dim // self.group_size, self.group_size))
         scale = groups.abs().amax(2, keepdim=True) / highest
@@ -105,7 +117,10 @@ def _scale_name(codes: str) -> str:
 
 
 def stated_bits(module: StoredModule) -> object:
-    """Return the bits that the configuration states for a module: of the first pattern in its name, else of all."""
+    """Return the bits that the configuration states for a module: of the first pattern in its name, else of all.
+
+    The result is `None` if it states none and its `quant_method` is another one.
+    """
     settings = module.settings
     patterns = settings.get("module_quant_configs")
     for pattern, options in patterns.items() if isinstance(patterns, dict) else ():

@@ -202,7 +202,7 @@ class GPTQRows(ColumnRows):
         parts = super().write(stored, module)
         if stored.shape[0] < self.embed_dim and is_table_name(module.name):
             raise CheckpointError(
-                f"A GPTQ table has no fewer rows ({stored.shape[0]}) than columns ({self.embed_dim})."
+                f"A GPTQ table may have no fewer rows ({stored.shape[0]}) than columns ({self.embed_dim})."
             )
         group = torch.arange(self.embed_dim, dtype=torch.int32, device=stored.device) // self.group_size
         return parts if module.tensors else parts | {"g_idx": group}

@@ -232,6 +232,9 @@ class DraftHead(ComputedBuffers):
             A scalar, or `(...)` with `reduction="none"`. If no target is left, the mean is 0.
 
         Raises:
+            ShapeError: Shapes or dtypes do not fit each other.
+            SizeError: `outside` or an option is unknown or outside its range; or the other head has another number of
+                tokens than when this head was built.
             TokenIdError: On the CPU, a target is neither a token of the full vocabulary nor `ignore_index`. Or a target
                 is outside the draft vocabulary, with `outside="error"`; the message names the first one. In exports and
                 under `torch.func` transforms neither is checked, and such a target is ignored.

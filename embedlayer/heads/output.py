@@ -448,6 +448,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         them.
 
         Raises:
+            ShapeError: `input` has another width than the rows or, without `head_dtype` and autocast, another dtype.
             CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
         hidden = input  # torch's name, which tools pass by keyword

@@ -149,6 +149,7 @@ class DraftMap:
             A scalar, or `(...)` with `reduction="none"`.
 
         Raises:
+            ShapeError: There is not one hidden state of each for every position, or they do not fit the rows.
             TokenIdError: A head has fewer rows than its tokenizer has IDs.
         """
         kind = ForwardKL() if kind is None else kind

@@ -369,6 +369,7 @@ class StreamHead(Pretrained, nn.Module):
             **options: See `LossOptions`. `token_weights` are `(..., K)`.
 
         Raises:
+            ShapeError: Hidden states, targets and `token_weights` do not fit each other or the number of streams.
             SizeError: On the CPU, the weight of a target that is not ignored is infinite or NaN.
             TokenIdError: A target is outside of its stream; on CUDA where the call waits, else later.
         """

@@ -130,6 +130,7 @@ class CodeStreams(Pretrained):
             codes: IDs of each stream. Where a token is no placeholder they are not read, but must be in their range.
 
         Raises:
+            ShapeError: The codes are not those of K streams of these tokens.
             TokenIdError: A code is outside its stream.
         """
         if codes.shape[:-1] != ids.shape:
@@ -171,6 +172,9 @@ def delay_streams(
 
     Returns:
         Delayed IDs, `(..., T + max(delays), K)`.
+
+    Raises:
+        ShapeError: The IDs are not integers; they are no `(..., T, K)`, or streams have different lengths.
 
     Example:
         >>> delay_streams([[1, 2], [3, 4]], (0, 1), 9)

@@ -117,6 +117,9 @@ class InputEmbedding(Pretrained, ABC):
                 positions.
 
         Raises:
+            ShapeError: `ids` are not integers, or a single one; `inputs_embeds` have another width than the table; or
+                positions or mask do not fit the tokens.
+            SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
             TokenIdError: On the CPU, an ID is outside the table; see `LookupTable.look_up` for accelerators.
             PositionError: On the CPU, a position is outside those that the scheme covers, as in a sequence that is too
                 long.

@@ -73,7 +73,10 @@ def flush(descriptor: int) -> None:
 
 
 def allocate(descriptor: int, size: int) -> None:
-    """Make an empty file `size` zeros long, with space on the disk for all of them."""
+    """Make an empty file `size` zeros long, with space on the disk for all of them.
+
+    Without `posix_fallocate`, as on macOS, the zeros are written. An `OSError` says that the disk is full.
+    """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
         return

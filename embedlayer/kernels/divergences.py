@@ -3,6 +3,10 @@
 `embedlayer.losses.divergence_kinds` defines them, in plain operators. Like those of `embedlayer.kernels.softmax`, they
 run a numba kernel for tensors on the CPU, and Triton kernels for those on CUDA. Blocks are `(R, C)`, and totals have
 parts of the rows in front.
+
+`s` and `t` are logits of student and teacher as stored. A bias is what the logits of each row do not contain yet,
+`(R,)`, or `None`. `kind` is a `DivergenceKind`, and `beta` the weight of the teacher in the mixture m. An operator
+returns `None`, or `False`, if the CPU kernel could not be compiled.
 """
 
 from enum import IntEnum
@@ -33,7 +37,13 @@ class DivergenceKind(IntEnum):
 
 @operator(f"(Tensor s, {TEACHER}, int kind) -> Tensor")
 def pair_statistics(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None, kind: int) -> Tensor | None:
-    """Compute the softmaxes of two heads over the rows of a block, and the mean of a difference of logits."""
+    """Compute the softmaxes of two heads over the rows of a block, and the mean of a difference of logits.
+
+    Returns:
+        `(P, 7, C)`: maximum, log of the sum of exponentials, and that sum, of student and teacher; mean of t - s under
+        the teacher's softmax for `FORWARD`, of s - t under the student's for `REVERSE`, no number for
+        `JENSEN_SHANNON`.
+    """
     rows, tokens = s.shape
     totals = s.new_empty(1 if device_kind(s) == "cuda" else -(-rows // PART), 7, tokens, dtype=wide_dtype(s.dtype))
     if device_kind(s) == "cuda":
@@ -51,7 +61,14 @@ def pair_statistics(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor 
 def mixture_divergences(
     s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None, levels: Tensor, beta: float
 ) -> Tensor | None:
-    """Compute what the rows of a block add to the divergences of two softmaxes from their mixture."""
+    """Compute what the rows of a block add to the divergences of two softmaxes from their mixture.
+
+    - `levels`: maximum, and log of the sum of exponentials, of student and teacher over all rows, `(4, C)`.
+
+    Returns:
+        `(P, 2, C)`: sum of q (log q - log m), and sum of p (log p - log m), for the softmaxes q of the student and p of
+        the teacher.
+    """
     rows, tokens = s.shape
     if device_kind(s) == "cuda":
         parts = -(-rows // launch_table("divergences")["jensen_shannon"].blocks["PART"])
@@ -82,7 +99,11 @@ def divergence_gradient(
     kind: int,
     beta: float,
 ) -> bool:
-    """Replace the logits of the student by gradients, and return whether a kernel could be compiled."""
+    """Replace the logits of the student by gradients, and return whether a kernel could be compiled.
+
+    - `factors`: numbers of each token, `(6, C)`; see `embedlayer.kernels.cpu.softmax.divergence_gradient`.
+    - `bias_grad`: gradients of the student's bias, to which the sum of each row is added, `(R,)`; or `None`.
+    """
     rows, tokens = s.shape
     if device_kind(s) != "cuda":
         inputs = *_pair(s, t, s_bias, t_bias), factors, or_empty(bias_grad, factors.dtype), kind, beta

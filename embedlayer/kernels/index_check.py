@@ -76,7 +76,18 @@ class IndexCheck(nn.Module):
         return self
 
     def forward(self, indices: IdsLike) -> tuple[Tensor, Tensor | None]:
-        """Return row numbers that are safe to look up, and a mask of the bad indices."""
+        """Return row numbers that are safe to look up, and a mask of the bad indices.
+
+        Returns:
+            The row numbers, `indices + offset`, and a boolean mask of the same shape that is `True` for bad indices.
+            Only accelerators need the mask: it is `None` on the CPU and meta device, in exports and under `torch.func`
+            transforms.
+
+        Raises:
+            ShapeError: `indices` are not int32 or int64, or `as_ids` cannot convert them.
+            TokenIdError: A token ID is outside, on the CPU; the message names row, column, value and size.
+            PositionError: A position is outside, on the CPU.
+        """
         if self.kind == "position":
             check_integer_positions(indices)
         indices = indices if isinstance(indices, Tensor) else as_ids(indices, beside=self.first_bad_index)
@@ -91,6 +102,9 @@ class IndexCheck(nn.Module):
         """Clamp row numbers on an accelerator and record the first bad one, without waiting for the device.
 
         The record changes only if it is empty; `check` reads and clears it.
+
+        Returns:
+            The clamped row numbers, and a boolean mask of the same shape that is `True` for the bad ones.
         """
         record, rows = self.record_on(indices.device), self.size + self.offset
         if fusible(indices) and INDEX_CHECK.applies(indices, record):  # graphs fuse plain operators
@@ -131,7 +145,12 @@ class IndexCheck(nn.Module):
 
 
 class StreamCheck(IndexCheck):
-    """Record of the first bad ID of K streams, which one kernel on CUDA checks; see `kernels.rows.sum_streams`."""
+    """Record of the first bad ID of K streams, which one kernel on CUDA checks; see `kernels.rows.sum_streams`.
+
+    Args:
+        sizes: Number of rows of each stream, K numbers.
+        shared: ID that is valid in each stream and has its own row; -1 for none.
+    """
 
     def __init__(self, sizes: Sequence[int], shared: int) -> None:
         super().__init__(sum(sizes), "token id of a stream")
@@ -149,7 +168,10 @@ class StreamCheck(IndexCheck):
 
 @operator("(Tensor indices, Tensor(a!) record, SymInt rows) -> (Tensor, Tensor)", mutates=("record",))
 def clamp_and_record_indices(indices: Tensor, record: Tensor, rows: int) -> tuple[Tensor, Tensor] | None:
-    """Clamp row numbers and record the first bad one, in one launch; elsewhere than on CUDA return `None`."""
+    """Clamp row numbers and record the first bad one, in one launch; elsewhere than on CUDA return `None`.
+
+    Arguments and results are those of `embedlayer.core.index_checks.clamp_and_record`; the row numbers are contiguous.
+    """
     if device_kind(indices) != "cuda":
         return None
     clamped, outside = torch.empty_like(indices), torch.empty_like(indices, dtype=torch.bool)
@@ -159,7 +181,22 @@ def clamp_and_record_indices(indices: Tensor, record: Tensor, rows: int) -> tupl
 
 
 def check_indices(module: nn.Module, *flags: Tensor) -> list[bool]:
-    """Wait once for each device, and raise the error of a bad index that was recorded since the last check."""
+    """Wait once for each device, and raise the error of a bad index that was recorded since the last check.
+
+    These are the indices that the `IndexCheck`s of a module recorded, and the targets of all losses in this process
+    that did not wait for the device. The next loss that waits raises the error of a target too. Of several recorded
+    indices one raises its error here; the others stay recorded for the next call.
+
+    - `*flags`: boolean scalars on one device, which are read with the indices there, without another wait.
+
+    Returns:
+        The values of the flags.
+
+    Raises:
+        TokenIdError: A token ID or a target was outside.
+        PositionError: A position was outside.
+        StaleRowsError: Weights of a patched model were changed before logits were read; see `DeferredLogits`.
+    """
     records: list[tuple[Tensor, Callable[[list[int]], None]]]
     records = [(each.first_bad_index, each.raise_recorded) for each in module.modules() if isinstance(each, IndexCheck)]
     records += [(record, partial(raise_recorded_target, record)) for record in target_records.values()]

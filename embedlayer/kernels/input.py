@@ -21,7 +21,10 @@ from embedlayer.kernels.kernel import operator
 class StoredRows(NamedTuple):
     """Describe a look-up that reads rows of one tensor, `weight[ids]`: of a table, or of position vectors.
 
-    Rows of a row-sparse table are read in a block of `applied_rows`. `check` is made as the rows are read.
+    Attributes:
+        ids: Token IDs or positions, `(...)`.
+        weight: The weight itself, `(num_rows, D)`. Read rows of a row-sparse table in a block of `applied_rows`.
+        check: Check that the look-up makes as it reads the rows.
     """
 
     ids: Tensor
@@ -32,7 +35,13 @@ class StoredRows(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Describe the dropout of one forward pass."""
+    """Describe the dropout of one forward pass.
+
+    Attributes:
+        seed: Seed of the mask, a signed 64-bit number.
+        threshold: Probability of a 0 in the mask, times 65536.
+        growth: Factor of the elements that are kept, `1 / (1 - dropout)`; 0 if all are dropped.
+    """
 
     seed: int = 0
     threshold: int = 0
@@ -51,7 +60,10 @@ class Dropout(NamedTuple):
         return cls(seed, threshold, (1 << 16) / kept_share if kept_share else 0.0)
 
     def mask(self, first: int, tokens: int, like: Tensor) -> Tensor:
-        """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, of the dtype and device of `like`."""
+        """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, of the dtype and device of `like`.
+
+        Each token begins with a new word of four elements.
+        """
         width = like.shape[-1]
         words = -(-width // 4)
         bits = random_words(self.seed, first * words, tokens * words).view(torch.int16).view(tokens, -1)[:, :width]
@@ -102,7 +114,23 @@ def embed_tokens(
     threshold: int,
     growth: float,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Compute `dropout(factor * scale * x[ids + offset] + addend)`; elsewhere than on CUDA return `None`."""
+    """Compute `dropout(factor * scale * x[ids + offset] + addend)`; elsewhere than on CUDA return `None`.
+
+    All tensors are contiguous, and indices int64.
+
+    - `x`: rows, `(R, D)`; without `ids` one for each token, `(..., D)`.
+    - `ids`: token IDs or positions, `(...)`, or `None`. A row outside `0 .. rows - 1` gives zeros and is recorded.
+    - `record`: `IndexCheck.first_bad_index` of the IDs; `None` without them.
+    - `ignored`: what is returned in place of a row that is outside.
+    - `factor`: factor on rows, one number, or `None` for 1.
+    - `addend`: rows that are added, `(..., D)`, or `None`. Token n gets the row n modulo their number, or with `places`
+      `places[n] + places_offset`, n modulo the number of places; one outside is treated as a row of `x`.
+    - `threshold`: see `Dropout`, as for `seed` and `growth`; 0 for no dropout.
+
+    Returns:
+        Vectors, `(..., D)`. And what a backward pass needs: rows of `x` `(N,)` and of the addend `(P,)`, int64, with
+        `ignored` and -1 for those outside; empty without `ids` and `places`.
+    """
     if device_kind(x) != "cuda":
         return None
     width = x.shape[-1]
@@ -150,7 +178,17 @@ def gather_rows(
     addend: Tensor | StoredRows | None = None,
     dropout: Dropout = NO_DROPOUT,
 ) -> Tensor:
-    """Compute `dropout(scale * source + addend)` on CUDA in one launch; bad IDs are recorded and give zeros."""
+    """Compute `dropout(scale * source + addend)` on CUDA in one launch; bad IDs are recorded and give zeros.
+
+    `look_up_applies` is true for the tensors. The gradient of a weight is dense.
+
+    - `source`: vectors, `(..., D)`, or their look-up, with a check.
+    - `addend`: vectors to add, `(T, D)` for all sequences or one for each token; or their look-up, with positions of
+      these shapes; or `None`. They have the dtype of `source`.
+
+    Raises:
+        ShapeError: IDs or positions are not int32 or int64.
+    """
     stored, added = (each if isinstance(each, StoredRows) else None for each in (source, addend))
     vectors: Tensor = _GatherRows.apply(  # type: ignore[no-untyped-call]
         source.weight if isinstance(source, StoredRows) else source,
@@ -243,7 +281,10 @@ def _gradient_of_rows(grad: Tensor, ids: Tensor, shape: tuple[int, ...], ignored
 
 @operator("(Tensor mask, SymInt offset, SymInt padding_position) -> Tensor")
 def positions_of_mask(mask: Tensor, offset: int, padding_position: int) -> Tensor | None:
-    """Compute the positions of tokens in one launch, `(..., T)`, int64; elsewhere than on CUDA return `None`."""
+    """Compute the positions of tokens in one launch, `(..., T)`, int64; elsewhere than on CUDA return `None`.
+
+    `embedlayer.positions.position.positions_of` is the definition. The mask is contiguous.
+    """
     if device_kind(mask) != "cuda":
         return None
     positions, sizes = torch.empty_like(mask, dtype=torch.int64), {"length": length_of(mask), "offset": offset}

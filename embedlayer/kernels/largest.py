@@ -48,7 +48,15 @@ def update_largest(
     ids: Tensor,
     *finishing: float | None,
 ) -> bool:
-    """Update the K largest logits of each token with the rows of a block; return whether a kernel could be compiled."""
+    """Update the K largest logits of each token with the rows of a block; return whether a kernel could be compiled.
+
+    - `seen`: number of rows of earlier blocks.
+    - `lane_keys`: result of `softmax_statistics`; only on CUDA.
+    - `thresholds`: on the CPU, the smallest of the K logits, `(C,)`; -inf while there are fewer.
+    - `values`: the logits, largest first, `(C, K)`; of equal ones that with the lowest ID is first. NaN is largest.
+      While there are fewer than K, the last are -inf.
+    - `ids`: their IDs, `(C, K)`; `NO_ID` for the last while there are fewer.
+    """
     tokens, count = values.shape
     if device_kind(z) == "cuda":
         blocks = launch_table("largest")["member_keys"].blocks

@@ -30,7 +30,14 @@ def read_quantized_rows(
     row_format: Sequence[int],
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Dequantise the stored rows of some IDs, `(N, D)`, in one launch; elsewhere than on CUDA return `None`."""
+    """Dequantise the stored rows of some IDs, `(N, D)`, in one launch; elsewhere than on CUDA return `None`.
+
+    - `ids`: IDs, int64, `(N,)`, contiguous; `None` for all rows in their order. A bad one gives zeros.
+    - `packed`: stored rows, uint8, `(V, row bytes)`.
+    - `row_scale`: scale of each row, `(V,)`, or `None` for 1.
+    - `record`: `IndexCheck.first_bad_index`, where the first bad ID is recorded; `None` if the IDs were checked.
+    - `length`: size of the last dimension of the IDs as the user passed them.
+    """
     if device_kind(packed) != "cuda":
         return None
     rows = _stored_rows(packed, row_scale, row_format)
@@ -40,7 +47,11 @@ def read_quantized_rows(
 
 
 def logits_of_few_tokens(x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[int]) -> Tensor:
-    """Compute `x @ rows.T` from the stored rows, `(N, D)` to `(N, V)`, in one launch, on CUDA."""
+    """Compute `x @ rows.T` from the stored rows, `(N, D)` to `(N, V)`, in one launch, on CUDA.
+
+    Rows are not rounded to the dtype of `x`, and sums are in float32. The other arguments are those of
+    `read_quantized_rows`.
+    """
     rows = _stored_rows(packed, row_scale, row_format)
     is_odd, has_blocks = rows["UNIT"] == 1, rows["BLOCKS"]
     is_whole = rows["group_units"] == rows["width_units"] and not is_odd and not has_blocks

@@ -27,7 +27,15 @@ MOST_HEADS = 8
 
 
 class RotaryLayout(NamedTuple):
-    """Say which channels of a head are rotated, and which two are a pair."""
+    """Say which channels of a head are rotated, and which two are a pair.
+
+    Attributes:
+        pairs: Number of pairs, P; `2 * P` adjacent channels are rotated.
+        distance: From the first channel of a pair to the second: 1 for interleaved pairs, P for half-split ones, and
+            less for half-split pairs within equal shares of the channels.
+        first: First rotated channel: 0, or that from which the last `2 * P` channels of a head begin.
+        own_angles: Whether the two channels of a pair have angles of their own.
+    """
 
     pairs: int
     distance: int
@@ -66,7 +74,17 @@ def rotate_together(
     own_angles: bool,
     inverse: bool,
 ) -> list[Tensor]:
-    """Rotate the pairs of queries and keys in one launch."""
+    """Rotate the pairs of queries and keys in one launch.
+
+    - `heads`: queries `(B, H, T, K)` or `(H, T, K)`, and keys that differ in the number of heads only; or one of them.
+    - `cos`: cosine of each rotated channel's angle, `(1, T, 2 * P)`, or `(B, 1, T, 2 * P)` for a B of 1 too.
+    - `sin`: sine of the same angles, negated for the first channel of each pair.
+    - `factor`: factor of each query, with one column in place of those of `cos`, or `None`.
+    - `inverse`: whether to compute the backward pass: the transposed matrix of each pair, so the negative angles.
+
+    Returns:
+        Rotated queries and keys, whose memory has the order of dimensions of the arguments.
+    """
     heads = [x if x.stride(-1) == 1 else x.contiguous() for x in heads]
     results = [torch.empty_like(x) for x in heads]
     results = [x if x.stride(-1) == 1 else x.contiguous() for x in results]
@@ -118,7 +136,12 @@ def rotary_tables(
     own_angles: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute cosines and sines for `rotate_together` in one launch, `(..., T, 2 * P)` each."""
+    """Compute cosines and sines for `rotate_together` in one launch, `(..., T, 2 * P)` each.
+
+    - `positions`: positions, `(..., T)`; with `axis` `(A, ..., T)`.
+    - `increments`: phase of each pair per position, in units of 2^-53 rotations, `(P,)`.
+    - `axis`: axis of each pair, or of each channel with `own_angles`; `None` for a single axis.
+    """
     shape = positions.shape if axis is None else positions.shape[1:]
     cos, sin = (positions.new_empty(*shape, 2 * pairs, dtype=torch.float32) for _ in range(2))
     launch(

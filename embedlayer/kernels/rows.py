@@ -34,7 +34,21 @@ def sum_streams(
     ignored: int,
     length: int,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Compute the sums of `x[ids[..., k] + starts[k]]` over k, `(..., D)`; elsewhere than on CUDA return `None`."""
+    """Compute the sums of `x[ids[..., k] + starts[k]]` over k, `(..., D)`; elsewhere than on CUDA return `None`.
+
+    All tensors are contiguous, and indices int64.
+
+    - `ids`: `(..., K)`. One outside of its stream adds nothing and is recorded.
+    - `starts`: first row of each stream, `(K,)`; `None` where IDs are row numbers.
+    - `record`: `IndexCheck.first_bad_index`: the flat place of the first bad ID, its value, and `length`.
+    - `rows`: number of rows that IDs can name, over all streams.
+    - `streams`: number of streams that are summed, the first ones.
+    - `shared`: ID that is its own row in each stream; -1 for none.
+    - `ignored`: row that gets no gradient; -1 for none.
+
+    Returns:
+        The sums, and what a backward pass needs: rows, int64, and their factors 0 or 1, both `(..., streams)`.
+    """
     if device_kind(x) != "cuda":
         return None
     shape, width = ids.shape[:-1], x.shape[1]
@@ -50,7 +64,12 @@ def sum_streams(
 
 @operator("(Tensor rows, Tensor order, Tensor values, SymInt? drop) -> Tensor")
 def sum_equal_rows(rows: Tensor, order: Tensor, values: Tensor, drop: int | None) -> Tensor:
-    """Return the sum of the vectors of equal rows at the first place of each row, and zeros elsewhere, `(N, D)`."""
+    """Return the sum of the vectors of equal rows at the first place of each row, and zeros elsewhere, `(N, D)`.
+
+    - `rows`: sorted row numbers, int64, `(N,)`.
+    - `order`: their places in `values`, `(N,)`.
+    - `drop`: row whose sum is 0, or `None`.
+    """
     sums = values.new_empty(values.shape)
     arguments = {"rows": rows, "order": order, "values": values.contiguous(), "sums": sums, "places": len(rows)}
     launch("rows", "sum_equal_rows", **arguments, **_columns(sums), drop=-1 if drop is None else drop)
@@ -81,7 +100,18 @@ def update_rows(
     decay_moments: bool,
     rates: list[float],
 ) -> bool:
-    """Apply pending updates of rows in place, and then make an optimizer's step on them if they have gradients."""
+    """Apply pending updates of rows in place, and then make an optimizer's step on them if they have gradients.
+
+    - `rows`: sorted row numbers, int64, `(N,)`, which may repeat; `None` for those from `first_row` to `stop_row - 1`.
+    - `gradients`: sums of the gradients of equal rows at the first place of each, `(N, D)`; `None` for no step.
+    - `record`: `RowSteps.record_on_device`.
+    - `value_steps`: last step that each row's values include, `(V,)`.
+    - `exp_avg_sq`: second moments, `(V, D)` or `(V, 1)`.
+    - `first_row`: first row; 0 with `rows`.
+    - `step`: number of the step, or of the last one if no step is made.
+    - `most_terms`: number of skipped steps after which others are negligible.
+    - `rates`: the numbers of `StepRates`; empty for no step.
+    """
     rowwise = exp_avg_sq.shape[1] == 1
     name = ("apply_pending", "apply_pending_rowwise", "adamw_step", "rowwise_step")[rowwise + 2 * bool(rates)]
     halves = (None, None) if seed is None else (seed >> LOW_BITS, seed & ((1 << LOW_BITS) - 1))

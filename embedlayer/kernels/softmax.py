@@ -4,7 +4,12 @@
 numba kernel for tensors on the CPU, and Triton kernels for those on CUDA; `STATISTICS.applies` says whether it can.
 
 A block is `(R, C)`: R rows of the vocabulary by C tokens, vocabulary first. Its totals have parts of its rows in front,
-`(P, ...)`. On CUDA a second kernel merges them: P is 1.
+`(P, ...)`. On CUDA a second kernel merges them: P is 1. Totals of all rows, each `(C,)`, are the maximum `top`, the sum
+of exponentials `sums` and its log `log_sum`.
+
+`z` are logits as stored. `bias` is what the logits of each row do not contain yet, `(R,)`, or `None`; `first_id` is the
+ID of the first row; `ids`, `rows` and `places` are `Requests`; `finishing` is a `Finishing`, on CUDA only. An operator
+returns `None`, or `False`, if the CPU kernel could not be compiled.
 """
 
 import math
@@ -36,7 +41,15 @@ class Finishing(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Say which logits are requested of each token."""
+    """Say which logits are requested of each token.
+
+    Attributes:
+        ids: Token IDs, which are rows of the vocabulary, `(K, C)`; `None` for none. Of several tensors of IDs it is the
+            concatenation on CUDA, and on the CPU the first.
+        rows: On the CPU, all IDs sorted, `(M,)`.
+        places: Place of each of `rows` in the flattened IDs, those of several one after another; modulo C it is the
+            token.
+    """
 
     ids: Tensor | None
     rows: Tensor | None = None
@@ -73,7 +86,17 @@ def softmax_statistics(
     with_keys: bool,
     *finishing: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Compute statistics of the logits of a block, and read requested logits."""
+    """Compute statistics of the logits of a block, and read requested logits.
+
+    - `with_keys`: whether to return what `embedlayer.kernels.largest.update_largest` needs on CUDA.
+
+    Returns:
+        `(P, 6, C)`: maximum, log of the sum of exponentials, that sum, sum of logits, mean of logits minus maximum
+        under the softmax, log of the sum of squared exponentials; the last three are valid only where requested. And
+        the requested logits `(K, C)`, 0 where the ID is no row of the block. And the keys of the largest logits of
+        groups of rows, `(groups, C)`, and of the parts that the first kernel read, `(C, parts)`, on CUDA with
+        `with_keys`, else empty; see `embedlayer.kernels.gpu.largest`.
+    """
     size, tokens = z.shape
     dtype = wide_dtype(z.dtype)
     selected = torch.empty((0, tokens) if ids is None else ids.shape, dtype=dtype, device=z.device)
@@ -121,7 +144,11 @@ def softmax_factors(
     by_squares: Tensor | None,
     by_sum: Tensor | None,
 ) -> Tensor:
-    """Compute the factors of `softmax_gradient`, `(6, C)`, from totals of all rows and their gradients, each `(C,)`."""
+    """Compute the factors of `softmax_gradient`, `(6, C)`, from totals of all rows and their gradients, each `(C,)`.
+
+    They are `top`, or 0 where it is -inf or NaN, and f₀ to f₄. A gradient that is `None` counts as 0; `mean` is needed
+    with `by_mean` only, and `log_squares` with `by_squares`.
+    """
     if device_kind(top) == "cuda":
         names = ("top", "sums", "mean", "log_squares", "by_log_sum", "by_mean", "by_squares", "by_sum")
         given = (top, sums, mean, log_squares, by_log_sum, by_mean, by_squares, by_sum)
@@ -166,7 +193,20 @@ def softmax_gradient(
     with_squares: bool,
     *finishing: float | None,
 ) -> bool:
-    """Replace the logits of a block by gradients, and return whether a kernel could be compiled."""
+    """Replace the logits of a block by gradients, and return whether a kernel could be compiled.
+
+    They are `e f₀ (f₁ + f₂ x) + e² f₃ + f₄` for `x = z - top` and `e = exp(x)`, plus the gradients of requests. Here z
+    is a logit with its bias. On CUDA it is the finished logit, and the result is multiplied by the derivative of the
+    finishing.
+
+    - `by_request`: gradient of each request, in the order of `rows` on the CPU, else `(K, C)`.
+    - `values`: on CUDA the requested logits, `(K, C)`.
+    - `factors`: result of `softmax_factors`.
+    - `bias_grad`: gradients of the bias, to which the sum of each row is added, `(R,)`; or `None`.
+    - `add`: on CUDA, whether it is added; otherwise `bias_grad` is overwritten.
+    - `with_mean`: whether any f₂ is not 0.
+    - `with_squares`: whether any f₃ is not 0.
+    """
     size, tokens = z.shape
     if device_kind(z) != "cuda":
         request = or_empty(rows, torch.long), or_empty(places, torch.long), or_empty(by_request, factors.dtype)
@@ -210,7 +250,21 @@ def cross_entropy_of_totals(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Compute each token's loss and what its gradient needs from its totals; `None` elsewhere than on CUDA."""
+    """Compute each token's loss and what its gradient needs from its totals; `None` elsewhere than on CUDA.
+
+    `embedlayer.losses.logit_statistics.CrossEntropy` defines both. The loss of a target outside the vocabulary is NaN,
+    or 0 if it is -1, and its gradients are 0.
+
+    - `ids`: targets, `(1, C)`.
+    - `selected`: logits of the targets, `(1, C)`.
+    - `logit_sum`: sum of logits, with label smoothing.
+    - `weights`: factor of each loss, `(C,)`.
+    - `results`: how many tokens are summed; the others are padding.
+
+    Returns:
+        Losses `(C,)`, the gradient by `selected` `(1, C)`, the result of `softmax_factors` `(6, C)`, and the sum of the
+        losses times `weights`, `()`.
+    """
     if device_kind(top) != "cuda":
         return None
     inputs = {"ids": ids, "top": top, "log_sum": log_sum, "sums": sums, "selected": selected, "weights": weights}
@@ -247,7 +301,24 @@ def check_targets(
     mean: bool,
     read: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None:
-    """Find the targets that are ignored, and those that are no tokens; elsewhere than on CUDA return `None`."""
+    """Find the targets that are ignored, and those that are no tokens; elsewhere than on CUDA return `None`.
+
+    - `targets`: token IDs or `ignore_index`, int64, contiguous.
+    - `weights`: weight of each loss, in the shape of the targets, by which its factor is multiplied; `None` for 1.
+    - `record`: `embedlayer.core.index_checks.target_record`. Without `read`, the first bad target is written to it if
+      it is empty.
+    - `other`: what is returned in place of targets that do not count; `None`, only without `read`, for V where they are
+      bad and -1 where they are ignored, as `cross_entropy_of_totals` takes them.
+    - `read`: whether the host reads the numbers at once and so finds bad targets. These count then, and are returned as
+      they are.
+
+    Returns:
+        The targets that count, with `other` in place of the others; a mask of those that count; without `read`, a mask
+        of those that are no tokens, or of all that do not count if `other` is `None`; and the factor of each loss,
+        float32, 0 where the target does not count; all in the shape of the targets. And numbers for the host: those of
+        the record, how many targets are no tokens, with weights how many that are not ignored have one that is not
+        finite, and how many do not count. And whether no target counts, a mask `()`.
+    """
     if device_kind(targets) != "cuda":
         return None
     ids, (mask, is_bad) = torch.empty_like(targets), (torch.empty_like(targets, dtype=torch.bool) for _ in range(2))

@@ -104,7 +104,7 @@ def tested_multiple(logits: UncomputedLogits) -> int:
     if isinstance(found, int):
         return found
     raise SizeError(
-        f"batch_invariant=True is not possible here: {', '.join(found)} differ. See check_batch_invariance(head)."
+        f"batch_invariant=True is not possible here: {', '.join(found)} differ with the batch. Leave it out."
     )
 
 

@@ -29,6 +29,7 @@ def chunk_log_probs(
         side: `"a"` or `"b"`: which of the two sequences these are.
 
     Raises:
+        ShapeError: There is not one hidden state for each token, or the tokens are not those of the sequence.
         TokenIdError: A token is outside the head.
 
     Example:

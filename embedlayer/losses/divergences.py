@@ -66,6 +66,8 @@ def divergence(
         A scalar, or `(...)` with `reduction="none"`, where the divergence is 0 at positions that do not count.
 
     Raises:
+        ShapeError: The vocabularies, or the batches of hidden states, IDs and labels, have different sizes.
+        SizeError: `reduction` is unknown, or K is 0 or above V. Of sharded rows, the teacher is sharded in another way.
         TokenIdError: A teacher's token is outside the vocabulary; on CUDA where the call waits, else later. Or an ID of
             an earlier loss on the same device was.
 
@@ -148,13 +150,15 @@ def _check_pair(student: UncomputedLogits, teacher: UncomputedLogits, kind: Dive
         )
     if student.hidden.shape[:-1] != teacher.hidden.shape[:-1]:
         raise ShapeError(
-            f"Hidden states {tuple(student.hidden.shape)} and of the teacher {tuple(teacher.hidden.shape)} must match."
+            f"The hidden states of the student are {tuple(student.hidden.shape)} and the teacher's "
+            f"{tuple(teacher.hidden.shape)}: pass one of each for every token."
         )
     if isinstance(teacher, LinearLogits) and teacher.is_sharded and not isinstance(kind, NextByte):
         same = isinstance(student, LinearLogits) and student.is_sharded and student.partition == teacher.partition
         if not same:
             raise SizeError(
-                "The teacher's rows and the student's must be sharded over the same ranks, or only the student's."
+                "The teacher's rows are sharded and the student's are not, or in another way: shard both over the same "
+                "ranks, or only the student."
             )
 
 
@@ -163,7 +167,8 @@ def _check_top_k(student: UncomputedLogits, teacher: TopKTargets) -> None:
     ids, shape = teacher.ids, student.hidden.shape[:-1]
     if ids.shape != teacher.log_probs.shape or ids.shape[:-1] != shape or ids.dim() != len(shape) + 1:
         raise ShapeError(
-            f"A teacher's IDs {tuple(ids.shape)} and log-probabilities {tuple(teacher.log_probs.shape)} are (..., K)."
+            f"A teacher's IDs are {tuple(ids.shape)} and its log-probabilities {tuple(teacher.log_probs.shape)}: both "
+            f"must be {(*shape, 'K')}, K for each hidden state."
         )
     if not 1 <= ids.shape[-1] <= student.vocab_size:
         raise SizeError(f"A teacher has {ids.shape[-1]} tokens per position; pass 1 to {student.vocab_size}.")

@@ -64,6 +64,7 @@ def linear_cross_entropy(
         A scalar, or `(...)` with `reduction="none"`.
 
     Raises:
+        ShapeError: Shapes or dtypes do not fit each other.
         SizeError: On the CPU, the weight of a target that is not ignored is infinite or NaN.
         TokenIdError: A target is neither a token nor `ignore_index`; on CUDA where the call waits, else later.
 
@@ -106,6 +107,7 @@ def token_log_probs(
         Log-probabilities, `(...)`.
 
     Raises:
+        SizeError: Tokens are missing, or an option is unknown, outside its range, or does not apply to logits.
         TokenIdError: A token is outside the table; this error and the others are those of `linear_cross_entropy`.
 
     Example:

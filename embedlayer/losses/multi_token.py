@@ -56,7 +56,8 @@ def multi_token_inputs(
     for depth, states in enumerate(hidden_states):
         if states.shape[:-1] != labels.shape:
             raise ShapeError(
-                f"labels {tuple(labels.shape)} and hidden states of depth {depth} {tuple(states.shape)} do not fit."
+                f"labels {tuple(labels.shape)} and hidden states of depth {depth} {tuple(states.shape)} "
+                f"must be (B, T) and (B, T, D)."
             )
         shifted = shifted_targets(labels, documents, depth=depth, ignore_index=ignore_index)
         hidden.append(states[:, : shifted.shape[1]].flatten(0, 1))

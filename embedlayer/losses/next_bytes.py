@@ -129,5 +129,5 @@ def check_next_bytes(next_bytes: NextBytes | None, vocab_size: int) -> None:
     """Check that there is an event for each token of a vocabulary, or that there are no events."""
     if next_bytes is not None and len(next_bytes.events) != vocab_size:
         raise ShapeError(
-            f"next_bytes has {len(next_bytes.events)} tokens and the head {vocab_size}: pass vocab_size={vocab_size}."
+            f"next_bytes has {len(next_bytes.events)} tokens and the head {vocab_size}: use vocab_size={vocab_size}."
         )

@@ -92,6 +92,9 @@ def token_statistics(
         The statistics, in float32 or, for float64 input, in float64.
 
     Raises:
+        ShapeError: Tokens, hidden states and rows do not fit each other, or logits are no floats.
+        SizeError: A statistic is unknown or needs tokens, `top_k` is below 0 or above V, or an option is unknown or
+            outside its range.
         TokenIdError: A token is outside the table; this error and the others are those of `linear_cross_entropy`.
 
     Example:

@@ -514,7 +514,7 @@ def check_fit(hidden: Tensor, weight: Tensor, head_dtype: torch.dtype | None = N
     """Check that hidden states and rows have one width and, without `head_dtype` and autocast, one dtype."""
     check_rows_are_whole(hidden, weight)
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
-        raise ShapeError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not fit: (..., D), (V, D).")
+        raise ShapeError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be (..., D) and (V, D).")
     check_dtypes(hidden, weight.dtype, head_dtype)
 
 

@@ -164,6 +164,8 @@ class KeyValueCache:
                 row.
 
         Raises:
+            ShapeError: The batch size differs from the cached one; the cache has tokens, and the new ones have a mask
+                without positions, or a document before the last cached one.
             SizeError: The tokens exceed `max_seq_len`, or with it gradients are recorded.
         """
         slots, tokens = self._slots, ids.shape[-1]
@@ -225,7 +227,7 @@ class KeyValueCache:
         if not isinstance(position, RotaryEmbedding) or not position.depends_on_length:
             return None
         if self._slots is not None:
-            raise SizeError(f"The frequencies vary: use model.position.at_length({self._slots.size}).")
+            raise SizeError(f"Frequencies depend on the length: use model.position.at_length({self._slots.size}).")
         before, self.length = self.length, max(self.length, int(positions.max()) + 1)
         old, new = (position.phase_increments_at(length) for length in (before, self.length))
         self._read.append((ids, vectors))

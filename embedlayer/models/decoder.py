@@ -281,6 +281,11 @@ class DecoderLM(Pretrained):
             num_items_in_batch: Number of targets in all accumulated batches, by which the summed loss is divided;
                 `None` for the number of targets in this batch. Without any target the loss is then 0.
             token_weights: Weight of the loss of each label, shifted as the labels are; see `LossOptions`.
+
+        Raises:
+            SizeError: Not exactly one of `ids`, `input_ids` and `inputs_embeds` is passed, labels with a cache, or
+                `token_weights` without labels; the other errors are those of `hidden` and, with labels, of
+                `shifted_targets` and the head's `loss`.
         """
         if ids is not None and input_ids is not None:
             raise SizeError("Pass the token IDs once: model(ids), or model(input_ids=ids) as transformers' tools do.")
@@ -356,6 +361,8 @@ class DecoderLM(Pretrained):
                 `ids`, `positions` and `attention_mask` describe the new tokens only.
 
         Raises:
+            ShapeError: IDs or positions are no integers, positions or the mask do not fit the IDs, or these do not fit
+                the cache; see `check_positions`, `embedlayer.core.check_mask` and `KeyValueCache.next_positions`.
             TokenIdError: On the CPU, an ID is outside the table. On an accelerator, the next `check()` raises it.
             PositionError: On the CPU, a position is outside what the scheme covers. On an accelerator, the next
                 `check()` raises it.

@@ -127,6 +127,8 @@ def generate(
         `GeneratedTokens`.
 
     Raises:
+        ShapeError: `ids` are no integers or have no token; `embedlayer.core.check_mask` refuses the mask; or a row of
+            the mask has no text.
         PositionError: The text becomes longer than the positions of the model allow.
         TokenIdError: An ID is outside the table.
         CheckpointError: The largest logit of a token is NaN or infinite: the model has weights that are not finite.

@@ -76,6 +76,8 @@ def table_map(
         title: Title of the figure; `None` for one that names the coordinates.
 
     Raises:
+        ShapeError: A label's index is outside the rows, `values` or `layout` does not have one entry for each row, or a
+            layout is passed beside coordinates.
         TokenizerError: `tokenizer` is no tokenizer, or has IDs outside the table.
 
     Example:

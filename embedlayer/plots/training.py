@@ -54,6 +54,7 @@ def loss_curves(
     Raises:
         FileError: A file or folder does not exist or cannot be read.
         CheckpointError: A line of a file is damaged.
+        SizeError: There are more than four runs, or `key` is another one.
 
     Example:
         >>> tied = [{"step": 0, "loss": 8.3}, {"step": 100, "loss": 5.1}]
@@ -62,7 +63,9 @@ def loss_curves(
     """
     if len(runs) > len(LINES):
         raise SizeError(f"One figure shows at most {len(LINES)} runs; found {len(runs)}.")
-    which = {"loss": "training", "validation_loss": "validation"}[key]
+    if key not in (names := {"loss": "training", "validation_loss": "validation"}):
+        raise SizeError(f"key must be one of {', '.join(names)}, not {key!r}.")
+    which = names[key]
     title = f"{which.capitalize()} loss of {len(runs)} runs" if title is None else title
     with new_figure(7.2, 3.9, title=title) as (figure, axes):
         for (name, run), colour, dashes in zip(runs.items(), LINES, DASHES, strict=False):
@@ -129,6 +132,9 @@ def optimizer_paths(
             legend says how many numbers are not finite.
         touched: Steps, counted from 1, at which the row had a gradient; they are marked at the lower edge.
         title: Title of the figure.
+
+    Raises:
+        SizeError: There are no optimizers or more than three.
 
     Example:
         >>> figure = optimizer_paths({"AdamW": [0.1, 0.2], "RowAdamW": [0.1, 0.2]}, touched=[1])

@@ -33,6 +33,9 @@ def causal_mask(
     Returns:
         True where the query attends to the key: `(T, S)`, with documents `(B, 1, T, S)` or `(1, T, S)`, for all heads.
 
+    Raises:
+        ShapeError: `documents` are no mask of the keys; see `embedlayer.core.check_mask`.
+
     Example:
         >>> causal_mask(3, documents=torch.tensor([1, 1, 2]))[0].int()
         tensor([[1, 0, 0],

@@ -96,6 +96,10 @@ class Position(Pretrained):
             positions: What a caller passed.
             shape: Shape of the tokens, `(..., T)`; `None` if it is not known.
 
+        Raises:
+            ShapeError: Positions are no int32 or int64 tensor; or their shape is not `(T,)`, that of the tokens with
+                sizes of 1 in place of others, or with several axes `(A, B, T)`.
+
         Example:
             >>> Position().check_positions(torch.arange(5), (2, 5))
         """
@@ -235,6 +239,7 @@ class AdditivePosition(Position, ABC):
         expanded to one for each token of each sequence, so that hooks can compute per-sample gradients.
 
         Raises:
+            ShapeError: `x` and the position vectors differ in width, or positions do not fit `x` or are no integers.
             PositionError: On the CPU, a position is outside the range that the scheme covers; see `vectors`.
         """
         self.check_positions(positions, x.shape[:-1])
@@ -267,6 +272,9 @@ def positions_of(
 
     Returns:
         `(T,)` without a mask, else the shape of the mask.
+
+    Raises:
+        ShapeError: `ids` is a scalar, or the mask is not valid; see `embedlayer.core.check_mask`.
 
     Example:
         >>> positions_of(torch.zeros(2, 4).long(), torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]))

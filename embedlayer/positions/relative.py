@@ -51,7 +51,7 @@ class RelativePositionBias(Position, ComputedBuffers):
         super().__init__()
         side = num_buckets // 2 if bidirectional else num_buckets
         if side < 2 or max_distance <= side // 2:
-            raise SizeError(f"max_distance {max_distance} must exceed half of {side} buckets a direction, 2 or more.")
+            raise SizeError(f"{side} buckets a direction need 2 or more, and max_distance {max_distance} above half.")
         self.num_heads = num_heads
         self.num_buckets = num_buckets
         self.max_distance = max_distance

@@ -161,6 +161,9 @@ class Bag(Pretrained):
             lengths: For a batch: number of tokens of each bag, the first ones, `(...)`, instead of a mask.
 
         Raises:
+            ShapeError: IDs or offsets are not integers, offsets do not ascend from 0, a length is below 0 or above T,
+                shapes do not fit, or one of offsets, mask and lengths is missing or too many.
+            SizeError: There are weights, and the mode is `"mean"`.
             TokenIdError: On the CPU, an ID is outside the table. See `LookupTable.look_up` for accelerators.
         """
         if isinstance(input, Proxy):

@@ -116,7 +116,7 @@ class _Weight(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if _versions(ctx.tensors) != ctx.versions:
-            raise StaleRowsError(f"Rows of this {type(ctx.table).__name__} changed between forward and backward.")
+            raise StaleRowsError(f"Rows of this {type(ctx.table).__name__} changed: call backward before step().")
         trained = [each for each in ctx.tensors if each.requires_grad]
         sums: list[Tensor | None] = [None for _ in trained]
         size = block_size(TABLE_ROWS, device_kind(grad))

@@ -229,6 +229,7 @@ class DeltaEmbedding(ComputedRows, ComputedBuffers, checks_ids=True):
         training has changed are quantised by the rule of the format; all other stored bytes stay.
 
         Raises:
+            ShapeError: A number is too large for the codes of a `QuantizedEmbedding`. The base is not changed.
             SizeError: The base is of another kind, which does not store each row separately.
             CheckpointError: No function quantises rows to the format of the base, or it cannot represent a number of
                 them. The base is not changed.

@@ -129,6 +129,9 @@ class FactorizedEmbedding(ComputedRows, checks_ids=True):
             padding_idx: For a plain tensor: as in the constructor; the row keeps its values.
             scale: For a plain tensor: as in the constructor.
 
+        Raises:
+            ShapeError: Counts or rows have another shape, or rows are no floats or contain NaN or infinity.
+
         Example:
             >>> dense = TokenEmbedding.from_pretrained(torch.randn(100, 4) @ torch.randn(4, 16))
             >>> narrow = FactorizedEmbedding.from_table(dense, rank=4)

@@ -122,6 +122,7 @@ class LookupTable(Pretrained, ABC):
         """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`, as a new tensor.
 
         Raises:
+            ShapeError: `ids` are not integers.
             TokenIdError: On the CPU, an ID is outside the table. On an accelerator a bad ID gives zeros and gets no
                 gradient, and the next `check()` of the table's `IndexCheck` raises the error.
         """
@@ -146,6 +147,7 @@ class LookupTable(Pretrained, ABC):
             weights: Factor on each vector, of the shape of `ids`, converted to the dtype of the vectors; `None` for 1.
 
         Raises:
+            ShapeError: IDs are not integers; `weights` have another shape than `ids`; or `bounds` are no such bounds.
             TokenIdError: As in `look_up`.
         """
         from embedlayer.tables.sums import check_bags, is_summed_faster, sum_vectors, summed_rows

@@ -166,6 +166,10 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
             scale: For a plain tensor: as in the constructor.
             dtype: Data type of the vectors; `None` for that of the table.
 
+        Raises:
+            ShapeError: A plain tensor is not `(V, D)`, or a row holds NaN, infinity or a number above the range of the
+                layout.
+
         Example:
             >>> seeded = torch.manual_seed(0)
             >>> table = TokenEmbedding(1000, 64)

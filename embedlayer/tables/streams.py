@@ -155,6 +155,7 @@ class StreamTable(Pretrained, ComputedBuffers):
             streams: Number of streams that are summed, the first ones, as in Bark's fine model; `None` for all.
 
         Raises:
+            ShapeError: The IDs are not integers, or their last dimension is not K.
             TokenIdError: On the CPU, an ID is outside its own stream; the error names stream, row and column. See
                 `LookupTable.look_up` for accelerators.
         """

@@ -120,6 +120,9 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         Args:
             hidden: Output of the last block, `(..., D)`.
             **options: See `LogitOptions`.
+
+        Raises:
+            ShapeError: `hidden` has another width than the rows or, without `head_dtype` and autocast, another dtype.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.logits")
         if "opacus" in sys.modules:

@@ -92,6 +92,9 @@ class TokenAlignment:
                 token that is not predicted.
             side: `"a"` or `"b"`: the sequence.
 
+        Raises:
+            ShapeError: `log_probs` does not have the shape of the sequence.
+
         Example:
             >>> text, words = "hello hello", train_tokenizer("hello hello hello", vocab_size=300)
             >>> alignment = align_tokens(token_spans(words, text), token_spans(train_tokenizer((), "byte"), text))
@@ -127,6 +130,7 @@ def align_tokens(a: TokenSpans, b: TokenSpans, *, truncated: bool = False) -> To
             chunks are the first ones of the whole text.
 
     Raises:
+        ShapeError: One has another batch size than the other.
         TextError: The texts of a row differ; or a sequence ends before its text, or before that of the other one, and
             `truncated` is not set.
 

@@ -258,7 +258,7 @@ class TokenBytes:
             hint = f" There is {' ' + token!r}, with a space in front." if spaced is not None else ""
             encoded = encode(self.tokenizer, token, add_special_tokens=True).tokens
             raise VocabularyError(
-                f"The tokenizer has no token {token!r}: it encodes that as {encoded}.{hint} Tokens have IDs too: #304."
+                f"The tokenizer has no token {token!r}: it encodes that as {encoded}.{hint} An ID is written as #304."
             )
         return token_id
 

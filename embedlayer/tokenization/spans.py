@@ -97,6 +97,8 @@ def token_spans(
         pad_id: Of texts: the ID that fills up shorter sequences of a batch.
 
     Raises:
+        ShapeError: `source` is neither text nor integers, or `mask` has another shape.
+        SizeError: An option does not apply to the source, or `max_tokens` is negative.
         TokenizerError: `tokenizer` is no tokenizer, or cannot encode a text; or the bytes of IDs are not known without
             the text: words with or without a space, or an unknown token.
         TokenIdError: There is no token with an ID.

@@ -336,7 +336,7 @@ class EmbeddingMonitor:
         table, ranks = input_table(self.model), self.collectives
         if table.vocab_size != len(self._counts):
             raise SizeError(
-                f"{table.vocab_size} tokens, and {len(self._counts)} are counted: call move_counts(receipt.new_ids)."
+                f"The table has {table.vocab_size} rows, not {len(self._counts)}: call move_counts(receipt.new_ids)."
             )
         looked_up = torch.zeros_like(self._counts, dtype=torch.int32)
         for ids in self._batches or ():

@@ -30,7 +30,7 @@ from embedlayer.distributed.data_parallel import (
 )
 from embedlayer.distributed.launch import Launch, launched_processes
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable, shard_table, sharded_tables, trained_parameters
-from embedlayer.distributed.state import load_sharded, save_sharded
+from embedlayer.distributed.sharded_file import load_sharded, save_sharded
 from embedlayer.heads.output import OutputHead
 from embedlayer.heads.prediction import build_head
 from embedlayer.io.files import JsonObject

@@ -184,7 +184,7 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
             )
         ids = [row for each in change.adapters if isinstance(each, ReplacedRows) for row in each.token_ids]
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-            raise TokenIdError(f"{directory} has tokens {min(ids)} to {max(ids)}; {name} has {vocab_size} rows.")
+            raise TokenIdError(f"{directory} has tokens up to {max(ids)}: add them to the {vocab_size} rows of {name}.")
 
 
 @torch.no_grad()

@@ -217,7 +217,7 @@ class ModelResult:
         """
         row_map, tokens = self.edit.row_map, self.edit.tokens
         if num_rows != row_map.size:
-            raise CheckpointError(f"The vocabulary has {num_rows:,} rows, the receipt's {row_map.size:,}.")
+            raise CheckpointError(f"This model has {num_rows:,} rows, and the receipt's model {row_map.size:,}.")
         return ModelEdit(row_map.inverse(), tokenizer=None if tokens is None else tokens.old_tokenizer, undoes=self)
 
 

@@ -66,7 +66,7 @@ class RowMap:
             raise SizeError("No token would be left: keep at least one.")
         low, high = torch.aminmax(sources)
         if low < NEW or high >= old_size:
-            raise TokenIdError(f"The row map names rows {int(low)} to {int(high)} of 0..{old_size - 1}.")
+            raise TokenIdError(f"The row map names rows {int(low)} to {int(high)}; old rows are 0..{old_size - 1}.")
         self.sources = sources
         self.old_size = old_size
         places = torch.where(sources == NEW, old_size, sources)

@@ -79,7 +79,7 @@ def new_entries(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
         else:
             mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)  # of a space in a file
             if isinstance(token, str) and mark is not None and mark in token:
-                raise VocabularyError(f"{token!r} has the file's space: pass {token.replace(mark, ' ')!r}.")
+                raise VocabularyError(f"{token!r} has a file's mark of a space: pass {token.replace(mark, ' ')!r}.")
             tokens[text] = _rules(old, token, word=entry == text, special=text in specials)
     return tokens
 
@@ -93,12 +93,12 @@ def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
         same = normalized(old.tokenizer, text).replace("▁", " ")
         other = seen.setdefault(same, text)
         if other.replace("▁", " ").strip() != text.replace("▁", " ").strip():
-            raise VocabularyError(f"{other!r} and {text!r} are both {same!r}: pass normalized=False.")
+            raise VocabularyError(f"{other!r} and {text!r} normalize to {same!r}: name one, or normalized=False.")
         if same.strip() == text.strip():
             continue
         token_id = old.vocabulary.get(same, old.by_bytes.get(same.encode()))
         if token_id is not None:
-            raise VocabularyError(f"{text!r} is token {token_id}, {same!r}: pass normalized=False.")
+            raise VocabularyError(f"{text!r} normalizes to {same!r}, token {token_id}: pass normalized=False.")
 
 
 def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
@@ -154,7 +154,7 @@ def check_merges(merges: Mapping[str, AddedMerge], names: Sequence[str], data: J
     for name, merge in merges.items():
         missing = [part for part in (merge.left, merge.right) if part not in known]
         if missing:
-            raise VocabularyError(f"{name!r} cannot be merged: {missing[0]!r} is no token before it.")
+            raise VocabularyError(f"{name!r} cannot be merged: {missing[0]!r} is no token yet. Add it first.")
         known.add(name)
 
 

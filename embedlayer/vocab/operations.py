@@ -116,6 +116,10 @@ def edit_vocabulary(
         with the next number.
 
     Raises:
+        SizeError: An option is unknown, below 1, or not for this kind of target; no token would be left; the optimizer
+            trains other parameters or does not show the state of new rows; nothing in `target` has a vocabulary that
+            can be edited; or a rank would have no row of a sharded table.
+        ShapeError: `init` computes too few rows, or is a `VectorsInit` with too many or with rows of another width.
         VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer or a
             configuration; or arguments exclude each other; or the tokenizer is another model's; or the model has a
             `DraftHead`, hashed n-grams of another library, an `NgramHash` with multipliers too large for the IDs of new
@@ -196,7 +200,7 @@ def add_tokens(
     if not train_only_new:
         return edit_vocabulary(target, add=tokens, special=special, **options)
     if not isinstance(target, nn.Module) or options.get("optimizer") is not None:
-        raise SizeError("train_only_new is for a live module, without optimizer=... Else: vocab add --train-on.")
+        raise SizeError("train_only_new needs a live module and no optimizer; for a folder use vocab add --train-on.")
     receipt = edit_vocabulary(target, add=tokens, special=special, **options)
     try:
         train_only_rows(target, receipt.added)

@@ -172,6 +172,7 @@ class Receipt:
             The new IDs, with the type, shape and dtype of `ids`.
 
         Raises:
+            ShapeError: `ids` has no integer dtype, or a new ID does not fit into the dtype of `ids`.
             TokenIdError: `ids` contains a removed token, and `replacement` is `None` or not a new ID; or `ids` contains
                 an ID that no old row has.
         """
@@ -191,7 +192,7 @@ class Receipt:
             if replacement is None:
                 old = int(ids[removed][0])
                 name = f" ({self.dropped[old]!r})" if old in self.dropped else ""
-                raise TokenIdError(f"token id {old}{name} is removed, {removed.sum()} times: replacement=...")
+                raise TokenIdError(f"token id {old}{name} is removed, {removed.sum()} times: pass replacement=...")
             if not 0 <= replacement < self.row_map.size:
                 raise TokenIdError(f"The replacement {replacement} is none of the {self.row_map.size} new IDs.")
             new = np.where(removed, replacement, new)
@@ -213,6 +214,7 @@ class Receipt:
             optimizer: The optimizer whose state was edited too.
 
         Raises:
+            SizeError: The optimizer trains other parameters, or the module has no table that can be edited.
             CheckpointError: This is the receipt of a folder or was read from a file; or `module` is not what this edit
                 left, or kept rows were changed since. Nothing was changed.
             VocabularyError: The module has other values of tokens since, such as an adapter of PEFT.
@@ -263,7 +265,7 @@ class Receipt:
         fields: JsonObject = value if isinstance(value, dict) else {}
         found = fields.get("kind"), fields.get("format_version")
         if None not in found and found != (KIND, FORMAT_VERSION):
-            raise CheckpointError(f"{path} is {printable(found[0])} {found[1]}, not {KIND} {FORMAT_VERSION}.")
+            raise CheckpointError(f"{path}: {printable(found[0])} {found[1]} is not {KIND} version {FORMAT_VERSION}.")
         check_fields(value, ReceiptFields, f"The receipt in {path}")
         try:
             sources = tensors["sources"]

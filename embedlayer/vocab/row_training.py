@@ -194,7 +194,7 @@ def _weight_name(name: str) -> str:
 def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
     """Raise a `StaleRowsError` before a step of an optimizer if `train_only_rows` froze all that it trains."""
     if not any(each.requires_grad for group in optimizer.param_groups for each in group["params"]):
-        raise StaleRowsError(f"This {type(optimizer).__name__} trains nothing: build it again.")
+        raise StaleRowsError(f"All parameters of this {type(optimizer).__name__} are frozen now: build it again.")
 
 
 def merge_rows(module: nn.Module) -> None:
@@ -204,6 +204,7 @@ def merge_rows(module: nn.Module) -> None:
     again. Into a table of stored codes, the rows that training has changed are written as its format quantises them.
 
     Raises:
+        SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called already.
         CheckpointError: No function quantises rows to the format of a table, or it cannot represent a number of them.
             Nothing was changed: `save_adapter` saves the rows.
     """

@@ -63,7 +63,7 @@ def select_tokens(
     removed |= along
     for name in merged.values():
         if old.vocabulary.get(name) in removed:
-            raise VocabularyError(f"{name!r} is removed, so it cannot be a merge target.")
+            raise VocabularyError(f"{name!r} is removed, so it cannot be a merge target: keep it.")
     names = [old.entries[token_id] for token_id in sorted(old.entries.keys() - removed)] + list(new)
     if order is not None:
         names = _ordered(names, [_new_name(new, token) or old.entries[old.find(token)] for token in order])
@@ -115,7 +115,7 @@ def _ordered(names: Sequence[str], wanted: list[str]) -> list[str]:
     extra, missing = [name for name in wanted if name not in known], sorted(known - set(wanted), key=names.index)
     if extra or missing or len(wanted) != len(names):
         raise VocabularyError(
-            f"The order has {len(wanted):,} places for {len(names):,} tokens"
+            f"The order must name each of {len(names):,} tokens once, and has {len(wanted):,} places"
             f"{shown_names('; missing:', missing)}{shown_names('; not in the result:', extra)}."
         )
     return wanted

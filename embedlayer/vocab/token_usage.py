@@ -73,7 +73,7 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
         counts, tried = _counts_of_texts(corpus, old, data, unknown)
     used = {int(token_id) for token_id in np.flatnonzero(counts >= min_count)}
     if used <= {unknown}:
-        raise VocabularyError(f"None of the tokens occurs {min_count} times in the {counts.sum():,} IDs of the texts.")
+        raise VocabularyError(f"No token occurs {min_count} times in {counts.sum():,} IDs: pass more text.")
     used |= {old.vocabulary[subword] for subword in tried}
     return with_required_tokens(tokenizer, used, keep_special=keep_special)
 
@@ -114,7 +114,7 @@ def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: JsonObject, 
         raise VocabularyError("The corpus was built with another tokenizer: build it again with this one.")
     counts = corpus.counts(table_size(tokenizer))
     if data["model"]["type"] == "WordPiece" and unknown is not None and counts[unknown]:
-        raise VocabularyError(f"The corpus has {counts[unknown]:,} unknown words: pass its texts instead.")
+        raise VocabularyError(f"The corpus has {counts[unknown]:,} unknown words of WordPiece: pass its texts.")
     return counts
 
 

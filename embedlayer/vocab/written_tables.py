@@ -114,7 +114,7 @@ class _WrittenRows:
             if end == "head" and rows.local.dim() == 2:
                 raise CheckpointError(f"{self.folder} has an untied head, and the model of the table has none.")
             if len(self.row_map.initialised):
-                raise CheckpointError(f"{self.folder} has more values for each token: edit its vocabulary.")
+                raise CheckpointError(f"{self.folder} has more values for each token: edit its vocabulary first.")
             return None
         if end in self.written:
             raise CheckpointError(f"{self.folder} has several tables of tokens, and one is written.")

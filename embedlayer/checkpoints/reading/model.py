@@ -101,7 +101,7 @@ def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool)
         whole = checkpoint.config.get("tie_word_embeddings", outer.tied)
         text = checkpoint.config.get("text_config")
         if not table_only and isinstance(text, dict) and text.get("tie_word_embeddings", whole) != whole:
-            raise CheckpointError(f"{tensors.config_file}: tie_word_embeddings {whole!r} is another in text_config.")
+            raise CheckpointError(f"{tensors.config_file}: tie_word_embeddings must be {whole!r} in text_config too.")
     return with_whole_model(family, checkpoint.config.get("model_type"))
 
 

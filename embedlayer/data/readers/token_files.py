@@ -120,6 +120,8 @@ def map_token_files(
         dtype: Type of the numbers of files without a header, such as `"uint16"` for nanoGPT's.
 
     Raises:
+        SizeError: A header states another type than `dtype`, the numbers of a file without a header are of another
+            type, or the files have different types.
         FileError: A file cannot be read, or `path` is not new or cannot be written.
         TextError: A source is no file of token IDs, or has none.
         TokenIdError: A number is no ID of the tokenizer.

@@ -22,10 +22,22 @@ NUMBERS_AT_ONCE = 1 << 14
 
 @exact
 def read_rows(start: int, stop: int, ids: Any, x: Any, stored: Any, sizes: Any, out: Any, out_type: int) -> None:
-    """Write the numbers of the rows of the IDs at places `start` to `stop - 1`; without IDs, of the rows themselves."""
-    # Packed codes `(V, bytes)`; the number of each code, or of both codes of a byte; bytes of scales, of what is
-    # subtracted from levels and of what is added, of all rows or of one that all share. `(code ^ flip) - middle` is a
-    # level, unless `flip` is -1. `x`: few tokens, float32, whose products with the rows are written; none for numbers.
+    """Write the numbers of the rows of the IDs at places `start` to `stop - 1`; without IDs, of the rows themselves.
+
+    With tokens, write the products of these rows and the tokens. One function does both: it is compiled once.
+
+    - `ids`: IDs that were checked, `(N,)`, or an empty array.
+    - `x`: hidden states of few tokens, float32, `(T, D)`; none for the numbers.
+    - `stored`: packed codes, uint8, `(V, bytes)`. Number of each code, float32; for codes of 4 bits whose numbers are
+      not whole, the two numbers of each byte. Bytes of scales of all rows or of one that all share. Number of each code
+      of a scale, float32. Bytes of integers that are subtracted from levels, and of numbers that are added, like
+      scales; without rows if there are none. Factor of products, float32, `(1,)`.
+    - `sizes`: bits of a code; columns of a group; groups of a row; for levels `(code ^ flip) - middle` these two, else
+      a `flip` of -1; types of scales and of what is added, and of what is subtracted; and type to which numbers are
+      rounded.
+    - `out`: bytes of the numbers, `(N, D)`, or of the products, `(N, T)`.
+    - `out_type`: type of the numbers, float32 or bfloat16; of products float32.
+    """
     codes, levels, scale, scale_levels, zero, bias, factor = stored
     bits, group_size, groups, flip, middle, scale_type, zero_type, rounding = sizes
     buffers, width = _buffers(x.shape[1], codes.shape[1]), x.shape[1]
@@ -60,7 +72,10 @@ def read_rows(start: int, stop: int, ids: Any, x: Any, stored: Any, sizes: Any, 
 
 @exact
 def read_super_blocks(start: int, stop: int, ids: Any, x: Any, packed: Any, bits: int, out: Any, out_type: int) -> None:
-    """Write numbers or products as `read_rows` does, of blocks of 256 columns: GGUF's `Q4_K`, `Q5_K` and `Q6_K`."""
+    """Write numbers or products as `read_rows` does, of blocks of 256 columns: GGUF's `Q4_K`, `Q5_K` and `Q6_K`.
+
+    `packed` are stored rows, uint8, `(V, bytes)`, with codes of 4, 5 or 6 bits; the other arguments are as there.
+    """
     buffers = _buffers(x.shape[1], 0)
     for first in range(start, stop, len(buffers[0])):
         places = _places(first, stop, ids, packed, buffers)
@@ -82,7 +97,12 @@ def multiply(rows: Any, x: Any, out: Any) -> None:
 
 @exact
 def _buffers(width: int, row_bytes: int) -> Any:
-    """Allocate memory for the rows that are computed at once; columns are padded to a multiple of 8."""
+    """Allocate memory for the rows that are computed at once; columns are padded to a multiple of 8.
+
+    Returns:
+        Numbers, float32, `(R, D)`; the integers from 0 to R - 1; places of rows; packed codes of a row, with 8 bytes of
+        padding; and codes, a byte for each, `(R, D)`.
+    """
     rows, padded = max(1, NUMBERS_AT_ONCE // width), width + 7 & -8
     numbers, codes = np.empty((rows, padded), np.float32), np.empty((rows, padded), np.uint8)
     order = np.empty(rows, np.int64)
@@ -262,9 +282,11 @@ def _decode_blocks(places: Any, packed: Any, bits: int, numbers: Any) -> None:
 
 @exact
 def _decode_5_bits(block: Any, bits: int, numbers: Any) -> None:
-    """Write the numbers of a block of `Q4_K`, or with a fifth bit of `Q5_K`."""
-    # 6 bits each: four bytes have the low bits of four scales, four those of four minima, both with the high bits of
-    # the other four; and four bytes have the low bits of these.
+    """Write the numbers of a block of `Q4_K`, or with a fifth bit of `Q5_K`.
+
+    The scales and minima of 8 groups are 6 bits each: four bytes have the low bits of four scales, four those of
+    minima, with the high bits of the others; four bytes have the low bits of these.
+    """
     step = half(np.uint16(block[0]) | np.uint16(block[1]) << np.uint16(8))
     less = half(np.uint16(block[2]) | np.uint16(block[3]) << np.uint16(8))
     lows, high = block[len(block) - 128 :], block[16:48]

@@ -27,7 +27,14 @@ def gather_scale_add_drop(
     growth: float,
     out: Any,
 ) -> None:
-    """Set `bad[0]` to 1 if an ID is outside `0 .. size - 1`; its vector is not written."""
+    """Compute `dropout(scale * rows[ids] + addend)` for the tokens `start` to `stop - 1`.
+
+    - `size`: number of rows. An ID outside `0 .. size - 1` sets `bad[0]` to 1, and its vector is not written.
+    - `addend`: vectors to add, `(A, D)`: token n gets the one at `n % A`. `(0, D)` for none.
+    - `dropout`: seed and threshold of the mask, as in `drop`; threshold 0 for no dropout.
+    - `growth`: factor on everything that is not dropped.
+    - `out`: result, `(tokens, D)`, which may be `rows`.
+    """
     width, (seed, threshold) = out.shape[1], dropout
     factor, grow = as_computed(scale * growth, rows[0, 0]), as_computed(growth, rows[0, 0])
     words = np.empty((width + 3) // 4, np.uint64)
@@ -73,7 +80,14 @@ def drop(vector: Any, words: Any, threshold: int) -> None:
 def sum_masked_segments(
     start: int, stop: int, grad: Any, order: Any, offsets: Any, places: Any, factor: float, dropout: Any, out: Any
 ) -> None:
-    """Sum `factor * mask * grad` over the tokens of each segment, in the order of `order`, `APART` at a time."""
+    """Sum `factor * mask * grad` over the tokens of each segment, in the order of `order`, `APART` at a time.
+
+    - `order`: tokens, segment by segment.
+    - `offsets`: start of each segment in `order`, and the end of the last.
+    - `places`: row of `out` that gets the sum of each segment.
+    - `dropout`: seed and threshold of the mask, as in `gather_scale_add_drop`.
+    - `out`: sums; only the rows `places` are written.
+    """
     width, (seed, threshold) = grad.shape[1], dropout
     words = np.empty((width + 3) // 4, np.uint64)
     bits, least = words.view(np.int16), np.int32(threshold - (1 << 15))

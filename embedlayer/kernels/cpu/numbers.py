@@ -69,7 +69,10 @@ def half(bits: Any) -> Any:
 
 @by_type
 def narrow(number, like) -> Any:
-    """Return a computed number as it is stored in an array with an element `like`: the inverse of `widen`."""
+    """Return a computed number as it is stored in an array with an element `like`: the inverse of `widen`.
+
+    For uint16, float32 is rounded to bfloat16: to the nearest, ties to even; NaN stays NaN.
+    """
     if like == types.uint16:
 
         def round_to_bfloat16(number, like):
@@ -86,7 +89,10 @@ def narrow(number, like) -> Any:
 
 @by_type
 def rounded(number, like) -> Any:
-    """Return a float32 number rounded to the type of `like`, as float32."""
+    """Return a float32 number rounded to the type of `like`, as float32.
+
+    The types are float32; uint16 for bfloat16, as in `narrow`; and int16 for float16, to the nearest, ties to even.
+    """
     if like == types.uint16:
         return lambda number, like: widen(narrow(number, like))
     if like == types.int16:
@@ -96,9 +102,11 @@ def rounded(number, like) -> Any:
 
 @exact
 def _to_float16(number: Any) -> Any:
-    """Return the float16 number nearest to a float32 one, ties to even, as float32."""
-    # Adding and subtracting a number whose last bit is that of the result rounds to it: below 2^-14 all float16 numbers
-    # have the same last bit, above it is 2^-10 of the power of two.
+    """Return the float16 number nearest to a float32 one, ties to even, as float32.
+
+    Adding and subtracting a number whose last bit is that of the result rounds a number to it: below 2^-14 all float16
+    numbers have the same last bit, above it is 2^-10 of the power of two.
+    """
     bits = np.float32(number).view(np.uint32)
     power = max(np.uint32(bits & np.uint32(0x7F800000)).view(np.float32), np.float32(2.0**-14))
     bound, size = power * np.float32(1.5 * 2.0**13), np.uint32(bits & np.uint32(0x7FFFFFFF)).view(np.float32)
@@ -109,7 +117,10 @@ def _to_float16(number: Any) -> Any:
 
 @by_type
 def narrow_at_random(number, like, key, column) -> Any:
-    """Return `narrow(number, like)`, but round to bfloat16 at random where `key` is not 0."""
+    """Return `narrow(number, like)`, but round to bfloat16 at random where `key` is not 0.
+
+    `embedlayer.row_sparse.stochastic_rounding.round_rows` defines the bits.
+    """
     if like != types.uint16:
         return lambda number, like, key, column: narrow(number, like)
 
@@ -129,7 +140,10 @@ def narrow_at_random(number, like, key, column) -> Any:
 
 @kernel
 def row_key(seed: int, step: int, row: int) -> Any:
-    """Return a hash of seed, step and row, which is not 0; for a negative seed, 0."""
+    """Return a hash of seed, step and row, which is not 0; for a negative seed, 0.
+
+    `embedlayer.row_sparse.stochastic_rounding.round_rows` defines it.
+    """
     if seed < 0:
         return np.uint32(0)
     z = np.uint64(row) * np.uint64(0xD1B54A32D192ED03) + np.uint64(step) * np.uint64(0x9E3779B97F4A7C15)
@@ -141,7 +155,10 @@ def row_key(seed: int, step: int, row: int) -> Any:
 
 @by_type
 def as_computed(number, like) -> Any:
-    """Return a scalar argument in the type that is computed with for arrays with an element `like`."""
+    """Return a scalar argument in the type that is computed with for arrays with an element `like`.
+
+    Without it the float64 of a Python float would widen all float32 arithmetic.
+    """
     if like == types.float64:
         return lambda number, like: np.float64(number)
     return lambda number, like: np.float32(number)
@@ -155,7 +172,10 @@ def multiply_add(context, a, b, c) -> Any:
 
 @by_type
 def exp(x) -> Any:
-    """Return e to the power of `x`, for `x` up to 0; float32 is computed without a call, within 1 ulp."""
+    """Return e to the power of `x`, for `x` up to 0; float32 is computed without a call, within 1 ulp.
+
+    Below -87.3 the float32 result is 0. NaN stays NaN.
+    """
     if x != types.float32:
         return lambda x: math.exp(x)
 
@@ -187,7 +207,10 @@ def empty_computed(count, like) -> Any:
 
 @by_type
 def log(x) -> Any:
-    """Return the natural logarithm of `x`; a float32 above 1.2e-38 is computed without a call, within 1 ulp or 6e-8."""
+    """Return the natural logarithm of `x`; a float32 above 1.2e-38 is computed without a call, within 1 ulp or 6e-8.
+
+    All float32 numbers below that, 0 included, give -inf. NaN stays NaN.
+    """
     if x != types.float32:
         return lambda x: math.log(x)
 

@@ -1,5 +1,8 @@
 """Kernels that dequantise stored rows, or multiply them by few tokens; `formats.quantized.dequantise` defines them.
 
+`packed` are all stored rows, uint8, and `ids` row numbers that were checked, `(N,)`; numbers are written to `out`,
+`(N, D)`.
+
 A product dequantises some rows into a buffer that stays in the cache, by the kernel of their look-up, so the whole rows
 are never written to memory.
 """
@@ -20,7 +23,10 @@ ROWS_AT_ONCE = 16
 
 @kernel
 def dequantise_8_bits(start: int, stop: int, ids: Any, packed: Any, row_format: Any, out: Any) -> None:
-    """Dequantise the stored rows of the IDs at places `start` to `stop - 1` to the rows of `out` at these places."""
+    """Dequantise the stored rows of the IDs at places `start` to `stop - 1` to the rows of `out` at these places.
+
+    - `row_format`: group size, and bytes of a group: its codes and its float32 step and offset.
+    """
     group_size, group_bytes = row_format
     width = out.shape[1]
     for n in range(start, stop):
@@ -38,7 +44,11 @@ def dequantise_8_bits(start: int, stop: int, ids: Any, packed: Any, row_format: 
 
 @kernel
 def dequantise_4_bits(start: int, stop: int, ids: Any, packed: Any, row_scale: Any, row_format: Any, out: Any) -> None:
-    """Dequantise as `dequantise_8_bits` does, from codes of 4 bits, two in a byte."""
+    """Dequantise as `dequantise_8_bits` does, from codes of 4 bits, two in a byte.
+
+    - `row_scale`: scale of each stored row, float32.
+    - `row_format`: group size, and bytes of a group: its codes and its float16 step and offset.
+    """
     group_size, group_bytes = row_format
     width = out.shape[1]
     pairs = np.empty(packed.shape[1], np.uint16)
@@ -61,7 +71,10 @@ def dequantise_4_bits(start: int, stop: int, ids: Any, packed: Any, row_scale: A
 
 @kernel
 def dequantise_blocks(start: int, stop: int, ids: Any, packed: Any, row_format: Any, out: Any) -> None:
-    """Dequantise as `dequantise_8_bits` does, from blocks of 32 codes behind a float16 scale (GGUF's Q4_0 and Q8_0)."""
+    """Dequantise as `dequantise_8_bits` does, from blocks of 32 codes behind a float16 scale (GGUF's Q4_0 and Q8_0).
+
+    - `row_format`: bits of a code, 4 or 8, as the only entry of a tuple.
+    """
     bits, width = row_format[0], out.shape[1]
     block_bytes, unpacked = 2 + 4 * bits, np.empty((width + 31) // 32 * 32, np.uint8)
     middle = np.float32(1 << (bits - 1))
@@ -95,7 +108,11 @@ def _codes_of_blocks(row: Any, bits: int, to: Any) -> None:
 
 @kernel
 def logits_of_8_bits(start: int, stop: int, x: Any, packed: Any, row_format: Any, out: Any) -> None:
-    """Multiply the stored rows `start` to `stop - 1` by few tokens."""
+    """Multiply the stored rows `start` to `stop - 1` by few tokens.
+
+    - `x`: hidden states, float32, `(N, D)`.
+    - `out`: products, float32, `(V, N)`.
+    """
     rows = np.empty((ROWS_AT_ONCE, x.shape[1]), np.float32)
     for first in range(start, stop, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, stop)

@@ -9,7 +9,20 @@ from embedlayer.kernels.cpu.numbers import kernel, multiply_add, narrow, widen
 def rotate_half_split(
     start: int, stop: int, x: Any, x_strides: Any, cos: Any, sin: Any, angle_strides: Any, out: Any, sizes: Any
 ) -> None:
-    """Rotate the half-split pairs of the vectors `start` to `stop - 1`; channels beyond the pairs are copied."""
+    """Rotate the half-split pairs of the vectors `start` to `stop - 1`; channels beyond the pairs are copied.
+
+    The result equals that of `rotate_channels` to the bit, so it does not depend on the size of a call. Sequences,
+    heads and tokens are three dimensions, in any order; vectors are counted along the last of them first. Memory of
+    `x`, `cos` and `sin` is one-dimensional.
+
+    - `x`: queries or keys.
+    - `x_strides`: numbers from one vector of `x` to the next along each dimension.
+    - `cos`: cosine of each pair's angle.
+    - `sin`: sine of the same angles.
+    - `angle_strides`: the same for `cos` and `sin`; 0 along a dimension whose vectors have the same angles.
+    - `out`: result, `(N, K)` for N vectors.
+    - `sizes`: sizes of the second and of the third dimension, and the number of pairs.
+    """
     middle, inner, half = sizes
     for n in range(start, stop):
         i, j, k = n // (middle * inner), n // inner % middle, n % inner

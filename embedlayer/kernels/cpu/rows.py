@@ -2,6 +2,12 @@
 
 `embedlayer.row_sparse.gradient`, `embedlayer.row_sparse.pending_updates` and `embedlayer.optim.row_optimizer` define
 them.
+
+`rows` are distinct row numbers in ascending order, `(U,)`. `order` has the places of IDs in a batch, sorted by row, and
+`offsets`, `(U + 1,)`, the start of each row's places in it and the end of the last. `value_steps` and `moment_steps`,
+`(V,)`, are the last steps that a row's values and moments include; kernels set them. `weight` is `(V, D)`, as are the
+moments `exp_avg` and `exp_avg_sq`; with one second moment a row they are `(V, D)`, or `(0, D)` for none, and `(V, 1)`.
+A `seed` of -1 rounds to nearest, others stochastically.
 """
 
 import math
@@ -32,7 +38,13 @@ reordering = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contra
 def segments_of_equal_ids(
     start: int, stop: int, ids: Any, drop: int, rows: Any, order: Any, offsets: Any, found: Any
 ) -> None:
-    """Sort IDs by a stable radix sort, and list the distinct ones with the places of each; one item."""
+    """Sort IDs by a stable radix sort, and list the distinct ones with the places of each; one item.
+
+    - `rows`: result; memory for N numbers, as for `order`, and for N + 1 in `offsets`.
+    - `drop`: ID to leave out; -1 for none.
+    - `found`: number of distinct IDs, or -1 where an ID is negative, as the other results then are invalid; and number
+      of places.
+    """
     if stop <= start:
         return
     kept = 0
@@ -117,7 +129,16 @@ def sum_segments(start: int, stop: int, values: Any, order: Any, offsets: Any, o
 
 @reordering
 def two_nodes(count: int, nodes: Any, weights: Any, centre: float, places: Any) -> Any:
-    """Compute the Gauss rule of two nodes in `u = centre / (node + centre)`, and bounds of its relative error."""
+    """Compute the Gauss rule of two nodes in `u = centre / (node + centre)`, and bounds of its relative error.
+
+    - `nodes`: nodes of the sum, the one of the first skipped step first.
+    - `centre`: value of s at which the rule is exact.
+    - `places`: memory for `count` numbers.
+
+    Returns:
+        Both nodes, both weights, the bound for `s >= centre`, and the bound for `0 <= s < centre`, which is valid
+        where `centre` is at most the first node. `embedlayer.row_sparse.history` derives the bounds.
+    """
     for j in range(count):
         places[j] = centre / (nodes[j] + centre)
     start = places[0]
@@ -169,10 +190,21 @@ def apply_pending(
     decay_moments: bool,
     outcome: Any,
 ) -> None:
-    """Apply the pending updates of distinct rows in place."""
-    # `masses`: `lines[0]` divided by the weight decay up to each step. `fading`: `(beta1 / sqrt(beta2)) ** j`, and
-    # `spreading`: `beta2 ** (-j / 2)`, for j from 1. `outcome`: 1 for an updated row, 2 for one that is left out.
-    before, size, reach, weak = sizes  # the step before the record, its steps, and terms that are not negligible
+    """Apply the pending updates of distinct rows in place.
+
+    `StepHistory.skipped_steps` describes the rule.
+
+    - `lines`: record of the steps.
+    - `masses`: `lines[0]`, divided by the product of the weight-decay factors of all steps up to each.
+    - `fading`: `(beta1 / sqrt(beta2)) ** j` for j from 1.
+    - `spreading`: `beta2 ** (-j / 2)` for j from 1.
+    - `sizes`: step before the record, number of recorded steps, number of terms that are not negligible, and whether
+      the decay is weak; otherwise rows are left out.
+    - `rates`: `beta1`, `beta2` and the tolerance.
+    - `outcome`: zeros for all rows; set to 1 for a row that was updated, and to 2 for one that this kernel cannot
+      update, which stays unchanged.
+    """
+    before, size, reach, weak = sizes
     beta1, beta2, tolerance = rates
     step, ratio, width = before + size, beta1 / math.sqrt(beta2), weight.shape[1]
     longest = min(reach, MOST_TERMS)
@@ -290,7 +322,10 @@ def apply_pending_rowwise(
     decay_moments: bool,
     outcome: Any,
 ) -> None:
-    """Apply the pending updates of distinct rows with one second moment each in place; see `apply_pending`."""
+    """Apply the pending updates of distinct rows with one second moment each in place; see `apply_pending`.
+
+    A row has one sum, which is computed term by term.
+    """
     before, size, reach, weak = sizes
     beta1, beta2, _ = rates
     step, ratio, width, moves = before + size, beta1 / math.sqrt(beta2), weight.shape[1], len(exp_avg) > 0
@@ -347,7 +382,11 @@ def adamw_step(
     seed: int,
     missed: Any,
 ) -> None:
-    """Make AdamW's step on rows with a gradient, in place."""
+    """Make AdamW's step on rows with a gradient, in place.
+
+    - `rates`: `beta1`, `beta2`, and the numbers of `StepRates`.
+    - `missed`: set to 1 for rows with pending updates, which stay unchanged; else to 0.
+    """
     beta1, beta2, addend1, addend2, factor, addend, update = rates
     like = exp_avg[0, 0]
     add1, add2 = as_computed(addend1, like), as_computed(addend2, like)

@@ -5,6 +5,11 @@ by C tokens, vocabulary first. Loops run over tokens, so no sum over rows is reo
 be stored without their bias, in bfloat16. All sums use the dtype of `found` or `factors`: float32 or float64.
 
 Requests are pairs of a row and a token, sorted by row: of the logits whose value is returned, or that get a gradient.
+`rows` has their IDs, and `places` their places in the flattened `selected`, `(K, C)`; modulo C a place is the token.
+
+`z` are logits, `s` the student's and `t` the teacher's. A bias is what the logits of each row do not contain yet,
+`(R,)`, or `(0,)` for none; the sum of each row's gradients is added to `bias_grad`, `(R,)` or `(0,)`. `first_id` is the
+ID of the first row, a part has `part_rows` rows, and `beta` is the weight of the teacher in the mixture m.
 """
 
 from typing import Any
@@ -41,7 +46,13 @@ def _first_request(rows: Any, row: Any) -> Any:
 
 @inlined
 def _read(z: Any, bias: Any, first: Any, count: Any, left: Any, values: Any, top: Any, base: Any, factor: Any) -> Any:
-    """Read `count` rows of logits into `values`; update maxima, and return how many tokens are read."""
+    """Read `count` rows of logits into `values`; update maxima, and return how many tokens are read.
+
+    - `left`: first token.
+    - `top`: maximum of each token so far; updated.
+    - `base`: number to subtract before the exponential: `top`, or 0 where it is -inf. Updated.
+    - `factor`: result: what sums of exponentials are multiplied by, as `base` has grown.
+    """
     size = min(TILE, z.shape[1] - left)
     high, below, scale = top[left : left + size], base[:size], factor[:size]
     for i in range(count):
@@ -63,7 +74,12 @@ def statistics(
     start: int, stop: int, part_rows: int, z: Any, bias: Any, first_id: int, rows: Any, places: Any, selected: Any,
     found: Any, extended: bool,
 ) -> None:  # fmt: skip
-    """Compute statistics over a few rows each, for the parts `start` to `stop - 1` of a block."""
+    """Compute statistics over a few rows each, for the parts `start` to `stop - 1` of a block.
+
+    - `found`: result, `(parts, 6, C)`: maximum, log of the sum of exponentials, that sum, sum of logits, mean of logits
+      minus maximum under the softmax, log of the sum of squared exponentials.
+    - `extended`: whether to compute the last three; otherwise they are 0.
+    """
     tokens = z.shape[1]
     zero = found.dtype.type(0)
     values = np.empty((ROWS, TILE), found.dtype)
@@ -125,7 +141,12 @@ def statistics_gradient(
     start: int, stop: int, z: Any, bias: Any, first_id: int, rows: Any, places: Any, by_request: Any, factors: Any,
     bias_grad: Any,
 ) -> None:  # fmt: skip
-    """Replace the logits of the rows `start` to `stop - 1` by gradients."""
+    """Replace the logits of the rows `start` to `stop - 1` by gradients.
+
+    They are `e f₀ (f₁ + f₂ x) + e² f₃ + f₄` for `x = z - top` and `e = exp(x)`, plus the gradients of requests.
+
+    - `factors`: `top`, and f₀ to f₄, `(6, C)`.
+    """
     tokens = z.shape[1]
     out = np.empty(tokens, factors.dtype)
     top, f0, f1, f2, f3, f4 = factors[0], factors[1], factors[2], factors[3], factors[4], factors[5]
@@ -165,7 +186,16 @@ def largest(
     start: int, stop: int, lanes: int, z: Any, bias: Any, first_id: int, seen: int, thresholds: Any, values: Any,
     ids: Any,
 ) -> None:  # fmt: skip
-    """Update the K largest logits of the tokens in the tiles `start` to `stop - 1` with the rows of a block."""
+    """Update the K largest logits of the tokens in the tiles `start` to `stop - 1` with the rows of a block.
+
+    Few rows at a time are compared with the smallest of the K by their maximum only.
+
+    - `lanes`: tokens of a tile.
+    - `seen`: number of rows of earlier blocks, whose IDs are lower.
+    - `thresholds`: smallest of the K logits, `(C,)`; -inf while there are fewer.
+    - `values`: the logits, largest first, `(C, K)`; of equal ones that with the lowest ID is first. NaN is largest.
+    - `ids`: their IDs, `(C, K)`.
+    """
     kept = values.shape[1]
     zero = thresholds.dtype.type(0)
     high = np.empty(lanes, thresholds.dtype)
@@ -203,7 +233,13 @@ def largest(
 def divergence(
     start: int, stop: int, part_rows: int, s: Any, t: Any, s_bias: Any, t_bias: Any, found: Any, kind: int
 ) -> None:
-    """Compute the softmaxes of two heads over a few rows each, for the parts `start` to `stop - 1` of a block."""
+    """Compute the softmaxes of two heads over a few rows each, for the parts `start` to `stop - 1` of a block.
+
+    - `found`: result, `(parts, 7, C)`: maximum, log of the sum of exponentials, and that sum, of student and teacher;
+      mean of a difference.
+    - `kind`: `FORWARD` for the mean of t - s under the teacher's softmax, `REVERSE` for that of s - t under the
+      student's; 0 for neither, where the mean is 0.
+    """
     tokens = s.shape[1]
     zero = found.dtype.type(0)
     of_s, of_t = np.empty((ROWS, TILE), found.dtype), np.empty((ROWS, TILE), found.dtype)
@@ -252,7 +288,11 @@ def jensen_shannon(
     start: int, stop: int, part_rows: int, s: Any, t: Any, s_bias: Any, t_bias: Any, levels: Any, found: Any,
     beta: float,
 ) -> None:  # fmt: skip
-    """Compute the two divergences from the mixture over a few rows each, for the parts `start` to `stop - 1`."""
+    """Compute the two divergences from the mixture over a few rows each, for the parts `start` to `stop - 1`.
+
+    - `levels`: maximum, and log of the sum of exponentials, of student and teacher, `(4, C)`.
+    - `found`: result, `(parts, 2, C)`: sum of q (log q - log m), and sum of p (log p - log m).
+    """
     tokens = s.shape[1]
     zero, weight = found.dtype.type(0), as_computed(beta, found[0, 0, 0])
     s_top, s_log, t_top, t_log = levels[0], levels[1], levels[2], levels[3]
@@ -278,7 +318,17 @@ def divergence_gradient(
     start: int, stop: int, s: Any, t: Any, s_bias: Any, t_bias: Any, factors: Any, s_bias_grad: Any, kind: int,
     beta: float,
 ) -> None:  # fmt: skip
-    """Replace the logits of the student in the rows `start` to `stop - 1` by gradients."""
+    """Replace the logits of the student in the rows `start` to `stop - 1` by gradients.
+
+    With x and y the logits minus the first and second row of factors, and f₀ to f₃ the others, these are
+
+    - `exp(x) f₀ + exp(y) f₁` for `FORWARD`,
+    - `exp(x) f₂ (f₀ + f₁ (s - t))` for `REVERSE`,
+    - `exp(log q) f₀ (log q - log m + f₁)` otherwise, with `log q = x - f₂`, `log p = y - f₃` and the mixture m.
+
+    - `factors`: numbers of each token, `(6, C)`.
+    - `kind`: `FORWARD`, `REVERSE`, or 0 for Jensen-Shannon.
+    """
     tokens = s.shape[1]
     zero, weight = factors.dtype.type(0), as_computed(beta, factors[0, 0])
     out = np.empty(tokens, factors.dtype)
@@ -311,7 +361,13 @@ def divergence_gradient(
 
 @kernel
 def add_bfloat16(start: int, stop: int, total: Any, residual: Any, addend: Any, last: bool) -> None:
-    """Add the rows `start` to `stop - 1` of `addend` to float32 sums whose halves are `total` and `residual`."""
+    """Add the rows `start` to `stop - 1` of `addend` to float32 sums whose halves are `total` and `residual`.
+
+    - `total`: high 16 bits, `(R, D)`.
+    - `residual`: low 16 bits, `(R, D)`.
+    - `addend`: numbers in bfloat16 or float32, `(R, D)`.
+    - `last`: whether to round the sums to the nearest bfloat16 in `total`, and leave `residual` as it is.
+    """
     for r in range(start, stop):
         high, low, more = total[r], residual[r], addend[r]
         if last:

@@ -9,7 +9,20 @@ from embedlayer.kernels.cpu.numbers import as_computed, empty_computed, exact, n
 def sum_rows(
     start: int, stop: int, rows: Any, ids: Any, bounds: Any, weights: Any, places: Any, rounding: Any, out: Any
 ) -> None:
-    """Write `sum of weights[i] * rows[ids[i]]` over `i` in `bounds[n] : bounds[n + 1]`, for `n` in `start : stop`."""
+    """Write `sum of weights[i] * rows[ids[i]]` over `i` in `bounds[n] : bounds[n + 1]`, for `n` in `start : stop`.
+
+    Terms are added one after another. Four rows are read at once: the processor foresees accesses in each of them, and
+    their sum stays in a register.
+
+    - `rows`: rows, `(V, D)`.
+    - `ids`: row of each term, `(M,)`, which was checked.
+    - `bounds`: first term of each sum, and the end of the last, `(N + 1,)`.
+    - `weights`: factor of each term, `(M,)`; `(0,)` for 1.
+    - `places`: row of `out` that gets each sum, `(N,)`; `(0,)` for `out[n]`.
+    - `rounding`: an array with an element of the type to which each product and sum is rounded: that of the rows, as
+      torch's operators round, or the one that is computed with.
+    - `out`: sums, `(N, D)`; only the rows `places` are written. No terms give 0.
+    """
     width, like, is_weighted = out.shape[1], rounding[0], len(weights) > 0
     total = empty_computed(width, like)
     for n in range(start, stop):

@@ -25,7 +25,11 @@ log = logging.getLogger("embedlayer")
 
 
 def triton_refusal(*tensors: Tensor | None) -> str:
-    """Return why Triton kernels may not compute with `tensors`, or an empty string if they may; `None` is skipped."""
+    """Return why Triton kernels may not compute with `tensors`, or an empty string if they may; `None` is skipped.
+
+    They must be ordinary or fake tensors, and strided, all on one CUDA device. The first call for a device compiles a
+    small kernel and waits. Where Triton is missing, too old or cannot compile, one line in the log says so.
+    """
     present = [x for x in tensors if x is not None]
     devices = {x.device for x in present}
     if len(devices) > 1 or device_kind(present[0]) != "cuda":

@@ -38,7 +38,13 @@ def _logits(z, bias, i, c, rows, stride, inside):
 
 @triton.jit
 def _added(x, top, sums):
-    """Add one logit to a maximum and a sum of exponentials."""
+    """Add one logit to a maximum and a sum of exponentials.
+
+    One of two exponentials, of the factor of the sum and of the logit, is always 1. NaN leaves the maximum as it is.
+
+    Returns:
+        Maximum, factor of the sum, exponential of the logit, and sum.
+    """
     is_higher = x > top
     e = tl.exp(-tl.abs(x - top))
     fade = tl.where(is_higher, e, 1.0)
@@ -57,7 +63,11 @@ def divergence(
     s, t, s_bias, t_bias, found, rows, units,
     KIND: tl.constexpr, UNIT: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Store totals of both softmaxes over `PART` rows, `(parts, 5, C)`."""
+    """Store totals of both softmaxes over `PART` rows, `(parts, 5, C)`.
+
+    These are maximum and sum of exponentials of student and teacher; and the sum of `p (t - s)` for `FORWARD`, that of
+    `q (s - t)` for `REVERSE`, where q and p are the exponentials. Each lane keeps totals of the logits that it reads.
+    """
     tokens = units * UNIT
     stride = tokens.to(tl.int64)
     part = tl.program_id(1)
@@ -93,7 +103,11 @@ def divergence(
 
 @triton.jit(do_not_specialize=("parts", "tokens"))
 def merge(found, totals, parts, tokens, KIND: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr):
-    """Merge the totals of all parts that `divergence` stored, into `(7, C)`."""
+    """Merge the totals of all parts that `divergence` stored, into `(7, C)`.
+
+    These are maximum, log of the sum of exponentials, and that sum, of student and teacher; mean of the difference of
+    `FORWARD` or `REVERSE`, which is not written for `JENSEN_SHANNON`.
+    """
     stride = tokens.to(tl.int64)
     c = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     kept = c < tokens
@@ -148,7 +162,11 @@ def jensen_shannon(
     s, t, s_bias, t_bias, levels, found, rows, units, beta,
     UNIT: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Store the parts of both divergences from the mixture m that `PART` rows add, `(parts, 2, C)`."""
+    """Store the parts of both divergences from the mixture m that `PART` rows add, `(parts, 2, C)`.
+
+    These are the sums of `q (log q - log m)` and of `p (log p - log m)`. `levels` is `(4, C)`: maximum, and log of the
+    sum of exponentials, of student and teacher.
+    """
     tokens = units * UNIT
     stride = tokens.to(tl.int64)
     part = tl.program_id(1)
@@ -179,7 +197,11 @@ def divergence_gradient(
     s, t, s_bias, t_bias, factors, row_sums, rows, units, beta,
     KIND: tl.constexpr, UNIT: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Replace the logits of the student in `PART` rows by gradients."""
+    """Replace the logits of the student in `PART` rows by gradients.
+
+    The formulas are those of `embedlayer.kernels.cpu.softmax.divergence_gradient`, from `factors`, `(6, C)`. `row_sums`
+    is `(programs along the tokens, R)`: the sums of gradients over the tokens of each program; or `None`.
+    """
     tokens = units * UNIT
     stride = tokens.to(tl.int64)
     part = tl.program_id(1)

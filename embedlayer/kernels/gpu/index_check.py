@@ -17,7 +17,13 @@ INTEGERS = ("count", "rows", "length")
 
 @triton.jit
 def record_first_bad(indices, record, first, stop, rows, offset, length, SCANNED: tl.constexpr):
-    """Record the first bad index of the call if this program has it and the record is empty."""
+    """Record the first bad index of the call if this program has it and the record is empty.
+
+    A program calls it if one of its indices is bad, in one of several programs that have the same indices. An index is
+    bad if `indices[place] + offset` is not in `0 .. rows - 1`. The program has the places `first` to `stop - 1` of
+    `indices`. `record` has the flat place, the index with the offset, and `length`, the size of the last dimension of
+    the indices; see `embedlayer.kernels.index_check.IndexCheck`. `SCANNED` indices are read at a time.
+    """
     end = tl.cast(stop, tl.int64)
     start = end * 0
     place = end
@@ -35,7 +41,10 @@ def record_first_bad(indices, record, first, stop, rows, offset, length, SCANNED
 
 @triton.jit(do_not_specialize=INTEGERS)
 def clamp_and_record(indices, record, clamped, outside, count, rows, length, SIZE: tl.constexpr):
-    """Store the row numbers `indices`, clamped to `0 .. rows - 1`, and which of them were not in that range."""
+    """Store the row numbers `indices`, clamped to `0 .. rows - 1`, and which of them were not in that range.
+
+    All have `count` numbers; `outside` is boolean.
+    """
     first = tl.program_id(0).to(tl.int64) * SIZE
     i = first + tl.arange(0, SIZE)
     inside = i < count

@@ -34,7 +34,18 @@ def gather_scale_add_drop(
     tokens, units, rows, offset, length, ignored, addends, places_count, places_offset, places_length, scale, seed,
     threshold, growth, UNIT: tl.constexpr, WORDS: tl.constexpr, SCANNED: tl.constexpr,
 ):  # fmt: skip
-    """Store `dropout(factor * scale * x[ids + offset] + addend[places + places_offset])` of each token."""
+    """Store `dropout(factor * scale * x[ids + offset] + addend[places + places_offset])` of each token.
+
+    D is `units * UNIT`; `tokens` is read by the grid alone. Numbers are computed in float32.
+
+    - `x`: `(R, D)`. A row outside `0 .. rows - 1` gives zeros and is recorded in `record`, with the last dimension
+      `length`; see `record_first_bad`. `kept_ids` are the rows with `ignored` for those outside. Without `ids` token n
+      has row n.
+    - `factor`: one number, or `None` for 1.
+    - `addend`: `(addends, D)`, or `None`. Token n has row `n % addends`, or with `places`, `(places_count,)`, the row
+      `places[n % places_count] + places_offset`. One outside is treated as a row of `x`; `kept_places` has -1 for it.
+    - `seed`, `threshold`, `growth`: see `embedlayer.kernels.input.Dropout`; a `threshold` of `None` is no dropout.
+    """
     width = units * UNIT
     stride = width.to(tl.int64)
     n = tl.program_id(0).to(tl.int64)
@@ -84,7 +95,11 @@ def _larger(a, b):
 
 @triton.jit(do_not_specialize=("length", "offset", "padding_position"))
 def positions_of_mask(mask, positions, length, offset, padding_position, SIZE: tl.constexpr):
-    """Store the positions of the tokens of one row of a mask in their documents; both are `(rows, length)`."""
+    """Store the positions of the tokens of one row of a mask in their documents; both are `(rows, length)`.
+
+    A program has one row. A document begins where a number is above all before it; its first token has the position
+    `offset`, and padding, where the number is 0, has `padding_position`.
+    """
     row = tl.program_id(0).to(tl.int64) * length
     texts, top, begin = tl.cast(0, tl.int64), tl.cast(0, tl.int64), tl.cast(0, tl.int64)
     for first in range(0, length, SIZE):

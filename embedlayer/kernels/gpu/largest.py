@@ -32,7 +32,11 @@ def keys_of_lanes(
     lane_keys, chosen, keys, tokens, first_token, chosen_parts, pairs,
     PART: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Store the keys of the groups of some parts, which differ from token to token."""
+    """Store the keys of the groups of some parts, which differ from token to token.
+
+    `chosen` has the keys of parts, `(T, chosen_parts)` for T tokens from `first_token` on; T times `chosen_parts` is
+    `pairs`. `lane_keys` is `(parts * ROWS, C)`, C is `tokens`, and the result is `keys`, `(T, chosen_parts * ROWS)`.
+    """
     stride = tokens.to(tl.int64)
     pair = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
     kept = pair < pairs
@@ -48,7 +52,12 @@ def member_keys(
     z, bias, chosen, keys, rows, tokens, first_token, chosen_groups, pairs, first_id, scale, softcap, bound, masked,
     PART: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Store the keys of the logits of some groups of rows, which differ from token to token, with their token IDs."""
+    """Store the keys of the logits of some groups of rows, which differ from token to token, with their token IDs.
+
+    `chosen` has the keys of groups, `(T, chosen_groups)`, and the result is `keys`, with `PART / ROWS` times as many
+    columns; `MISSING` for rows outside of the block and in place of a group that is `MISSING`. The others are arguments
+    of `keys_of_lanes`, and those of `embedlayer.kernels.gpu.softmax`.
+    """
     stride = tokens.to(tl.int64)
     pair = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
     kept = pair < pairs

@@ -37,7 +37,13 @@ Grid = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Variant:
-    """One form in which a kernel is compiled."""
+    """One form in which a kernel is compiled.
+
+    Attributes:
+        constants: Arguments that are constants in this form: flags, and `None` for tensors that are left out.
+        registers: Largest number of registers of a thread that the compiled form may use with 4 warps; with more warps
+            it is proportionally smaller.
+    """
 
     constants: Mapping[str, Any]
     registers: int = 128
@@ -45,7 +51,25 @@ class Variant:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is compiled and launched."""
+    """How a kernel is compiled and launched.
+
+    Attributes:
+        kernel: The function that `triton.jit` decorates. Its integers are not specialised, so a launch compiles the
+            same code as `signature` describes.
+        grid: Function from all arguments and constants, by name, to the grid.
+        types: Triton's type of each argument that is no constant: `"*z"` is a pointer to the dtype in which rows,
+            logits or gradients are stored, `"*fp32"`, `"i64"`, ... are what they say.
+        blocks: Block sizes: arguments that are constants in all forms, and powers of 2.
+        wide: Pointers whose full-width loads and stores take 128 bits where sizes are divisible by 8.
+        reads: Tensors that are read once, whole.
+        writes: Tensors that are written once, whole; one that is overwritten is in both.
+        gathered: Tensors of which a kernel reads or writes single numbers, with the tensor that has as many numbers, or
+            a function from the arguments to how many.
+        variants: Forms by name.
+        dtypes: Dtypes that `"*z"` stands for.
+        register_limit: Registers of a thread that the compiler may use. Without it, it may choose fewer so that more
+            programs run at a time, and write a few numbers to memory instead.
+    """
 
     kernel: Any
     grid: Callable[[Arguments], Grid]

@@ -55,7 +55,11 @@ def look_up(
     BITS: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr,
     CHUNKS: tl.constexpr, COLUMNS: tl.constexpr, SCANNED: tl.constexpr,
 ):  # fmt: skip
-    """Store the numbers of a row for each ID, `(N, D)`: those of `dequantise`, bit for bit."""
+    """Store the numbers of a row for each ID, `(N, D)`: those of `dequantise`, bit for bit.
+
+    Without `ids` they are all rows. A bad ID gives zeros, and the first one is recorded if `record` is not `None`; see
+    `embedlayer.kernels.gpu.index_check`.
+    """
     n = tl.program_id(0).to(tl.int64)
     row = n
     if ids is not None:
@@ -104,7 +108,12 @@ def logits(
     BITS: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr, UNIT: tl.constexpr, WORD: tl.constexpr,
     ROWS: tl.constexpr, LANES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Store the products of tokens and rows, `(tokens, V)`, for `x`, `(tokens, D)`; sums are in float32."""
+    """Store the products of tokens and rows, `(tokens, V)`, for `x`, `(tokens, D)`; sums are in float32.
+
+    A program has `ROWS` rows and one token, whose logits do not depend on the others. Programs of the same rows follow
+    each other and share them in the cache. A lane has the `WORD` bytes at one place of each row. It multiplies codes,
+    then the sum by the step of the group; with `WHOLE` a row is one group, and the sum is that of all its codes.
+    """
     BYTES: tl.constexpr = COLUMNS * BITS // 8
     WORDS: tl.constexpr = BYTES // WORD
     CHUNKS: tl.constexpr = LANES // WORDS

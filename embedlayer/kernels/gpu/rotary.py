@@ -30,7 +30,11 @@ RADIANS = tl.constexpr(2.0**-52 * 3.141592653589793)
 
 @triton.jit
 def _pairs(x, at, channel, mask, DISTANCE: tl.constexpr):
-    """Load both channels of each pair, in float32: `(tokens, BLOCK)` each."""
+    """Load both channels of each pair, in float32: `(tokens, BLOCK)` each.
+
+    `at` is the place of each token, `channel` that of the first channel of each pair, and of all channels where
+    `DISTANCE` is 1.
+    """
     if DISTANCE == 1:
         both = tl.load(x + at + channel, mask=mask, other=0.0).to(tl.float32)
         a, b = tl.split(tl.reshape(both, (both.shape[0], both.shape[1] // 2, 2)))
@@ -102,7 +106,18 @@ def rotate(
     angle_length, WIDTH: tl.constexpr, PAIRS: tl.constexpr, DISTANCE: tl.constexpr, FIRST: tl.constexpr,
     OWN: tl.constexpr, INVERSE: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Rotate queries and keys, `(B, H, T, K)` and `(B, G, T, K)`, by the angles of their tokens."""
+    """Rotate queries and keys, `(B, H, T, K)` and `(B, G, T, K)`, by the angles of their tokens.
+
+    Strides count units of `UNIT` numbers, of which Triton knows that they are that many; channels are adjacent. The
+    other `WIDTH - 2 * PAIRS` channels are copied; they are the first ones if `FIRST` is not 0.
+
+    - `q`, `k`: queries, or what is rotated alone, and keys, or `None`; `q_out`, `k_out`: the results.
+    - `factor`: factor of each query, `(rows,)`, or `None`.
+    - `q_heads`, `k_heads`: H and G, which is 0 without keys; `span`: number of heads that a program rotates.
+    - `tokens`, `length`: B times T, and T; `angle_length`: T, or 0 where all sequences have the same angles.
+    - `WIDTH`, `FIRST`: width of a head, K, and its first rotated channel.
+    - `INVERSE`: whether to multiply by the transposed matrix of each pair, which is the backward pass.
+    """
     TOKENS: tl.constexpr = TILE // BLOCK if BLOCK < TILE else 1
     q_groups = (q_heads + span - 1) // span
     groups = q_groups + (k_heads + span - 1) // span
@@ -124,7 +139,13 @@ def rotate(
 
 @triton.jit
 def _cos_sin(phase):
-    """Return cosine and sine of an angle in units of 2^-53 rotations, int64, in float32."""
+    """Return cosine and sine of an angle in units of 2^-53 rotations, int64, in float32.
+
+    The angle is reduced to an eighth of a rotation around 0 in integers, so the errors are those of the polynomials and
+    of float32: 1e-7. Those of the definition are larger, as it rounds the whole angle to float32.
+
+    Reference: Moshier, Cephes, single/sinf.c (the coefficients).
+    """
     quarter = ((phase + (1 << 50)) >> 51) & 3
     rest = ((phase + (1 << 50)) & ((1 << 51) - 1)) - (1 << 50)
     x = (rest.to(tl.float64) * RADIANS).to(tl.float32)
@@ -141,7 +162,13 @@ def angle_tables(
     positions, increments, axis, cos, sin, tokens, scale,
     PAIRS: tl.constexpr, DISTANCE: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Store the tables of cosines and sines of positions."""
+    """Store the tables of cosines and sines of positions.
+
+    - `positions`: position of each token, `(tokens,)`, or on several axes `(A, tokens)`.
+    - `increments`: phase of each pair per position, in units of 2^-53 rotations, int64, `(PAIRS,)`.
+    - `axis`: axis of each pair, or of each channel with `OWN`; `None` for a single axis.
+    - `scale`: factor on cosines and sines. There is a row of both for each token.
+    """
     TOKENS: tl.constexpr = TILE // BLOCK if BLOCK < TILE else 1
     n = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None]
     channel = tl.arange(0, 2 * BLOCK)[None, :]

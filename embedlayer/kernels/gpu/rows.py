@@ -41,7 +41,12 @@ def sum_equal_rows(
     rows, order, values, sums, places, units, drop,
     UNIT: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Store the sum of the vectors of equal rows at the first place of the row, and zeros at its other places."""
+    """Store the sum of the vectors of equal rows at the first place of the row, and zeros at its other places.
+
+    `rows` are N sorted row numbers, `order` has their places in `values`, `(N, D)`; N is `places`, and D is
+    `units * UNIT`. The sums of the row `drop`, such as the padding row, are zeros too. A program has one place and
+    `COLUMNS` columns. Vectors are added in float32, in the order of the batch.
+    """
     width = units * UNIT
     n = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -64,7 +69,11 @@ def sum_equal_rows(
 
 @triton.jit
 def _terms(record, place, count, j, log_ratio, log_beta2, log_decay):
-    """Return the weights and the nodes of the skipped steps `j`, counted from 0, of a row updated at line `place`."""
+    """Return the weights and the nodes of the skipped steps `j`, counted from 0, of a row updated at line `place`.
+
+    They are those of `embedlayer.row_sparse.history`, in float64. `log_decay` is the logarithm of the weight decay of
+    all steps up to the last one. From `count` on weights are 0.
+    """
     here = j < count
     line = record + (place + 1 + tl.where(here, j, 0)) * NUMBERS
     rate = tl.load(line, mask=here, other=0.0)
@@ -77,7 +86,12 @@ def _terms(record, place, count, j, log_ratio, log_beta2, log_decay):
 
 @triton.jit
 def _rule(record, place, count, log_ratio, log_beta2, log_decay, TERMS: tl.constexpr):
-    """Return a rule of two nodes for the sum over the skipped steps: both nodes, both weights, and its limit."""
+    """Return a rule of two nodes for the sum over the skipped steps: both nodes, both weights, and its limit.
+
+    From the limit on, which may be infinite, it is right for all roots. `embedlayer.kernels.cpu.rows` computes the same
+    rules, and `embedlayer.row_sparse.history` derives them. Arguments are those of `_terms`, and `TERMS`, how many are
+    computed at once.
+    """
     _, first = _terms(record, place, count, 0, log_ratio, log_beta2, log_decay)
     node1, weight1 = tl.full((), 1.0, tl.float64), tl.full((), 0.0, tl.float64)
     node2, weight2, limit = node1, weight1, tl.full((), float("inf"), tl.float64)
@@ -151,7 +165,22 @@ def update_rows(
     step, most_terms, seed_high, seed_low, add1, add2, factor, addend, update,
     DECAY: tl.constexpr, ROWWISE: tl.constexpr, UNIT: tl.constexpr, TERMS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Apply the pending updates of rows in place, then step those that have gradients."""
+    """Apply the pending updates of rows in place, then step those that have gradients.
+
+    A program has one place of a row. Rows outside of the table are left out.
+
+    - `rows`: sorted row numbers, or `None` for the rows `first_row` to `stop_row - 1`.
+    - `gradients`: sum of the gradients of a row at its first place, `(places, D)`; `None` for no step.
+    - `record`, `start`, `most_terms`: the steps, as this module describes them; the step of line 0; and the number of
+      skipped steps after which others are negligible.
+    - `value_steps`, `moment_steps`: last steps that values and moments of each row include, `(V,)`.
+    - `step`: number of the step; of the last one if no step is made.
+    - `weight`, `exp_avg`, `exp_avg_sq`: `(V, D)`, with rows up to `stop_row - 1`; D is `units * UNIT`. `exp_avg` may be
+      `None`; `exp_avg_sq` is `(V, 1)` if `ROWWISE`.
+    - `seed_high`, `seed_low`: halves of the seed of stochastic rounding; `None` to round to nearest.
+    - `add1` to `update`: the numbers of `StepRates`.
+    - `DECAY`: whether the moments decay up to the last step without a step of their own.
+    """
     width = units * UNIT
     row = tl.program_id(0).to(tl.int64) + first_row
     is_mine = row < stop_row

@@ -73,7 +73,15 @@ def statistics(
     SUM: tl.constexpr, MEAN: tl.constexpr, SQUARES: tl.constexpr,
     UNIT: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Store totals over `PART` rows: maximum, sum of exponentials, and on request three more, `(parts, numbers, C)`."""
+    """Store totals over `PART` rows: maximum, sum of exponentials, and on request three more, `(parts, numbers, C)`.
+
+    These are the sum of logits, the sum of `e (x - maximum)`, and the sum of `e²`, for `e = exp(x - maximum)`. Each
+    lane keeps totals of the logits that it has read. A logit costs one exponential: of minus its distance from the
+    maximum so far, which is the factor of the totals if the logit is larger, and else of the logit.
+
+    `lane_keys`, `(parts * ROWS, C)`, and `part_keys`, `(C, parts)`, or `None`: the keys of the largest logits that each
+    lane and all lanes of a program have read, with the number of their row; `MISSING` if there is none.
+    """
     tokens = units * UNIT
     stride = tokens.to(tl.int64)
     part = tl.program_id(1)
@@ -135,7 +143,12 @@ def merge(
     SUM: tl.constexpr, MEAN: tl.constexpr, SQUARES: tl.constexpr,
     UNIT: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Merge the totals of all parts that `statistics` stored, and read the requested logits."""
+    """Merge the totals of all parts that `statistics` stored, and read the requested logits.
+
+    `totals` is `(6, C)`: maximum, log of the sum of exponentials, that sum, sum of logits, mean of logits minus
+    maximum under the softmax, log of the sum of squared exponentials. Of the last three, those that are not requested
+    are not written. `selected` is `(K, C)`, for `ids`: 0 where the ID is no row of the block.
+    """
     tokens = units * UNIT
     stride = tokens.to(tl.int64)
     c = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -246,7 +259,13 @@ def statistics_gradient(
     MEAN: tl.constexpr, SQUARES: tl.constexpr,
     UNIT: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Replace logits by gradients: `e f₀ (f₁ + f₂ x) + e² f₃ + f₄`, plus that of one requested logit of each token."""
+    """Replace logits by gradients: `e f₀ (f₁ + f₂ x) + e² f₃ + f₄`, plus that of one requested logit of each token.
+
+    These are gradients by the finished logits; they are stored times the derivative of the finishing, as those by `z`.
+    `factors` is `(6, C)`: `top`, and f₀ to f₄, as in `embedlayer.kernels.cpu.softmax.statistics_gradient`. `ids` and
+    `by_request` are `(1, C)`, or `None`. `row_sums` is `(programs along the tokens, R)`: the sums of gradients over the
+    tokens of each program, before they are multiplied by `scale`; or `None`.
+    """
     tokens = units * UNIT
     stride = tokens.to(tl.int64)
     c = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -287,7 +306,12 @@ def requested_gradient(
     z, ids, by_request, values, factors, of_bias, requests, rows, tokens, first_id, scale, softcap, bound, masked,
     MEAN: tl.constexpr, SQUARES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients at K requested logits of each token, over those that `statistics_gradient` stored there."""
+    """Store the gradients at K requested logits of each token, over those that `statistics_gradient` stored there.
+
+    They are computed again from `values`, the requested logits, so that all terms of a sum are added in float32. IDs
+    that a token requests more than once get the same number at each. All of `ids`, `by_request`, `values` are
+    `(K, C)`; so is `of_bias`, or `None`: what each request adds to the gradient of the bias, 0 outside of the block.
+    """
     c = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     k = tl.program_id(1)
     stride = tokens.to(tl.int64)
@@ -319,7 +343,13 @@ def cross_entropy(
     ids, top, log_sum, sums, selected, logit_sum, weights, losses, by_selected, factors, total,
     tokens, results, vocab_size, label_smoothing, z_loss, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Store the loss of each token, its gradient by the target's logit, and the factors of the other gradients."""
+    """Store the loss of each token, its gradient by the target's logit, and the factors of the other gradients.
+
+    `embedlayer.losses.logit_statistics.CrossEntropy` defines the loss. The gradients are those of the losses times
+    `weights`. `logit_sum` is `None` without label smoothing. `factors` is `(6, C)`, as `statistics_factors` stores it.
+    A target outside the vocabulary has the gradient 0 and the loss NaN, or 0 if it is -1. `total` is the sum of the
+    first `results` losses times their weights: one program has all tokens.
+    """
     weighted = tl.zeros((TOKENS,), tl.float32)
     for start in range(0, tokens, TOKENS):
         c = start + tl.arange(0, TOKENS)
@@ -353,7 +383,16 @@ def check_targets(
     targets, weights, record, ids, mask, is_bad, factors, numbers, is_empty, tokens, length, vocab_size, ignore_index,
     other, MEAN: tl.constexpr, CODED: tl.constexpr, READ: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Store the targets with `other` for those that do not count, which count, and the factors of a sum or mean."""
+    """Store the targets with `other` for those that do not count, which count, and the factors of a sum or mean.
+
+    A factor is times the weight of the target, NaN if it is infinite; `weights` is `None` for 1. One program has all
+    targets, so that it knows how many count and which is the first bad one. `numbers` is what the host reads: a copy of
+    `record`, how many targets are neither tokens nor ignored, with weights how many that are not ignored have one that
+    is not finite, and how many do not count; `is_empty` is whether none counts. With `READ` bad targets count and are
+    unchanged. Otherwise they do not count, `is_bad` marks them, and the first one is recorded if `record` is empty; see
+    `embedlayer.core.index_checks.target_record`. With `CODED` bad ones are stored as V and ignored ones as -1, for
+    `cross_entropy`, and `is_bad` marks both.
+    """
     first = tl.zeros((TOKENS,), tl.int32) + tokens
     value = tl.zeros((TOKENS,), tl.int64)
     ignored, bad = tl.zeros((TOKENS,), tl.int32), tl.zeros((TOKENS,), tl.int32)

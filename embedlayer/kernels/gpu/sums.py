@@ -48,7 +48,16 @@ def sum_streams(
     sums, units, columns, streams, rows, shared, ignored, length, UNIT: tl.constexpr, WIDTH: tl.constexpr,
     SCANNED: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums of `x[ids[n, k] + starts[k]]` over the first `streams` of K columns, in order, `(sums, D)`."""
+    """Store the sums of `x[ids[n, k] + starts[k]]` over the first `streams` of K columns, in order, `(sums, D)`.
+
+    D is `units * UNIT`, K is `columns`; `sums` is read by the grid alone. Each sum is rounded to the dtype of `x`.
+
+    - `x`: `(rows, D)`. An ID outside of its stream adds nothing and is recorded in `record`, `(3,)`: its flat place
+      among the K columns, its value, and `length`. `starts` are the first rows of the streams, `(K,)`, or `None` for
+      IDs that are rows. The ID `shared`, or none with -1, is the row `shared` in each stream.
+    - `kept_ids`: rows, `(sums, streams)`, 0 for those outside; `factors`: 1 for each row, 0 for those outside and for
+      the row `ignored`.
+    """
     stride = (units * UNIT).to(tl.int64)
     n = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)

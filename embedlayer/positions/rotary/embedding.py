@@ -352,6 +352,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
                 `prepare`.
 
         Raises:
+            ShapeError: Queries or keys are not `head_dim` wide, positions do not fit them, or are no integers, or were
+                prepared by another scheme.
             PositionError: On the CPU, with `query_scaling`, a position is below 0.
         """
         counted = positions_before(positions, RotaryAngles, self._angles_of)
@@ -407,6 +409,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
             steps: What is added to the position of each key, on each axis: `(T,)`, `(B, T)` or `(A, B, T)`.
 
         Raises:
+            ShapeError: Keys are not `head_dim` wide, or `steps` do not fit them or are no integers.
             SizeError: The frequencies depend on the length, see `at_length`; or each axis of `ChannelAxes` has steps of
                 its own: the two channels of a pair have different angles then.
         """

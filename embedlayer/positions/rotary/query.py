@@ -8,7 +8,7 @@ cache stay valid.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -23,11 +23,6 @@ from embedlayer.saving import Described
 
 class QueryScaling(Described, ABC):
     """Abstract base class of the factors on queries by position."""
-
-    def __post_init__(self) -> None:
-        length, offset = getattr(self, "length", 1), getattr(self, "offset", 0)
-        if length < 1 or offset < 0:
-            raise SizeError(f"{type(self).__name__}: length {length} must be at least 1, offset {offset} at least 0.")
 
     @abstractmethod
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
@@ -45,6 +40,9 @@ class LogQueryScaling(QueryScaling):
         length: Positions in one step (`floor_scale`, or `original_max_position_embeddings`).
         offset: 1 to count the query itself, as Llama 4 does; 0 as Ministral 3 and Mistral 4 do.
 
+    Raises:
+        SizeError: `length` is below 1, or `offset` is negative.
+
     Reference: Nakanishi, Scalable-softmax is superior for attention, 2025; transformers/models/llama4 and
     transformers/models/ministral3 (`attn_temperature_tuning`, `get_llama_4_attn_scale`).
     """
@@ -52,6 +50,9 @@ class LogQueryScaling(QueryScaling):
     scale: float
     length: int
     offset: int = 0
+
+    def __post_init__(self) -> None:
+        _require_counts(self.length, self.offset, type(self).__name__)
 
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
         """Return `1 + scale * ln(1 + floor((position + offset) / length))`."""
@@ -68,6 +69,9 @@ class PowerQueryScaling(QueryScaling):
         length: Positions after which the base is 2.
         offset: 1 to count the query itself, else 0.
 
+    Raises:
+        SizeError: `length` is below 1, or `offset` is negative.
+
     Reference: transformers/models/beam/modeling_beam.py (`compute_attention_scaling`: exponent 0.1, length 2048).
     """
 
@@ -75,9 +79,17 @@ class PowerQueryScaling(QueryScaling):
     length: int
     offset: int = 1
 
+    def __post_init__(self) -> None:
+        _require_counts(self.length, self.offset, type(self).__name__)
+
     def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
         """Return `(1 + (position + offset) / length)^exponent`."""
         return torch.exp(self.exponent * torch.log1p((positions.long() + self.offset).to(dtype) / self.length))
+
+
+def _require_counts(length: int, offset: int, name: str) -> None:
+    if length < 1 or offset < 0:
+        raise SizeError(f"{name}: length {length} must be at least 1, offset {offset} at least 0.")
 
 
 class QueryFactors(NamedTuple):
@@ -129,6 +141,7 @@ class QueryScaledPosition(Position):
         """Return queries times the factor of their position, and `k` unchanged.
 
         Raises:
+            ShapeError: Positions do not fit the queries, are no integers, or were prepared by another scheme.
             PositionError: On the CPU, a position is below 0.
         """
         counted = positions_before(positions, QueryFactors, self._factors_of)
@@ -142,14 +155,17 @@ class QueryScaledPosition(Position):
         return cached_keys
 
 
-def positions_before(prepared: PreparedPositions, kind: Any, scheme: str) -> Positions:
-    """Return the positions from which a scheme prepared angles or factors; those of another scheme are an error."""
+def positions_before(prepared: PreparedPositions, kind: type[object], scheme: str) -> Positions:
+    """Return the positions from which a scheme prepared angles or factors; those of another scheme are an error.
+
+    `kind` is `QueryFactors` or `RotaryAngles`: the last two fields of both are `positions` and `scheme`.
+    """
     if not isinstance(prepared, tuple):
         return prepared
-    if not isinstance(prepared, kind) or prepared.scheme != scheme:
-        other = getattr(prepared, "scheme", type(prepared).__name__)
+    other = prepared[-1] if isinstance(prepared, kind) else f"another scheme, as {type(prepared).__name__}"
+    if other != scheme:
         raise ShapeError(f"Positions were prepared by {other}, and this is {scheme}: call prepare of the same scheme.")
-    positions: Positions = prepared.positions
+    positions: Positions = prepared[-2]
     return positions
 
 

@@ -251,6 +251,7 @@ class CopyInit(RowInit):
         of: The ID of one old row for all new tokens, or one ID for each new token.
 
     Raises:
+        SizeError: When rows are computed: the number of IDs is not the number of new tokens.
         VocabularyError: When rows are computed: there is no old row with that ID.
     """
 
@@ -267,7 +268,7 @@ class CopyInit(RowInit):
         """
         ids = [self.of] * len(tokens) if isinstance(self.of, int) else list(self.of)
         if len(ids) != len(tokens):
-            raise SizeError(f"CopyInit(of=...) has {len(ids)} rows for {len(tokens)} new tokens.")
+            raise SizeError(f"CopyInit(of=...) needs one ID, or one for each of {len(tokens)} tokens, not {len(ids)}.")
         return live.look_up(ids[chunk]), [RowOrigin("copy", (token_id,)) for token_id in ids[chunk]]
 
 
@@ -298,6 +299,9 @@ class VectorsInit(RowInit):
 
     Args:
         values: `(k, D)`, one row for each new token in the order of the new IDs.
+
+    Raises:
+        ShapeError: When rows are computed: `values` does not have one row of width D for each new token.
     """
 
     values: Float[Tensor, "k D"]
@@ -308,5 +312,5 @@ class VectorsInit(RowInit):
         """Return the rows of `values` for the tokens of the chunk; see `RowInit.compute`."""
         wanted = (len(tokens), live.old.embed_dim)
         if self.values.shape != wanted:
-            raise ShapeError(f"VectorsInit has {tuple(self.values.shape)}; the new rows are {wanted}.")
+            raise ShapeError(f"VectorsInit has rows {tuple(self.values.shape)}; the new tokens need {wanted}.")
         return self.values[chunk], [RowOrigin("given")] * len(tokens[chunk])

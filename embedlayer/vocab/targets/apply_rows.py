@@ -65,7 +65,7 @@ def apply_row_map(
     if undoes is not None:
         with collectives.all_or_none():
             if different := sorted(undoes.before.keys() ^ tensors.keys()):
-                raise CheckpointError(f"{different[:4]} are not the edited model's and optimizer's.")
+                raise CheckpointError(f"Edit and undo differ in {different[:4]}: pass the edited model and optimizer.")
     for name, rows in tensors.items():
         after = rows.partitions(row_map)[1]
         old = rows.tensor if rows.axis == 0 else rows.local
@@ -88,7 +88,7 @@ def apply_row_map(
     if undoes is not None:
         with collectives.all_or_none():
             if different := sorted(name for name in result if undoes.before[name] != row_fingerprint(result[name])):
-                raise CheckpointError(f"Kept rows of {different[:4]} have other values now.")
+                raise CheckpointError(f"Kept rows of {different[:4]} changed after the edit: undo before that.")
     return result
 
 

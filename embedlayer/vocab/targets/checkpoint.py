@@ -227,7 +227,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
     if unmoved:
         shapes = {name: checkpoint.matrix_info(name).shape for name in unmoved[:4]}
         what = [f"{name}, {' x '.join(f'{size:,}' for size in shape)}" for name, shape in shapes.items()]
-        raise CheckpointError(f"New rows of {'; '.join(what)} in {folder} are not known.")
+        raise CheckpointError(f"{folder} is not edited: what new rows of {'; '.join(what)} hold is unknown.")
     weights = weight_names(layer, layer.tensor_names)
     of_stored = {f"{table}.": table for table in weights.keys() - layer.tensor_names.keys()}
     ends = {
@@ -238,7 +238,7 @@ def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool)
     unplaced = sorted(ends.keys() - weights.keys()) if folded is None else []
     has_columns = family is not None and family.head is not None and bool(checkpoint.find(*family.head.columns))
     if unplaced and not has_columns:
-        raise CheckpointError(f"{unplaced} of {folder} is made of several tensors: edit a saved layer.")
+        raise CheckpointError(f"{unplaced} of {folder} joins several tensors: edit a layer saved by itself.")
     names = {key: weights[key] for key in ends if key in weights}
     aliases = {name: tensor_names[0] for tensor_names in names.values() for name in tensor_names}
     tensors: dict[str, RowTensor] = {}
@@ -289,7 +289,7 @@ def _check_others(
     axes = axes_by_architecture(checkpoint.config, edited) if sized or is_unknown else None
     follow = [name for name, own in (axes or {}).items() if own and name in checkpoint.names and name not in edited]
     if follow:
-        raise CheckpointError(f"{checkpoint.name}: how {follow[:4]} follows the number of tokens is not known.")
+        raise CheckpointError(f"{checkpoint.name} is not edited: what {follow[:4]} hold for each token is unknown.")
     sized = [name for name in sized if axes is None or name not in axes]
     model_type, table = checkpoint.config.get("model_type"), next(iter(edited))
     if sized and is_unknown:

@@ -144,7 +144,7 @@ def _number_of_rows(file: GGUFFile) -> int:
         raise CheckpointError(f"{file.path}: {GGUF_TABLE} has {rows:,} rows for {entries:,} tokens.")
     other = [name for name in ENDS if name in file.tensors and file.tensors[name].shape[0] != rows]
     if other:
-        raise CheckpointError(f"{file.path}: {other[0]} has not the {rows:,} rows of {GGUF_TABLE}.")
+        raise CheckpointError(f"{file.path}: {other[0]} must have {rows:,} rows, as {GGUF_TABLE} has.")
     return rows
 
 
@@ -152,11 +152,11 @@ def _check_other_tensors(file: GGUFFile, old: int) -> None:
     """Check by names and sizes that no other tensor has, or may have, a row for each of the `old` tokens."""
     ends = tuple(f".{name}.weight" for name in GGUF_OTHER_TABLES)
     if tables := [name for name in file.tensors if name.endswith(ends)]:
-        raise CheckpointError(f"New rows of {tables[:4]} in {file.path} are not known.")
+        raise CheckpointError(f"{file.path} is not edited: what new rows of {tables[:4]} hold is unknown.")
     others = [name for name, info in file.tensors.items() if old in info.shape and name not in ENDS]
     others = [name for name in others if not has_no_token_rows(name)]
     if others:
-        raise CheckpointError(f"{others[:4]} of {file.path} has the {old:,} rows or columns of tokens.")
+        raise CheckpointError(f"{file.path} is not edited: {others[:4]} may have rows of its {old:,} tokens.")
 
 
 class _OldRows(NamedTuple):

@@ -109,7 +109,7 @@ def row_tensors(
     if optimizer is not None:
         trained = {id(parameter) for parameter in parameters_of(optimizer)}
         if not trained & by_id.keys():
-            raise SizeError("This optimizer trains none of the tensors with a row for each token. Pass this module's.")
+            raise SizeError("This optimizer trains no rows of tokens: pass the one of this module, or none.")
         for name, rows in [each for parameter_id, each in by_id.items() if parameter_id in trained]:
             require_moved(optimizer, rows.tensor)
             state = optimizer.state.get(rows.tensor, {})
