@@ -8,6 +8,7 @@ from embedlayer import (
     DecoderLM,
     FileError,
     LearnedPositionalEmbedding,
+    RowSparseEmbedding,
     RunDirectory,
     TokenCorpus,
     TokenEmbedding,
@@ -206,7 +207,7 @@ def test_a_run_with_mapped_tables_is_killed_and_resumes_bit_for_bit(tmp_path) ->
     train(killed, trainer)
     killed.finish(trainer, tokenizer)
     assert (killed.path / "model.safetensors").read_bytes() == (whole.path / "model.safetensors").read_bytes()
-    assert isinstance(open_model(killed.path).model.injections[1].table, TokenEmbedding)
+    assert isinstance(open_model(killed.path).model.injections[1].table, RowSparseEmbedding)
     with pytest.raises(VocabularyError):
         edit_vocabulary(killed.path, remove=[200], out=tmp_path / "edited")
     killed.checkpoint.unlink()

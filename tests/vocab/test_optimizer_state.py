@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 import embedlayer as el
+from embedlayer.tables import DenseTable
 from embedlayer.vocab import edit_vocabulary
 
 ROWS, WIDTH = 9, 4
@@ -94,8 +95,10 @@ STARTS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
 """States that do not start at zero, and what they start with."""
 
 
-def trained(make: Callable[[list[Tensor]], Optimizer], **options: Any) -> tuple[el.TokenEmbedding, Optimizer]:
-    table = el.TokenEmbedding(ROWS, WIDTH, **options)
+def trained(
+    make: Callable[[list[Tensor]], Optimizer], *, row_sparse: bool = False, **options: Any
+) -> tuple[DenseTable, Optimizer]:
+    table = (el.RowSparseEmbedding if row_sparse else el.TokenEmbedding)(ROWS, WIDTH, **options)
     optimizer = make([table.weight])
     getattr(optimizer, "train", lambda: None)()
     for _ in range(2):
