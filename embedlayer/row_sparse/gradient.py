@@ -176,7 +176,7 @@ def _summed(
     grad = torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=distinct, check_invariants=False)
     gradient = with_torch_functions(grad)
     assert isinstance(gradient, RowSparseGradient)
-    gradient.summed = rows_and_values(gradient)[0], drop
+    gradient.summed = rows, drop
     return gradient
 
 

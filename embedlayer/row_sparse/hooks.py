@@ -58,11 +58,13 @@ def watch(weight: nn.Parameter, pending: PendingUpdates) -> None:
 
     def coalesce(grad: Tensor) -> Tensor:
         """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory."""
-        if grad.requires_grad:
-            return differentiable_rows(require_row_sparse(grad), drop=pending.padding_idx)
-        result = coalesced(require_row_sparse(grad), drop=pending.padding_idx)  # in new memory: clipping works in place
+        is_summed = isinstance(grad, RowSparseGradient) and grad.is_summed(pending.padding_idx)
+        if not is_summed and require_row_sparse(grad).requires_grad:
+            return differentiable_rows(grad, drop=pending.padding_idx)
+        # sums are in new memory, because clipping works in place; torch itself copies what something else refers to
+        result: Any = grad if is_summed else coalesced(grad, drop=pending.padding_idx)
         arriving[:] = [result.summed]
-        return result
+        return result  # type: ignore[no-any-return]
 
     def accept_clipping(parameter: Tensor) -> None:
         """Turn `parameter.grad` into a `RowSparseGradient` in place, which torch's clipping accepts."""

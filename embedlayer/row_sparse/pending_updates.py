@@ -211,10 +211,10 @@ class PendingUpdates:
         Raises:
             IndexError: An ID is outside the table. Nothing was written.
         """
-        segments = None
-        if self._has_pending_for_reads(weight):
-            segments = self._apply_to_rows(weight, ids.flatten(), learns=learns)
-        return torch.embedding(raw_weight(weight), ids), segments
+        if not self._has_pending_for_reads(weight):
+            return torch.embedding(raw_weight(weight), ids), None
+        segments = self._apply_to_rows(weight, ids.flatten(), learns=learns)
+        return torch.embedding(self._tensors(weight).table, ids), segments
 
     @exclusive
     def apply_to_ids(self, weight: Tensor, ids: Tensor, places: tuple[Tensor, Tensor] | None = None) -> None:

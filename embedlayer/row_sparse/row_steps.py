@@ -34,7 +34,10 @@ class RowSteps:
 
     def contains(self, rows: Tensor) -> bool:
         """Return whether row numbers in ascending order are those of rows of the table."""
-        return not rows.shape[0] or (int(rows[0]) >= 0 and int(rows[-1]) < self.value_steps.shape[0])
+        if not rows.shape[0]:
+            return True
+        numbers = rows.numpy() if rows.is_cpu else rows
+        return bool(numbers[0] >= 0 and numbers[-1] < self.value_steps.shape[0])
 
     def pending_rows(self, start: int, stop: int, *, moments: bool = False) -> Tensor:
         behind = self.value_steps[start:stop] < self.step
