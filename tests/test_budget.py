@@ -12,21 +12,21 @@ from processes import run_program
 from size import sizes
 
 CEILINGS = {
-    "defs": 4591,
+    "defs": 4590,
     "classes": 686,
     "modules": 442,
     "packages": 27,
     "lambdas": 336,
     "named tuples": 112,
-    "lines of code": 53901,
-    "lines of raise": 2054,
+    "lines of code": 53910,
+    "lines of raise": 2059,
     "lines of errors built elsewhere": 240,
-    "docstring lines": 18971,
-    "docstring characters": 1099240,
+    "docstring lines": 18970,
+    "docstring characters": 1099254,
     "comment lines": 1610,
     "lines of tools": 6084,
     "lines of docs": 2668,
-    "lines of tests": 76446,
+    "lines of tests": 76453,
 }
 
 INTERNALS = 172

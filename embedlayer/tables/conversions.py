@@ -20,7 +20,7 @@ def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
     """Return a `LookupTable` unchanged, and a plain `nn.Embedding` as a dense table over the same weight."""
     if isinstance(table, LookupTable):
         return table
-    if isinstance(table, nn.Embedding) and table.sparse:
+    if isinstance(table, nn.Embedding) and (table.sparse or hasattr(table.weight, "pending_updates")):
         from embedlayer.tables.row_sparse import RowSparseEmbedding  # which few programs need
 
         return RowSparseEmbedding.from_embedding(table)

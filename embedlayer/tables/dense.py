@@ -53,13 +53,13 @@ class TokenEmbedding(DenseTable, checks_ids=True):
     """
 
     @classmethod
-    def from_description(cls, arguments: "JsonObject") -> Any:
-        """Build a table from a description; earlier versions wrote `"row_sparse": true` for a `RowSparseEmbedding`."""
-        if not arguments.get("row_sparse"):
-            return cls.from_config(arguments)
+    def from_config(cls, config: "JsonObject") -> Any:
+        """Build a table from its `config`; earlier versions wrote `"row_sparse": true` for a `RowSparseEmbedding`."""
+        if not config.get("row_sparse"):
+            return super().from_config(config)
         from embedlayer.tables.row_sparse import RowSparseEmbedding
 
-        return RowSparseEmbedding.from_config(arguments)
+        return RowSparseEmbedding.from_config(config)
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return `weight[ids]` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""

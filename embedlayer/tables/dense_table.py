@@ -41,8 +41,8 @@ class EmbeddingArguments(TypedDict, total=False):
         max_norm: Must be `None`, because look-ups never write to the weight.
         norm_type: Ignored, as in torch without `max_norm`.
         scale_grad_by_freq: Must be `False`.
-        sparse: Must be `False`; a `RowSparseEmbedding` has sparse gradients.
-        row_sparse: Must be `False`, as `sparse`.
+        sparse: Must say what the class is: `True` for a `RowSparseEmbedding`, `False` for a `TokenEmbedding`.
+        row_sparse: As `sparse`.
     """
 
     num_embeddings: int
@@ -57,7 +57,6 @@ class EmbeddingArguments(TypedDict, total=False):
 UNSUPPORTED = {
     "max_norm": "is not supported: look-ups do not write. Call weight.data.renorm(2, 0, max_norm) after a step.",
     "scale_grad_by_freq": "is not supported: a row's gradient is the sum over its occurrences.",
-    **dict.fromkeys(("sparse", "row_sparse"), "is a class here: RowSparseEmbedding(...), trained with RowAdamW."),
 }
 """Arguments of `torch.nn.Embedding` that are refused if they are set, with the rest of the error message."""
 
@@ -91,7 +90,7 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
         dtype: torch.dtype | None = None,
         **arguments: Unpack[EmbeddingArguments],
     ) -> None:
-        vocab_size, embed_dim = resolve_sizes(vocab_size, embed_dim, arguments)
+        vocab_size, embed_dim = resolve_sizes(vocab_size, embed_dim, arguments, row_sparse=self.row_sparse)
         multiple = 1 if pad_to_multiple_of is None else pad_to_multiple_of
         padding_idx = check_sizes(
             padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim, pad_to_multiple_of=multiple
@@ -181,11 +180,6 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
             "init_std": self.init_std,
             "pad_to_multiple_of": multiple if spare_rows_follow else None,
         }
-
-    @classmethod
-    def from_config(cls: type[Table], config: "JsonObject") -> Table:
-        """Build a table from what `config` returned, also from the files of earlier versions, with `row_sparse`."""
-        return super().from_config({name: value for name, value in config.items() if name != "row_sparse"})
 
     def reset_parameters(self) -> None:
         """Draw all rows from N(0, init_std^2) in place, then set the padding row and the spare rows to zero.
@@ -286,7 +280,7 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
             >>> TokenEmbedding.from_pretrained(torch.eye(3), freeze=False)([2])
             tensor([[0., 0., 1.]], grad_fn=<EmbeddingBackward0>)
         """
-        refuse_unsupported(arguments)
+        refuse_unsupported(arguments, row_sparse=cls.row_sparse)
         if isinstance(source, Path | str):
             table = super().from_pretrained(source)
             table.weight.requires_grad_(not freeze)
@@ -312,8 +306,8 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
         """Build a table over the weight of an `nn.Embedding`. The parameter is shared, not copied.
 
         An optimizer of the parameter continues to train it, and `embedding` stays usable. The padding row with its
-        values and the training mode are kept; hooks stay with `embedding`.
-        `reset_parameters` draws from N(0, 1), as in torch.
+        values and the training mode are kept; hooks stay with `embedding`. `reset_parameters` draws from N(0, 1), as in
+        torch. A `RowSparseEmbedding` makes the parameter row-sparse: train it only through the table, by `RowAdamW`.
 
         Args:
             embedding: Module with the weight; also a subclass that inherits the `forward` of `nn.Embedding`.
@@ -329,6 +323,9 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
             >>> table.weight is embedding.weight, table.padding_idx
             (True, 0)
         """
+        if isinstance(embedding, DenseTable):
+            remedy = f"{cls.__name__}.from_pretrained(table.weight, freeze=False, padding_idx=..., scale=...)"
+            raise SizeError(f"This {type(embedding).__name__} is a table already; {remedy} shares its rows.")
         own = type(embedding).forward is not nn.Embedding.forward or "forward" in vars(embedding)
         if own or "weight" not in dict(embedding.named_parameters(recurse=False)):
             raise SizeError(f"This {type(embedding).__name__} has its own forward. See docs/errors.md, Other forwards.")
@@ -337,8 +334,9 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
             {
                 "max_norm": embedding.max_norm,
                 "scale_grad_by_freq": embedding.scale_grad_by_freq,
-                "sparse": embedding.sparse and not cls.row_sparse,
-            }
+                "sparse": cls.row_sparse or embedding.sparse or hasattr(embedding.weight, "pending_updates"),
+            },
+            row_sparse=cls.row_sparse,
         )
         weight = embedding.weight
         table = cls(
@@ -393,22 +391,31 @@ def resolve_init_std(init_std: float | str, embed_dim: int) -> float:
     return 1 / math.sqrt(embed_dim) if init_std == "1/sqrt_dim" else float(init_std)
 
 
-def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: EmbeddingArguments) -> tuple[int, int]:
+def resolve_sizes(
+    vocab_size: int | None, embed_dim: int | None, arguments: EmbeddingArguments, *, row_sparse: bool
+) -> tuple[int, int]:
     """Return `(vocab_size, embed_dim)`, each from our argument or from torch's name for it in `arguments`."""
-    refuse_unsupported(arguments)
+    refuse_unsupported(arguments, row_sparse=row_sparse)
     sizes = (vocab_size, arguments.get("num_embeddings")), (embed_dim, arguments.get("embedding_dim"))
     if any(pair.count(None) != 1 for pair in sizes):
-        raise TypeError(f"TokenEmbedding needs vocab_size and embed_dim, each under one name; found {sizes}.")
+        raise TypeError(f"A table needs vocab_size and embed_dim, each under one name; found {sizes}.")
     rows, width = (next(size for size in pair if size is not None) for pair in sizes)
     return operator.index(rows), operator.index(width)
 
 
-def refuse_unsupported(arguments: EmbeddingArguments) -> None:
-    """Check that `arguments` contain no option of `torch.nn.Embedding` that a `TokenEmbedding` does not support."""
+def refuse_unsupported(arguments: EmbeddingArguments, *, row_sparse: bool) -> None:
+    """Check that `arguments` contain no option of `torch.nn.Embedding` that a table, row-sparse or not, lacks."""
     unknown = arguments.keys() - EmbeddingArguments.__annotations__.keys()
     if unknown:
-        raise TypeError(f"TokenEmbedding has no argument {', '.join(sorted(unknown))}")
+        raise TypeError(f"A table has no argument {', '.join(sorted(unknown))}")
     for name, message in UNSUPPORTED.items():
         value = arguments.get(name)
         if value is not None and (value or name == "max_norm"):
             raise SizeError(f"{name}={value} {message}")
+    for name in ("sparse", "row_sparse"):
+        value = arguments.get(name)
+        if value is not None and bool(value) is not row_sparse:
+            raise SizeError(
+                f"{name}={value}: a table with sparse gradients is a RowSparseEmbedding, with dense ones a "
+                f"TokenEmbedding; both have from_embedding and from_pretrained."
+            )

@@ -24,10 +24,11 @@ def test_it_is_an_embedding_of_torch_and_no_token_embedding(table) -> None:
 
 
 @pytest.mark.parametrize("name", ["row_sparse", "sparse"])
-def test_a_token_embedding_names_it(name) -> None:
-    with pytest.raises(el.SizeError, match="RowSparseEmbedding"):
-        el.TokenEmbedding(12, 4, **{name: True})
-    assert type(el.TokenEmbedding(12, 4, **{name: False})) is el.TokenEmbedding
+def test_the_option_of_torch_must_say_what_the_class_is(name) -> None:
+    for kind, is_sparse in ((el.TokenEmbedding, False), (el.RowSparseEmbedding, True)):
+        assert type(kind(12, 4, **{name: is_sparse})) is kind
+        with pytest.raises(el.SizeError, match="is a RowSparseEmbedding, with dense ones a TokenEmbedding"):
+            kind(12, 4, **{name: not is_sparse})
 
 
 def test_sparse_embeddings_of_torch_become_row_sparse_and_dense_ones_may() -> None:
@@ -35,7 +36,11 @@ def test_sparse_embeddings_of_torch_become_row_sparse_and_dense_ones_may() -> No
     with pytest.raises(el.SizeError, match="RowSparseEmbedding"):
         el.TokenEmbedding.from_embedding(sparse)
     for embedding in (sparse, dense):
-        assert el.RowSparseEmbedding.from_embedding(embedding).weight is embedding.weight
+        table = el.RowSparseEmbedding.from_embedding(embedding)
+        assert table.weight is embedding.weight
+        assert type(el.TransformerEmbedding(12, 4, 9, table=embedding).table) is el.RowSparseEmbedding
+    with pytest.raises(el.SizeError, match=r"is a table already; TokenEmbedding.from_pretrained\(table.weight"):
+        el.TokenEmbedding.from_embedding(table)
     for ours in (el.TransformerEmbedding(12, 4, 9, table=sparse), Bag(nn.Embedding(12, 4, sparse=True))):
         assert type(ours.table) is el.RowSparseEmbedding
     assert type(Bag.from_embedding_bag(nn.EmbeddingBag(12, 4), row_sparse=True).table) is el.RowSparseEmbedding
@@ -56,6 +61,8 @@ def test_a_saved_table_is_read_as_what_it_was_also_under_its_former_kind(table, 
             assert loaded.config == table.config
         with pytest.raises(el.CheckpointError, match="RowSparseEmbedding, not a TokenEmbedding"):
             el.TokenEmbedding.from_pretrained(tmp_path)
+    arguments = {name: value for name, value in config.items() if name not in ("kind", "format_version")}
+    assert type(el.TokenEmbedding.from_config({**arguments, "row_sparse": True})) is el.RowSparseEmbedding
     file.write_text(json.dumps({**config, "kind": "token_embedding", "row_sparse": False}))
     assert type(el.TokenEmbedding.from_pretrained(tmp_path)) is el.TokenEmbedding
     file.write_text(json.dumps(config))
