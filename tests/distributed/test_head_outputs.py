@@ -126,7 +126,7 @@ def sharded_outputs(branch: str, tables: tuple[int, ...]):
                 gradients.append(list(grads))
         results.append([[value.detach() for value in found], gradients])
         unsharded = LinearLogits(hidden, torch.randn(V, D, dtype=torch.float64))
-        with pytest.raises(SizeError, match="must be sharded over the same ranks"):
+        with pytest.raises(SizeError, match="shard both over the same ranks"):
             divergence(unsharded, table.uncomputed_logits(hidden))
     return results
 
