@@ -26,9 +26,7 @@ MODELS = {
     "factorised": lambda: model(table=el.FactorizedEmbedding(V, D, 4, padding_idx=0)),
     "free": lambda: model(head=el.OutputHead(vocab_size=V, embed_dim=D, bias=True, padding_idx=0)),
     "tied, with a bias": lambda: biased(),
-    "row-sparse": lambda: model(
-        table=el.RowSparseEmbedding(V, D, padding_idx=0), head=el.OutputHead(vocab_size=V, embed_dim=D)
-    ),
+    "row-sparse": lambda: model(table=el.RowSparseEmbedding(V, D, padding_idx=0), head=el.OutputHead(D, V)),
 }
 OPTIMIZERS = {
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),

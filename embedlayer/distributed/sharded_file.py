@@ -73,7 +73,7 @@ def load_sharded(
 
 
 def _write_rows(file: BinaryIO, own: Tensor, table: ShardedTable, stored: int, collectives: Collectives) -> None:
-    """Write one sharded tensor on rank 0: its own rows, those of the other ranks as they arrive, and spare rows."""
+    """Write one sharded tensor on rank 0: its own rows, the rows of the other ranks as they arrive, and spare rows."""
     write_tensor(file, own)
     buffer = own.new_empty((rows_per_chunk(own), *own.shape[1:]), device="cpu")
     for rank in range(1, table.mesh.size()):

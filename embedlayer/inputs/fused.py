@@ -233,7 +233,7 @@ class _GatherScaleAddDrop(torch.autograd.Function):
     ) -> Tensor:
         check.require_integers(ids)
         ids = ids.long().contiguous()
-        if sparse or not by_kernel:  # the kernel checks the others as it reads the rows
+        if sparse:  # before updates are applied; `_compute` checks the others
             check(ids)
         ctx.save_for_backward(ids)
         ctx.shape, ctx.addend_shape = weight.shape, None if addend is None else addend.shape
@@ -241,8 +241,7 @@ class _GatherScaleAddDrop(torch.autograd.Function):
         ctx.dropout = Dropout.drawn(dropout)
         with applied_rows(weight, ids) if sparse else nullcontext(weight) as rows:
             out = rows.new_empty((*ids.shape, rows.shape[-1]))
-            if not _compute(rows, ids, out, scale, addend, ctx.dropout, by_kernel=by_kernel, size=check.size):
-                check(ids)  # which raises the error
+            _compute(rows, ids, out, scale, addend, ctx.dropout, by_kernel=by_kernel, check=check)
         return out
 
     @staticmethod
@@ -286,20 +285,25 @@ def _compute(
     dropout: Dropout,
     *,
     by_kernel: bool,
-    size: int | None = None,
-) -> bool:
-    """Write the vectors to `out`, and return whether all IDs are below `size`; `None` for the number of rows."""
+    check: IndexCheck | None = None,
+) -> None:
+    """Write the vectors to `out`; `check` raises the error of bad IDs, which the kernel finds as it reads the rows."""
     width = out.shape[-1]
     if by_kernel and out.is_contiguous():
         places = torch.arange(out.numel() // max(width, 1), device=out.device) if ids is None else ids.view(-1)
         added = out.new_empty((0, width)) if addend is None else addend.detach().contiguous().view(-1, width)
         gathered, bad = rows.detach().contiguous().view(-1, width), np.zeros(1, np.uint8)
+        size = gathered.shape[0] if check is None else check.size
         if GATHER_SCALE_ADD_DROP.run(
-            *(places.shape[0], gathered, places, gathered.shape[0] if size is None else size, bad, float(scale), added),
+            *(places.shape[0], gathered, places, size, bad, float(scale), added),
             *(dropout[:2], dropout.growth, out.view(-1, width)),
             block=max(1, CLAIMED_NUMEL // max(1, width)),
         ):
-            return not bad[0]
+            if check is not None and bad[0]:
+                check(ids)
+            return
+    if check is not None:
+        check(ids)
     factor, grown = scale * dropout.growth, addend
     if addend is not None and dropout.threshold:
         grown = addend * dropout.growth
@@ -315,7 +319,6 @@ def _compute(
             target.mul_(factor)
         if dropout.threshold:
             target.mul_(dropout.mask(first, len(target), target))
-    return True
 
 
 def _masked(grad: Tensor, dropout: Dropout) -> Tensor:

@@ -70,9 +70,7 @@ def clip_grad_norm_(
         elif parameter.grad is not None and hasattr(parameter, "shard_group"):
             with_torch_functions(parameter.grad, parameter)
         if parameter.grad is not None and _counts(parameter, pp_mesh):
-            parts.setdefault(sharding_of(parameter.grad), []).append(
-                parameter
-            )  # those of one mesh are reduced together
+            parts.setdefault(sharding_of(parameter.grad), []).append(parameter)  # one reduction for each mesh
     total: Tensor
     if len(parts) < 2 and pp_mesh is None:
         total = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)

@@ -204,8 +204,7 @@ def look_up_rows_between_graphs(ids: Tensor, weight: Tensor) -> Tensor:
         "sparse gradient. Compile it without fullgraph=True, or only what follows the look-up; look up under "
         "torch.no_grad(); or use a TokenEmbedding."
     )
-    vectors: Tensor = _look_up_rows_outside_of_graphs(ids, weight)
-    return vectors
+    return _look_up_rows_outside_of_graphs(ids, weight)
 
 
 class _LookUpRows(torch.autograd.Function):

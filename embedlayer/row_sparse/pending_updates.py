@@ -295,13 +295,7 @@ class PendingUpdates:
         torch.autograd.graph.increment_version((weight, *self.moments) if moments or rates else weight)
         self.version = weight._version
 
-    def _apply_in_one_pass(
-        self,
-        weight: Tensor,
-        rows: Tensor,
-        *,
-        moments: bool = False,
-    ) -> bool:
+    def _apply_in_one_pass(self, weight: Tensor, rows: Tensor, *, moments: bool = False) -> bool:
         """Apply the pending updates of distinct rows by a kernel, and return `False` without effect if it fails."""
         if not rows.shape[0]:
             return True

@@ -33,11 +33,9 @@ class RowSteps:
         return self.applied_step < self.history.step
 
     def contains(self, rows: Tensor) -> bool:
-        """Return whether row numbers in ascending order are those of rows of the table."""
-        if not rows.shape[0]:
-            return True
-        numbers = rows.numpy() if rows.is_cpu else rows
-        return bool(numbers[0] >= 0 and numbers[-1] < self.value_steps.shape[0])
+        """Return whether row numbers in ascending order, on the CPU, are those of rows of the table."""
+        numbers = rows.numpy()
+        return not len(numbers) or bool(numbers[0] >= 0 and numbers[-1] < self.value_steps.shape[0])
 
     def pending_rows(self, start: int, stop: int, *, moments: bool = False) -> Tensor:
         behind = self.value_steps[start:stop] < self.step

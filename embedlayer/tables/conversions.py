@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from embedlayer.core.errors import SizeError
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tables.dense_table import tensor_of
+from embedlayer.tables.dense_table import has_sparse_gradients, tensor_of
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 
@@ -20,7 +20,7 @@ def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
     """Return a `LookupTable` unchanged, and a plain `nn.Embedding` as a dense table over the same weight."""
     if isinstance(table, LookupTable):
         return table
-    if isinstance(table, nn.Embedding) and (table.sparse or hasattr(table.weight, "pending_updates")):
+    if isinstance(table, nn.Embedding) and has_sparse_gradients(table):
         from embedlayer.tables.row_sparse import RowSparseEmbedding  # which few programs need
 
         return RowSparseEmbedding.from_embedding(table)

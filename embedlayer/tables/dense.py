@@ -3,13 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.index_checks import INTEGERS, raise_if_outside
 from embedlayer.core.shapes import Ids, Vectors
-from embedlayer.core.torch_state import PLAIN_TYPES, fusible, recompute_weights
+from embedlayer.core.torch_state import PLAIN_TYPES, fusible
 from embedlayer.kernels.input import StoredRows, gather_rows, rows_on_cuda
 from embedlayer.tables.dense_table import DenseTable
 
@@ -82,29 +81,15 @@ class TokenEmbedding(DenseTable, checks_ids=True):
         if kind == "cuda" and (stored := self.stored(ids)) is not None:
             return gather_rows(stored)
         ids, outside = self._current_check()(ids)
-        return self._looked_up(ids, self._current_weight(), outside)
+        return self._looked_up(ids, self._read_weight(), outside)
 
     def stored(self, ids: Ids) -> StoredRows | None:
         """Return IDs, weight and check, by which a kernel gathers the vectors; see `LookupTable.stored`."""
-        weight, check = self._current_weight(), self._current_check()
+        weight, check = self._read_weight(), self._current_check()
         if device_kind(ids) != "cpu":
             return rows_on_cuda(ids, weight, check, self.padding_idx)
         return StoredRows(ids, weight, check, self.padding_idx)
 
-    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return rows `start` to `stop - 1` of the weight, `(stop - start, D)`, as a view and without `scale`."""
-        return self._current_weight()[start:stop]
-
-    def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
-        """Return `(hidden, weight)`, whose product `hidden @ weight.T` is the raw logits of all rows.
-
-        The whole weight is returned, spare rows included, because the gradient of a slice would need a copy.
-        """
-        return hidden, self._current_weight()
-
-    def _current_weight(self) -> Tensor:
-        """Return the weight, computed anew if a hook computes it before each call."""
-        self._refuse_partitioned()
-        if "weight" in vars(self):
-            recompute_weights(self)
-        return self.weight
+    def _current_rows(self, start: int = 0, stop: int | None = None) -> Tensor:
+        weight = self._read_weight()
+        return weight if stop is None else weight[start:stop]

@@ -19,7 +19,7 @@ from embedlayer.core.held_parameters import former_parameter, watch_replacement
 from embedlayer.core.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.core.partitioned import refuse_partitioned
 from embedlayer.core.shapes import Vectors
-from embedlayer.core.torch_state import is_transformed
+from embedlayer.core.torch_state import is_transformed, recompute_weights
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable
@@ -129,8 +129,7 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
         This is the size passed to the constructor, unless the weight was replaced by one with another number of rows.
         Then every row of the new weight is a token.
         """
-        weight = self._matrix()
-        rows = self._stated_rows if weight is None else weight.shape[0]
+        rows = self.num_rows
         return self._stated_vocab_size if rows == self._stated_rows else rows
 
     @vocab_size.setter
@@ -209,9 +208,36 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
             weight = next(iter(parametrization.weight.parameters()), None)
         return (self.weight if weight is None else weight).dtype
 
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return rows `start` to `stop - 1` of the weight, `(stop - start, D)`, as a view and without `scale`.
+
+        Of a row-sparse table, the pending updates of these rows are applied first; in a compiled function the result is
+        a copy.
+        """
+        return self._current_rows(start, stop)
+
+    def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
+        """Return `(hidden, weight)`, whose product `hidden @ weight.T` is the raw logits of all rows.
+
+        The whole weight is returned, spare rows included, because the gradient of a slice would need a copy.
+        """
+        return hidden, self._current_rows()
+
     @abstractmethod
-    def _current_weight(self) -> Tensor:
-        """Return the whole `weight`, as it is to be read."""
+    def _current_rows(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return rows `start` to `stop - 1` of the weight as they are to be read; the weight itself for all rows."""
+
+    def _read_weight(self) -> Tensor:
+        """Return the weight, computed anew if a hook computes it before each call.
+
+        Raises:
+            SizeError: DeepSpeed's ZeRO-3 has partitioned the weight, and has not gathered it.
+        """
+        if self._matrix() is None:
+            refuse_partitioned([("the weight of this table", self._parameters.get("weight"))], "is read")
+        if "weight" in vars(self):
+            recompute_weights(self)
+        return self.weight  # once in each call: a parametrization computes it at each read
 
     def _looked_up(self, ids: Tensor, weight: Tensor, outside: Tensor | None, *, sparse: bool = False) -> Vectors:
         """Return `weight[ids]` without a gradient of the padding row, and zeros for IDs that are `outside`."""
@@ -229,11 +255,6 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
         if check.size != size:
             check.size = size
         return check
-
-    def _refuse_partitioned(self) -> None:
-        """Raise a `SizeError` if DeepSpeed's ZeRO-3 has partitioned the weight, and has not gathered it."""
-        if self._matrix() is None:
-            refuse_partitioned([("the weight of this table", self._parameters.get("weight"))], "is read")
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register a parameter, as in torch. An assigned weight must have the padding row."""
@@ -334,7 +355,7 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
             {
                 "max_norm": embedding.max_norm,
                 "scale_grad_by_freq": embedding.scale_grad_by_freq,
-                "sparse": cls.row_sparse or embedding.sparse or hasattr(embedding.weight, "pending_updates"),
+                "sparse": cls.row_sparse or has_sparse_gradients(embedding),
             },
             row_sparse=cls.row_sparse,
         )
@@ -356,6 +377,11 @@ class DenseTable(TokenTable, nn.Embedding, ComputedBuffers):
         """Return the sizes and the options that are set, for `print`: `"100, 8, padding_idx=0"`."""
         spare = f", num_rows={self.num_rows}" if self.num_rows != self.vocab_size else ""
         return f"{self.vocab_size}, {self.embed_dim}{spare}{describe_options(self)}"
+
+
+def has_sparse_gradients(embedding: nn.Embedding) -> bool:
+    """Return whether an embedding of torch has sparse gradients, or shares the weight of a `RowSparseEmbedding`."""
+    return embedding.sparse or hasattr(embedding.weight, "pending_updates")
 
 
 def describe_options(table: Any) -> str:
@@ -415,7 +441,5 @@ def refuse_unsupported(arguments: EmbeddingArguments, *, row_sparse: bool) -> No
     for name in ("sparse", "row_sparse"):
         value = arguments.get(name)
         if value is not None and bool(value) is not row_sparse:
-            raise SizeError(
-                f"{name}={value}: a table with sparse gradients is a RowSparseEmbedding, with dense ones a "
-                f"TokenEmbedding; both have from_embedding and from_pretrained."
-            )
+            kinds = "a table with sparse gradients is a RowSparseEmbedding, with dense ones a TokenEmbedding"
+            raise SizeError(f"{name}={value}: {kinds}; both have from_embedding and from_pretrained.")

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.core.devices import device_kind
-from embedlayer.core.errors import SizeError
+from embedlayer.core.errors import SizeError, TokenIdError
 from embedlayer.core.index_checks import as_ids, raise_if_outside, rows_without_record
 from embedlayer.core.shapes import Ids, IdsLike, Vectors
 from embedlayer.core.torch_state import Proxy, fusible, leaf_of_trace, may_use, recompute_weights
@@ -158,10 +158,12 @@ class LookupTable(Pretrained, ABC):
             stored = self.stored(ids) if may_use(self, "stored", "look_up") else None
             if stored is not None and is_summed_faster(stored, weights):
                 return summed_rows(stored, bounds, weights)
-            if device_kind(ids) == "cpu":
-                raise_if_outside(ids, self.vocab_size, "token id")  # by their place among all
         block = max(1, len(ids)) if self.is_collective and bounds is not None else None
-        return sum_vectors(self.look_up, ids, bounds, weights, block=block)
+        try:
+            return sum_vectors(self.look_up, ids, bounds, weights, block=block)
+        except TokenIdError:
+            raise_if_outside(ids, self.vocab_size, "token id")  # by its place among all
+            raise
 
     def stored(self, ids: Ids) -> StoredRows | None:
         """Return IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.

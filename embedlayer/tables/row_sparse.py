@@ -1,12 +1,11 @@
-"""The row-sparse table: dense rows, of which a training step reads and writes only those of the batch."""
+"""The row-sparse table: a training step reads and writes only the rows of the batch."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
@@ -18,7 +17,6 @@ from embedlayer.core.torch_state import (
     fusible,
     is_transformed,
     plain_operators_only,
-    recompute_weights,
     without_dispatch,
 )
 from embedlayer.kernels.input import StoredRows
@@ -85,15 +83,12 @@ class RowSparseEmbedding(DenseTable, checks_ids=True):
             except IndexError:
                 raise_if_outside(ids, rows.shape[0], "token id")
                 raise
-        self._refuse_partitioned()
+        weight = self._read_weight()
         ids, outside = self._current_check()(ids)
-        if "weight" in vars(self):
-            recompute_weights(self)
-        weight = self.weight  # once: a parametrization computes it at each read
         if is_transformed(weight) or plain_operators_only():
             return self._looked_up(ids, weight, outside)
         compiling = torch.compiler.is_compiling()
-        if not self._is_watched(weight):
+        if not isinstance(weight, RowSparseParameter):
             if not compiling:
                 self._refuse_divided_rows(weight)
             return self._looked_up(ids, weight, outside, sparse=not compiling)
@@ -112,31 +107,9 @@ class RowSparseEmbedding(DenseTable, checks_ids=True):
         """
         if device_kind(ids) != "cpu":
             return None
-        self._refuse_partitioned()
-        if "weight" in vars(self):
-            recompute_weights(self)
-        weight = self.weight
+        weight = self._read_weight()
         self._refuse_divided_rows(weight)
         return StoredRows(ids, weight, self._current_check(), self.padding_idx, sparse=True)
-
-    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return rows `start` to `stop - 1` of the weight, `(stop - start, D)`, as a view and without `scale`.
-
-        Pending updates of these rows are applied first. In a compiled function the result is a copy.
-        """
-        is_parameter = self._parameters.get("weight") is not None
-        if not is_parameter or torch.compiler.is_compiling() or plain_operators_only():
-            return self._current_weight()[start:stop]
-        self.apply_pending_updates(start, stop)
-        with without_dispatch() if self._is_watched(self.weight) else nullcontext():
-            return self.weight[start:stop]
-
-    def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
-        """Return `(hidden, weight)`, whose product `hidden @ weight.T` is the raw logits of all rows.
-
-        The whole weight is returned, spare rows included, because the gradient of a slice would need a copy.
-        """
-        return hidden, self._current_weight()
 
     def apply_pending_updates(self, start: int = 0, stop: int | None = None) -> None:
         """Apply the AdamW steps that `RowAdamW` has delayed for rows `start` to `stop - 1`, in place.
@@ -156,35 +129,31 @@ class RowSparseEmbedding(DenseTable, checks_ids=True):
         if pending is not None:
             pending.apply_all(self.weight, start, stop)
 
-    def _current_weight(self) -> Tensor:
-        """Return the whole `weight` after applying all pending updates."""
-        self._refuse_partitioned()
-        if "weight" in vars(self):
-            recompute_weights(self)
-        weight = self.weight
+    def _current_rows(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return rows of the weight after applying their pending updates; in a compiled function a copy."""
+        weight, in_memory = self._read_weight(), False
         if plain_operators_only():
-            return weight  # operators on it apply the updates, below all transforms
-        if not torch.compiler.is_compiling():
-            self.apply_pending_updates()
+            pass  # operators on the weight apply the updates, below all transforms
+        elif not torch.compiler.is_compiling():
+            if (pending := pending_updates_of(weight)) is not None:
+                pending.apply_all(weight, start, stop)
+            in_memory = isinstance(weight, RowSparseParameter)
+        elif self.pending_updates is not None:
+            if torch.is_grad_enabled() and weight.requires_grad:
+                raise ShapeError("A graph with gradients reads all rows. See docs/errors.md, Row-sparse tables.")
+            weight = with_updates_applied(weight.detach(), self._handle, False)
+        if stop is None:
             return weight
-        if self.pending_updates is None:
-            return weight
-        if torch.is_grad_enabled() and weight.requires_grad:
-            raise ShapeError("A graph with gradients reads all rows. See docs/errors.md, Row-sparse tables.")
-        copy: Tensor = with_updates_applied(weight.detach(), self._handle, False)
-        return copy
+        with without_dispatch() if in_memory else nullcontext():
+            return weight[start:stop]
 
     def _refuse_divided_rows(self, weight: Tensor) -> None:
         """Raise `ShapeError` if the rows are divided between processes, in training."""
-        if self._is_watched(weight) or not (weight.requires_grad and torch.is_grad_enabled()):
+        if isinstance(weight, RowSparseParameter) or not (weight.requires_grad and torch.is_grad_enabled()):
             return
         gathered = pending_updates_of(weight) is None and gathers_weights(self)
         if gathered or is_sharded(weight):
             raise ShapeError(f"{self.num_rows} row-sparse rows are divided. See docs/errors.md, Row-sparse tables.")
-
-    def _is_watched(self, weight: Tensor) -> TypeGuard[RowSparseParameter]:
-        """Return whether a weight is the parameter on which torch functions see all updates."""
-        return isinstance(weight, RowSparseParameter)
 
     def _weight_assigned(self) -> None:
         """Attach `PendingUpdates` to a new weight, which starts without any."""

@@ -1,6 +1,7 @@
 """Every table takes IDs of any shape, layout and integer type, in both directions, as `nn.Embedding` does."""
 
 from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 import tokenizers
@@ -25,6 +26,7 @@ from embedlayer import (
 )
 from embedlayer.inputs.injection import AddedEmbedding, InjectionContext
 from embedlayer.kernels import kernels_disabled
+from embedlayer.kernels.kernel import Kernel
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2], [0, 1, 5, 49]])
 
@@ -149,6 +151,9 @@ LOOK_UPS = {
     "without scale": lambda table, ids: input_embedding(table).token_embedding(ids),
     "input embedding": lambda table, ids: input_embedding(table)(ids),
     "with dropout": lambda table, ids: TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, 8, dropout=0.5, table=table)(ids),
+    "with dropout, where no kernel can start": mock.patch.object(Kernel, "run", return_value=False)(
+        lambda table, ids, _: LOOK_UPS["with dropout"](table, ids)
+    ),
     "trace": lambda table, ids: list(input_embedding(table).trace(ids)),
     "injection": lambda table, ids: AddedEmbedding(table).look_up(None, InjectionContext(ids)),
     "compiled": lambda table, ids: torch.compile(table, fullgraph=not table.row_sparse, backend="eager")(ids),

@@ -1,9 +1,11 @@
 """The row-sparse table as a class: what takes it for what. Its training is in `optim` and `laws`."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
+from tiny_models import VOCAB, build
 from torch import nn
 
 import embedlayer as el
@@ -69,13 +71,10 @@ def test_a_saved_table_is_read_as_what_it_was_also_under_its_former_kind(table, 
     assert type(el.open_model(tmp_path).table) is el.RowSparseEmbedding
 
 
-def test_a_patched_model_that_is_resized_keeps_its_row_sparse_tables(tmp_path) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
-    )
-    model = el.patch(transformers.LlamaForCausalLM(config), row_sparse=True)
+def test_a_patched_model_that_is_resized_keeps_its_row_sparse_tables() -> None:
+    pytest.importorskip("transformers")
+    model: Any = el.patch(build("llama", "causal", {"tie_word_embeddings": False})[1], row_sparse=True)
     assert type(model.get_input_embeddings()) is el.RowSparseEmbedding
-    model.resize_token_embeddings(24)
+    model.resize_token_embeddings(VOCAB + 4)
     assert type(model.get_input_embeddings()) is el.RowSparseEmbedding
     assert type(el.unpatch(model).get_input_embeddings()) is nn.Embedding

@@ -95,10 +95,8 @@ STARTS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
 """States that do not start at zero, and what they start with."""
 
 
-def trained(
-    make: Callable[[list[Tensor]], Optimizer], *, row_sparse: bool = False, **options: Any
-) -> tuple[DenseTable, Optimizer]:
-    table = (el.RowSparseEmbedding if row_sparse else el.TokenEmbedding)(ROWS, WIDTH, **options)
+def trained(make: Callable[[list[Tensor]], Optimizer], row_sparse: bool = False) -> tuple[DenseTable, Optimizer]:
+    table = (el.RowSparseEmbedding if row_sparse else el.TokenEmbedding)(ROWS, WIDTH)
     optimizer = make([table.weight])
     getattr(optimizer, "train", lambda: None)()
     for _ in range(2):
