@@ -116,7 +116,7 @@ def machine_unknown() -> Iterator[None]:
 
 @contextmanager
 def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[Run | None]:
-    """Take CPU tensors for CUDA tensors, on a device without a previous loss; no target may be recorded at the end.
+    """Take CPU tensors for CUDA tensors; no target may be recorded at the end.
 
     Args:
         triton: Whether Triton kernels run, in Triton's interpreter; by default torch operators compute.
@@ -126,7 +126,6 @@ def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[Run | None]:
     """
     with (
         patch.dict(TAKEN_AS, cpu="cuda"),
-        no_previous_loss(),
         wide_products(),
         patch.object(availability, "_compilation_failure", lambda device: ""),
         interpreted() if triton else kernels_disabled() as run,
@@ -134,11 +133,6 @@ def cpu_taken_for_cuda(*, triton: bool = False) -> Iterator[Run | None]:
         yield run
         record = target_record(torch.device("cpu"))
         assert record.tolist() == [-1] * 4
-
-
-def no_previous_loss() -> AbstractContextManager[Any]:
-    """Begin without a previous loss on any device."""
-    return patch.dict(counted_tokens.previous_losses, clear=True)
 
 
 BRANCHES = ("cpu", "cuda", "triton")

@@ -1,11 +1,10 @@
 """Which tokens count, and whether their IDs are tokens of the vocabulary.
 
 On a CPU a bad ID raises an error at once, and tokens that do not count are dropped before any product. On an
-accelerator both need numbers that only the device knows, so the host waits for it: once, for all of them. It does not
-wait while a CUDA graph is captured, in graphs of `torch.compile`, with `drop_ignored=False`, and by default where the
-previous loss ignored few targets (`PreviousLoss`). There all tokens are computed, those that do not count from hidden
-states of zeros. A bad ID is recorded on the device and its result is NaN; the next loss that reads the record, or a
-copy of it, raises the error, and so does `check()` of a table or model (`check_indices`).
+accelerator both need numbers that only the device knows: the host waits for it once, for all of them. It does not wait
+while a CUDA graph is captured, in graphs of `torch.compile`, and with `drop_ignored=False`. There all tokens are
+computed, those that do not count from hidden states of zeros. A bad ID is recorded on the device and its result is NaN;
+the next loss that waits raises the error, and so does `check()` of a table or model (`check_indices`).
 """
 
 from typing import NamedTuple
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.collectives import Collectives
-from embedlayer.core.devices import HostCopy, device_kind
+from embedlayer.core.devices import device_kind
 from embedlayer.core.index_checks import (
     checked_copy,
     clamp_and_record,
@@ -22,47 +21,9 @@ from embedlayer.core.index_checks import (
     raise_recorded_target,
     target_record,
 )
-from embedlayer.core.torch_state import are_saved_tensors_hooked, is_capturing, plain_operators_only
+from embedlayer.core.torch_state import is_capturing, plain_operators_only
 from embedlayer.kernels.softmax import STATISTICS, check_targets
 from embedlayer.losses.token_weights import checked_weights, raise_if_not_finite
-
-DROPPED_FROM = 16
-"""By default a loss waits, and drops ignored targets, if the previous one ignored one target of so many, or more.
-
-Below that, the products would take at most 6 % less time.
-"""
-
-
-class PreviousLoss:
-    """The numbers of the previous loss on a CUDA device, by which the next one decides whether it waits for its own."""
-
-    # A loss always decides by the previous one, whose numbers are copied to the host meanwhile: the decision depends on
-    # no timing, and activation checkpointing, which must decide the same again, does not use it.
-
-    def __init__(self) -> None:
-        self._last: tuple[HostCopy, int] | None = None
-
-    def ignored_many(self, record: Tensor) -> bool:
-        """Return whether the previous loss ignored many of its targets, or there was none."""
-        if self._last is None:
-            return True
-        copy, targets = self._last
-        recorded, *_, left_out = copy.tolist()
-        if recorded >= 0:
-            raise_recorded_target(record, _read_numbers(record))
-        return bool(DROPPED_FROM * left_out >= max(targets, 1))
-
-    def begin_copy(self, numbers: Tensor, targets: int) -> None:
-        """Begin to copy numbers of a loss to the host: `target_record`, and last how many targets do not count."""
-        self._last = HostCopy(numbers), targets
-
-
-previous_losses: dict[torch.device, PreviousLoss] = {}
-"""The previous loss on each CUDA device, whatever model and thread it is of.
-
-If several threads compute losses on one device, the order of their calls decides who waits. Results differ by rounding
-alone.
-"""
 
 
 class RankFacts(NamedTuple):
@@ -181,17 +142,12 @@ class CheckedIds(NamedTuple):
 
 def counted_tokens(mask: Tensor, *, drop: bool | None, request: RankRequest | None = None) -> CountedTokens:
     flat = mask.flatten()
-    read, previous = _reads(mask, drop, request)
-    if read and device_kind(mask) == "cpu":
-        return CountedTokens() if bool(flat.all()) else CountedTokens(flat, flat.nonzero().squeeze(1))
-    if not read and previous is None:
+    if not is_read(mask, drop):
         return CountedTokens(flat)
+    if device_kind(mask) == "cpu":
+        return CountedTokens() if bool(flat.all()) else CountedTokens(flat, flat.nonzero().squeeze(1))
     others, record = ~flat, target_record(mask.device)
     numbers = torch.cat([record, others.sum().view(1)])
-    if previous is not None:
-        previous.begin_copy(numbers, flat.numel())
-    if not read:
-        return CountedTokens(flat)
     (*recorded, left_out), of_ranks = _read_with_facts(numbers, flat.numel(), request)
     raise_recorded_target(record, recorded)
     return _dropped(flat, others, left_out)._replace(of_ranks=of_ranks)
@@ -220,14 +176,10 @@ def checked_ids(
             return CheckedIds(checked_copy(ids, vocab_size, "token id"), CountedTokens(_flat(mask)), None)
         raise_if_outside(ids, vocab_size, "token id")
         return CheckedIds(ids, CountedTokens() if mask is None else counted_tokens(mask, drop=drop), None)
-    read, previous = _reads(ids, drop, request)
-    tokens = ids[..., 0].numel() if several else ids.numel()
-    if read:
-        found = _read(ids, _flat(mask), _flat(others), vocab_size, tokens, request, weights, previous)
-        return CheckedIds(ids, found, None)
+    if is_read(ids, drop):
+        tokens = ids[..., 0].numel() if several else ids.numel()
+        return CheckedIds(ids, _read(ids, _flat(mask), _flat(others), vocab_size, tokens, request, weights), None)
     ids, is_bad = clamp_and_record(ids, vocab_size, target_record(ids.device))
-    if previous is not None:
-        previous.begin_copy(torch.cat([target_record(ids.device), _number_of(others, ids)]), tokens)
     is_bad = is_bad.any(-1) if several else is_bad
     is_good = ~(is_bad if others is None else others | is_bad)
     return CheckedIds(ids, CountedTokens(is_good.flatten()), is_bad)
@@ -245,7 +197,7 @@ def counted_targets(
     request: RankRequest | None = None,
 ) -> tuple[Tensor, CheckedIds]:
     """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored."""
-    read, previous = _reads(targets, drop, request)
+    read = is_read(targets, drop)
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
     by_kernel = on_cuda and STATISTICS.applies(targets) and not plain_operators_only()
     if weights is not None:  # with `other=None` the kernel's factors alone are used, which are NaN for infinite ones
@@ -260,8 +212,6 @@ def counted_targets(
     record = target_record(targets.device)
     inputs = targets.contiguous(), weights, record, vocab_size, ignore_index, 0 if read else other, mean, read
     ids, mask, is_bad, factors, numbers, is_empty = check_targets(*inputs)
-    if previous is not None:
-        previous.begin_copy(numbers, targets.numel())
     if not read and other is None:
         found = CountedTokens(mask.flatten(), None, is_bad.flatten(), is_empty=is_empty)
         return mask, CheckedIds(ids, found, None, factors, weights)
@@ -297,17 +247,11 @@ def _raise_if_bad(ids: Tensor, vocab_size: int, record: Tensor, values: list[int
         raise_if_outside(ids, vocab_size, "token id")
 
 
-def _reads(x: Tensor, drop: bool | None, request: RankRequest | None) -> tuple[bool, PreviousLoss | None]:
+def is_read(x: Tensor, drop: bool | None) -> bool:
     """Return whether the host reads numbers of a loss at once, and on an accelerator waits for them."""
     # All ranks must decide the same, or their collectives do not match.
     is_in_graph = torch.compiler.is_compiling() or plain_operators_only() or is_capturing(x)
-    if drop is False or device_kind(x) == "meta" or is_in_graph:
-        return False, None
-    is_default = drop is None and request is None and device_kind(x) == "cuda"
-    if not is_default or type(x) is not Tensor or are_saved_tensors_hooked():
-        return True, None
-    previous = previous_losses.setdefault(x.device, PreviousLoss())
-    return previous.ignored_many(target_record(x.device)), previous
+    return drop is not False and device_kind(x) != "meta" and not is_in_graph
 
 
 def _flat(mask: Tensor | None) -> Tensor | None:
@@ -327,7 +271,6 @@ def _read(
     tokens: int,
     request: RankRequest | None,
     weights: Tensor | None,
-    previous: PreviousLoss | None,
 ) -> CountedTokens:
     """Check IDs and weights on an accelerator and return which of the tokens count: one wait for all numbers."""
     record = target_record(ids.device)
@@ -336,10 +279,7 @@ def _read(
     if weights is not None and others is not None:
         numbers.append((weights - weights).flatten().masked_fill(others, 0.0).isnan().sum().view(1))
     numbers.append(_number_of(others, ids))
-    joined = torch.cat(numbers)
-    if previous is not None:
-        previous.begin_copy(joined, tokens)
-    values, of_ranks = _read_with_facts(joined, tokens, request)
+    values, of_ranks = _read_with_facts(torch.cat(numbers), tokens, request)
     bad, left_out = values[len(record)], values[-1]
     _raise_if_bad(ids, vocab_size, record, values, bad)
     if weights is not None and mask is not None and values[-2] > 0:

@@ -40,8 +40,7 @@ class HeadOutputs:
 
         Logits are computed and dropped in chunks. Where a subclass or a caller has replaced the method that returns
         logits, the loss is that of the logits it returns. A head with hooks is called, once, so that all its logits are
-        in memory. On CUDA the call waits for the device where
-        `linear_cross_entropy` does: once, if the previous loss ignored many targets.
+        in memory. On CUDA the call waits for the device where `linear_cross_entropy` does.
 
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`.

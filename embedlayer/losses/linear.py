@@ -48,11 +48,11 @@ def linear_cross_entropy(
     `reduction="none"` the backward pass computes the logits of each chunk again. On a CPU no memory grows with tokens
     times V; on CUDA a chunk may have all tokens, as far as its logits need no more than `chunk_bytes`.
 
-    On CUDA it does not wait for the device if the previous loss there ignored fewer than 1/16 of its targets. Otherwise
-    it waits once, to check targets and to count the ignored ones, which are then dropped; see `drop_ignored`. While a
-    CUDA graph is captured, in compiled graphs, with `impl="plain"` and with `drop_ignored=False` it never waits. Where
-    it does not, and a target is outside, the loss is NaN, and a later loss raises the error. Over sharded rows it
-    always waits once, and its backward pass once more, unless the table has `equal_loss_factors`.
+    On CUDA it waits for the device once, to check the targets and to count the ignored ones, which are then dropped;
+    see `drop_ignored`. While a CUDA graph is captured, in compiled graphs, for few logits, with `impl="plain"` and with
+    `drop_ignored=False` it never waits. Where it does not, and a target is outside, the loss is NaN, and the next loss
+    that waits raises the error. Over sharded rows it always waits once, and its backward pass once more, unless the
+    table has `equal_loss_factors`.
 
     Args:
         hidden: Hidden states of the last block, `(..., D)`.

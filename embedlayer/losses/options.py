@@ -69,13 +69,11 @@ class ScoreOptions(LogitOptions):
             size, which a chunk of more than one token never exceeds. `None`, the default, is 64 MiB on a CPU, and on
             CUDA 4 GiB, or 1 GiB where there are such results or the logits are computed again.
         drop_ignored: Whether `"chunked"` drops ignored targets before any work; otherwise it computes them from hidden
-            states of zeros. Results are equal up to rounding. On an accelerator `True` waits once for the device, to
-            count them and to check the others, and `False` never. `None`, the default, is `True` on CUDA if the
-            previous loss on this device with `None` ignored 1/16 of its targets or more, if there was none, and where
-            saved tensors have hooks, as in activation checkpointing; else `False`. Where a loss does not wait, as in
-            graphs, it is NaN if a target is outside, and a later loss raises the error: with `None` in both the next
-            one, else the next one that waits. So does `check()` of a model. On the CPU `None` is `True`, and a bad
-            target always raises an error.
+            states of zeros. Results are equal up to rounding. On an accelerator dropping waits once for the device, to
+            count them and to check the others; with `False` a loss never waits. `None`, the default, is `True`, except
+            while a CUDA graph is captured. Where a loss does not wait, as in graphs, it is NaN if a target is outside,
+            and the next loss that waits raises the error. So does `check()` of a model. On the CPU a bad target always
+            raises an error.
     """
 
     ignore_index: NotRequired[int]

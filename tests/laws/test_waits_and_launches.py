@@ -77,7 +77,11 @@ BY_TORCH_OPERATORS = {"loss": 522, "loss, two chunks": 1002, "loss of each token
 
 WAITS = {
     **dict.fromkeys(BY_NAME, 0),
-    "loss, half of the targets ignored": 1,
+    **{name: 1 for name in BY_NAME if name.startswith("loss") or BY_NAME[name] in PASSES},
+    "loss, plain": 0,
+    "loss, no target dropped": 0,
+    "look-up and loss of 1,000 trained rows over a frozen table": 1,
+    "patched transformers model without blocks": 1,
     "look-up, sharded": 1,
     "loss, sharded": 2,
     "loss, sharded, equal loss factors": 1,
@@ -86,9 +90,9 @@ WAITS = {
     "generate, a token, two blocks": 1,
     "lengths of documents": 1,
 }
-"""Most waits of a call: a loss that follows one with many ignored targets reads how many it has; a mapped table needs
-the IDs on the CPU; `generate` checks the prompt, and reads whether all texts have ended; attention over
-documents needs how many there are, once for all blocks.
+"""Most waits of a call: a loss reads how many targets are ignored; a mapped table needs the IDs on the CPU; `generate`
+checks the prompt, and reads whether all texts have ended; attention over documents needs how many there are, once for
+all blocks.
 
 The backward pass of a sharded loss waits too, except with `equal_loss_factors`: only the device knows whether the ranks
 multiply their losses by one number.
