@@ -12,17 +12,17 @@ ID of the first row; `ids`, `rows` and `places` are `Requests`; `finishing` is a
 returns `None`, or `False`, if the CPU kernel could not be compiled.
 """
 
-import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
-from embedlayer.core.torch_state import has_memory
 from embedlayer.kernels.gpu.launch import launch, launch_table
-from embedlayer.kernels.kernel import Kernel, operator
+from embedlayer.kernels.kernel import Kernel, as_array, operator
 
 STATISTICS = Kernel("softmax", "statistics", has_triton=True)
 STATISTICS_GRADIENT = Kernel("softmax", "statistics_gradient", has_triton=True)
@@ -97,37 +97,74 @@ def softmax_statistics(
         groups of rows, `(groups, C)`, and of the parts that the first kernel read, `(C, parts)`, on CUDA with
         `with_keys`, else empty; see `embedlayer.kernels.gpu.largest`.
     """
+    if device_kind(z) != "cuda":
+        return None
     size, tokens = z.shape
     dtype = wide_dtype(z.dtype)
     selected = torch.empty((0, tokens) if ids is None else ids.shape, dtype=dtype, device=z.device)
-    if device_kind(z) == "cuda":
-        flags = {"SUM": with_sum, "MEAN": with_mean, "SQUARES": with_squares}
-        block = launched_block(z, bias, finishing)
-        name = "statistics_and_keys" if with_keys else "statistics"
-        blocks = launch_table("softmax")[name].blocks
-        parts = -(-size // blocks["PART"])
-        keys = (
-            z.new_empty(parts * blocks["ROWS"] * with_keys, tokens, dtype=torch.long),
-            z.new_empty(tokens, parts * with_keys, dtype=torch.long),
-        )
-        of_groups = dict(zip(("lane_keys", "part_keys"), keys if with_keys else (None, None), strict=True))
-        found = z.new_empty(parts, 2 + sum(flags.values()), tokens, dtype=dtype)
-        totals = z.new_empty(1, 6, tokens, dtype=dtype)
-        launch("softmax", name, found=found, parts=parts, **of_groups, **block, **flags)
-        requests = 0 if ids is None else len(ids)
-        of_ids = {"ids": ids, "selected": selected, "requests": requests, "first_id": first_id}
-        launch("softmax", "merge", found=found, totals=totals, parts=parts, **of_ids, **block, **flags)
-        return totals, selected, *keys
-    found = torch.empty(math.ceil(size / PART), 6, tokens, dtype=dtype, device=z.device)
-    keys = z.new_empty(0, tokens, dtype=torch.long), z.new_empty(tokens, 0, dtype=torch.long)
-    if not has_memory(z):
-        return found, selected, *keys
-    request = or_empty(rows, torch.long), or_empty(places, torch.long)
-    inputs = z, or_empty(bias, dtype), first_id, *request, selected.zero_().view(-1)
-    extended = with_sum or with_mean or with_squares
+    flags = {"SUM": with_sum, "MEAN": with_mean, "SQUARES": with_squares}
+    block = launched_block(z, bias, finishing)
+    name = "statistics_and_keys" if with_keys else "statistics"
+    blocks = launch_table("softmax")[name].blocks
+    parts = -(-size // blocks["PART"])
+    keys = (
+        z.new_empty(parts * blocks["ROWS"] * with_keys, tokens, dtype=torch.long),
+        z.new_empty(tokens, parts * with_keys, dtype=torch.long),
+    )
+    of_groups = dict(zip(("lane_keys", "part_keys"), keys if with_keys else (None, None), strict=True))
+    found = z.new_empty(parts, 2 + sum(flags.values()), tokens, dtype=dtype)
+    totals = z.new_empty(1, 6, tokens, dtype=dtype)
+    launch("softmax", name, found=found, parts=parts, **of_groups, **block, **flags)
+    requests = 0 if ids is None else len(ids)
+    of_ids = {"ids": ids, "selected": selected, "requests": requests, "first_id": first_id}
+    launch("softmax", "merge", found=found, totals=totals, parts=parts, **of_ids, **block, **flags)
+    return totals, selected, *keys
+
+
+BlockStatistics = Callable[[Tensor, Tensor | None, int], tuple[Tensor, Tensor] | None]
+"""Function from the logits of a block, the bias that they lack and the ID of the first row to statistics of its parts,
+`(P, 6, C)`, and requested logits, `(K, C)`, as `softmax_statistics` returns them."""
+
+
+def statistics_on_cpu(requests: Requests, z: Tensor, *, extended: bool) -> BlockStatistics:
+    """Return the kernel for the blocks of a chunk, with as many tokens and of the dtype of `z`."""
+    tokens, dtype = z.shape[1], np.float64 if z.dtype == torch.float64 else np.float32
+    rows, places = (as_array(or_empty(each, torch.long)) for each in requests[1:])
+    shape, empty = (0, tokens) if requests.ids is None else requests.ids.shape, np.empty(0, dtype)
     claimed = max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
-    is_done = STATISTICS.run(len(found), PART, *inputs, found, extended, block=claimed)
-    return (found, selected, *keys) if is_done else None
+
+    def statistics(z: Tensor, bias: Tensor | None, first_id: int) -> tuple[Tensor, Tensor] | None:
+        found, selected = np.empty((-(-z.shape[0] // PART), 6, tokens), dtype), np.zeros(shape, dtype)
+        inputs = as_array(z), empty if bias is None else bias, first_id, rows, places, selected.reshape(-1)
+        if not STATISTICS.run(len(found), PART, *inputs, found, extended, block=claimed):
+            return None
+        return torch.from_numpy(found), torch.from_numpy(selected)
+
+    return statistics
+
+
+def gradient_on_cpu(
+    requests: Requests, by_request: Tensor | None, factors: Tensor
+) -> Callable[[Tensor, Tensor | None, int, Tensor | None], bool]:
+    """Return the kernel that does what `softmax_gradient` does to the blocks of a chunk on a CPU.
+
+    Its arguments are the logits of a block, their bias, the ID of the first row, and the gradient of the bias.
+    """
+    tokens = factors.shape[1]
+    rows, places = (as_array(or_empty(each, torch.long)) for each in requests[1:])
+    of_requests, of_tokens = as_array(or_empty(by_request, factors.dtype)), as_array(factors)
+    empty, claimed = of_tokens[0, :0], max(1, BLOCK_NUMEL // max(tokens, 1))
+
+    def gradient(z: Tensor, bias: Tensor | None, first_id: int, bias_grad: Tensor | None) -> bool:
+        logits, bias, bias_grad = (
+            as_array(z),
+            empty if bias is None else bias,
+            empty if bias_grad is None else bias_grad,
+        )
+        inputs = logits, bias, first_id, rows, places, of_requests, of_tokens, bias_grad
+        return STATISTICS_GRADIENT.run(z.shape[0], *inputs, block=claimed)
+
+    return gradient
 
 
 @operator(
@@ -193,7 +230,7 @@ def softmax_gradient(
     with_squares: bool,
     *finishing: float | None,
 ) -> bool:
-    """Replace the logits of a block by gradients, and return whether a kernel could be compiled.
+    """Replace the logits of a block by gradients on CUDA; elsewhere return `False`.
 
     They are `e f₀ (f₁ + f₂ x) + e² f₃ + f₄` for `x = z - top` and `e = exp(x)`, plus the gradients of requests. Here z
     is a logit with its bias. On CUDA it is the finished logit, and the result is multiplied by the derivative of the
@@ -207,11 +244,9 @@ def softmax_gradient(
     - `with_mean`: whether any f₂ is not 0.
     - `with_squares`: whether any f₃ is not 0.
     """
-    size, tokens = z.shape
     if device_kind(z) != "cuda":
-        request = or_empty(rows, torch.long), or_empty(places, torch.long), or_empty(by_request, factors.dtype)
-        inputs = z, or_empty(bias, factors.dtype), first_id, *request, factors, or_empty(bias_grad, factors.dtype)
-        return not has_memory(z) or STATISTICS_GRADIENT.run(size, *inputs, block=max(1, BLOCK_NUMEL // max(tokens, 1)))
+        return False
+    size, tokens = z.shape
     block, flags = launched_block(z, bias, finishing), {"MEAN": with_mean, "SQUARES": with_squares}
     of_ids = {"ids": ids, "by_request": by_request, "first_id": first_id}
     requests = 0 if ids is None else len(ids)

@@ -7,6 +7,7 @@ a block.
 import torch
 from torch import Tensor
 
+from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.kernels.divergences import (
     DivergenceKind,
@@ -18,16 +19,22 @@ from embedlayer.kernels.kernel import Kernel
 from embedlayer.kernels.largest import NO_ID, update_largest
 from embedlayer.kernels.softmax import (
     BLOCK_NUMEL,
+    BlockStatistics,
     Requests,
     concatenated,
+    gradient_on_cpu,
     softmax_factors,
     softmax_gradient,
     softmax_statistics,
+    statistics_on_cpu,
 )
 from embedlayer.losses.objective import BlockGradient, BlockTerms, LogitBlock, Totals, finite_top
 
 ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
 
+
+OF_BLOCK = ("top", "log_sum", "sums", "sum", "mean", "log_squares")
+"""Totals that kernels compute, in this order."""
 
 KEYS = ("lane_keys", "part_keys")
 """Results of `softmax_statistics` from which the largest logits are found on CUDA."""
@@ -37,16 +44,29 @@ def statistics_of_blocks(ids: Tensor | None, names: list[str], *, with_keys: boo
     """Return a kernel that computes statistics of the blocks of a chunk; see `LogitStatistics.terms`."""
     requests = Requests.of([] if ids is None else [ids])
     flags = [*(name in names for name in ("sum", "mean", "log_squares")), with_keys]
+    left_out = [name for name in ("sum", "mean", "log_squares") if name not in names]
+    on_cpu: BlockStatistics | None = None
 
     def terms(block: LogitBlock) -> Totals | None:
-        result = softmax_statistics(block.student, block.biases[0], *requests, block.start, *flags, *block.unfinished)
+        nonlocal on_cpu
+        z, bias = block.student, block.biases[0]
+        if on_cpu is None and device_kind(z) != "cuda":
+            on_cpu = statistics_on_cpu(requests, z, extended=any(flags[:3]))
+        if on_cpu is not None:
+            result = on_cpu(z, bias, block.start)
+        else:
+            result = softmax_statistics(z, bias, *requests, block.start, *flags, *block.unfinished)
         if result is None:
             return None
         found, selected, *keys = result
-        totals = dict(zip(("top", "log_sum", "sums", "sum", "mean", "log_squares"), found.unbind(1), strict=True))
-        kept = {name: totals[name] for name in ("top", "log_sum", "sums", *names)}
-        kept |= dict(zip(KEYS, keys, strict=True)) if with_keys else {}
-        return kept if ids is None else {**kept, "selected": selected.unsqueeze(0)}
+        totals = dict(zip(OF_BLOCK, found.unbind(1), strict=True))
+        for name in left_out:
+            del totals[name]
+        if with_keys:
+            totals |= zip(KEYS, keys or [z.new_empty(0, dtype=torch.long)] * 2, strict=True)
+        if ids is not None:
+            totals["selected"] = selected.unsqueeze(0)
+        return totals
 
     return terms
 
@@ -91,6 +111,13 @@ def gradient_of_statistics(
     of_totals = totals["top"], totals["sums"], totals.get("mean"), totals.get("log_squares")
     factors = grads["factors"] if "factors" in grads else softmax_factors(*of_totals, *map(grads.get, names))
     flags = "mean" in grads, "log_squares" in grads
+    if device_kind(factors) != "cuda":
+        on_cpu = gradient_on_cpu(requests, by_request, factors)
+
+        def gradient_of_block(block: LogitBlock, bias_grad: Tensor | None, _: bool) -> bool:
+            return on_cpu(block.student, block.biases[0], block.start, bias_grad)
+
+        return gradient_of_block
 
     def gradient(block: LogitBlock, bias_grad: Tensor | None, add: bool) -> bool:
         inputs = block.student, block.biases[0], *requests, block.start, by_request, values, factors, bias_grad, add

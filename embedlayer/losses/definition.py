@@ -1,7 +1,7 @@
 """The plain definition of the loss of an LM head.
 
 `cross_entropy(finish_logits(hidden @ weight.T), targets)` is a few lines of PyTorch. Hidden states of ignored targets
-are zeros in it (`counted_states`), and float16 numbers are multiplied in float32. `losses.vocabulary_pass`
+are zeros in it (`counted_states`), and float16 numbers are multiplied in float32. `losses.loop`
 computes the same loss with less memory, and is tested against it.
 """
 

@@ -27,6 +27,7 @@ from embedlayer.losses.definition import (
     reduction_factors,
     scaled_factors,
 )
+from embedlayer.losses.loop import VocabularyPass
 from embedlayer.losses.objective import (
     EventLogits,
     LogitBlock,
@@ -48,7 +49,6 @@ from embedlayer.losses.uncomputed_logits import (
     is_plain,
     joint_multiple,
 )
-from embedlayer.losses.vocabulary_pass import VocabularyPass
 
 
 def compute_totals(student: UncomputedLogits, request: Request) -> Totals:
@@ -179,19 +179,17 @@ class _Job:
             job.request = self.request._replace(events=known._replace(student=events))
         return job
 
-    def run(self) -> VocabularyPass:
+    def vocabulary_pass(self) -> VocabularyPass:
         return VocabularyPass(self.student, self.request)
 
     def loss_and_gradients(self, loss: TokenLoss, factors: Tensor) -> tuple[Tensor, Tensor, Grads]:
         """Return `sum(factors * losses)`, the losses, and the gradients of the sum that are requested."""
         with autocast(self.student.hidden, None):
-            vocabulary_pass = self.run()
-            losses, gradients, total = vocabulary_pass.losses_and_gradients(
-                loss, factors if any(self.requested) or self.student.is_sharded else None, self.requested
-            )
+            _, losses, gradients, total = self.vocabulary_pass().run(self.requested, loss=loss, factors=factors)
+        assert losses is not None
         if total is None:
             total = (losses * factors).sum() if device_kind(losses) == "cpu" else torch.dot(losses, factors)
-        return total, losses, (*gradients, vocabulary_pass.event_grads)
+        return total, losses, gradients
 
     @staticmethod
     def save(ctx: Any, jobs: Sequence["_Job"], *others: Tensor) -> None:
@@ -251,7 +249,7 @@ class _LinearTotals(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         with autocast(hidden, None):
-            totals = job.run().totals()
+            totals = job.vocabulary_pass().run().totals
         names.extend(totals)
         ctx.names = list(totals)
         constants = job.request.objective.constants
@@ -271,8 +269,7 @@ class _LinearTotals(torch.autograd.Function):
             found = job.differentiable(lambda all_of: [all_of[name] for name in grads], list(grads.values()))
         else:
             with autocast(job.student.hidden, None):
-                again = job.run()
-                found = job.like_inputs((*again.gradients(totals, grads, job.requested), again.event_grads))
+                found = job.like_inputs(job.vocabulary_pass().run(job.requested, known=(totals, grads)).gradients)
         return (*found, None, None)
 
 
@@ -409,7 +406,7 @@ class _LinearLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: _Job) -> Tensor:
         with autocast(hidden, None):
-            logits = job.run().logits()
+            logits = job.vocabulary_pass().logits()
         _Job.save(ctx, [job])
         return logits
 
@@ -422,8 +419,8 @@ class _LinearLogits(torch.autograd.Function):
             found = job.differentiable(lambda totals: [totals["logits"]], [grad.T])
         else:
             with autocast(student.hidden, None):
-                gradients = job.run().gradients({}, {"logits": grad.T}, job.requested)
-            found = job.like_inputs((*gradients, None))
+                gradients = job.vocabulary_pass().run(job.requested, known=({}, {"logits": grad.T})).gradients
+            found = job.like_inputs(gradients)
         return (*found[:3], None)
 
 

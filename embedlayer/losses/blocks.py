@@ -28,8 +28,8 @@ from embedlayer.losses.fixed_row import one_index
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, UncomputedLogits
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Gradients by hidden states, rows and bias; `None` if not requested."""
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Gradients by hidden states, rows, bias and logits of further events; `None` if not requested."""
 
 
 ROUNDED_ROWS = 256
@@ -115,6 +115,7 @@ class HeadBlocks:
                 bias = options.bias.detach().to(dtype)
                 self.bias = bias if self.finishing.divisor == 1 else bias / self.finishing.divisor
         self._in_kernel = unfinished and self.rows is not None
+        device = device_kind(self.hidden_ND)
         if compiled and self.rows is not None and (self.finishing.softcap is None or self._in_kernel):
             self.dtype = torch.bfloat16 if logits.dtype == torch.bfloat16 else dtype
             if self.bias is not None:
@@ -122,6 +123,10 @@ class HeadBlocks:
                 if self.finishing.masked is not None and not self._in_kernel:
                     place = one_index(self.finishing.masked, self.unadded_bias)
                     self.unadded_bias = self.unadded_bias.index_fill(0, place, 0.0)
+        rows_dtype = None if self.rows is None or not self.rows.are_stored else self.rows.dtype
+        self.is_stored = rows_dtype is not None and rows_dtype == self.dtype == product_dtype(rows_dtype, device)
+        shapes = self.finishing.softcap is not None or self.finishing.masked is not None or self.bias is not None
+        self._finishes = not self._in_kernel and (shapes or self.block_scale != 1)
 
     @property
     def converted_bytes(self) -> int:
@@ -147,24 +152,31 @@ class HeadBlocks:
 
     def fill(self, out_RC: Tensor, x_CD: Tensor, start: int) -> None:
         """Write the logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`."""
-        stop = start + len(out_RC)
+        stop = start + out_RC.shape[0]
         if self.rows is None:
             first = self.partition.start
             out_RC.copy_(self.logits.block(x_CD, first + start, first + stop).detach().T)
             return
+        if self.is_stored:
+            out_RC.addmm_(self.rows.rows[start:stop], x_CD.T, beta=0)
+        else:
+            self._fill_converted(out_RC, x_CD, self.rows, start, stop)
+        if self._finishes:
+            if self.block_scale != 1:
+                out_RC.mul_(self.block_scale)
+            self.finishing.finish_(out_RC, start, None if self.bias is None else self.bias[start:stop])
+
+    def _fill_converted(self, out_RC: Tensor, x_CD: Tensor, rows: ConvertedRows, start: int, stop: int) -> None:
+        """Write products of another dtype than that of the rows or of `out_RC`."""
         is_rounded = self.logits.dtype == torch.bfloat16 != out_RC.dtype
-        is_narrow = is_rounded and self.rows.dtype == torch.bfloat16
+        is_narrow = is_rounded and rows.dtype == torch.bfloat16
         product_RC = torch.empty_like(out_RC, dtype=torch.bfloat16) if is_narrow else out_RC
-        for part in self.rows.parts(start, stop):
-            write_product(product_RC[part.start - start : part.stop - start], self.rows[part], x_CD.T)
+        for part in rows.parts(start, stop):
+            write_product(product_RC[part.start - start : part.stop - start], rows[part], x_CD.T)
         if is_rounded:
             size = ROUNDED_ROWS if device_kind(out_RC) == "cpu" else max(len(out_RC), 1)
             for logits, products in zip(out_RC.split(size), product_RC.split(size), strict=True):
                 logits.copy_(products.to(torch.bfloat16))
-        if self._in_kernel:
-            return
-        self.scale_(out_RC)
-        self.finishing.finish_(out_RC, start, None if self.bias is None else self.bias[start:stop])
 
     def unfinished(self, start: int, stop: int) -> Finishing:
         """Return what kernels do to the logits of the rows `start` to `stop - 1` besides adding `unadded_bias`."""
@@ -173,11 +185,6 @@ class HeadBlocks:
         cap, row = self.finishing, self.finishing.masked
         masked = None if row is None else row - start if start <= row < stop else -1
         return Finishing(self.block_scale, cap.softcap, cap.bound, masked)
-
-    def scale_(self, block_RC: Tensor) -> None:
-        """Multiply a block by the part of the logit scale that the hidden states do not contain, in place."""
-        if self.block_scale != 1:
-            block_RC.mul_(self.block_scale)
 
 
 class GradientSums:
@@ -196,14 +203,17 @@ class GradientSums:
     ) -> None:
         assert head.rows is not None
         assert isinstance(head.logits, LinearLogits)
-        self.head, self.rows, self._scale = head, head.rows, scale
+        self.head, self.rows, self.scale = head, head.rows, scale
         count, dtype = head.rows.rows.shape[0], head.rows.rows.dtype
         self._chunk, self._chunks = 0, chunks
+        self.multiplies_stored_rows = head.rows.are_stored and head.rows.dtype == head.dtype
+        self._is_narrowed = has_wide_products(head.rows.dtype, device_kind(head.hidden_ND))
         whole = head.logits.weight
         like = head.hidden_ND.new_empty(0, dtype=wide_dtype(head.logits.dtype))
         self.hidden = like.new_empty(head.hidden_ND.shape) if requested.hidden else None
-        self._overwrites_bias = overwrites_bias and chunks > 0
-        allocate = like.new_empty if self._overwrites_bias else like.new_zeros
+        overwrites_bias = overwrites_bias and chunks > 0
+        self.adds_to_bias = not overwrites_bias  # whether it holds a sum, to which that of a chunk is added
+        allocate = like.new_empty if overwrites_bias else like.new_zeros
         self.bias = allocate(count) if requested.bias else None
         self.events = None if events is None else like.new_empty(events.shape)
         self._of_chunk: Tensor | None = None  # gradients of the hidden states of the chunk, of all ranks
@@ -220,20 +230,21 @@ class GradientSums:
                 self._residual = torch.zeros_like(self.weight.zero_(), dtype=torch.uint16)
             if chunks == 0 or len(whole) > count:
                 self.weight[count if chunks else 0 :].zero_()  # the first chunk overwrites the others
+        is_exact = self.weight is not None and self._residual is None and self.weight.dtype == head.dtype
+        self._adds_stored = is_exact and head.is_stored and not self._is_narrowed
 
-    @property
-    def adds_to_bias(self) -> bool:
-        """Return whether the gradient of the bias holds a sum, to which that of this chunk is added."""
-        return self._chunk > 0 or not self._overwrites_bias
-
-    def multiplies(self, dtype: torch.dtype) -> bool:
-        """Return whether products of the rows with dlogits of this dtype convert neither of them."""
-        return self.rows.are_stored and self.rows.dtype == dtype
-
-    def narrowed(self, dlogits_RC: Tensor) -> Tensor:
-        """Return the gradient of a block in the dtype of its products, if both products need it in this dtype."""
-        dtype = self.rows.dtype
-        return dlogits_RC.to(dtype) if has_wide_products(dtype, device_kind(dlogits_RC)) else dlogits_RC
+    def add(self, dlogits_RC: Tensor, chunk: Chunk, start: int, *, with_hidden: bool) -> None:
+        """Add the products of the gradient of a block, with the hidden states of its chunk and with its rows."""
+        x_CD = chunk.hidden[0]
+        if self._adds_stored and self.weight is not None:
+            part = self.weight[start : start + dlogits_RC.shape[0]]
+            part.addmm_(dlogits_RC, x_CD, beta=1 if self._chunk else 0)  # the first chunk overwrites
+        else:
+            if self._is_narrowed:  # once for both products
+                dlogits_RC = dlogits_RC.to(self.rows.dtype)
+            self.add_to_rows(dlogits_RC, x_CD, start)
+        if with_hidden:
+            self.add_to_hidden(dlogits_RC, chunk, start)
 
     def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
         if self.weight is None:
@@ -267,14 +278,15 @@ class GradientSums:
                 self.hidden[chunk.here] = chunk.ranks.reduce_scatter(of_tokens, chunk.sizes)
             self._of_chunk = None
         self._chunk += 1
+        self.adds_to_bias = True
 
     def finished(self, tokens: TokenChunks) -> Gradients:
-        """Return the gradients of hidden states, rows and bias, in the shapes of the inputs."""
+        """Return the gradients in the shapes of the inputs."""
         head, finishing, hidden = self.head, self.head.finishing, self.hidden
-        if self._scale is not None:
+        if self.scale is not None:
             for each in (hidden, self.weight, self.bias, self.events):
                 if each is not None:
-                    each.div_(self._scale)
+                    each.div_(self.scale)
         if hidden is not None:
             hidden = hidden.mul_(head.hidden_scale) if head.hidden_scale != 1 else hidden
             hidden = tokens.masked(tokens.scattered(hidden, 0), 0).view(head.logits.hidden.shape)
@@ -284,4 +296,4 @@ class GradientSums:
             if finishing.divisor != 1:
                 self.bias.div_(finishing.divisor)
             finishing.fill_masked_(self.bias, 0, 0.0)
-        return hidden, self.weight, self.bias
+        return hidden, self.weight, self.bias, self.events

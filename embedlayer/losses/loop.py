@@ -1,0 +1,371 @@
+"""The loop over the vocabulary: everything that losses need, from blocks of logits of some tokens over some rows.
+
+All logits at once are `tokens x V` numbers, and their gradients as many again. But the loss of a token and its
+gradients need its own logits only, and their logsumexp. So `VocabularyPass.run` takes one chunk of tokens after
+another, and in each one block of rows after another: product, `Objective.terms`, and, once the totals are merged,
+`Objective.dlogits_` and the products of its result with rows and hidden states, which are the gradients. On CUDA a
+block has all rows, and a chunk may have all tokens; `chunk_size` bounds their bytes.
+
+Where the gradient of every loss is known beforehand, as for a mean, all blocks of a chunk are kept in one buffer until
+their gradients are computed, in the forward pass: three products. Otherwise the forward pass keeps only the totals, and
+the backward pass computes each block again: four products. For two heads these are four and six.
+
+Blocks are `(R, C)`, vocabulary first: `weight @ hidden.T` is 1.4x faster on a CPU than `hidden @ weight.T`, and a
+padding row is one block of memory. Suffixes name the dimensions: N tokens, C tokens of a chunk, V rows, R rows of a
+block, D columns, K requested IDs.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedlayer.core.devices import device_kind
+from embedlayer.core.shapes import wide_dtype
+from embedlayer.kernels.softmax import STATISTICS, Finishing, concatenated
+from embedlayer.losses.blocks import Gradients, GradientSums, HeadBlocks
+from embedlayer.losses.chunk_size import (
+    LEAST_ROWS,
+    MAX_CHUNK_TOKENS,
+    MULTIPLE,
+    ROWS_OF_A_BLOCK,
+    WORK_BYTES,
+    row_blocks,
+    tokens_per_chunk,
+    tokens_within,
+)
+from embedlayer.losses.objective import (
+    BlockGradient,
+    EventLogits,
+    LogitBlock,
+    Request,
+    TokenLoss,
+    Totals,
+    Workspace,
+    joined,
+    stacked,
+)
+from embedlayer.losses.recording import RECORDED, is_recording, record_totals
+from embedlayer.losses.token_chunks import Chunk, TokenChunks
+from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, joint_multiple
+
+NO_GRADIENTS = RequestedGradients(hidden=False, weight=False, bias=False)
+
+
+class PassResult(NamedTuple):
+    """Hold what a pass computed for this rank's tokens.
+
+    Attributes:
+        totals: Totals, `(N,)` or `(K, N)`, 0 for tokens that are not computed; empty if losses were requested.
+        losses: Losses, `(N,)`, or `None`.
+        gradients: Gradients of hidden states, rows, bias and further events; `None` where not requested.
+        total: Sum of the losses times their factors, if a kernel computed it.
+    """
+
+    totals: Totals
+    losses: Tensor | None = None
+    gradients: Gradients = (None, None, None, None)
+    total: Tensor | None = None
+
+
+class VocabularyPass:
+    """A pass over the vocabulary for one request, without autograd; what it decides, it decides once, when built."""
+
+    # Sharded rows: each rank passes its own tokens, and all ranks must make the same calls.
+
+    def __init__(self, student: LinearLogits, request: Request) -> None:
+        self.request = request
+        self.objective, teacher, ids, counted, self.min_chunks, self.max_bytes, events = request
+        self.student = student
+        partition, self.dtype = student.partition, wide_dtype(student.dtype)
+        self.first, self.rows = partition.start, len(partition)
+        self.is_invariant = student.options.batch_invariant
+        multiple = joint_multiple(student, teacher)
+        self.tokens = TokenChunks(student.collectives, student.hidden.shape[:-1].numel(), counted, multiple)
+        self.ids = self.tokens.compact_ids(ids)
+        self.events = None if events is None else EventLogits(*(self.tokens.states(x.detach()) for x in events))
+        assert events is None or not student.is_sharded
+        both = [student] if teacher is None else [student, teacher]
+        self.may_be_infinite = any(each.may_be_infinite for each in both)
+        self.like = student.hidden.new_empty(0, dtype=self.dtype)
+        self.device = "cuda" if device_kind(self.like) == "cuda" else "cpu"  # the key of the tables of block sizes
+        self.compiled = self.objective.has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
+        self.finishes = self.compiled and self.device == "cuda" and self.objective.finishes
+        parts = partition, self.tokens, self.dtype
+        self.heads = [HeadBlocks(each, *parts, compiled=self.compiled, unfinished=self.finishes) for each in both]
+        least = LEAST_ROWS if self.is_invariant else 1
+        self.row_blocks = row_blocks(self.rows, ROWS_OF_A_BLOCK[self.device], least=least)
+        self.work, self.softcap_buffer = Workspace(), self.like
+
+    def run(
+        self,
+        requested: RequestedGradients = NO_GRADIENTS,
+        *,
+        loss: TokenLoss | None = None,
+        factors: Tensor | None = None,
+        known: tuple[Totals, Totals] | None = None,
+    ) -> PassResult:
+        """Compute the totals of all tokens, or their losses, and the requested gradients.
+
+        - `loss`: what is computed from the totals of a token instead of returning these.
+        - `factors`: with `loss`, compute the gradients of `sum(factors * losses)` too, `(N,)`.
+        - `known`: totals of an earlier pass, and the gradients of its differentiable totals, to compute those of the
+          inputs; logits are computed again.
+        """
+        objective, tokens, head = self.objective, self.tokens, self.heads[0]
+        if loss is not None and not (any(requested) if tokens.of_ranks is None else tokens.of_ranks.gradients):
+            factors = None
+        keeps = factors is not None
+        step = self._kept_tokens(requested) if keeps else self._recomputed_tokens()
+        sums, slopes = None, []
+        if known is not None:
+            all_totals, all_grads = ({name: tokens.compact(x) for name, x in each.items()} for each in known)
+            slopes = list(all_grads.values())
+        if factors is not None:
+            factors = tokens.compact(factors)
+            slopes = [factors]
+        if slopes:
+            scale = head.narrow_scale(slopes, self.student.collectives)
+            sums = self._sums(requested, step, scale)
+        buffers = self._allocate(step, kept=keeps)
+        found: list[Totals] = []
+        losses: list[Tensor] = []
+        total = None
+        for chunk in self._chunks(step):
+            blocks = self._blocks(chunk, buffers, kept=keeps)
+            if known is None:
+                totals = self._totals(chunk, blocks, kept=keeps)
+                if loss is None or is_recording():
+                    names = totals if loss is None else RECORDED
+                    found.append({name: chunk.own(totals[name]) for name in names})
+            else:
+                totals, grads = chunk.gathered_totals(all_totals), chunk.gathered_total_gradients(all_grads)
+                grads = grads if sums is None or sums.scale is None else {n: x * sums.scale for n, x in grads.items()}
+            if loss is not None:
+                factors_C = None if factors is None else chunk.gathered_gradients(factors)
+                if factors_C is not None and sums is not None and sums.scale is not None:
+                    factors_C = factors_C * sums.scale
+                of_tokens, grads, total = self._losses(loss, chunk, totals, factors_C)
+                losses.append(chunk.own(of_tokens))
+            if sums is None:
+                continue
+            kernel = objective.compiled_dlogits(chunk.ids, totals, grads) if self.compiled else None
+            in_one_product = keeps and sums.multiplies_stored_rows and not self.is_invariant
+            for block in blocks:
+                if not keeps:
+                    self._fill(block, chunk)
+                self._to_dlogits(block, totals, grads, kernel, sums)
+                sums.add(block.student, chunk, block.start - self.first, with_hidden=not in_one_product)
+            if in_one_product:
+                sums.add_to_hidden(buffers[0][: self.rows * len(chunk.hidden[0])].view(self.rows, -1), chunk, 0)
+            if (events := self._event_block(chunk)) is not None and sums.events is not None:
+                objective.dlogits_(events, totals, grads)
+                sums.events[chunk.here] = chunk.own(events.student).T
+            sums.finish_chunk(chunk)
+        # the workspace is freed first: converting the gradients needs as much memory
+        self.work, self.softcap_buffer = Workspace(), self.like
+        gradients = (None, None, None, None) if sums is None else sums.finished(tokens)
+        if loss is None:
+            of_all = {} if known is not None else self._scattered(found or [self._totals_of_nothing()])
+            return PassResult(of_all, gradients=gradients)
+        if found:
+            record_totals(self.student, self.request, self._scattered(found))
+        losses_N = tokens.masked(tokens.scattered(concatenated(losses) if losses else self.like.new_zeros(0)))
+        is_all = len(losses) == len(tokens.counts) == 1 and tokens.all_count and (sums is None or sums.scale is None)
+        return PassResult({}, losses_N, gradients, total if is_all else None)
+
+    def _totals(self, chunk: Chunk, blocks: list[LogitBlock], *, kept: bool) -> Totals:
+        """Return the totals of a chunk over the rows of all ranks; computes the logits of its blocks."""
+        totals: Totals = {}
+        for sweep in range(self.objective.sweeps):
+            kernel = self.objective.compiled_terms(chunk.ids, totals) if self.compiled else None
+            parts = []
+            for block in blocks:
+                if not (kept and sweep):
+                    self._fill(block, chunk)
+                of_block = None if kernel is None else kernel(block)
+                if of_block is None:
+                    of_block = stacked([self.objective.terms(block.finished(self.dtype), totals)])
+                parts.append(of_block)
+            if (events := self._event_block(chunk)) is not None:
+                parts.append(stacked([self.objective.terms(events, totals)]))
+            totals = {**totals, **chunk.merged(self.objective.merge(joined(parts)), self.objective.merge)}
+        return totals
+
+    def _losses(
+        self, loss: TokenLoss, chunk: Chunk, totals: Totals, factors: Tensor | None
+    ) -> tuple[Tensor, Totals, Tensor | None]:
+        """Return the losses of a chunk, the gradients of its totals, and the sum if a kernel computes it."""
+        if factors is None:
+            return loss.of(totals), {}, None
+        compiled = loss.compiled(chunk.ids, totals, factors, sum(chunk.sizes)) if self.compiled else None
+        return compiled or (loss.of(totals), loss.gradients(totals, factors), None)
+
+    def _to_dlogits(
+        self, block: LogitBlock, totals: Totals, grads: Totals, kernel: BlockGradient | None, sums: GradientSums
+    ) -> None:
+        """Replace the logits of a block by the gradient of the products, and add the gradient of the bias to `sums`."""
+        head, start = self.heads[0], block.start - self.first
+        bias = None if sums.bias is None else sums.bias[start : start + len(block.student)]
+        if kernel is not None and self.finishes:
+            kernel(block, bias, sums.adds_to_bias)
+            return
+        finishing, finished, softcap_grad_RC = head.finishing, block, None
+        if finishing.softcap is not None:
+            softcap_grad_RC = finishing.softcap_grad(block.student, self.softcap_buffer)
+        in_kernel = bias if softcap_grad_RC is None else None
+        if kernel is None or not kernel(block, in_kernel, sums.adds_to_bias):
+            finished, in_kernel = block.finished(self.dtype), None
+            self.objective.dlogits_(finished, totals, grads)
+        if softcap_grad_RC is not None or finishing.masked is not None:
+            finishing.unfinish_(finished.student, softcap_grad_RC, start)
+        if bias is not None and in_kernel is None:
+            bias += finished.student.sum(1)
+        if head.block_scale != 1:
+            finished.student.mul_(head.block_scale)
+        if finished.student is not block.student:
+            block.student.copy_(finished.student)
+
+    def logits(self) -> Tensor:
+        """Return the finished logits of all tokens, `(N, V)`, from the products that totals are computed from."""
+        step = self._recomputed_tokens()
+        buffers = self._allocate(step, kept=False)
+        logits_NV = self.like.new_empty(sum(self.tokens.counts), self.rows)
+        for chunk in self._chunks(step):
+            for block in self._blocks(chunk, buffers, kept=False):
+                self._fill(block, chunk)
+                logits_RC = chunk.own(block.finished(self.dtype).student)
+                logits_NV[chunk.here, block.start : block.start + len(logits_RC)] = logits_RC.T
+        return logits_NV
+
+    def _scattered(self, parts: list[Totals]) -> Totals:
+        """Return the totals of this rank's tokens, `(N,)` or `(K, N)`, from those of chunks."""
+        return {name: self.tokens.scattered(torch.cat([part[name] for part in parts], dim=-1)) for name in parts[0]}
+
+    def _totals_of_nothing(self) -> Totals:
+        """Return empty totals, for a batch without tokens on any rank."""
+        nothing = self.like.new_zeros(self.student.vocab_size, 0)
+        ids = None if self.ids is None else self.ids.T
+        block = LogitBlock(nothing, nothing, ids, 0, may_be_infinite=False, work=Workspace())
+        return self.objective.in_sweeps(partial(self.objective.terms, block))
+
+    def _chunks(self, step: int) -> Iterator[Chunk]:
+        """Yield the chunks of at most `step` tokens of each rank, with hidden states in the dtype of the products."""
+        for chunk in self.tokens.chunks(step, [head.hidden_ND for head in self.heads], self.ids):
+            yield chunk._replace(hidden=[head.states(x) for head, x in zip(self.heads, chunk.hidden, strict=True)])
+
+    def _kept_tokens(self, requested: RequestedGradients) -> int:
+        """Return the number of tokens of each rank in a chunk whose logits are kept for their gradients."""
+        ranks, width = len(self.tokens.counts), self.student.hidden.shape[-1]
+        rows, sizes = math.ceil(self.student.vocab_size / ranks), [head.dtype.itemsize for head in self.heads]
+        tokens = tokens_per_chunk(
+            self._padded(sum(self.tokens.counts)),
+            rows,
+            width,
+            self.device,
+            max(sizes) if self.device == "cpu" and self.max_bytes is None else sum(sizes),
+            work_bytes=self._work_bytes(rows),
+            is_frozen=ranks == 1 and not requested.weight,
+            is_gathered=ranks > 1,
+            max_bytes=self.max_bytes,
+        )
+        return self._chunk_tokens(math.ceil(tokens / ranks))
+
+    def _recomputed_tokens(self) -> int:
+        """Return the number of tokens of each rank in a chunk whose logits are not kept."""
+        most, ranks = MAX_CHUNK_TOKENS[self.device], len(self.tokens.counts)
+        rows = min(ROWS_OF_A_BLOCK[self.device], math.ceil(self.student.vocab_size / ranks))
+        if self.device == "cuda" or self.max_bytes is not None:
+            size = rows * sum(head.dtype.itemsize for head in self.heads) + self._work_bytes(rows)
+            size += self.objective.bytes_of_parts(rows)
+            most = min(most, tokens_within(self.max_bytes or WORK_BYTES, size))
+        return self._chunk_tokens(most // ranks)
+
+    def _work_bytes(self, rows: int) -> int:
+        """Return the bytes of intermediate results over the rows of a block, per token."""
+        size, head = self.dtype.itemsize, self.heads[0]
+        work = 0 if self.compiled else self.objective.work_numbers(rows) * size
+        if head.finishing.softcap is not None and not self.finishes:
+            work += rows * size
+        if not self.compiled and self.may_be_infinite:
+            work += self.objective.slots * rows  # masks
+        return work + head.converted_bytes * rows
+
+    def _chunk_tokens(self, most: int) -> int:
+        """Return the number of tokens of each rank in a chunk: at most `most`, for `min_chunks` chunks or more."""
+        multiple = self.tokens.multiple
+        most = min(most, math.ceil(self._padded(max(self.tokens.counts)) / self.min_chunks))
+        return max(most // multiple, 1) * multiple
+
+    def _padded(self, tokens: int) -> int:
+        """Return the number of tokens with those of the padding on a CPU."""
+        return math.ceil(tokens / self.tokens.multiple) * self.tokens.multiple
+
+    def _sums(self, requested: RequestedGradients, step: int, scale: Tensor | None) -> GradientSums:
+        """Allocate the requested gradients, for chunks of at most `step` tokens of each rank."""
+        of_ranks = self.tokens.of_ranks
+        requested = requested if of_ranks is None else requested._replace(hidden=of_ranks.hidden)
+        chunks = math.ceil(max(self.tokens.counts) / step)
+        head = self.heads[0]
+        in_kernel = self.device == "cuda" and self.compiled and (self.finishes or head.finishing.softcap is None)
+        events = None if self.events is None else self.events.student
+        return GradientSums(
+            head, requested, chunks, events, compiled=self.compiled, overwrites_bias=in_kernel, scale=scale
+        )
+
+    def _allocate(self, step: int, *, kept: bool) -> list[Tensor]:
+        """Allocate the workspace for blocks of chunks, and return memory for the logits of each head."""
+        tokens = step * len(self.tokens.counts)
+        if self.device == "cuda":
+            tokens = math.ceil(tokens / MULTIPLE) * MULTIPLE
+        numbers = max((stop - start for start, stop in self.row_blocks), default=0) * tokens
+        slots = 0 if self.compiled else self.objective.slots
+        self.work = Workspace(tuple(self.like.new_empty(numbers) for _ in range(slots)))
+        is_capped = self.heads[0].finishing.softcap is not None and not self.finishes
+        self.softcap_buffer = self.like.new_empty(numbers if is_capped else 0)
+        return [self.like.new_empty(self.rows * tokens if kept else numbers, dtype=head.dtype) for head in self.heads]
+
+    def _blocks(self, chunk: Chunk, buffers: list[Tensor], *, kept: bool) -> list[LogitBlock]:
+        """Return the blocks of a chunk over this rank's rows; their logits are not computed."""
+        tokens, blocks = len(chunk.hidden[0]), []
+        is_whole = len(self.row_blocks) == 1 and not self.student.is_sharded and self.events is None
+        head, other, *_ = (*self.heads, None)
+        buffer, other_buffer, *_ = (*buffers, None)
+        bias, other_bias = head.unadded_bias, None if other is None else other.unadded_bias
+        unfinished = Finishing()
+        for start, stop in self.row_blocks:
+            place = slice(start * tokens, stop * tokens) if kept else slice((stop - start) * tokens)
+            if self.finishes:
+                unfinished = head.unfinished(start, stop)
+            blocks.append(
+                LogitBlock(
+                    buffer[place].view(stop - start, tokens),
+                    None if other_buffer is None else other_buffer[place].view(stop - start, tokens),
+                    chunk.ids,
+                    self.first + start,
+                    self.may_be_infinite,
+                    self.work,
+                    stop == self.rows,
+                    (
+                        None if bias is None else bias[start:stop],
+                        None if other_bias is None else other_bias[start:stop],
+                    ),
+                    unfinished,
+                    is_whole,
+                )
+            )
+        return blocks
+
+    def _fill(self, block: LogitBlock, chunk: Chunk) -> None:
+        self.heads[0].fill(block.student, chunk.hidden[0], block.start - self.first)
+        if block.teacher is not None:
+            self.heads[1].fill(block.teacher, chunk.hidden[1], block.start - self.first)
+
+    def _event_block(self, chunk: Chunk) -> LogitBlock | None:
+        """Return the logits of further events as a block behind this rank's rows, or `None` if there are none."""
+        if self.events is None:
+            return None
+        return EventLogits(*(chunk.gathered(x) for x in self.events)).block(self.rows, self.dtype)
