@@ -60,6 +60,8 @@ def walks(folder: Path) -> dict[str, tuple[Callable[[], object], Callable[[], ob
     head = el.OutputHead(table=embedding.table)
     ids = torch.randint(1, 1000, (2, 16))
     hidden = torch.randn(2, 16, 64, requires_grad=True)
+    large = el.OutputHead(64, 50_257)
+    many, targets = torch.randn(2048, 64, requires_grad=True), torch.randint(50_257, (2048,))
     table = el.RowSparseEmbedding(1000, 64)
     optimizer = el.RowAdamW(table.parameters())
     save_gpt2(folder / "model")
@@ -83,6 +85,7 @@ def walks(folder: Path) -> dict[str, tuple[Callable[[], object], Callable[[], ob
     return {
         "TransformerEmbedding(ids)": (lambda: embedding(ids), lambda: embedding(ids)),
         "OutputHead.loss(hidden)": (lambda: head.loss(hidden, ids), lambda: head.loss(hidden, ids)),
+        "OutputHead.loss in chunks": (lambda: large.loss(many, targets), lambda: large.loss(many, targets)),
         "neighbors source": (find_neighbors, find_neighbors),
         "add_tokens": (add("first"), add("second")),
         "RowAdamW.step": (train, optimizer.step),

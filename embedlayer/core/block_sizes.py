@@ -15,9 +15,10 @@ CONVERTED_ROWS = {"cpu": 2048, "cuda": 8192}
 PENDING_ROWS = {"cpu": 4096, "cuda": 1 << 16}
 """Rows whose pending updates are applied at once by torch operators."""
 
-FEW_LOGITS = {"cpu": 1 << 16, "cuda": 1 << 22}
+FEW_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 22}
 """Up to this number of logits a loss computes all of them at once, by the plain definition. It is at least as fast
-there, and differentiable any number of times; on a GPU the launches of chunks take longer than the few logits.
+there, and differentiable any number of times; on a GPU the launches of chunks take longer than the few logits. On a CPU
+it is 2 to 3 times as fast for 1,000 rows of width 64, and as fast for rows of width 768.
 """
 
 FEW_VECTORS = {"cpu": 1 << 20}

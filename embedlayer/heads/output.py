@@ -580,7 +580,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if table is not None:
             return table.uncomputed_logits(hidden, impl=impl, **options)
         self._check_width(hidden)
-        return LinearLogits(hidden, self.stored_weight(), impl=impl, **options)
+        return LinearLogits.of(hidden, self.stored_weight(), LogitSettings(**options), impl=impl)
 
     def _check_width(self, hidden: Tensor) -> None:
         """Raise a `ShapeError` if hidden states have another width than the rows."""

@@ -156,13 +156,9 @@ def gradient_on_cpu(
     empty, claimed = of_tokens[0, :0], max(1, BLOCK_NUMEL // max(tokens, 1))
 
     def gradient(z: Tensor, bias: Tensor | None, first_id: int, bias_grad: Tensor | None) -> bool:
-        logits, bias, bias_grad = (
-            as_array(z),
-            empty if bias is None else bias,
-            empty if bias_grad is None else bias_grad,
-        )
-        inputs = logits, bias, first_id, rows, places, of_requests, of_tokens, bias_grad
-        return STATISTICS_GRADIENT.run(z.shape[0], *inputs, block=claimed)
+        of_block = as_array(z), empty if bias is None else bias, first_id
+        sums = empty if bias_grad is None else bias_grad
+        return STATISTICS_GRADIENT.run(z.shape[0], *of_block, rows, places, of_requests, of_tokens, sums, block=claimed)
 
     return gradient
 

@@ -58,12 +58,12 @@ def statistics_of_blocks(ids: Tensor | None, names: list[str], *, with_keys: boo
             result = softmax_statistics(z, bias, *requests, block.start, *flags, *block.unfinished)
         if result is None:
             return None
-        found, selected, *keys = result
+        found, selected = result[:2]
         totals = dict(zip(OF_BLOCK, found.unbind(1), strict=True))
         for name in left_out:
             del totals[name]
         if with_keys:
-            totals |= zip(KEYS, keys or [z.new_empty(0, dtype=torch.long)] * 2, strict=True)
+            totals |= zip(KEYS, result[2:] or [z.new_empty(0, dtype=torch.long)] * 2, strict=True)
         if ids is not None:
             totals["selected"] = selected.unsqueeze(0)
         return totals

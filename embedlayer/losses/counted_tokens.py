@@ -21,7 +21,13 @@ from embedlayer.core.index_checks import (
     raise_recorded_target,
     target_record,
 )
-from embedlayer.core.torch_state import is_capturing, plain_operators_only
+from embedlayer.core.torch_state import (
+    count_dispatch_modes,
+    fusible,
+    has_memory,
+    is_capturing,
+    plain_operators_only,
+)
 from embedlayer.kernels.softmax import STATISTICS, check_targets
 from embedlayer.losses.token_weights import checked_weights, raise_if_not_finite
 
@@ -195,8 +201,15 @@ def counted_targets(
     mean: bool = True,
     weights: Tensor | None = None,
     request: RankRequest | None = None,
-) -> tuple[Tensor, CheckedIds]:
-    """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored."""
+) -> tuple[Tensor | None, CheckedIds]:
+    """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored.
+
+    The mask is `None` where the host knows that all count.
+    """
+    if _are_tokens(targets, vocab_size, ignore_index):
+        if weights is not None:
+            weights = checked_weights(weights, targets, ignore_index)
+        return None, CheckedIds(targets.long(), CountedTokens(), None, None, weights)
     read = is_read(targets, drop)
     on_cuda = device_kind(targets) == "cuda" and targets.dtype == torch.int64 and targets.numel() > 0
     by_kernel = on_cuda and STATISTICS.applies(targets) and not plain_operators_only()
@@ -224,6 +237,16 @@ def counted_targets(
         raise_if_not_finite(weights, mask)
     tokens = CountedTokens() if left_out <= 0 else _dropped(mask.flatten(), ~mask.flatten(), left_out)
     return mask, CheckedIds(ids, tokens._replace(of_ranks=of_ranks), None, factors, weights)
+
+
+def _are_tokens(targets: Tensor, vocab_size: int, ignore_index: int) -> bool:
+    """Return whether the host can read targets without a wait, and all are tokens that count."""
+    if device_kind(targets) != "cpu" or not has_memory(targets) or not targets.numel():
+        return False
+    if not fusible(targets) or plain_operators_only() or count_dispatch_modes() or 0 <= ignore_index < vocab_size:
+        return False
+    low, high = torch.aminmax(targets)
+    return bool(low.item() >= 0 and high.item() < vocab_size)
 
 
 def _read_numbers(numbers: Tensor) -> list[int]:

@@ -45,7 +45,6 @@ def cross_entropy(
     logits: Float[Tensor, "*batch V"], targets: Int[Tensor, "*batch"], loss: LossSettings
 ) -> Float[Tensor, "*batch"]:
     """Compute the loss of each target from all logits: `linear_cross_entropy` before its reduction."""
-    kept = targets != loss.ignore_index
     logits = logits.to(wide_dtype(logits.dtype))
     losses = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
@@ -55,7 +54,7 @@ def cross_entropy(
         reduction="none",
     ).view(targets.shape)
     if loss.z_loss:
-        losses = losses + torch.where(kept, loss.z_loss * logits.logsumexp(-1) ** 2, 0.0)
+        losses = losses + torch.where(targets != loss.ignore_index, loss.z_loss * logits.logsumexp(-1) ** 2, 0.0)
     return losses
 
 
@@ -65,13 +64,20 @@ def gradient_dtype(x: Tensor) -> torch.dtype:
     return x.dtype if dtype is None else dtype
 
 
-def reduce_losses(losses: Tensor, kept: Tensor, loss: LossSettings) -> Tensor:
-    """Return the mean, the sum or all of the losses of tokens, as `loss.reduction` says, times `loss.token_weights`."""
-    if loss.token_weights is not None:
-        losses = losses * counted_weights(loss.token_weights, kept)
+def reduce_losses(losses: Tensor, kept: Tensor | None, loss: LossSettings) -> Tensor:
+    """Return the mean, the sum or all of the losses of tokens, as `loss.reduction` says, times `loss.token_weights`.
+
+    `kept` is the mask of the tokens that count; `None` if all do.
+    """
+    weights = loss.token_weights
+    if weights is not None:
+        losses = losses * (weights if kept is None else counted_weights(weights, kept))
     if loss.reduction == "none":
         return losses
-    return losses.sum() if loss.reduction == "sum" else losses.sum() / kept.sum().clamp(min=1)
+    total = losses.sum()
+    if loss.reduction == "sum":
+        return total
+    return total / (max(losses.numel(), 1) if kept is None else kept.sum().clamp(min=1))
 
 
 def scaled_factors(factors: Tensor, grad_output: Tensor) -> Tensor:

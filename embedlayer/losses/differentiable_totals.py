@@ -103,13 +103,17 @@ class LossOfHead(NamedTuple):
     student: UncomputedLogits
     request: Request
     objective: TokenLoss
-    counted: Tensor
+    counted: Tensor | None
     loss: LossSettings
     factors: Tensor | None = None
 
     def reduction_factors(self) -> Tensor:
         """Return the factor of each token's loss in the dtype of the losses, `(N,)`."""
         dtype, factors = wide_dtype(self.student.dtype), self.factors
+        if self.counted is None:
+            weights, hidden = self.loss.token_weights, self.student.hidden
+            ones = hidden.new_ones(hidden.shape[:-1], dtype=dtype) if weights is None else weights.to(dtype)
+            return (ones / max(ones.numel(), 1) if self.loss.reduction == "mean" else ones).flatten()
         if factors is None or factors.dtype != dtype:
             on_cpu = device_kind(self.counted) == "cpu"
             count = None if on_cpu else self.request.tokens.number_of(self.counted.numel())
@@ -126,7 +130,8 @@ def compute_loss(head: LossOfHead) -> tuple[Tensor, Tensor]:
     totals = chunked_totals(student, head.request)
     if is_recording():
         record_totals(student, head.request, totals)
-    losses = head.objective.of(totals).view(counted.shape).where(counted, 0.0)
+    losses = head.objective.of(totals).view(student.hidden.shape[:-1])
+    losses = losses if counted is None else losses.where(counted, 0.0)
     return reduce_losses(losses, counted, head.loss), losses.detach()
 
 
@@ -139,7 +144,7 @@ def compute_joint_loss(heads: Sequence[LossOfHead]) -> tuple[Tensor, list[Tensor
     objectives, factors = [head.objective for head in heads], [head.reduction_factors() for head in heads]
     inputs = [x for job in jobs for x in job.inputs()]
     total, *losses = _LinearLoss.apply(jobs, objectives, factors, *inputs)  # type: ignore[no-untyped-call]
-    return total, [each.view(head.counted.shape) for each, head in zip(losses, heads, strict=True)]
+    return total, [each.view(head.student.hidden.shape[:-1]) for each, head in zip(losses, heads, strict=True)]
 
 
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]

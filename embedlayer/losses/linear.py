@@ -133,8 +133,8 @@ def cross_entropy_of(
     return reduced_and_token_losses(logits, targets, loss)[0]
 
 
-Counted = tuple[Tensor, CheckedIds]
-"""Mask of the targets that count, and the checked targets, as `counted_targets` returns them."""
+Counted = tuple[Tensor | None, CheckedIds]
+"""Mask of the targets that count, `None` if all do, and the checked targets, as `counted_targets` returns them."""
 
 
 def reduced_and_token_losses(
@@ -156,6 +156,7 @@ def reduced_and_token_losses(
     if plain:
         return _plain_losses(logits.logits(kept), targets, loss, counted)
     if in_graph is not None:
+        assert kept is not None
         found = cross_entropy_operator(in_graph, torch.where(kept, checked.ids, loss.ignore_index), loss)
     else:
         found = compute_loss(_loss_of_head(logits, loss, counted))
@@ -167,7 +168,7 @@ def _plain_losses(logits: Tensor, targets: Tensor, loss: LossSettings, counted: 
     kept, checked = counted
     if checked.is_bad is not None:
         targets = checked.ids
-    elif not fusible(targets):  # otherwise they are what they were
+    elif kept is not None and not fusible(targets):  # otherwise they are what they were
         targets = checked.ids.masked_fill(~kept, loss.ignore_index)
     if is_recording():
         record_logits(logits, targets, kept)
@@ -220,7 +221,8 @@ def _losses_of_few_logits(heads: Sequence[HeadTargets]) -> tuple[Tensor, list[Te
         weights = [each.token_weights for each in all_checked if each.token_weights is not None]
         loss = loss._replace(token_weights=torch.stack(weights))
     kept, checked = _counted(targets, heads[0][0].vocab_size, loss, False, loss.ignore_index, None)
-    logits = torch.stack([head.logits(mask) for (head, *_), mask in zip(heads, kept.unbind(), strict=True)])
+    masks = [None] * len(heads) if kept is None else kept.unbind()
+    logits = torch.stack([head.logits(mask) for (head, *_), mask in zip(heads, masks, strict=True)])
     total, losses = _plain_losses(logits, targets, loss._replace(token_weights=checked.weights), (kept, checked))
     return total, list(losses.unbind())
 
@@ -276,6 +278,7 @@ def targets_of_heads(
         kept, checked = _counted(
             by_head, size, loss._replace(token_weights=weights), loss.drop_ignored, _other(heads, loss), None
         )
+        assert kept is not None  # on an accelerator
         counted = [(mask.view(shape), each.viewed(shape)) for mask, each in checked.by_row(kept)]
     for place, head in enumerate(heads):
         of_tokens = None if weights is None else weights.view(count, -1)[place].view(shape)

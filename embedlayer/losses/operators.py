@@ -1,6 +1,6 @@
 """The chunked cross entropy as a custom operator, which graphs of `torch.compile` can contain."""
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from embedlayer.losses.counted_tokens import CheckedIds, CountedTokens, checked_
 from embedlayer.losses.definition import reduction_factors, scaled_factors
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.loop import VocabularyPass
-from embedlayer.losses.options import LogitOptions, LogitSettings, LossSettings
+from embedlayer.losses.options import LogitSettings, LossSettings
 from embedlayer.losses.token_weights import raise_if_not_finite
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients
 
@@ -75,7 +75,7 @@ def _operator(
         states, rows = hidden.to(compute), weight.to(compute)
     else:
         states, rows = hidden, weight
-    logits = LinearLogits(states, rows, vocab_size=arguments.vocab_size, **cast(LogitOptions, options._asdict()))
+    logits = LinearLogits.of(states, rows, options, vocab_size=arguments.vocab_size)
     kept = targets != loss.ignore_index
     per_token = loss.reduction == "none"
     factors = reduction_factors(kept, loss, wide_dtype(compute))

@@ -7,7 +7,7 @@ watch a training run; the loss and its gradients are the same bits.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from embedlayer.core.collectives import SINGLE_PROCESS, Collectives
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import is_in_backward
 from embedlayer.losses.objective import Request, Totals, log_probs, logsumexp
-from embedlayer.losses.options import LogitOptions
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 
 RECORDED = ("top", "log_sum", "selected")
@@ -101,7 +100,7 @@ def _variances_of(logits: UncomputedLogits, states: Tensor) -> Tensor:
     rows, collectives = logits.partition, logits.collectives
     states = collectives.all_gather(states.to(logits.rows.dtype))  # outside of autocast both must have one dtype
     options = logits.options.of_rows(rows.start, rows.stop)
-    of_rank = LinearLogits(states, logits.rows, **cast(LogitOptions, options._asdict()))
+    of_rank = LinearLogits.of(states, logits.rows, options)
     return _variances(of_rank.block(states, 0, len(rows)), collectives)
 
 

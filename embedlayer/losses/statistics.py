@@ -140,7 +140,8 @@ def token_statistics_of(
             drop = False if is_plain(logits) else loss.drop_ignored
             of_rank = logits.rank_request
             counted = counted_targets(tokens, logits.vocab_size, loss.ignore_index, drop=drop, request=of_rank)
-        kept, checked = counted
+        mask, checked = counted
+        kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     best = max(top_k, 1) if "is_argmax" in wanted else top_k
     check_next_bytes(next_bytes, logits.vocab_size)
     objective = LogitStatistics(

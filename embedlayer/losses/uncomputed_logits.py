@@ -22,7 +22,7 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
-from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
+from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype, product_dtype
 from embedlayer.losses.counted_tokens import RankRequest
 from embedlayer.losses.definition import counted_states
 from embedlayer.losses.finishing import finish
@@ -295,12 +295,34 @@ class LinearLogits(UncomputedLogits):
     ) -> None:
         # in a compiled graph this also reads symbolic numbers outside of the subgraphs of blocks, for all later uses
         check_options(options, LogitOptions, type(self).__name__, vocab_size=vocab_size, impl=impl)
-        check_fit(hidden, weight, options.get("head_dtype"))
-        if vocab_size is not None and vocab_size > len(weight):
-            raise SizeError(f"vocab_size must be at most the {len(weight)} rows of weight, not {vocab_size}.")
-        super().__init__(hidden, len(weight) if vocab_size is None else vocab_size, LogitSettings(**options))
-        self.weight = with_fixed_row(weight, self.options.padding_idx)
+        self._describe(hidden, weight, LogitSettings(**options), vocab_size, impl)
+
+    def _describe(
+        self, hidden: Tensor, weight: Tensor, options: LogitSettings, vocab_size: int | None, impl: Impl
+    ) -> None:
+        """Store the arguments of the constructor, whose options were checked."""
+        check_fit(hidden, weight, options.head_dtype)
+        rows = weight.shape[0]
+        if vocab_size is not None and vocab_size > rows:
+            raise SizeError(f"vocab_size must be at most the {rows} rows of weight, not {vocab_size}.")
+        super().__init__(hidden, rows if vocab_size is None else vocab_size, options)
+        self.weight = with_fixed_row(weight, options.padding_idx)
         self.impl = impl
+
+    @classmethod
+    def of(
+        cls,
+        hidden: Tensor,
+        weight: Tensor,
+        options: LogitSettings,
+        *,
+        vocab_size: int | None = None,
+        impl: Impl = "auto",
+    ) -> "LinearLogits":
+        """Describe logits by options that were checked already."""
+        logits = object.__new__(cls)
+        logits._describe(hidden, weight, options, vocab_size, impl)
+        return logits
 
     @classmethod
     def sharded(
@@ -358,12 +380,15 @@ class LinearLogits(UncomputedLogits):
     def prefers_plain(self) -> bool:
         """Return whether all logits are to be computed at once: on request, or by default if there are few.
 
-        Of rows that products convert they are computed in blocks, whose memory is overwritten.
+        If products convert the rows, logits are computed in blocks, whose memory is overwritten.
         """
-        is_converted = self.options.head_dtype not in (None, self.weight.dtype)
-        few = self.hidden.shape[:-1].numel() * self.vocab_size <= block_size(FEW_LOGITS, device_kind(self.hidden))
-        few = few and not is_converted
-        return self.impl == "plain" or (self.impl == "auto" and few)
+        if self.impl != "auto":
+            return self.impl == "plain"
+        device, dtype = device_kind(self.hidden), self.weight.dtype
+        if self.options.head_dtype not in (None, dtype):
+            return False
+        few = self.hidden.shape[:-1].numel() * self.vocab_size <= block_size(FEW_LOGITS, device)
+        return few and (dtype != torch.bfloat16 or product_dtype(dtype, device) == dtype)
 
     @property
     def partition(self) -> RowPartition:
@@ -411,7 +436,9 @@ class LinearLogits(UncomputedLogits):
         """
         if self.is_sharded:
             raise SizeError("The logits of a sharded table are computed by all ranks together: call table.logits.")
-        fixed, rows = row_within(self.options.padding_idx, start, stop), self.weight[start:stop]
+        fixed, rows = row_within(self.options.padding_idx, start, stop), self.weight
+        if (start, stop) != (0, len(rows)):  # the gradient of a slice is a copy
+            rows = rows[start:stop]
         head_dtype = self.options.head_dtype
         if self.dtype == torch.float16:  # that of the inputs, or of autocast
             hidden, rows, head_dtype = hidden.half(), rows.half(), torch.float32

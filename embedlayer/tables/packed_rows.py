@@ -20,8 +20,8 @@ from embedlayer.formats.compiled import logits_of_few_tokens, read_rows
 from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
-from embedlayer.losses.blocks import write_product
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
+from embedlayer.losses.converted_rows import write_product
 from embedlayer.saving import build, describe
 from embedlayer.tables.computed_weight import ComputedRows
 from embedlayer.tables.dense_table import resolve_scale

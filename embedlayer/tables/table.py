@@ -175,7 +175,7 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
                 states = hidden
             elif pads:
                 states = own_tokens(states, hidden)
-            return LinearLogits(states, matrix, vocab_size=self.vocab_size, impl=impl, **options)
+            return LinearLogits.of(states, matrix, LogitSettings(**options), vocab_size=self.vocab_size, impl=impl)
         rows_at_once = block_size(TABLE_ROWS, device_kind(hidden))
         return BlockLogits(hidden, self.raw_logits, self.vocab_size, rows_at_once, **options)
 
