@@ -62,10 +62,16 @@ def resolve_logits(
     return uncomputed, loss
 
 
+DEFAULTS = LossSettings()
+
+
 def divided_options(options: Mapping[str, Any]) -> tuple[LossSettings, dict[str, Any]]:
     """Return the options of a loss, and those of the logits with `impl` and `vocab_size`, from `LossOptions`."""
-    loss = LossSettings(**{name: value for name, value in options.items() if name in LossSettings._fields})
-    return loss, {name: value for name, value in options.items() if name not in LossSettings._fields}
+    of_loss: dict[str, Any] = {}
+    of_logits: dict[str, Any] = {}
+    for name, value in options.items():
+        (of_loss if name in LossSettings._fields else of_logits)[name] = value
+    return LossSettings(**of_loss) if of_loss else DEFAULTS, of_logits
 
 
 def require_head(head: object) -> None:

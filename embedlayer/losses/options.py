@@ -7,7 +7,8 @@ A new option is an entry of the keywords with its allowed values, a field of one
 """
 
 import math
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast, get_args
 
 import numpy as np
@@ -176,16 +177,19 @@ class LossSettings(NamedTuple):
 
 def check_options(options: Mapping[str, object], kind: type, call: str, **arguments: object) -> None:
     """Check the names of options against a class that declares them, and their values against their ranges."""
-    if (message := unknown_option(options, kind, call)) is not None:
-        raise SizeError(message)
-    for name, value in {**options, **arguments}.items():
+    if not options.keys() <= kind.__annotations__.keys():
+        raise SizeError(str(unknown_option(options, kind, call)))
+    values: dict[str, Any] = {**options, **arguments}
+    for name, value in values.items():
         allowed = _ALLOWED[name]
-        if not allowed.contains(value):
+        is_no_vector = (
+            name == "bias" and isinstance(value, Tensor) and not (value.dim() == 1 and value.is_floating_point())
+        )
+        if is_no_vector or not allowed.contains(value):
             found = a_or_an(value) if isinstance(value, Tensor) else repr(value)
             raise SizeError(f"{call}: {name} must be {allowed.text}, not {found}.")
-    if "head_dtype" in options:
-        cast(dict[str, Any], options)["head_dtype"] = resolve_head_dtype(options["head_dtype"])
-    values = {**options, **arguments}
+    if options.get("head_dtype") is not None:
+        cast(dict[str, Any], options)["head_dtype"] = torch.float32
     if values.get("batch_invariant") and values.get("impl") == "plain":
         raise SizeError(
             f"{call}: impl='plain' computes all logits at once, and batch_invariant=True in blocks: leave one out."
@@ -207,41 +211,58 @@ def check_token_options(options: LogitSettings, vocab_size: int) -> None:
 
 
 class _Allowed(NamedTuple):
-    """Hold the values that an option may have, as text and as a function."""
+    """Hold the values that an option may have, as text and as data.
+
+    Attributes:
+        text: The values in words.
+        types: Types of the values; a boolean is no number.
+        low: Least number.
+        high: Largest number.
+        choices: All values, if they can be listed.
+        is_optional: Whether `None` is one.
+    """
 
     text: str
-    contains: Callable[[Any], bool]
+    types: tuple[type, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[object, ...] = ()
+    is_optional: bool = False
+
+    def contains(self, value: Any) -> bool:
+        """Return whether an option may have a value."""
+        if value is None:
+            return self.is_optional
+        if not isinstance(value, self.types) or (isinstance(value, bool) and bool not in self.types):
+            return False
+        if self.choices:
+            return value in self.choices
+        return isinstance(value, Tensor) or bool(self.low <= value <= self.high)
 
 
 _NUMBER = (int, float, np.number, torch.SymInt, torch.SymFloat)
 _INTEGER = (int, np.integer, torch.SymInt)
-
-
-def _is(value: object, types: tuple[type, ...]) -> bool:
-    """Return whether `value` is of one of these types of numbers; a boolean is of none."""
-    return isinstance(value, types) and not isinstance(value, bool)
-
+_POSITIVE, _FINITE = math.ulp(0.0), sys.float_info.max
 
 _ALLOWED: dict[str, _Allowed] = {
-    "logit_scale": _Allowed("a finite number", lambda x: _is(x, _NUMBER) and -math.inf < x < math.inf),
-    "bias": _Allowed(
-        "a tensor of floats (V,) or None",
-        lambda x: x is None or (isinstance(x, Tensor) and x.dim() == 1 and x.is_floating_point()),
+    "logit_scale": _Allowed("a finite number", _NUMBER, -_FINITE, _FINITE),
+    "bias": _Allowed("a tensor of floats (V,) or None", (Tensor,), is_optional=True),
+    "softcap": _Allowed("a number above 0 or None", _NUMBER, _POSITIVE, _FINITE, is_optional=True),
+    "temperature": _Allowed("a number above 0", _NUMBER, _POSITIVE, _FINITE),
+    "padding_idx": _Allowed("a token ID or None", _INTEGER, 0, is_optional=True),
+    "mask_padding": _Allowed("True or False", (bool,)),
+    "head_dtype": _Allowed(
+        "torch.float32 or None", (torch.dtype, str), choices=(torch.float32, "float32"), is_optional=True
     ),
-    "softcap": _Allowed("a number above 0 or None", lambda x: x is None or (_is(x, _NUMBER) and 0 < x < math.inf)),
-    "temperature": _Allowed("a number above 0", lambda x: _is(x, _NUMBER) and 0 < x < math.inf),
-    "padding_idx": _Allowed("a token ID or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 0)),
-    "mask_padding": _Allowed("True or False", lambda x: isinstance(x, bool)),
-    "head_dtype": _Allowed("torch.float32 or None", lambda x: x in (torch.float32, "float32", None)),
-    "batch_invariant": _Allowed("True or False", lambda x: isinstance(x, bool)),
-    "ignore_index": _Allowed("an integer", lambda x: _is(x, _INTEGER)),
-    "vocab_size": _Allowed("a number of tokens or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 1)),
-    "impl": _Allowed(f"one of {', '.join(get_args(Impl))}", lambda x: x in get_args(Impl)),
-    "chunk_bytes": _Allowed("a number of bytes or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 1)),
-    "drop_ignored": _Allowed("True, False or None", lambda x: x is None or isinstance(x, bool)),
-    "label_smoothing": _Allowed("a number from 0 to 1", lambda x: _is(x, _NUMBER) and 0 <= x <= 1),
-    "z_loss": _Allowed("a number of at least 0", lambda x: _is(x, _NUMBER) and 0 <= x < math.inf),
-    "token_weights": _Allowed("a tensor of floats or None", lambda x: x is None or isinstance(x, Tensor)),
-    "reduction": _Allowed(f"one of {', '.join(get_args(Reduction))}", lambda x: x in get_args(Reduction)),
+    "batch_invariant": _Allowed("True or False", (bool,)),
+    "ignore_index": _Allowed("an integer", _INTEGER),
+    "vocab_size": _Allowed("a number of tokens or None", _INTEGER, 1, is_optional=True),
+    "impl": _Allowed(f"one of {', '.join(get_args(Impl))}", (str,), choices=get_args(Impl)),
+    "chunk_bytes": _Allowed("a number of bytes or None", _INTEGER, 1, is_optional=True),
+    "drop_ignored": _Allowed("True, False or None", (bool,), is_optional=True),
+    "label_smoothing": _Allowed("a number from 0 to 1", _NUMBER, 0, 1),
+    "z_loss": _Allowed("a number of at least 0", _NUMBER, 0, _FINITE),
+    "token_weights": _Allowed("a tensor of floats or None", (Tensor,), is_optional=True),
+    "reduction": _Allowed(f"one of {', '.join(get_args(Reduction))}", (str,), choices=get_args(Reduction)),
 }
 """The values of every option."""
