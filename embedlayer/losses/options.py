@@ -237,7 +237,8 @@ class _Allowed(NamedTuple):
             return False
         if self.choices:
             return value in self.choices
-        return isinstance(value, Tensor) or bool(self.low <= value <= self.high)
+        number: Any = value
+        return isinstance(value, Tensor) or bool(self.low <= number <= self.high)
 
 
 _NUMBER = (int, float, np.number, torch.SymInt, torch.SymFloat)
