@@ -16,7 +16,7 @@ from embedlayer.core.index_checks import target_record
 from embedlayer.kernels import kernel, kernels_disabled
 from embedlayer.kernels.gpu import availability
 from embedlayer.kernels.gpu.launch import launches_observed
-from embedlayer.losses import converted_rows, counted_tokens
+from embedlayer.losses import converted_rows, targets
 
 GPU_BACKENDS = ["triton", pytest.param("cuda", marks=pytest.mark.gpu)]
 """What runs Triton kernels, for `running_on`: the interpreter, and a GPU where there is one."""
@@ -99,7 +99,7 @@ def bfloat16_instructions(present: bool) -> Iterator[None]:
 
 def capturing() -> AbstractContextManager[Any]:
     """Compute losses as while a CUDA graph is captured: no value can be read."""
-    return patch.object(counted_tokens, "is_capturing", lambda x: True)
+    return patch.object(targets, "is_capturing", lambda x: True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from embedlayer.core.errors import SizeError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.own_attributes import own_attribute, remove_own_attribute, set_own_attribute
 from embedlayer.heads.deferred import weighted_cross_entropy
-from embedlayer.losses.token_weights import require_token_weights
+from embedlayer.losses.targets import require_token_weights
 
 FORWARD, LOSS_FUNCTION = "forward", "_loss_function"
 """Attributes of a patched model: its `forward`, and what the setter of transformers' `loss_function` stores."""

@@ -28,7 +28,7 @@ from embedlayer.inputs.embedding import TransformerEmbedding
 from embedlayer.inputs.steps import TokenBatch, TracedStep, input_steps, trace_steps
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.converted_rows import in_head_dtype, linear
-from embedlayer.losses.finishing import finish
+from embedlayer.losses.definition import finish
 from embedlayer.losses.largest import top_k
 from embedlayer.losses.options import LogitSettings
 from embedlayer.models.decoder import Attention, Block, DecoderLM

@@ -39,7 +39,7 @@ from embedlayer.heads.logit_source import HeadTensors, LogitSource, LogitsReport
 from embedlayer.losses.definition import cross_entropy, reduce_losses
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.options import LogitSettings, LossSettings, Reduction
-from embedlayer.losses.token_weights import checked_weights
+from embedlayer.losses.targets import checked_weights
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 HALF = (torch.bfloat16, torch.float16)

@@ -29,7 +29,7 @@ from embedlayer.heads.output import OutputHead, logits_of_call, options_after_ca
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
-from embedlayer.losses.finishing import finish
+from embedlayer.losses.definition import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits

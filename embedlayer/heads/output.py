@@ -30,7 +30,7 @@ from embedlayer.heads.deferred import DeferredLogits, defer_logits
 from embedlayer.heads.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
-from embedlayer.losses.finishing import finish
+from embedlayer.losses.definition import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, check_token_options

@@ -38,7 +38,7 @@ from embedlayer.losses.options import (
 from embedlayer.losses.row_parts import RowPart, row_parts
 from embedlayer.losses.statistics import TokenStatistics, token_statistics_of
 from embedlayer.losses.target_groups import TargetGroups, reduced_losses, token_losses, weighted_sum
-from embedlayer.losses.token_weights import require_token_weights
+from embedlayer.losses.targets import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.streams import StreamTable

@@ -81,7 +81,7 @@ OPERATIONS = [
               ("softmax.statistics_factors", "softmax.statistics_gradient", "softmax.requested_gradient")),
     Operation("losses of tokens by the statistics, and their gradients", "losses.logit_statistics:CrossEntropy.of", (),
               ("softmax.cross_entropy",)),
-    Operation("targets that are ignored, and those that are no tokens", "losses.counted_tokens:checked_ids", (),
+    Operation("targets that are ignored, and those that are no tokens", "losses.targets:checked_ids", (),
               ("softmax.check_targets",)),
     Operation("K largest logits, by keys that the statistics store", "losses.largest:top_k", ("softmax.largest",),
               ("softmax.statistics_and_keys", "largest.keys_of_lanes", "largest.member_keys", "largest.logits_of_keys",
@@ -92,6 +92,6 @@ OPERATIONS = [
               ("divergences.jensen_shannon",)),
     Operation("gradient of a divergence by the student's logits", "losses.divergence_kinds:ForwardKL.dlogits_",
               ("softmax.divergence_gradient",), ("divergences.divergence_gradient",)),
-    Operation("float32 sums over chunks of bfloat16 products", "losses.compiled_blocks:add_bfloat16_",
+    Operation("float32 sums over chunks of bfloat16 products", "losses.blocks:add_bfloat16_",
               ("softmax.add_bfloat16",), ()),
 ]  # fmt: skip

@@ -9,13 +9,14 @@ How the loss of a head is computed, in four words:
   and target logit. Those of blocks of rows are merged, and so are those of ranks. `objective`.
 - **Objective**: computes totals from a block of logits, and the gradient of the block from that of the totals, in plain
   PyTorch and by kernels. `logit_statistics` for the cross entropy and statistics, `divergence_kinds` for two heads.
-- **Pass**: takes a chunk of tokens after another (`token_chunks`), and in it a block of rows after another: product and
-  finishing (`products`, `finishing`), totals, gradient, and the products with it. `vocabulary_pass` is that of stored
-  rows; `differentiable_totals` calls it from autograd, checkpoints blocks of other tables, and has the plain version.
+- **Loop**: takes one chunk of tokens after another, and in each one block of rows after another: product, totals,
+  gradient, and the products with it. `loop` has it, for stored rows; `blocks` computes the logits of a block and their
+  backward, `token_chunks` the tokens of a chunk, of one rank or several. `differentiable_totals` calls it from autograd,
+  checkpoints blocks of other tables, and has the plain version.
 
 `linear.reduced_and_token_losses` decides which implementation computes a cross entropy: the plain definition
-(`definition`), a pass, or its custom operator in compiled graphs (`operators`). `counted_tokens` checks targets, and
-decides which tokens are computed and whether the host waits for the device.
+(`definition`), the loop, or its custom operator in compiled graphs (`operators`). `targets` checks targets, and decides
+which tokens are computed and whether the host waits for the device.
 """
 
 import lazy_loader

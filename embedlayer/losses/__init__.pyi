@@ -1,12 +1,12 @@
 from .batch_invariance import BatchInvariance as BatchInvariance
 from .batch_invariance import check_batch_invariance as check_batch_invariance
 from .chunks import chunk_log_probs as chunk_log_probs
+from .definition import finish_logits as finish_logits
 from .divergence_kinds import ForwardKL as ForwardKL
 from .divergence_kinds import JensenShannon as JensenShannon
 from .divergence_kinds import ReverseKL as ReverseKL
 from .divergences import TopKTargets as TopKTargets
 from .divergences import divergence as divergence
-from .finishing import finish_logits as finish_logits
 from .largest import top_k as top_k
 from .linear import linear_cross_entropy as linear_cross_entropy
 from .linear import token_log_probs as token_log_probs

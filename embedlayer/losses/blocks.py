@@ -4,14 +4,16 @@ See `converted_rows` for their dtypes. Where products have another dtype than ro
 of a chunk and the rows of a block are converted for them. Of rows there is one buffer.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-from embedlayer.core.collectives import Collectives, RowPartition
+from embedlayer.core.collectives import Collectives
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
-from embedlayer.kernels.softmax import Finishing
-from embedlayer.losses.compiled_blocks import add_bfloat16_
+from embedlayer.kernels.kernel import Kernel
+from embedlayer.kernels.softmax import BLOCK_NUMEL, Finishing
 from embedlayer.losses.converted_rows import (
     ConvertedRows,
     has_wide_products,
@@ -20,8 +22,8 @@ from embedlayer.losses.converted_rows import (
     write_product,
 )
 from embedlayer.losses.definition import gradient_dtype
-from embedlayer.losses.finishing import BlockFinishing
 from embedlayer.losses.fixed_row import one_index
+from embedlayer.losses.options import LogitSettings
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, UncomputedLogits
 
@@ -29,8 +31,50 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Gradients by hidden states, rows, bias and logits of further events; `None` if not requested."""
 
 
+ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
+
 ROUNDED_ROWS = 256
 """Rows whose logits are rounded at once on a CPU."""
+
+
+class BlockFinishing:
+    """Finish logits in place over blocks of rows, vocabulary first, `(R, C)`, and convert gradients back."""
+
+    # `bound * tanh((scale * x + bias / divisor) / softcap)`, without a soft cap `scale * x + bias / divisor`: the
+    # temperature is in `divisor` (or, with a soft cap, in `bound`), so callers pass raw logits times `scale`.
+
+    def __init__(self, options: LogitSettings) -> None:
+        self.softcap = options.softcap
+        self.divisor = options.temperature if self.softcap is None else 1.0
+        self.scale = options.logit_scale / self.divisor
+        self.bound = None if self.softcap is None else self.softcap / options.temperature
+        self.masked = options.masked()
+
+    def finish_(self, block_RC: Tensor, start: int, bias: Tensor | None) -> None:
+        """Apply bias, soft cap and mask to scaled logits."""
+        if bias is not None:
+            block_RC.add_(bias.unsqueeze(1))
+        if self.softcap is not None and self.bound is not None:
+            block_RC.div_(self.softcap).tanh_().mul_(self.bound)
+        self.fill_masked_(block_RC, start, -math.inf)
+
+    def softcap_grad(self, logits_RC: Tensor, buffer: Tensor) -> Tensor | None:
+        """Return the derivative of soft cap and temperature at finished logits, or `None` without a soft cap."""
+        if self.softcap is None or self.bound is None:
+            return None
+        out = torch.div(logits_RC, self.bound, out=buffer[: logits_RC.numel()].view(logits_RC.shape))
+        return out.square_().neg_().add_(1).mul_(self.bound / self.softcap)
+
+    def unfinish_(self, dlogits_RC: Tensor, softcap_grad_RC: Tensor | None, start: int) -> None:
+        """Convert gradients of finished logits, in place, to those of the scaled logits."""
+        if softcap_grad_RC is not None:
+            dlogits_RC.mul_(softcap_grad_RC)
+        self.fill_masked_(dlogits_RC, start, 0.0)
+
+    def fill_masked_(self, block_RC: Tensor, start: int, value: float) -> None:
+        """Set the row of the masked token to `value`, if it is in the block from row `start` on."""
+        if self.masked is not None and start <= self.masked < start + len(block_RC):
+            block_RC[self.masked - start] = value
 
 
 class HeadBlocks:
@@ -39,7 +83,7 @@ class HeadBlocks:
     def __init__(
         self,
         logits: UncomputedLogits,
-        partition: RowPartition,
+        row_range: tuple[int, int],
         tokens: TokenChunks,
         dtype: torch.dtype,
         *,
@@ -47,9 +91,9 @@ class HeadBlocks:
         unfinished: bool = False,
     ) -> None:
         self.logits = logits
-        self.partition = partition
+        self.first, stop = row_range
         self.dtype = dtype
-        options = logits.options.of_rows(partition.start, partition.stop)
+        options = logits.options.of_rows(self.first, stop)
         self.finishing = BlockFinishing(options)
         self.hidden_scale, self.block_scale = self.finishing.scale, 1.0
         hidden_ND = logits.hidden.detach().reshape(-1, logits.hidden.shape[-1])
@@ -59,7 +103,7 @@ class HeadBlocks:
         self.unadded_bias: Tensor | None = None
         if isinstance(logits, LinearLogits):
             weight = logits.weight.detach()
-            rows = weight[: len(partition)] if logits.is_sharded else weight[partition.start : partition.stop]
+            rows = weight[: stop - self.first] if logits.is_sharded else weight[self.first : stop]
             if options.head_dtype is None:  # that of autocast may be another
                 rows, self.hidden_ND = rows.to(logits.dtype), self.hidden_ND.to(logits.dtype)
             both = {rows.dtype, self.hidden_ND.dtype}
@@ -112,8 +156,7 @@ class HeadBlocks:
         """Write the logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`."""
         stop = start + out_RC.shape[0]
         if self.rows is None:
-            first = self.partition.start
-            out_RC.copy_(self.logits.block(x_CD, first + start, first + stop).detach().T)
+            out_RC.copy_(self.logits.block(x_CD, self.first + start, self.first + stop).detach().T)
             return
         if self.is_stored:
             out_RC.addmm_(self.rows.rows[start:stop], x_CD.T, beta=0)
@@ -255,3 +298,17 @@ class GradientSums:
                 self.bias.div_(finishing.divisor)
             finishing.fill_masked_(self.bias, 0, 0.0)
         return hidden, self.weight, self.bias, self.events
+
+
+def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool) -> None:
+    """Add a tensor to float32 sums, whose high 16 bits are bfloat16 numbers, and whose low 16 bits are a residual."""
+    # Overwrites `total` and `residual` (uint16). The last addition rounds `total` to nearest; `residual` is then stale.
+    if ADD_BFLOAT16.run(len(total), total, residual, addend, last, block=max(1, BLOCK_NUMEL // total.shape[1])):
+        return
+    bits = (total.view(torch.int16).int() << 16) | residual.int()
+    wide = bits.view(torch.float32) + addend
+    if last:
+        total.copy_(wide)
+    else:
+        total.view(torch.int16).copy_(wide.view(torch.int32) >> 16)
+        residual.copy_(wide.view(torch.int32))

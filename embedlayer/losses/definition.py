@@ -5,6 +5,7 @@ are zeros in it (`counted_states`), and float16 numbers are multiplied in float3
 computes the same loss with less memory, and is tested against it.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -15,8 +16,55 @@ from torch import Tensor
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import count_dispatch_modes, fusible
-from embedlayer.losses.options import LossSettings
-from embedlayer.losses.token_weights import counted_weights
+from embedlayer.losses.fixed_row import one_index
+from embedlayer.losses.options import LogitOptions, LogitSettings, LossSettings, check_options
+
+
+def finish_logits(
+    raw_logits: Float[Tensor, "*batch V"],
+    *,
+    logit_scale: float = 1.0,
+    bias: Float[Tensor, " V"] | None = None,
+    softcap: float | None = None,
+    temperature: float = 1.0,
+    padding_idx: int | None = None,
+    mask_padding: bool = False,
+) -> Float[Tensor, "*batch V"]:
+    """Compute logits from raw logits `hidden @ weight.T`: scale, bias, soft cap, temperature and masked padding.
+
+    Args:
+        raw_logits: Products of hidden states and rows, `(..., V)`.
+        logit_scale: See `LogitOptions`, as for the other arguments.
+        bias: `(V,)` or `None`.
+        softcap: Bound of the logits, or `None`.
+        temperature: Divisor of the logits, above 0.
+        padding_idx: Padding token, or `None`.
+        mask_padding: Whether the logit of the padding token is -inf.
+
+    Returns:
+        Logits, `(..., V)`.
+
+    Example:
+        >>> finish_logits(torch.tensor([1.0, 2.0, 3.0]), logit_scale=0.5, padding_idx=0, mask_padding=True)
+        tensor([  -inf, 1.0000, 1.5000])
+    """
+    settings = LogitSettings(logit_scale, bias, softcap, temperature, padding_idx, mask_padding)
+    check_options(settings._asdict(), LogitOptions, "finish_logits")
+    return finish(raw_logits, settings)
+
+
+def finish(raw_logits: Float[Tensor, "*batch V"], options: LogitSettings) -> Float[Tensor, "*batch V"]:
+    """Compute `finish_logits` with options that were checked already."""
+    logits = raw_logits if options.logit_scale == 1.0 else raw_logits * options.logit_scale
+    if options.bias is not None:
+        logits = logits + options.bias
+    if options.softcap is not None:
+        logits = options.softcap * torch.tanh(logits / options.softcap)
+    if options.temperature != 1.0:
+        logits = logits / options.temperature
+    if (masked := options.masked()) is not None:
+        logits = logits.index_fill(-1, one_index(masked, logits), -math.inf)
+    return logits
 
 
 def counted_states(hidden: Float[Tensor, "*batch D"], kept: Bool[Tensor, "*batch"] | None) -> Float[Tensor, "*batch D"]:
@@ -62,6 +110,11 @@ def gradient_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype of the gradient of a tensor: its own, or `grad_dtype`, which torch has from 2.13 on."""
     dtype: torch.dtype | None = getattr(x, "grad_dtype", None) if x.is_leaf else None
     return x.dtype if dtype is None else dtype
+
+
+def counted_weights(weights: Float[Tensor, "*batch"], kept: Bool[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """Return the weights with 0 for tokens that do not count, even if they are infinite or NaN."""
+    return weights.masked_fill(~kept, 0.0)
 
 
 def reduce_losses(losses: Tensor, kept: Tensor | None, loss: LossSettings) -> Tensor:

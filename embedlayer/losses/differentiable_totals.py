@@ -174,7 +174,8 @@ class _Job:
         """Return `parts`, with the bias of the rows of this rank alone."""
         hidden, weight, bias, events = self.parts
         if bias is not None and self.student.is_sharded:
-            bias = bias[self.student.partition.start : self.student.partition.stop]
+            start, stop = self.student.row_range
+            bias = bias[start:stop]
         return hidden, weight, bias, events
 
     def with_parts(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, events: Tensor | None) -> "_Job":

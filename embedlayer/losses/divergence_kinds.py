@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.errors import SizeError
-from embedlayer.kernels.divergences import DivergenceKind
-from embedlayer.losses.compiled_blocks import (
-    divergence_of_blocks,
-    gradient_of_divergence,
-    mixture_divergences_of_blocks,
+from embedlayer.kernels.divergences import (
+    DivergenceKind,
+    divergence_gradient,
+    mixture_divergences,
+    pair_statistics,
 )
 from embedlayer.losses.objective import (
     BlockGradient,
@@ -263,3 +263,50 @@ def _merge(parts: Totals, weights: str) -> Totals:
     teacher, shares_of_teacher = merge_softmax(parts, TEACHER)
     shares = shares_of_teacher if weights == TEACHER else shares
     return {**student, **teacher, "mean": (parts["mean"] * shares).sum(0)}
+
+
+SOFTMAXES = ("top", "log_sum", "sums", "top_teacher", "log_sum_teacher", "sums_teacher")
+"""Totals of the softmaxes of two heads, in the order of the kernel."""
+
+
+def divergence_of_blocks(kind: DivergenceKind) -> BlockTerms:
+    """Return a kernel that computes both softmaxes of the blocks of a chunk, and for a KL divergence its mean."""
+
+    def terms(block: LogitBlock) -> Totals | None:
+        found = pair_statistics(*_stored_pair(block), int(kind))
+        names = (*SOFTMAXES, "mean") if kind else SOFTMAXES
+        return None if found is None else dict(zip(names, found.unbind(1), strict=False))
+
+    return terms
+
+
+def mixture_divergences_of_blocks(previous: Totals, beta: float) -> BlockTerms:
+    """Return a kernel that computes the second sweep of `JensenShannon` over the blocks of a chunk."""
+    names = ("top", "log_sum", "top_teacher", "log_sum_teacher")
+    levels = torch.stack([finite_top(previous[name]) if name[0] == "t" else previous[name] for name in names])
+
+    def terms(block: LogitBlock) -> Totals | None:
+        found = mixture_divergences(*_stored_pair(block), levels, beta)
+        return None if found is None else dict(zip(("student", "teacher"), found.unbind(1), strict=True))
+
+    return terms
+
+
+def gradient_of_divergence(
+    kind: DivergenceKind, totals: Totals, factors: tuple[Tensor, ...], beta: float = 0.0
+) -> BlockGradient:
+    """Return a kernel that computes the gradient by the student's logits of each block."""
+    tops = finite_top(totals["top"]), finite_top(totals["top_teacher"])
+    numbers = torch.stack([*tops, *factors, *(torch.zeros_like(tops[0]),) * (4 - len(factors))])
+
+    def gradient(block: LogitBlock, bias_grad: Tensor | None, add: bool) -> bool:
+        done: bool = divergence_gradient(*_stored_pair(block), numbers, bias_grad, add, int(kind), float(beta))
+        return done
+
+    return gradient
+
+
+def _stored_pair(block: LogitBlock) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the logits of student and teacher, and the biases that these do not contain yet."""
+    assert block.teacher is not None
+    return block.student, block.teacher, *block.biases

@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.losses.counted_tokens import CountedTokens, checked_ids, counted_tokens
 from embedlayer.losses.definition import reduce_losses
 from embedlayer.losses.differentiable_totals import LossOfHead, compute_loss, compute_totals, plain_totals
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
@@ -17,6 +16,7 @@ from embedlayer.losses.next_bytes import NextByte, NextBytes, check_next_bytes
 from embedlayer.losses.objective import Request, event_log_probs, log_probs
 from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
 from embedlayer.losses.padding import padded_tokens
+from embedlayer.losses.targets import CountedTokens, checked_ids, counted_tokens
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids, is_plain
 
 

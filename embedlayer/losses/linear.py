@@ -17,7 +17,6 @@ from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import fusible
 from embedlayer.kernels.softmax import STATISTICS
-from embedlayer.losses.counted_tokens import CheckedIds, RankRequest, counted_targets
 from embedlayer.losses.definition import cross_entropy, reduce_losses
 from embedlayer.losses.differentiable_totals import LossOfHead, compute_joint_loss, compute_loss
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
@@ -25,7 +24,7 @@ from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.options import LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
 from embedlayer.losses.recording import is_recording, record_logits
-from embedlayer.losses.token_weights import require_token_weights
+from embedlayer.losses.targets import CheckedIds, RankRequest, counted_targets, require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, UncomputedLogits, check_ids, is_plain
 
 

@@ -9,10 +9,19 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
-from embedlayer.kernels.largest import NO_ID
-from embedlayer.kernels.softmax import PART, cross_entropy_of_totals
-from embedlayer.losses.compiled_blocks import gradient_of_statistics, statistics_of_blocks, with_largest
-from embedlayer.losses.counted_tokens import CheckedIds
+from embedlayer.kernels.largest import NO_ID, update_largest
+from embedlayer.kernels.softmax import (
+    PART,
+    BlockStatistics,
+    Requests,
+    concatenated,
+    cross_entropy_of_totals,
+    gradient_on_cpu,
+    softmax_factors,
+    softmax_gradient,
+    softmax_statistics,
+    statistics_on_cpu,
+)
 from embedlayer.losses.largest import GROUP, LEAST_GROUPED, ordered_top_k, top_k
 from embedlayer.losses.next_bytes import NextBytes
 from embedlayer.losses.objective import (
@@ -33,6 +42,7 @@ from embedlayer.losses.objective import (
     stacked,
 )
 from embedlayer.losses.options import LossSettings
+from embedlayer.losses.targets import CheckedIds
 
 SORTED = 8  # numbers of 4 bytes that a sort needs for each logit
 
@@ -241,3 +251,97 @@ def target_request(targets: CheckedIds, loss: LossSettings) -> Request:
     """Return the request for the totals that the losses of targets need."""
     objective, ids = LogitStatistics(sum=bool(loss.label_smoothing)), targets.ids.flatten().unsqueeze(1)
     return Request(objective, ids=ids, tokens=targets.tokens, min_chunks=loss.min_chunks, chunk_bytes=loss.chunk_bytes)
+
+
+OF_BLOCK = ("top", "log_sum", "sums", "sum", "mean", "log_squares")
+"""Totals that kernels compute, in this order."""
+
+KEYS = ("lane_keys", "part_keys")
+"""Results of `softmax_statistics` from which the largest logits are found on CUDA."""
+
+
+def statistics_of_blocks(ids: Tensor | None, names: list[str], *, with_keys: bool = False) -> BlockTerms:
+    """Return a kernel that computes statistics of the blocks of a chunk; see `LogitStatistics.terms`."""
+    requests = Requests.of([] if ids is None else [ids])
+    flags = [*(name in names for name in ("sum", "mean", "log_squares")), with_keys]
+    left_out = [name for name in ("sum", "mean", "log_squares") if name not in names]
+    on_cpu: BlockStatistics | None = None
+
+    def terms(block: LogitBlock) -> Totals | None:
+        nonlocal on_cpu
+        z, bias = block.student, block.biases[0]
+        if on_cpu is None and device_kind(z) != "cuda":
+            on_cpu = statistics_on_cpu(requests, z, extended=any(flags[:3]))
+        if on_cpu is not None:
+            result = on_cpu(z, bias, block.start)
+        else:
+            result = softmax_statistics(z, bias, *requests, block.start, *flags, *block.unfinished)
+        if result is None:
+            return None
+        found, selected = result[:2]
+        totals = dict(zip(OF_BLOCK, found.unbind(1), strict=True))
+        for name in left_out:
+            del totals[name]
+        if with_keys:
+            totals |= zip(KEYS, result[2:] or [z.new_empty(0, dtype=torch.long)] * 2, strict=True)
+        if ids is not None:
+            totals["selected"] = selected.unsqueeze(0)
+        return totals
+
+    return terms
+
+
+def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
+    """Return a kernel that also looks for the K largest logits; the totals of the last block contain them."""
+    # The kernel has state: use it for the blocks of one chunk, each once.
+    state: list[Tensor] = []
+    seen = 0
+
+    def with_top_k(block: LogitBlock) -> Totals | None:
+        nonlocal seen
+        z, dtype = block.student, wide_dtype(block.student.dtype)
+        rows, tokens = z.shape
+        if not state:
+            state.extend(z.new_full(shape, -torch.inf, dtype=dtype) for shape in ((tokens,), (tokens, k)))
+            state.append(z.new_full((tokens, k), NO_ID, dtype=torch.long))
+        found = terms(block)
+        if found is None:
+            return None
+        keys = [found.pop(name) for name in KEYS]
+        if not update_largest(z, block.biases[0], block.start, seen, *keys, *state, *block.unfinished):
+            return None
+        seen += rows
+        shown = slice(1 if block.is_last else 0)
+        return {**found, "top_logits": state[1].T[None][shown], "top_ids": state[2].T[None][shown]}
+
+    return with_top_k
+
+
+def gradient_of_statistics(
+    requested: list[tuple[Tensor, Tensor, Tensor]], totals: Totals, grads: Totals
+) -> BlockGradient:
+    """Return a kernel that computes the gradient by the logits of each block; see `LogitStatistics.dlogits_`."""
+    requests = Requests.of([ids for ids, _, _ in requested])
+    by_request, values = None, None
+    if requests.places is not None:
+        by_request = torch.cat([grad.flatten() for _, grad, _ in requested])[requests.places]
+    elif requests.ids is not None:
+        by_request, values = (concatenated([each[i] for each in requested]) for i in (1, 2))
+    names = ("log_sum", "mean", "log_squares", "sum")
+    of_totals = totals["top"], totals["sums"], totals.get("mean"), totals.get("log_squares")
+    factors = grads["factors"] if "factors" in grads else softmax_factors(*of_totals, *map(grads.get, names))
+    flags = "mean" in grads, "log_squares" in grads
+    if device_kind(factors) != "cuda":
+        on_cpu = gradient_on_cpu(requests, by_request, factors)
+
+        def gradient_of_block(block: LogitBlock, bias_grad: Tensor | None, _: bool) -> bool:
+            return on_cpu(block.student, block.biases[0], block.start, bias_grad)
+
+        return gradient_of_block
+
+    def gradient(block: LogitBlock, bias_grad: Tensor | None, add: bool) -> bool:
+        inputs = block.student, block.biases[0], *requests, block.start, by_request, values, factors, bias_grad, add
+        done: bool = softmax_gradient(*inputs, *flags, *block.unfinished)
+        return done
+
+    return gradient

@@ -80,8 +80,8 @@ class VocabularyPass:
         self.request = request
         self.objective, teacher, ids, counted, self.min_chunks, self.max_bytes, events = request
         self.student = student
-        partition, self.dtype = student.partition, wide_dtype(student.dtype)
-        self.first, self.rows = partition.start, len(partition)
+        (self.first, stop), self.dtype = student.row_range, wide_dtype(student.dtype)
+        self.rows = stop - self.first
         self.is_invariant = student.options.batch_invariant
         multiple = joint_multiple(student, teacher)
         self.tokens = TokenChunks(student.collectives, student.hidden.shape[:-1].numel(), counted, multiple)
@@ -94,8 +94,8 @@ class VocabularyPass:
         self.device = "cuda" if device_kind(self.like) == "cuda" else "cpu"  # the key of the tables of block sizes
         self.compiled = self.objective.has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
         self.finishes = self.compiled and self.device == "cuda" and self.objective.finishes
-        parts = partition, self.tokens, self.dtype
-        self.heads = [HeadBlocks(each, *parts, compiled=self.compiled, unfinished=self.finishes) for each in both]
+        own = (self.first, stop), self.tokens, self.dtype
+        self.heads = [HeadBlocks(each, *own, compiled=self.compiled, unfinished=self.finishes) for each in both]
         least = LEAST_ROWS if self.is_invariant else 1
         self.row_blocks = row_blocks(self.rows, ROWS_OF_A_BLOCK[self.device], least=least)
         self.work, self.softcap_buffer = Workspace(), self.like

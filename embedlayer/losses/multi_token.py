@@ -12,7 +12,7 @@ from embedlayer.core.documents import AttentionMask, shifted_targets
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.losses.options import LossSettings
 from embedlayer.losses.target_groups import TargetGroups, reduced_losses, token_losses, weighted_sum
-from embedlayer.losses.token_weights import require_token_weights
+from embedlayer.losses.targets import require_token_weights
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from embedlayer.kernels.softmax import Finishing
-from embedlayer.losses.counted_tokens import CountedTokens
 from embedlayer.losses.padding import own_tokens, padded_tokens
+from embedlayer.losses.targets import CountedTokens
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 Totals = dict[str, Tensor]

@@ -7,12 +7,11 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
-from embedlayer.losses.counted_tokens import CheckedIds, CountedTokens, checked_ids
 from embedlayer.losses.definition import reduction_factors, scaled_factors
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.loop import VocabularyPass
 from embedlayer.losses.options import LogitSettings, LossSettings
-from embedlayer.losses.token_weights import raise_if_not_finite
+from embedlayer.losses.targets import CheckedIds, CountedTokens, checked_ids, raise_if_not_finite
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients
 
 

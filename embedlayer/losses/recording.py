@@ -97,11 +97,11 @@ def _variances_of(logits: UncomputedLogits, states: Tensor) -> Tensor:
     """Return the variance over the vocabulary of the logits of a few hidden states `(S, D)`, `(S,)`."""
     if not (isinstance(logits, LinearLogits) and logits.is_sharded):
         return _variances(logits.block(states, 0, logits.vocab_size))
-    rows, collectives = logits.partition, logits.collectives
+    (start, stop), collectives = logits.row_range, logits.collectives
     states = collectives.all_gather(states.to(logits.rows.dtype))  # outside of autocast both must have one dtype
-    options = logits.options.of_rows(rows.start, rows.stop)
+    options = logits.options.of_rows(start, stop)
     of_rank = LinearLogits.of(states, logits.rows, options)
-    return _variances(of_rank.block(states, 0, len(rows)), collectives)
+    return _variances(of_rank.block(states, 0, stop - start), collectives)
 
 
 def _variances(z: Tensor, ranks: Collectives = SINGLE_PROCESS) -> Tensor:

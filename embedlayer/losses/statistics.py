@@ -8,7 +8,6 @@ from torch import Tensor
 
 from embedlayer.core.errors import SizeError
 from embedlayer.core.option_docs import show_options
-from embedlayer.losses.counted_tokens import CheckedIds, counted_targets
 from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
 from embedlayer.losses.linear import Counted
@@ -17,6 +16,7 @@ from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.next_bytes import NextBytes, check_next_bytes
 from embedlayer.losses.objective import Request, event_log_probs, log_probs, logsumexp
 from embedlayer.losses.options import LogitOptions, LossSettings, ScoreOptions, Statistic, check_options
+from embedlayer.losses.targets import CheckedIds, counted_targets
 from embedlayer.losses.uncomputed_logits import UncomputedLogits, check_ids, is_plain
 
 DEFAULTS = LossSettings()

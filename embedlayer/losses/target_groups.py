@@ -8,9 +8,10 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from embedlayer.core.shapes import wide_dtype
+from embedlayer.losses.definition import counted_weights
 from embedlayer.losses.linear import cross_entropy_of, losses_of_heads, reduced_and_token_losses, targets_of_heads
 from embedlayer.losses.options import LossSettings
-from embedlayer.losses.token_weights import counted_weights, finite_or_nan
+from embedlayer.losses.targets import finite_or_nan
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from embedlayer.core.collectives import Collectives
 from embedlayer.core.devices import device_kind
 from embedlayer.losses.chunk_size import MULTIPLE
-from embedlayer.losses.counted_tokens import CountedTokens
 from embedlayer.losses.definition import counted_states
 from embedlayer.losses.objective import Totals
+from embedlayer.losses.targets import CountedTokens
 
 
 class Chunk(NamedTuple):

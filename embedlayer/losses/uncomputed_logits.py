@@ -23,9 +23,7 @@ from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
 from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype, product_dtype
-from embedlayer.losses.counted_tokens import RankRequest
-from embedlayer.losses.definition import counted_states
-from embedlayer.losses.finishing import finish
+from embedlayer.losses.definition import counted_states, finish
 from embedlayer.losses.fixed_row import check_rows_are_whole, linear_with_fixed_row, row_within, with_fixed_row
 from embedlayer.losses.options import (
     Impl,
@@ -36,6 +34,7 @@ from embedlayer.losses.options import (
     check_token_options,
 )
 from embedlayer.losses.row_parts import NewGradient, row_parts
+from embedlayer.losses.targets import RankRequest
 
 RawLogits = Callable[[Tensor, int, int], Tensor]
 """Function from `(hidden, start, stop)` to the raw logits `hidden @ rows[start:stop].T`."""
@@ -273,7 +272,8 @@ class LinearLogits(UncomputedLogits):
 
     weight: Tensor
     impl: Impl
-    _partition: RowPartition | None = None
+    partition: RowPartition | None = None
+    """Which rows this rank stores, if others store rows too."""
 
     collectives: Collectives = SINGLE_PROCESS
     """The ranks over which the rows are sharded."""
@@ -350,7 +350,7 @@ class LinearLogits(UncomputedLogits):
         check_token_options(options, partition.num_rows)
         logits = cls(hidden, fixed, impl="chunked", head_dtype=options.head_dtype)
         logits.vocab_size, logits.options = partition.num_rows, options
-        logits.collectives, logits._partition = collectives, partition
+        logits.collectives, logits.partition = collectives, partition
         logits.equal_loss_factors = equal_loss_factors
         return logits
 
@@ -391,14 +391,14 @@ class LinearLogits(UncomputedLogits):
         return few and (dtype != torch.bfloat16 or product_dtype(dtype, device) == dtype)
 
     @property
-    def partition(self) -> RowPartition:
-        """Return which rows this rank stores."""
-        return RowPartition(self.vocab_size) if self._partition is None else self._partition
+    def row_range(self) -> tuple[int, int]:
+        """Return the first row that this rank stores, and the row behind its last one."""
+        return (0, self.vocab_size) if self.partition is None else (self.partition.start, self.partition.stop)
 
     @property
     def is_sharded(self) -> bool:
         """Return whether other ranks store rows too."""
-        return self._partition is not None
+        return self.partition is not None
 
     @property
     def rank_request(self) -> RankRequest | None:
@@ -420,7 +420,8 @@ class LinearLogits(UncomputedLogits):
     @property
     def rows(self) -> Tensor:
         """Return the rows of this rank's tokens, without spare rows."""
-        return self.weight[: len(self.partition)]
+        start, stop = self.row_range
+        return self.weight[: stop - start]
 
     def _take_rows(self, parts: Sequence[Self], ranges: Sequence[tuple[int, int]]) -> None:
         """Give each of several copies the rows of one range of tokens alone."""

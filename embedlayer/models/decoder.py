@@ -37,7 +37,7 @@ from embedlayer.inputs.injection import (
 from embedlayer.inputs.steps import TracedStep
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.options import LogitOptions, LossOptions, Reduction, ScoreOptions, check_options
-from embedlayer.losses.token_weights import require_token_weights
+from embedlayer.losses.targets import require_token_weights
 from embedlayer.models.attention import AddedScores, scaled_dot_product
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.positions.position import Position, PreparedPositions, positions_of

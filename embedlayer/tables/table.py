@@ -21,7 +21,7 @@ from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current, recompute_weights, refuse_per_sample_gradients
 from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
-from embedlayer.losses.finishing import finish
+from embedlayer.losses.definition import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
