@@ -11,7 +11,7 @@ How the loss of a head is computed, in four words:
   PyTorch and by kernels. `logit_statistics` for the cross entropy and statistics, `divergence_kinds` for two heads.
 - **Loop**: takes one chunk of tokens after another, and in each one block of rows after another: product, totals,
   gradient, and the products with it. `loop` has it, for stored rows; `blocks` computes the logits of a block and their
-  backward, `token_chunks` the tokens of a chunk, of one rank or several. `differentiable_totals` calls it from autograd,
+  backward, and `token_chunks` the tokens of a chunk. `differentiable_totals` calls the loop from autograd,
   checkpoints blocks of other tables, and has the plain version.
 
 `linear.reduced_and_token_losses` decides which implementation computes a cross entropy: the plain definition
