@@ -191,8 +191,10 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A folder for computed layouts in place of the user's cache, and what makes small tests slow or too easy."""
     from small_blocks import small_blocks
 
-    # On CUDA, small tests are computed as large inputs: what is few there is more than any test has.
-    with pytest.MonkeyPatch.context() as patch, small_blocks(device="cuda", few_logits="cpu", few_scores=0):
+    # Small tests are computed as large inputs: what is few is more than most tests have, and on CUDA more than any.
+    few = 1 << 16
+    on_cpu, on_cuda = small_blocks(few_logits=few), small_blocks(device="cuda", few_logits=few, few_scores=0)
+    with pytest.MonkeyPatch.context() as patch, on_cpu, on_cuda:
         patch.setenv("EMBEDLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
         # torch's measurement of a graph's guards, for a log, flushes the caches of the cores.
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)

@@ -51,4 +51,4 @@ def test_a_loss_in_chunks_of_1024_tokens_reaches_its_goal_on_an_h100(predicted) 
 
 
 def test_plain_logits_take_as_long_as_was_published(predicted) -> None:
-    assert predicted["loss, plain"]["h100_ms"] == pytest.approx(59, rel=0.03)
+    assert predicted["loss, plain"]["h100_ms"] == pytest.approx(59, rel=0.04)

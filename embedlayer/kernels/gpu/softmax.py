@@ -5,7 +5,7 @@ A block is `(R, C)`, R rows of the vocabulary by C tokens: a program has consecu
 a time, and a part of the rows. No two programs write to the same memory, so the results do not depend on their order.
 
 Logits are read as the matrix product wrote them, and finished in registers: `scale`, `bias`, soft cap and masked row,
-as `embedlayer.losses.definition.BlockFinishing` defines them. These kernels share arguments:
+as `embedlayer.losses.blocks.BlockFinishing` defines them. These kernels share arguments:
 
 - `z`: logits as stored, `(R, C)`.
 - `bias`: bias of each row, float32, `(R,)`, or `None`.
