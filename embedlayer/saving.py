@@ -135,14 +135,19 @@ class Pretrained(Described, nn.Module):
         Raises:
             FileError: The folder cannot be written.
             CheckpointError: The layer, or a layer inside it, could not be loaded again: it has no `config`, is defined
-                inside a function, or `require_loadable` finds what its configuration does not contain. Or a tensor is
-                a sharded `DTensor`. Nothing is written.
+                inside a function, or `require_loadable` finds what its configuration does not contain. Or it is a tied
+                head, which has no rows of its own, or a tensor is a sharded `DTensor`. Nothing is written.
             SizeError: DeepSpeed's ZeRO-3 has partitioned a parameter, which it has not gathered.
             TokenizerError: `tokenizer` is no tokenizer.
         """
         from embedlayer.io.files import create_folder
         from embedlayer.io.safetensors_files import require_whole, save_tensors
 
+        if getattr(self, "tied", False):
+            raise CheckpointError(
+                "A tied head has no rows of its own, so it cannot be loaded alone. Save the model or EmbeddingLayer "
+                "that has the table and the head; or save the table, and tie a new head to it: OutputHead(table)."
+            )
         refuse_partitioned(self.named_parameters(), "is saved")
         description, state = describe(self), self.state_dict()
         require_whole(state)

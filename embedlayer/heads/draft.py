@@ -1,36 +1,23 @@
 """An LM head over some rows of another head, for draft models of speculative decoding (FR-Spec, EAGLE-3)."""
 
-import sys
+import operator
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Literal, Unpack, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.core.computed_buffers import ComputedBuffers
-from embedlayer.core.devices import autocast
 from embedlayer.core.documents import IGNORED
-from embedlayer.core.errors import SizeError, TokenIdError
+from embedlayer.core.errors import ShapeError, SizeError, TokenIdError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.option_docs import show_options
-from embedlayer.core.torch_state import (
-    calls_forward,
-    is_current,
-    is_observed,
-    plain_operators_only,
-    refuse_per_sample_gradients,
-)
-from embedlayer.heads.adapted_rows import AdaptedRows
-from embedlayer.heads.draft_map import check_draft_tokens
-from embedlayer.heads.logit_source import ModelLogitOptions
-from embedlayer.heads.output import OutputHead, logits_of_call, options_after_call
+from embedlayer.core.torch_state import calls_forward, plain_operators_only
+from embedlayer.heads.output import OutputHead, finished_products, logits_of_call, options_after_call
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.kernels.index_check import IndexCheck
-from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
-from embedlayer.losses.definition import finish
-from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.next_bytes import NextBytes, check_next_bytes
@@ -44,15 +31,44 @@ from embedlayer.losses.options import (
     Statistic,
     check_options,
 )
-from embedlayer.losses.padding import own_tokens, padded_tokens
 from embedlayer.losses.statistics import TokenStatistics, token_statistics_of
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, TokenChoice, UncomputedLogits
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.table import TokenTable, check_width, logits_of_function
+from embedlayer.tables.table import TokenTable
 
 Outside = Literal["ignore", "count", "error"]
 """What a loss does with a target that is not in the draft vocabulary; see `DraftHead.loss`."""
+
+
+def check_draft_tokens(token_ids: Iterable[int] | Int[Tensor, " N"], vocab_size: int) -> tuple[int, ...]:
+    """Check the tokens of a draft vocabulary and return them in the given order: draft ID i is token `token_ids[i]`."""
+    if isinstance(token_ids, Tensor | np.ndarray):
+        if token_ids.ndim != 1:
+            raise ShapeError(f"token_ids must be (N,), not {tuple(token_ids.shape)}.")
+        ids = token_ids.tolist()  # of one type
+        if ids and type(ids[0]) is int and min(ids) >= 0 and max(ids) < vocab_size and len({*ids}) == len(ids):
+            return tuple(ids)
+        token_ids = ids
+    places: dict[int, int] = {}
+    for place, entry in enumerate(token_ids):
+        if isinstance(entry, bool) or not hasattr(entry, "__index__"):
+            raise ShapeError(
+                f"Entry {place} of token_ids is {entry!r}, not an integer. Pass mask.nonzero().flatten() for a mask."
+            )
+        token = operator.index(entry)
+        if not 0 <= token < vocab_size:
+            raise TokenIdError(
+                f"token id {token} at place {place} of token_ids is outside the full vocabulary of {vocab_size} tokens."
+            )
+        if token in places:
+            raise SizeError(
+                f"Token {token} is at places {places[token]} and {place} of token_ids: name each token once."
+            )
+        places[token] = place
+    if not places:
+        raise SizeError("token_ids is empty: a draft vocabulary has at least one token.")
+    return tuple(places)
 
 
 class DraftHead(ComputedBuffers):
@@ -118,7 +134,8 @@ class DraftHead(ComputedBuffers):
         if not isinstance(head, OutputHead | PredictionHead):
             head = as_table(head, registered=False)
         self.__dict__["head"] = head  # past Module.__setattr__: referred to, not registered
-        self._num_rows = self._current_vocab_size()
+        source = self._source
+        self._num_rows = source.vocab_size
         self.token_ids = self.names = check_draft_tokens(token_ids, self._num_rows)
         self.vocab_size, self.draft_vocab_size = self._num_rows, len(self.token_ids)
         if (names is None) != (vocab_size is None):
@@ -129,9 +146,9 @@ class DraftHead(ComputedBuffers):
                 raise SizeError(f"names has {len(self.names)} tokens, and token_ids {self.draft_vocab_size}.")
         self.token_check = IndexCheck(self.vocab_size, "token id")
         self.draft_check = IndexCheck(self.draft_vocab_size, "token id")
-        padding_idx = self._logit_options().get("padding_idx")
-        self._padding = (padding_idx, self._draft_id(padding_idx))
-        self.recompute_buffers(self._device())
+        padding_idx = source.padding_idx
+        self._padding = (padding_idx, self.token_ids.index(padding_idx) if padding_idx in self.token_ids else None)
+        self.recompute_buffers(self._device)
 
     def buffer_values(self) -> dict[str, Tensor]:
         """Return the maps between IDs: `token_tensor` and `name_tensor` `(N,)`, and `draft_tensor` `(V,)`.
@@ -185,20 +202,13 @@ class DraftHead(ComputedBuffers):
             SizeError: The other head has another number of tokens than when this head was built.
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
-        options = self._draft_options(self._logit_options())
-        settings = LogitSettings(**options)
-        operands = self._operands(hidden, settings)
-        if operands is None:
-            return self._selected_logits({}, hidden)
-        states, rows = operands
-        if settings.batch_invariant:
-            return LinearLogits(states, rows, **options).head_logits()
-        check_dtypes(states, rows.dtype, settings.head_dtype)
-        padding_idx = settings.padding_idx
-        products = in_head_dtype(
-            lambda wide: linear_with_fixed_row(wide, rows, padding_idx), states, settings.head_dtype
-        )
-        return finish(products, settings)
+        logits = self._selected(hidden, "auto", {})
+        if isinstance(logits, BlockLogits):  # as the other head returned them
+            return logits.raw_logits(logits.hidden, 0, self.draft_vocab_size)
+        assert isinstance(logits, LinearLogits)
+        if logits.options.batch_invariant:
+            return logits.head_logits()
+        return finished_products(logits.hidden, logits.weight, logits.options)
 
     @show_options(LogitOptions, ScoreOptions, LossOptions)
     def loss(
@@ -218,8 +228,6 @@ class DraftHead(ComputedBuffers):
         - `"count"`: Its loss is 0 without gradient, and it counts in the mean: the sum is divided by all targets that
           are not `ignore_index`. EAGLE-3's training masks such positions in this way.
         - `"error"`: `TokenIdError`. On an accelerator this waits for the device.
-
-        `count_outside` returns the number of such targets.
 
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`.
@@ -248,7 +256,7 @@ class DraftHead(ComputedBuffers):
         drafts, missing = self._draft_targets(targets, ignore_index)
         if outside == "error" and not plain_operators_only():
             drafts = require_draft_tokens(drafts, targets, missing)
-        logits, loss = self._described(hidden, options)
+        logits, loss = self._resolved(hidden, options)
         if outside == "count" and loss.reduction == "mean":
             total = cross_entropy_of(logits, drafts, loss._replace(reduction="sum"))
             return total / (targets != ignore_index).sum().clamp(min=1)
@@ -268,9 +276,9 @@ class DraftHead(ComputedBuffers):
             **options: See `ScoreOptions`, and `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
-        scores = -self.loss(hidden, tokens, **options, reduction="none")
-        missing = self._draft_targets(tokens, options.get("ignore_index", IGNORED))[1]
-        return scores.masked_fill(missing, float("-inf"))
+        drafts, missing = self._draft_targets(tokens, options.get("ignore_index", IGNORED))
+        logits, loss = self._resolved(hidden, options)
+        return -cross_entropy_of(logits, drafts, loss._replace(reduction="none")).masked_fill(missing, float("inf"))
 
     @show_options(LogitOptions, ScoreOptions)
     def token_statistics(
@@ -296,34 +304,25 @@ class DraftHead(ComputedBuffers):
             top_k: K of `top_logits` and `top_ids`, at most N; 0 for neither.
             next_bytes: Events of the tokens, `NextBytes.of(tokenizer)`; `None` for no statistic of them.
             **options: See `ScoreOptions`, and `loss`.
-
-        Raises:
-            TokenIdError: On the CPU, a token is neither a token of the full vocabulary nor `ignore_index`.
-            CheckpointError: As in `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         drafts, missing = None, None
         if tokens is not None:
             drafts, missing = self._draft_targets(tokens, options.get("ignore_index", IGNORED))
             drafts = drafts.masked_fill(missing, 0)
-        check_next_bytes(next_bytes, self.vocab_size)
-        logits, loss = self._described(hidden, options)
-        results = token_statistics_of(
-            logits,
-            drafts,
-            loss._replace(ignore_index=IGNORED),
-            statistics=statistics,
-            top_k=top_k,
-            next_bytes=None if next_bytes is None else next_bytes.selected(self.name_tensor),
-        )
-        if results.top_ids is not None:
-            ids = self.to_tokens(results.top_ids.clamp(min=0))
-            results = results._replace(top_ids=ids.where(results.top_ids >= 0, -1))
-        if missing is not None and results.log_probs is not None:
-            results = results._replace(log_probs=results.log_probs.masked_fill(missing, float("-inf")))
-        if missing is not None and results.is_argmax is not None:
-            results = results._replace(is_argmax=results.is_argmax & ~missing)
-        return results
+        if next_bytes is not None:
+            check_next_bytes(next_bytes, self.vocab_size)
+            next_bytes = next_bytes.selected(self.name_tensor)
+        logits, loss = self._resolved(hidden, options)
+        found = token_statistics_of(logits, drafts, loss, statistics=statistics, top_k=top_k, next_bytes=next_bytes)
+        if found.top_ids is not None:
+            ids = self.to_tokens(found.top_ids.clamp(min=0))
+            found = found._replace(top_ids=ids.where(found.top_ids >= 0, -1))
+        if missing is not None and found.log_probs is not None:
+            found = found._replace(log_probs=found.log_probs.masked_fill(missing, float("-inf")))
+        if missing is not None and found.is_argmax is not None:
+            found = found._replace(is_argmax=found.is_argmax & ~missing)
+        return found
 
     @show_options(LogitOptions)
     def uncomputed_logits(
@@ -344,20 +343,14 @@ class DraftHead(ComputedBuffers):
             CheckpointError: As in `loss`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
-        of_model, passed = self._model_options(), options
-        options = {**({} if of_model is None else of_model.logit_options()), **options}
-        of_draft = self._draft_options({**self._logit_options(), **options})
-        if not calls_forward(self, _FORWARD):
-            return logits_of_call(self(hidden), **self._draft_options(self._options_after_call(passed)))
-        operands = self._operands(hidden, LogitSettings(**of_draft))
-        if operands is None and not isinstance(self.head, TokenTable):
-            options = self._options_after_call(passed)
-            if is_observed(self.head) or is_observed(_output(self.head)):  # hooks see one call with all hidden states
-                return logits_of_call(self._selected_logits(options, hidden))
-        if operands is None:
-            function, is_invariant = partial(self._selected_logits, options), of_draft.get("batch_invariant", False)
-            return logits_of_function(function, hidden, self.draft_vocab_size, batch_invariant=is_invariant)
-        return LinearLogits(*operands, impl=impl, **of_draft)
+        source = self._source
+        if isinstance(source, OutputHead):
+            options = {**source.model_logit_options(), **options}
+        if calls_forward(self, _FORWARD):
+            return self._selected(hidden, impl, options)
+        own = source.logit_options() if isinstance(source, OutputHead) else {}
+        settings = LogitSettings(**options_after_call(self, own, options))
+        return logits_of_call(self(hidden), **self._choice(hidden.device).settings(settings)._asdict())
 
     def untied(self) -> OutputHead:
         """Return an untied `OutputHead` over the draft IDs, with a copy of the N rows and of the bias.
@@ -370,24 +363,31 @@ class DraftHead(ComputedBuffers):
             SizeError: The head has hooks or computes logits in its own way, or its model adds a bias behind it (BART).
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read.
         """
-        self._check_vocab_size()
-        table = self._table()
-        if not self._is_product(table):
-            raise SizeError(
-                "The head that this DraftHead reads has hooks, or overrides forward or logits: rows alone do not give "
-                "its logits."
-            )
-        of_model = self._model_options()
+        source, choice = self._source, self._choice(self._device)
+        if isinstance(source, OutputHead):
+            table, of_model = source.adapted_table, source.model_options
+        else:
+            table, of_model = source, None
         if of_model is not None and of_model.bias is not None:
             raise SizeError(
                 f"The model adds {of_model.bias.name} to the logits behind this head, and it has one number for each "
                 f"token of the full vocabulary: use the DraftHead itself."
             )
-        shaping = self._draft_options(self._logit_options())
-        bias = shaping.pop("bias", None)
         with torch.no_grad():
-            rows = self._rows(table, self._device(), shaping.get("head_dtype"))
-            options: dict[str, Any] = {**shaping, "vocab_size": len(rows), "embed_dim": rows.shape[1]}
+            if table is None:
+                rows = source.get_parameter("weight").index_select(0, choice.ids)
+            else:
+                rows = table.chosen_rows(choice.ids, getattr(source, "head_dtype", None))
+            logits = source.selected_logits(rows[:0], choice, "auto", {})
+            is_called = isinstance(self.head, PredictionHead) and not calls_forward(self.head, _PREDICTION_FORWARD)
+            if is_called or not isinstance(logits, LinearLogits):
+                raise SizeError(
+                    "The head that this DraftHead reads has hooks, or overrides forward or logits: rows alone do not "
+                    "give its logits."
+                )
+            options: dict[str, Any] = logits.options._asdict()
+            bias, _ = options.pop("bias"), options.pop("temperature")
+            options |= {"vocab_size": len(rows), "embed_dim": rows.shape[1]}
             head = OutputHead(bias=bias is not None, device="meta", **options)
             head.weight = nn.Parameter(rows)
             head.register_parameter("bias", None if bias is None else nn.Parameter(bias))
@@ -398,7 +398,39 @@ class DraftHead(ComputedBuffers):
         """Return the sizes of both vocabularies for `print`: `"4 of 100 tokens"`."""
         return f"{self.draft_vocab_size} of {self.vocab_size} tokens"
 
-    def _described(self, hidden: Tensor, options: ScoreOptions) -> tuple[UncomputedLogits, LossSettings]:
+    @property
+    def _source(self) -> OutputHead | TokenTable:
+        """Return the head or table that has the rows."""
+        return self.head.output if isinstance(self.head, PredictionHead) else self.head
+
+    @property
+    def _device(self) -> torch.device:
+        """Return the device of the rows."""
+        table = getattr(self._source, "own_table", self._source)
+        return next(self._source.parameters()).device if table is None else table.device
+
+    def _choice(self, device: torch.device) -> TokenChoice:
+        """Return the tokens of the draft vocabulary, after a check that the full one has not changed."""
+        if (size := self._source.vocab_size) != self._num_rows:  # an edit may have renumbered them
+            raise SizeError(
+                f"The vocabulary had {self._num_rows} tokens when this DraftHead was built, and has {size} now: build "
+                f"it again with the new token IDs."
+            )
+        return TokenChoice(self.token_tensor.to(device), self._place)
+
+    def _place(self, token: int) -> int | None:
+        """Return the draft ID of a token of the head; `None` for one outside the draft vocabulary."""
+        known, draft_id = self._padding
+        if token == known:
+            return draft_id
+        return self.token_ids.index(token) if token in self.token_ids else None
+
+    def _selected(self, hidden: Tensor, impl: Impl, options: LogitOptions) -> UncomputedLogits:
+        """Describe the logits of the draft vocabulary; `options` are those of the full one, checked."""
+        return self.head.selected_logits(hidden, self._choice(hidden.device), impl, options)
+
+    def _resolved(self, hidden: Tensor, options: ScoreOptions) -> tuple[UncomputedLogits, LossSettings]:
+        """Return the logits of the draft vocabulary, and the options of a loss whose targets are draft IDs."""
         if options.get("vocab_size") not in (None, self.vocab_size):
             raise SizeError(f"This draft head is of {self.vocab_size} tokens, not vocab_size={options['vocab_size']}.")
         return resolve_logits(hidden, self, {**options, "vocab_size": None, "ignore_index": IGNORED})
@@ -409,120 +441,6 @@ class DraftHead(ComputedBuffers):
         drafts = self.to_draft(targets.masked_fill(ignored, 0))
         missing = (drafts < 0) & ~ignored
         return drafts.masked_fill(missing | ignored, IGNORED), missing
-
-    def _operands(self, hidden: Tensor, options: LogitSettings) -> tuple[Tensor, Tensor] | None:
-        """Return two tensors whose product is the raw draft logits: `(..., K)`, and rows `(N, K)`."""
-        # K is the width of the stored rows, as in `TokenTable.as_linear`. `None` if the logits are no product of rows.
-        self._check_vocab_size()
-        table = self._table()
-        if not self._is_product(table):
-            return None
-        pads, head_dtype, states = options.batch_invariant, options.head_dtype, hidden
-        if isinstance(self.head, PredictionHead):
-            states = self.head.transformed(hidden, batch_invariant=pads)
-        check_width(
-            states, self.head.embed_dim if isinstance(self.head, TokenTable) else _output(self.head).in_features
-        )
-        if table is not None and not table.row_sparse and _computes_logits_by(table, "as_linear"):
-            wide = states if head_dtype is None else states.to(head_dtype)
-            linear = in_head_dtype(table.as_linear, padded_tokens(wide) if pads else wide, head_dtype)
-            if linear is not None:
-                x = own_tokens(linear[0], states) if pads else linear[0]
-                return x, linear[1].index_select(0, self.token_tensor.to(hidden.device))
-        return states, self._rows(table, hidden.device, head_dtype)
-
-    def _rows(self, table: TokenTable | None, device: torch.device, head_dtype: torch.dtype | None) -> Tensor:
-        """Return the rows of the draft vocabulary, `(N, D)`, as a new tensor, for products in `head_dtype`."""
-        ids = self.token_tensor.to(device)
-        if table is not None:
-            if head_dtype is None:
-                return table.look_up(ids)
-            with autocast(device, None):
-                return table.vectors_as(ids, head_dtype)
-        rows: Tensor = _output(self.head).weight.index_select(0, ids)
-        return rows
-
-    def _table(self) -> TokenTable | None:
-        """Return the table whose rows are read, with PEFT's adapters; `None` for an untied head."""
-        table = self.head if isinstance(self.head, TokenTable) else _output(self.head).adapted_table
-        if table is not None and "opacus" in sys.modules:
-            refuse_per_sample_gradients(table)
-        return table
-
-    def _is_product(self, table: TokenTable | None) -> bool:
-        """Return whether the logits are products with the rows: no method that computes them is changed or hooked."""
-        head = self.head
-        if isinstance(head, PredictionHead) and not calls_forward(head, _PREDICTION_FORWARD):
-            return False
-        if not isinstance(head, TokenTable) and not calls_forward(_output(head), _OUTPUT_FORWARD):
-            return False
-        return table is None or _computes_logits_by(table, "look_up")
-
-    def _check_vocab_size(self) -> None:
-        """Check that the head has as many tokens as when this head was built; an edit may have renumbered them."""
-        size = self._current_vocab_size()
-        if size != self._num_rows:
-            raise SizeError(
-                f"The vocabulary had {self._num_rows} tokens when this DraftHead was built, and has {size} now: build "
-                f"it again with the new token IDs."
-            )
-
-    def _selected_logits(self, options: LogitOptions, hidden: Tensor) -> Tensor:
-        """Return the draft logits, selected from all logits; `options` are in terms of the full vocabulary."""
-        ids = self.token_tensor.to(hidden.device)
-        if isinstance(self.head, TokenTable):
-            return self.head.logits(hidden, **options).index_select(-1, ids)
-        return finish(self.head(hidden).index_select(-1, ids), LogitSettings(**self._draft_options(options)))
-
-    def _logit_options(self) -> LogitOptions:
-        """Return the logit options of the head, in terms of the full vocabulary."""
-        if isinstance(self.head, TokenTable):
-            return {"padding_idx": self.head.padding_idx}
-        return _output(self.head).logit_options()
-
-    def _model_options(self) -> ModelLogitOptions | None:
-        """Return what a patched model does to the logits outside the head; `None` for nothing."""
-        return None if isinstance(self.head, TokenTable) else _output(self.head).model_options
-
-    def _options_after_call(self, options: LogitOptions) -> LogitOptions:
-        """Return what is done to logits that a call has computed; see `options_after_call`."""
-        return options_after_call(self, self._logit_options(), self._model_options(), options)
-
-    def _draft_options(self, options: LogitOptions) -> LogitOptions:
-        """Return a copy of logit options in terms of draft IDs: the bias of its tokens, and the padding token."""
-        changed = options.copy()
-        bias, padding_idx = options.get("bias"), options.get("padding_idx")
-        if bias is not None:
-            changed["bias"] = bias.index_select(0, self.token_tensor.to(bias.device))
-        if padding_idx is not None:
-            known, draft_id = self._padding
-            changed["padding_idx"] = draft_id if padding_idx == known else self._draft_id(padding_idx)
-        return changed
-
-    def _draft_id(self, token: int | None) -> int | None:
-        """Return the draft ID of a token; `None` for `None`, and for a token outside the draft vocabulary."""
-        return self.token_ids.index(token) if token is not None and token in self.token_ids else None
-
-    def _current_vocab_size(self) -> int:
-        """Return the number of tokens that the head or table has now, V."""
-        return self.head.vocab_size if isinstance(self.head, TokenTable) else _output(self.head).out_features
-
-    def _device(self) -> torch.device:
-        """Return the device of the head's rows."""
-        table = self._table()
-        table = table.table if isinstance(table, AdaptedRows) else table
-        return next(_output(self.head).parameters()).device if table is None else table.device
-
-
-def _output(head: OutputHead | PredictionHead | TokenTable) -> OutputHead:
-    """Return the part of a head that multiplies with the rows of the vocabulary; `head` must not be a table."""
-    assert not isinstance(head, TokenTable)
-    return head.output if isinstance(head, PredictionHead) else head
-
-
-def _computes_logits_by(table: TokenTable, method: str) -> bool:
-    """Return whether a method of a table gives the rows of its logits: no subclass has changed only these."""
-    return all(is_current(type(table), method, definition) for definition in ("rows", "raw_logits", "logits"))
 
 
 @torch.library.custom_op("embedlayer::require_draft_tokens", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
@@ -544,5 +462,5 @@ def _(drafts: Tensor, targets: Tensor, missing: Tensor) -> Tensor:
     return torch.empty_like(drafts)
 
 
-_FORWARD, _OUTPUT_FORWARD, _PREDICTION_FORWARD = DraftHead.forward, OutputHead.forward, PredictionHead.forward
-"""The methods whose products a draft head computes for some rows, saved at import to detect later changes."""
+_FORWARD, _PREDICTION_FORWARD = DraftHead.forward, PredictionHead.forward
+"""Methods whose products are computed without a call, saved at import to detect later changes."""

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Unpack, cast
 
 import torch
@@ -34,7 +33,7 @@ from embedlayer.losses.definition import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, check_token_options
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.losses.uncomputed_logits import LinearLogits, TokenChoice, UncomputedLogits
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.computed_weight import computed_weight
 from embedlayer.tables.conversions import as_table
@@ -366,18 +365,6 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         sizes = {"vocab_size": self.out_features, "embed_dim": self.in_features}
         return {**sizes, **options, "padding_idx": self.padding_idx, "init_std": self.init_std}
 
-    def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
-        """Save an untied head, as every layer is saved; see `Pretrained.save_pretrained`.
-
-        Raises:
-            FileError: The folder cannot be written.
-            CheckpointError: The head is tied, so it has no rows of its own; or it could not be loaded again.
-            TokenizerError: `tokenizer` is no tokenizer.
-        """
-        if self.tied:
-            raise tied_alone()
-        super().save_pretrained(directory, tokenizer=tokenizer)
-
     def reset_parameters(self) -> None:
         """Draw the weight of an untied head from N(0, init_std²), and set its padding row and the bias to 0.
 
@@ -470,16 +457,13 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if table is not None:
             return table.logits(hidden, **options)
         self._check_width(hidden)
-        weight, padding_idx, bias = self.stored_weight(), self.padding_idx, None
+        weight, bias = self.stored_weight(), None
         if self.batch_invariant:
             return LinearLogits(hidden, weight, **options).head_logits()
         check_dtypes(hidden, weight.dtype, self.head_dtype)
         if self.logit_scale == 1.0:  # as in nn.Linear it is added where the product is computed, before rounding
             bias, options["bias"] = self.bias, None
-        products = in_head_dtype(
-            lambda states: linear_with_fixed_row(states, weight, padding_idx, bias), hidden, self.head_dtype
-        )
-        return finish(products, LogitSettings(**options))
+        return finished_products(hidden, weight, LogitSettings(**options), bias)
 
     def _multiplied_weight(self, hidden: Tensor) -> Tensor | None:
         """Return the weight of a call that computes `F.linear(hidden, weight, bias)` and nothing else, or `None`.
@@ -570,17 +554,29 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
                 PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
+        return self.selected_logits(hidden, None, impl, {**self.model_logit_options(), **options})
+
+    def selected_logits(
+        self, hidden: Tensor, choice: TokenChoice | None, impl: Impl, options: LogitOptions
+    ) -> UncomputedLogits:
+        """Describe the logits of some tokens, or of all, without what a patched model does; `options` are checked."""
         if not calls_forward(self, _FORWARD):
-            return called_logits(self, self, hidden, options)
-        options = {**({} if self.model_options is None else self.model_options.logit_options()), **options}
-        if self.logits_report is not None:
+            return called_logits(self, self, hidden, choice, options)
+        if self.logits_report is not None and choice is None:
             self.logits_report.is_head_called = True
-        table = self.table
+        table = self.table if choice is None else self.adapted_table
         options = {**self.logit_options(), **options}
+        if table is not None and choice is not None:
+            return table.selected_logits(hidden, choice, impl, options)
         if table is not None:
             return table.uncomputed_logits(hidden, impl=impl, **options)
         self._check_width(hidden)
-        return LinearLogits.of(hidden, self.stored_weight(), LogitSettings(**options), impl=impl)
+        logits = LinearLogits.of(hidden, self.stored_weight(), LogitSettings(**options), impl=impl)
+        return logits if choice is None else logits.of_tokens(choice)
+
+    def model_logit_options(self) -> LogitOptions:
+        """Return what a patched model does to the logits behind this head."""
+        return {} if self.model_options is None else self.model_options.logit_options()
 
     def _check_width(self, hidden: Tensor) -> None:
         """Raise a `ShapeError` if hidden states have another width than the rows."""
@@ -620,39 +616,42 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return ", ".join(parts)
 
 
-def tied_alone() -> CheckpointError:
-    """Return, without raising it, the error for a tied head that is to be saved without its table."""
-    return CheckpointError(
-        "A tied head has no rows of its own, so it cannot be loaded alone. Save the model or EmbeddingLayer "
-        "that has the table and the head; or save the table, and tie a new head to it: OutputHead(table)."
+def finished_products(hidden: Tensor, weight: Tensor, options: LogitSettings, bias: Tensor | None = None) -> Tensor:
+    """Return `finish(hidden @ weight.T + bias)` in the dtype of the products, as a call of a head returns it."""
+    products = in_head_dtype(
+        lambda states: linear_with_fixed_row(states, weight, options.padding_idx, bias), hidden, options.head_dtype
     )
+    return finish(products, options)
 
 
-def called_logits(head: nn.Module, output: OutputHead, hidden: Tensor, options: Mapping[str, Any]) -> UncomputedLogits:
+def called_logits(
+    head: nn.Module, output: OutputHead, hidden: Tensor, choice: TokenChoice | None, options: Mapping[str, Any]
+) -> UncomputedLogits:
     """Describe the logits that a call of a head returns, whose hooks or whose own `forward` decide them."""
     own = output.logit_options()
     rest: Any = {name: own[name] for name in ("padding_idx", "mask_padding", "batch_invariant")}
-    rest |= options_after_call(head, own, output.model_options, options)
+    rest |= options_after_call(head, own, options)
     if not is_observed(head):
-        return logits_of_function(head.forward, hidden, output.out_features, **rest)
-    return logits_of_call(head(hidden), **rest)
+        logits = logits_of_function(head.forward, hidden, output.out_features, **rest)
+    else:
+        logits = logits_of_call(head(hidden), **rest)
+    return logits if choice is None else logits.of_tokens(choice)
 
 
-def options_after_call(
-    head: nn.Module, own: LogitOptions, of_model: ModelLogitOptions | None, options: Mapping[str, Any]
-) -> LogitOptions:
-    merged = {**({} if of_model is None else of_model.logit_options()), **options}
+def options_after_call(head: nn.Module, own: Mapping[str, Any], options: Mapping[str, Any]) -> LogitOptions:
+    """Return the options that a call of a head, whose own options are `own`, has not applied."""
+    rest = dict(options)
     for name in ("head_dtype", "logit_scale", "bias", "softcap"):
-        applied: Any = cast("dict[str, Any]", own).get(name)
+        applied = own.get(name)
         is_applied = name == "head_dtype" or (applied is not None and not (name == "logit_scale" and applied == 1.0))
-        if name not in options or not is_applied:
+        if name not in rest or not is_applied:
             continue
-        value = merged.pop(name)
+        value = rest.pop(name)
         if value is not applied and (isinstance(value, Tensor) or value != applied):
             raise SizeError(
                 f"This {type(head).__name__} has hooks or its own forward: set {name} on the head, not for one call."
             )
-    return cast(LogitOptions, merged)
+    return cast(LogitOptions, rest)
 
 
 def logits_of_call(logits: Tensor, **options: Unpack[LogitOptions]) -> UncomputedLogits:

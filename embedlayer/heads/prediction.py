@@ -18,7 +18,7 @@ from embedlayer.losses.definition import transformed_states
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, check_options
 from embedlayer.losses.padding import own_tokens, padded_tokens
-from embedlayer.losses.uncomputed_logits import UncomputedLogits
+from embedlayer.losses.uncomputed_logits import TokenChoice, UncomputedLogits
 from embedlayer.saving import Described, build, check_saved, describe, is_description
 from embedlayer.tables.table import TokenTable
 
@@ -113,10 +113,16 @@ class PredictionHead(HeadOutputs, nn.Module):
             **options: Options that replace those of the head; see `LogitOptions`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
+        return self.selected_logits(hidden, None, impl, {**self.output.model_logit_options(), **options})
+
+    def selected_logits(
+        self, hidden: Tensor, choice: TokenChoice | None, impl: Impl, options: LogitOptions
+    ) -> UncomputedLogits:
+        """Describe the logits of some tokens, or of all; see `OutputHead.selected_logits`."""
         if not calls_forward(self, _FORWARD):
-            return called_logits(self, self.output, hidden, options)
+            return called_logits(self, self.output, hidden, choice, options)
         states = self.transformed(hidden, batch_invariant=options.get("batch_invariant", self.output.batch_invariant))
-        return self.output.uncomputed_logits(states, impl=impl, **options)
+        return self.output.selected_logits(states, choice, impl, options)
 
     def extra_repr(self) -> str:
         """Return the activation for `print`, such as `activation=gelu`, or "" if there is none."""

@@ -4,8 +4,7 @@ import math
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +21,7 @@ from embedlayer.core.torch_state import (
     recompute_weights,
     refuse_per_sample_gradients,
 )
-from embedlayer.heads.output import OutputHead, logits_of_call, tied_alone
+from embedlayer.heads.output import OutputHead, logits_of_call
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.linear import targets_of_heads
 from embedlayer.losses.logit_arguments import divided_options
@@ -42,8 +41,6 @@ from embedlayer.losses.targets import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.streams import StreamTable
-
-Value = TypeVar("Value")
 
 
 class StreamLoss(NamedTuple):
@@ -256,18 +253,6 @@ class StreamHead(Pretrained, nn.Module):
         if self._ranges is not None:
             arguments |= {"sizes": self.sizes, "first_rows": self.first_rows}
         return {**arguments, "hidden_per_stream": self.hidden_per_stream}
-
-    def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
-        """Save a head whose rows are its own, as every layer is saved; see `Pretrained.save_pretrained`.
-
-        Raises:
-            FileError: The folder cannot be written.
-            CheckpointError: A stream is tied, so its rows are not the head's; or the head could not be loaded again.
-            TokenizerError: `tokenizer` is no tokenizer.
-        """
-        if self.tied:
-            raise tied_alone()
-        super().save_pretrained(directory, tokenizer=tokenizer)
 
     @show_options(LogitOptions)
     def uncomputed_logits(

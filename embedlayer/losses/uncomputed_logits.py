@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, Self, Unpack, get_origin, get_type_hints
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.core.block_sizes import FEW_LOGITS, block_size
@@ -39,6 +39,20 @@ from embedlayer.losses.targets import RankRequest
 
 RawLogits = Callable[[Tensor, int, int], Tensor]
 """Function from `(hidden, start, stop)` to the raw logits `hidden @ rows[start:stop].T`."""
+
+
+class TokenChoice(NamedTuple):
+    """Hold the IDs of N tokens, whose logits alone are computed, and the function from an ID to its place in them."""
+
+    ids: Int[Tensor, " N"]
+    place: Callable[[int], int | None]
+
+    def settings(self, options: LogitSettings) -> LogitSettings:
+        """Return the settings of the logits of these tokens, from those of all tokens."""
+        bias, padding_idx = options.bias, options.padding_idx
+        if bias is not None:
+            bias = bias.index_select(0, self.ids.to(bias.device))
+        return options._replace(bias=bias, padding_idx=None if padding_idx is None else self.place(padding_idx))
 
 
 class UncomputedLogits(ABC):
@@ -135,6 +149,17 @@ class UncomputedLogits(ABC):
             part.vocab_size = stop - start
         self._take_rows(parts, ranges)
         return parts
+
+    @abstractmethod
+    def _take_tokens(self, part: Self, ids: Tensor) -> None:
+        """Give a copy the rows of some tokens alone."""
+
+    def of_tokens(self, choice: TokenChoice) -> Self:
+        """Return the logits over some tokens alone, which are a vocabulary of their own in the order of the choice."""
+        part = self.replaced(self.hidden, choice.settings(self.options))
+        part.vocab_size = len(choice.ids)
+        self._take_tokens(part, choice.ids)
+        return part
 
     def as_invariant_as(self, student: "UncomputedLogits") -> Self:
         """Return these logits of a teacher with the option `batch_invariant` of the student, whose option it is."""
@@ -433,6 +458,12 @@ class LinearLogits(UncomputedLogits):
         for part, of_part in zip(parts, row_parts(self.weight, ranges), strict=True):
             part.weight, part.new_gradient = of_part
 
+    def _take_tokens(self, part: Self, ids: Tensor) -> None:
+        """Give a copy the rows of some tokens alone."""
+        if self.is_sharded:
+            raise SizeError("Rows that are sharded over ranks are chosen by looking them up.")
+        part.weight = self.weight.index_select(0, ids)
+
     def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`.
 
@@ -485,6 +516,12 @@ class BlockLogits(UncomputedLogits):
         """Give each of several copies the rows of one range of tokens alone."""
         for part, (start, _) in zip(parts, ranges, strict=True):
             part._first = self._first + start
+
+    def _take_tokens(self, part: Self, ids: Tensor) -> None:
+        """Give a copy the columns of some tokens alone, of the raw logits of all tokens."""
+        whole, first, stop = self.raw_logits, self._first, self._first + self.vocab_size
+        part.raw_logits = lambda hidden, start, end: whole(hidden, first, stop).index_select(-1, ids[start:end])
+        part.rows_at_once, part._first = len(ids), 0
 
     @property
     def dtype(self) -> torch.dtype:

@@ -11,11 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.core.block_sizes import TABLE_ROWS, block_size
-from embedlayer.core.devices import device_kind
+from embedlayer.core.devices import autocast, device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids, Vectors
@@ -24,11 +24,11 @@ from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
 from embedlayer.losses.definition import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
-from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
+from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, check_token_options
 from embedlayer.tables.lookup import LookupTable
 
 if TYPE_CHECKING:
-    from embedlayer.losses.uncomputed_logits import UncomputedLogits
+    from embedlayer.losses.uncomputed_logits import TokenChoice, UncomputedLogits
 
 
 class TokenTable(LookupTable, HeadOutputs, ABC):
@@ -157,6 +157,39 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
             return logits_of_function(function, hidden, self.vocab_size, batch_invariant=is_invariant)
         options.setdefault("padding_idx", self.padding_idx)
         return self._products(hidden, impl, options)
+
+    def selected_logits(
+        self, hidden: Tensor, choice: "TokenChoice", impl: Impl, options: LogitOptions
+    ) -> "UncomputedLogits":
+        """Describe the logits of some tokens, whose rows are gathered; `options` are those of all tokens, checked."""
+        from embedlayer.losses.uncomputed_logits import LinearLogits
+
+        if "opacus" in sys.modules:
+            refuse_per_sample_gradients(self)
+        check_width(hidden, self.embed_dim)
+        options = {"padding_idx": self.padding_idx, **options}
+        if not self.row_sparse and self._gives_logits("as_linear"):
+            wide = hidden.to(options.get("head_dtype") or hidden.dtype)
+            return self._products(wide, impl, options).of_tokens(choice)
+        if not self._gives_logits("look_up"):
+            function, is_invariant = partial(self.logits, **options), options.get("batch_invariant", False)
+            columns = logits_of_function(function, hidden, self.vocab_size, batch_invariant=is_invariant)
+            return columns.of_tokens(choice)
+        settings = LogitSettings(**options)
+        check_token_options(settings, self.vocab_size)
+        rows = self.chosen_rows(choice.ids, settings.head_dtype)
+        return LinearLogits(hidden, rows, impl=impl, **choice.settings(settings)._asdict())
+
+    def chosen_rows(self, ids: Int[Tensor, " N"], head_dtype: torch.dtype | None) -> Float[Tensor, "N D"]:
+        """Return the rows of some tokens as a new tensor, for products in `head_dtype`."""
+        if head_dtype is None:
+            return self.look_up(ids)
+        with autocast(ids, None):
+            return self.vectors_as(ids, head_dtype)
+
+    def _gives_logits(self, method: str) -> bool:
+        """Return whether a method reads the rows of the logits: no subclass has changed only the logits."""
+        return all(is_current(type(self), method, definition) for definition in ("rows", "raw_logits", "logits"))
 
     def _products(self, hidden: Tensor, impl: Impl, options: LogitOptions) -> "UncomputedLogits":
         """Describe the logits that follow from the rows, even in a subclass that overrides `logits`."""
