@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ def compute_totals(student: UncomputedLogits, request: Request) -> Totals:
 def chunked_totals(student: UncomputedLogits, request: Request) -> Totals:
     """Compute `compute_totals` from blocks of logits of some tokens after another."""
     if isinstance(student, LinearLogits):
-        job = _Job(student, request)
+        job = LinearJob(student, request)
         names: list[str] = []
         totals = _LinearTotals.apply(*job.inputs(), job, names)  # type: ignore[no-untyped-call]
         found = dict(zip(names, totals, strict=True))
@@ -97,64 +97,68 @@ def _masked(totals: Totals, kept: Tensor) -> Totals:
     return {name: value.masked_fill(others, 0) for name, value in totals.items()}
 
 
-class LossOfHead(NamedTuple):
-    """Hold what the loss of one head is computed from."""
+def compute_loss(
+    student: UncomputedLogits,
+    request: Request,
+    objective: TokenLoss,
+    kept: Tensor | None,
+    loss: LossSettings,
+    factors: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute a loss in chunks, reduced, and the losses of the tokens.
 
-    student: UncomputedLogits
-    request: Request
-    objective: TokenLoss
-    counted: Tensor | None
-    loss: LossSettings
-    factors: Tensor | None = None
-
-    def reduction_factors(self) -> Tensor:
-        """Return the factor of each token's loss in the dtype of the losses, `(N,)`."""
-        dtype, factors = wide_dtype(self.student.dtype), self.factors
-        if self.counted is None:
-            weights, hidden = self.loss.token_weights, self.student.hidden
-            ones = hidden.new_ones(hidden.shape[:-1], dtype=dtype) if weights is None else weights.to(dtype)
-            return (ones / max(ones.numel(), 1) if self.loss.reduction == "mean" else ones).flatten()
-        if factors is None or factors.dtype != dtype:
-            on_cpu = device_kind(self.counted) == "cpu"
-            count = None if on_cpu else self.request.tokens.number_of(self.counted.numel())
-            factors = reduction_factors(self.counted, self.loss, dtype, count)
-        return factors.flatten()
-
-
-def compute_loss(head: LossOfHead) -> tuple[Tensor, Tensor]:
-    """Compute a loss in chunks; with a reduction, the pass over stored rows computes its gradients too."""
-    student, counted = head.student, head.counted
-    if isinstance(student, LinearLogits) and head.loss.reduction != "none":
-        total, [losses] = compute_joint_loss([head])
+    With a reduction, the pass over stored rows computes the gradients too. `kept` is the mask of the tokens that count,
+    and `factors` are the factors of their losses, if a kernel computed them.
+    """
+    if isinstance(student, LinearLogits) and loss.reduction != "none":
+        job = LinearJob(student, request, objective, token_factors(student, request, kept, loss, factors))
+        total, [losses] = compute_joint_loss([job])
         return total, losses
-    totals = chunked_totals(student, head.request)
+    totals = chunked_totals(student, request)
     if is_recording():
-        record_totals(student, head.request, totals)
-    losses = head.objective.of(totals).view(student.hidden.shape[:-1])
-    losses = losses if counted is None else losses.where(counted, 0.0)
-    return reduce_losses(losses, counted, head.loss), losses.detach()
+        record_totals(student, request, totals)
+    losses = objective.of(totals).view(student.hidden.shape[:-1])
+    losses = losses if kept is None else losses.where(kept, 0.0)
+    return reduce_losses(losses, kept, loss), losses.detach()
 
 
-def compute_joint_loss(heads: Sequence[LossOfHead]) -> tuple[Tensor, list[Tensor]]:
+def compute_joint_loss(jobs: Sequence["LinearJob"]) -> tuple[Tensor, list[Tensor]]:
     """Compute the sum of the losses of heads of stored rows, with a reduction, as `compute_loss` does."""
-    jobs = []
-    for head in heads:
-        assert isinstance(head.student, LinearLogits)
-        jobs.append(_Job(head.student, head.request))
-    objectives, factors = [head.objective for head in heads], [head.reduction_factors() for head in heads]
     inputs = [x for job in jobs for x in job.inputs()]
-    total, *losses = _LinearLoss.apply(jobs, objectives, factors, *inputs)  # type: ignore[no-untyped-call]
-    return total, [each.view(head.student.hidden.shape[:-1]) for each, head in zip(losses, heads, strict=True)]
+    total, *losses = _LinearLoss.apply(jobs, *inputs)  # type: ignore[no-untyped-call]
+    return total, [each.view(job.student.hidden.shape[:-1]) for each, job in zip(losses, jobs, strict=True)]
+
+
+def token_factors(
+    logits: UncomputedLogits, request: Request, kept: Tensor | None, loss: LossSettings, factors: Tensor | None = None
+) -> Tensor:
+    """Return the factor of each token's loss in a reduced one, `(N,)`; `factors` are those of a kernel."""
+    dtype = wide_dtype(logits.dtype)
+    if kept is None:
+        weights, hidden = loss.token_weights, logits.hidden
+        ones = hidden.new_ones(hidden.shape[:-1], dtype=dtype) if weights is None else weights.to(dtype)
+        return (ones / max(ones.numel(), 1) if loss.reduction == "mean" else ones).flatten()
+    if factors is None or factors.dtype != dtype:
+        count = None if device_kind(kept) == "cpu" else request.tokens.number_of(kept.numel())
+        factors = reduction_factors(kept, loss, dtype, count)
+    return factors.flatten()
 
 
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
-class _Job:
-    """Hold a request for a head whose rows are a matrix, without the tensors that autograd saves."""
+class LinearJob:
+    """A request for a head whose rows are a matrix, with the loss of its tokens and the factors of these losses."""
 
-    def __init__(self, student: LinearLogits, request: Request) -> None:
+    def __init__(
+        self,
+        student: LinearLogits,
+        request: Request,
+        objective: TokenLoss | None = None,
+        factors: Tensor | None = None,
+    ) -> None:
+        self.objective, self.factors = objective, factors
         tokens, of_rank = request.tokens, student.rank_request
         if of_rank is not None and tokens.of_ranks is None:
             facts = of_rank.facts(tokens.computed_of(student.hidden.shape[:-1].numel()))
@@ -178,8 +182,9 @@ class _Job:
             bias = bias[start:stop]
         return hidden, weight, bias, events
 
-    def with_parts(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, events: Tensor | None) -> "_Job":
+    def with_parts(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, events: Tensor | None) -> "LinearJob":
         job, known = copy(self), self.request.events
+        job.factors = None
         job.student = self.student.with_tensors(hidden, weight, bias)
         if known is not None and events is not None:
             job.request = self.request._replace(events=known._replace(student=events))
@@ -188,24 +193,25 @@ class _Job:
     def vocabulary_pass(self) -> VocabularyPass:
         return VocabularyPass(self.student, self.request)
 
-    def loss_and_gradients(self, loss: TokenLoss, factors: Tensor) -> tuple[Tensor, Tensor, Grads]:
+    def loss_and_gradients(self, factors: Tensor) -> tuple[Tensor, Tensor, Grads]:
         """Return `sum(factors * losses)`, the losses, and the gradients of the sum that are requested."""
         with autocast(self.student.hidden, None):
-            _, losses, gradients, total = self.vocabulary_pass().run(self.requested, loss=loss, factors=factors)
+            result = self.vocabulary_pass().run(self.requested, loss=self.objective, factors=factors)
+        _, losses, gradients, total = result
         assert losses is not None
         if total is None:
             total = (losses * factors).sum() if device_kind(losses) == "cpu" else torch.dot(losses, factors)
         return total, losses, gradients
 
     @staticmethod
-    def save(ctx: Any, jobs: Sequence["_Job"], *others: Tensor) -> None:
+    def save(ctx: Any, jobs: Sequence["LinearJob"], *others: Tensor) -> None:
         """Save the tensors of jobs and others in `ctx`, and keep no reference to them."""
         ctx.save_for_backward(*(x for job in jobs for x in job.parts), *others)
         nothing = jobs[0].student.hidden.new_empty(0)
         ctx.jobs = [job.with_parts(nothing, nothing, None, nothing) for job in jobs]
 
     @staticmethod
-    def restored(ctx: Any) -> tuple[list["_Job"], list[Tensor]]:
+    def restored(ctx: Any) -> tuple[list["LinearJob"], list[Tensor]]:
         """Return the jobs with their saved tensors, and the other saved tensors."""
         saved = iter(ctx.saved_tensors)
         jobs = [job.with_parts(next(saved), next(saved), next(saved), next(saved)) for job in ctx.jobs]
@@ -250,7 +256,7 @@ class _LinearTotals(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         events: Tensor | None,
-        job: _Job,
+        job: LinearJob,
         names: list[str],
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
@@ -260,12 +266,12 @@ class _LinearTotals(torch.autograd.Function):
         ctx.names = list(totals)
         constants = job.request.objective.constants
         ctx.mark_non_differentiable(*(value for name, value in totals.items() if name in constants))
-        _Job.save(ctx, [job], *totals.values())
+        LinearJob.save(ctx, [job], *totals.values())
         return tuple(totals.values())
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        [job], values = _Job.restored(ctx)
+        [job], values = LinearJob.restored(ctx)
         totals = dict(zip(ctx.names, values, strict=True))
         grads = {name: x for name, x in zip(ctx.names, grad_outputs, strict=True) if x is not None}
         grads = {name: x for name, x in grads.items() if name not in job.request.objective.constants}
@@ -285,44 +291,38 @@ class _LinearLoss(torch.autograd.Function):
     # `backward` multiplies the saved gradients by `grad_output` in place, so a second `backward` computes them again.
 
     @staticmethod
-    def forward(
-        ctx: Any, jobs: list[_Job], objectives: list[TokenLoss], factors: list[Tensor], *_: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        totals, losses, ctx.gradients = _LinearLoss._passes(jobs, objectives, factors)
-        ctx.objectives = objectives
+    def forward(ctx: Any, jobs: list[LinearJob], *_: Tensor | None) -> tuple[Tensor, ...]:
+        factors = [job.factors for job in jobs if job.factors is not None]
+        totals, losses, ctx.gradients = _LinearLoss._passes(jobs, factors)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*losses)
-        _Job.save(ctx, jobs, *(each.detach() for each in factors))
+        LinearJob.save(ctx, jobs, *(each.detach() for each in factors))
         return totals[0] if len(totals) == 1 else torch.stack(totals).sum(), *losses
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad_output is None:
             return (None,) * len(ctx.needs_input_grad)
-        jobs, factors = _Job.restored(ctx)
+        jobs, factors = LinearJob.restored(ctx)
         if torch.is_grad_enabled() or is_transformed(grad_output):
             found = [
-                job.differentiable(partial(_LinearLoss._reduced, loss, of_tokens), [grad_output])
-                for job, loss, of_tokens in zip(jobs, ctx.objectives, factors, strict=True)
+                job.differentiable(partial(_LinearLoss._reduced, job, of_tokens), [grad_output])
+                for job, of_tokens in zip(jobs, factors, strict=True)
             ]
         elif (scaled := _LinearLoss._scaled(ctx, jobs, factors, grad_output)) is not None:
             found = scaled
         else:
-            gradients = _LinearLoss._passes(
-                jobs, ctx.objectives, [scaled_factors(each, grad_output) for each in factors]
-            )[2]
+            gradients = _LinearLoss._passes(jobs, [scaled_factors(each, grad_output) for each in factors])[2]
             found = [job.like_inputs(each) for job, each in zip(jobs, gradients, strict=True)]
-        return (None, None, None, *(grad for each in found for grad in each))
+        return (None, *(grad for each in found for grad in each))
 
     @staticmethod
-    def _passes(
-        jobs: list[_Job], objectives: list[TokenLoss], factors: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor], list[Grads]]:
+    def _passes(jobs: list[LinearJob], factors: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Grads]]:
         """Return `sum(factors * losses)` of each job, its losses and its gradients."""
         totals, losses = [], []
         gradients: list[Grads] = []
-        for job, objective, of_tokens in zip(jobs, objectives, factors, strict=True):
-            total, each, (hidden, weight, bias, events) = job.loss_and_gradients(objective, of_tokens)
+        for job, of_tokens in zip(jobs, factors, strict=True):
+            total, each, (hidden, weight, bias, events) = job.loss_and_gradients(of_tokens)
             if gradients and (joint := gradients[0][0]) is not None and hidden is not None:
                 joint.add_(hidden)
                 hidden = None
@@ -332,11 +332,12 @@ class _LinearLoss(torch.autograd.Function):
         return totals, losses, gradients
 
     @staticmethod
-    def _reduced(loss: TokenLoss, factors: Tensor, totals: Totals) -> list[Tensor]:
-        return [(loss.of(totals) * factors).sum()]
+    def _reduced(job: LinearJob, factors: Tensor, totals: Totals) -> list[Tensor]:
+        assert job.objective is not None
+        return [(job.objective.of(totals) * factors).sum()]
 
     @staticmethod
-    def _scaled(ctx: Any, jobs: list[_Job], factors: list[Tensor], grad_output: Tensor) -> list[Grads] | None:
+    def _scaled(ctx: Any, jobs: list[LinearJob], factors: list[Tensor], grad_output: Tensor) -> list[Grads] | None:
         """Return the gradients of the forward pass times `grad_output`, or `None` where they are computed again."""
         # `None`: compute again. Sharded rows need one `grad_output` on all ranks: the host waits to compare them, or,
         # with `equal_loss_factors`, the gradients are NaN if they differ.
@@ -357,7 +358,7 @@ class _LinearLoss(torch.autograd.Function):
         return scaled if copy is None or copy.tolist() else None
 
     @staticmethod
-    def _zero_without_tokens(jobs: list[_Job], factors: list[Tensor], grad_output: Tensor) -> Tensor:
+    def _zero_without_tokens(jobs: list[LinearJob], factors: list[Tensor], grad_output: Tensor) -> Tensor:
         """Return `grad_output`, or 0 if no token of any job counts, without waiting for the device."""
         tokens = [job.request.tokens for job in jobs]
         counts = [each.number_of(len(of_tokens)) for each, of_tokens in zip(tokens, factors, strict=True)]
@@ -378,7 +379,7 @@ def logits_in_blocks(logits: UncomputedLogits) -> Tensor:
     """Compute all logits, `(..., V)`, from the products of a pass, each of some tokens and a block of rows."""
     shape = (*logits.hidden.shape[:-1], logits.vocab_size)
     if isinstance(logits, LinearLogits):
-        job = _Job(logits, Request(_AllLogits()))
+        job = LinearJob(logits, Request(_AllLogits()))
         result: Tensor = _LinearLogits.apply(logits.hidden, logits.weight, logits.bias, job)  # type: ignore[no-untyped-call]
         return result.view(shape)
     assert isinstance(logits, BlockLogits)
@@ -410,15 +411,15 @@ class _LinearLogits(torch.autograd.Function):
     """Compute the finished logits of all tokens, `(N, V)`, by the products of a pass, and their gradient by its own."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: _Job) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: LinearJob) -> Tensor:
         with autocast(hidden, None):
             logits = job.vocabulary_pass().logits()
-        _Job.save(ctx, [job])
+        LinearJob.save(ctx, [job])
         return logits
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        [job], _ = _Job.restored(ctx)
+        [job], _ = LinearJob.restored(ctx)
         student = job.student
         if torch.is_grad_enabled() or is_transformed(grad):
             job.student = student.replaced(student.hidden, student.options._replace(batch_invariant=False))

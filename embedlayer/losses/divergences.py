@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.losses.definition import reduce_losses
-from embedlayer.losses.differentiable_totals import LossOfHead, compute_loss, compute_totals, plain_totals
+from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, plain_totals
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.losses.logit_arguments import Logits, resolve_logits
 from embedlayer.losses.logit_statistics import LogitStatistics
@@ -120,7 +120,7 @@ def divergence_of(
     if is_plain(student):
         losses = kind.of(plain_totals(student, request)).view(kept.shape)
         return reduce_losses(losses.where(kept, 0.0), kept, loss)
-    return compute_loss(LossOfHead(student, request, kind, kept, loss))[0]
+    return compute_loss(student, request, kind, kept, loss)[0]
 
 
 def _of_log_probs(kind: Divergence | NextByte, student: UncomputedLogits, own: Tensor, of_teacher: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import fusible
 from embedlayer.kernels.softmax import STATISTICS
 from embedlayer.losses.definition import cross_entropy, reduce_losses
-from embedlayer.losses.differentiable_totals import LossOfHead, compute_joint_loss, compute_loss
+from embedlayer.losses.differentiable_totals import LinearJob, compute_joint_loss, compute_loss, token_factors
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
@@ -158,7 +158,8 @@ def reduced_and_token_losses(
         assert kept is not None
         found = cross_entropy_operator(in_graph, torch.where(kept, checked.ids, loss.ignore_index), loss)
     else:
-        found = compute_loss(_loss_of_head(logits, loss, counted))
+        objective = CrossEntropy(logits.vocab_size, loss.label_smoothing, loss.z_loss)
+        found = compute_loss(logits, target_request(checked, loss), objective, kept, loss, checked.factors)
     return checked.marked(found[0]), checked.marked(found[1])
 
 
@@ -186,15 +187,21 @@ def losses_of_heads(heads: Sequence[HeadTargets]) -> tuple[Tensor, list[Tensor]]
     if not _have_joint_loss(heads):
         found = [reduced_and_token_losses(*head) for head in heads]
         return torch.stack([total for total, _ in found]).sum(), [losses for _, losses in found]
-    parts, all_checked = [], []
+    jobs, all_checked = [], []
     for logits, targets, loss, counted in heads:
         options = _checked_options(logits, targets, loss)
         if counted is None:
             other = _other([logits], options)
             counted = _counted(targets, logits.vocab_size, options, options.drop_ignored, other, None)
-        parts.append(_loss_of_head(logits, options, counted))
-        all_checked.append(counted[1])
-    total, of_heads = compute_joint_loss(parts)
+        kept, checked = counted
+        options = options._replace(token_weights=checked.weights)
+        objective = CrossEntropy(logits.vocab_size, options.label_smoothing, options.z_loss)
+        request = target_request(checked, options)
+        factors = token_factors(logits, request, kept, options, checked.factors)
+        assert isinstance(logits, LinearLogits)  # as `_have_joint_loss` says
+        jobs.append(LinearJob(logits, request, objective, factors))
+        all_checked.append(checked)
+    total, of_heads = compute_joint_loss(jobs)
     for checked in all_checked:
         total = checked.marked(total)
     return total, [checked.marked(losses) for checked, losses in zip(all_checked, of_heads, strict=True)]
@@ -249,14 +256,6 @@ def _checked_options(logits: UncomputedLogits, targets: Tensor, loss: LossSettin
             "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
         )
     return loss
-
-
-def _loss_of_head(logits: UncomputedLogits, loss: LossSettings, counted: Counted) -> LossOfHead:
-    """Return what the cross entropy of checked targets is computed from."""
-    kept, checked = counted
-    loss = loss._replace(token_weights=checked.weights)
-    objective = CrossEntropy(logits.vocab_size, loss.label_smoothing, loss.z_loss)
-    return LossOfHead(logits, target_request(checked, loss), objective, kept, loss, checked.factors)
 
 
 def targets_of_heads(
