@@ -73,8 +73,12 @@ class HeadOutputs:
                 result is 0.
             **options: See `ScoreOptions`.
         """
+        from embedlayer.losses.linear import cross_entropy_of
+        from embedlayer.losses.logit_arguments import resolve_logits
+
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
-        return -self.loss(hidden, tokens, **options, reduction="none")
+        logits, loss = resolve_logits(hidden, self, options)
+        return -cross_entropy_of(logits, tokens, loss._replace(reduction="none"))
 
     @show_options(LogitOptions, ScoreOptions)
     def token_statistics(
@@ -136,19 +140,19 @@ class HeadOutputs:
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.
         """
         from embedlayer.losses.logit_arguments import resolve_logits
-        from embedlayer.losses.multi_token import multi_token_inputs, multi_token_loss_of
+        from embedlayer.losses.multi_token import multi_token_loss_of, multi_token_targets
 
         check_options(options, LossOptions, f"{type(self).__name__}.multi_token_loss")
         ignore_index = options.get("ignore_index", -100)
         token_weights = options.get("token_weights")
-        inputs = multi_token_inputs(hidden_states, labels, weights, documents, ignore_index, token_weights)
+        hidden, groups = multi_token_targets(hidden_states, labels, weights, documents, ignore_index, token_weights)
         head = cast(nn.Module, self)
         if any(map(is_observed, (head, *head.children()))):  # hooks see one call for each depth
             depths = [resolve_logits(states, self, options) for states in hidden_states]
             logits, loss = depths[0]
-            lengths = (each.shape[1] for each in inputs.targets)
+            lengths = [length // max(len(labels), 1) for length in groups.lengths]
             parts = [each.hidden[:, :length].flatten(0, 1) for (each, _), length in zip(depths, lengths, strict=True)]
             logits = logits.replaced(torch.cat(parts), logits.options)
         else:
-            logits, loss = resolve_logits(inputs.hidden, self, options)
-        return multi_token_loss_of(logits, inputs, loss)
+            logits, loss = resolve_logits(torch.cat(hidden), self, options)
+        return multi_token_loss_of(logits, groups, labels, loss)

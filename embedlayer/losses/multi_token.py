@@ -29,24 +29,15 @@ class MultiTokenLoss(NamedTuple):
     losses: Float[Tensor, "depths *result"]
 
 
-class MultiTokenInputs(NamedTuple):
-    """Hold the hidden states of all depths, one after another, with their shifted targets."""
-
-    hidden: Float[Tensor, "N D"]
-    targets: list[Int[Tensor, "B _"]]
-    weights: list[float]
-    token_weights: Float[Tensor, " N"] | None = None
-
-
-def multi_token_inputs(
+def multi_token_targets(
     hidden_states: Sequence[Float[Tensor, "B T D"]],
     labels: Int[Tensor, "B T"],
     weights: Sequence[float] | None,
     documents: AttentionMask | None,
     ignore_index: int,
     token_weights: Float[Tensor, "B T"] | None = None,
-) -> MultiTokenInputs:
-    """Shift labels and weights for each depth, and join all depths; arguments and errors: see `multi_token_loss`."""
+) -> tuple[list[Float[Tensor, "N D"]], TargetGroups]:
+    """Return the hidden states of each depth that have targets, and the shifted labels and weights of all depths."""
     weights = [1.0] * len(hidden_states) if weights is None else list(weights)
     if len(weights) != len(hidden_states) or not weights:
         raise SizeError(f"{len(hidden_states)} depths and {len(weights)} weights: pass one weight for each depth.")
@@ -61,18 +52,21 @@ def multi_token_inputs(
             )
         shifted = shifted_targets(labels, documents, depth=depth, ignore_index=ignore_index)
         hidden.append(states[:, : shifted.shape[1]].flatten(0, 1))
-        targets.append(shifted)
+        targets.append(shifted.flatten())
         if token_weights is not None:
             of_tokens.append(token_weights[:, depth + 1 :].flatten())
-    return MultiTokenInputs(torch.cat(hidden), targets, weights, torch.cat(of_tokens) if of_tokens else None)
+    lengths = [len(each) for each in targets]
+    return hidden, TargetGroups(torch.cat(targets), lengths, weights, torch.cat(of_tokens) if of_tokens else None)
 
 
-def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss: LossSettings) -> MultiTokenLoss:
-    lengths = [each.numel() for each in inputs.targets]
-    targets = torch.cat([each.flatten() for each in inputs.targets])
-    groups = TargetGroups(targets, lengths, inputs.weights, inputs.token_weights)
+def multi_token_loss_of(
+    logits: UncomputedLogits, groups: TargetGroups, labels: Int[Tensor, "B T"], loss: LossSettings
+) -> MultiTokenLoss:
+    """Return the loss of targets of `multi_token_targets`, whose depths are one after another."""
     if loss.reduction != "none":
         return MultiTokenLoss(*reduced_losses(logits, groups, loss))
-    steps, parts = inputs.targets[0].shape[1] + 1, token_losses(logits, groups, loss)
-    losses = [F.pad(x.view(y.shape), (0, steps - y.shape[1])) for x, y in zip(parts, inputs.targets, strict=True)]
-    return MultiTokenLoss(weighted_sum(inputs.weights, losses), torch.stack(losses).detach())
+    batch, steps = labels.shape
+    lengths = [max(steps - 1 - depth, 0) for depth in range(len(groups.lengths))]
+    parts = zip(token_losses(logits, groups, loss), lengths, strict=True)
+    losses = [F.pad(part.view(batch, length), (0, steps - length)) for part, length in parts]
+    return MultiTokenLoss(weighted_sum(groups.weights, losses), torch.stack(losses).detach())

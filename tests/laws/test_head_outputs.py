@@ -1,10 +1,12 @@
 """Every output of every head equals the plain formulation on all logits, with its gradients, and stores none of them.
 
 The oracle is `log_softmax` of `head(hidden)` in float64. Chunks and blocks are made small, so that each batch has
-several of both.
+several of both. A head that is built over another one has the selected logits of that one, as it is at each call.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 import embedlayer as el
 from embedlayer.core.documents import shifted_targets
-from embedlayer.heads import DraftMap
+from embedlayer.heads import DraftHead, DraftMap, StreamHead
 from embedlayer.heads.prediction import PredictionHead
 from embedlayer.losses import (
     ForwardKL,
@@ -305,3 +307,87 @@ def test_when_nothing_counts_all_is_zero(name) -> None:
         total.backward()
         assert hidden.grad is None or hidden.grad.eq(0).all()
         assert all(p.grad is None or p.grad.eq(0).all() for p in module.parameters())
+
+
+UNSORTED, SIZES = [48, 3, 0, 49, 20, 7], [20, 7, 23]
+PEFT_CHOICES: dict[str, dict[str, Any]] = {
+    "LoRA": {"target_modules": ["tokens"]},
+    "trainable tokens": {"target_modules": ["query"], "trainable_token_indices": {"tokens": [3, 20, 1]}},
+    "a trained copy": {"target_modules": ["query"], "modules_to_save": ["tokens"]},
+}
+
+
+class OtherLogits(el.TokenEmbedding):
+    def logits(self, hidden: Tensor, **options: Any) -> Tensor:
+        return 2 * super().logits(hidden, **options)
+
+
+def adapted(choice: str) -> UsesHead:
+    peft = pytest.importorskip("peft", reason="the dev extra is not installed")
+    model = nn.ModuleDict({"tokens": TABLES["dense"](), "query": nn.Linear(EMBED_DIM, EMBED_DIM)})
+    model["out"] = el.OutputHead(model["tokens"], softcap=5.0).follow(model, "tokens", "out")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=3, init_lora_weights=False, **PEFT_CHOICES[choice]))
+    return UsesHead(model.base_model.model["out"], model)
+
+
+def patched() -> UsesHead:
+    transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
+    sizes = {"hidden_size": EMBED_DIM, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = transformers.Gemma2Config(vocab_size=VOCAB_SIZE, num_key_value_heads=1, **sizes)
+    config.final_logit_softcapping = 0.5
+    model = el.patch(transformers.Gemma2ForCausalLM(config))
+    return UsesHead(model.lm_head, model)
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    **HEADS,
+    **{f"PEFT, {choice}": lambda choice=choice: adapted(choice) for choice in PEFT_CHOICES},
+    "patched": patched,
+    "tied to other logits": lambda: UsesHead(el.OutputHead(table := OtherLogits(VOCAB_SIZE, EMBED_DIM)), table),
+    **{f"table, {name}": lambda make=make: UsesHead(make()) for name, make in TABLES.items() if name != "row-sparse"},
+}
+COLUMNS: dict[str, list[list[int]]] = {
+    "draft": [UNSORTED],
+    "streams": [list(range(sum(SIZES[:k]), sum(SIZES[: k + 1]))) for k in range(len(SIZES))],
+    "transform": [list(range(VOCAB_SIZE))],
+}
+DERIVED: dict[str, Callable[[Any], Any]] = {
+    "draft": lambda head: DraftHead(head, UNSORTED),
+    "streams": lambda head: StreamHead(head, SIZES),
+    "transform": lambda head: PredictionHead(head, dense=nn.Linear(EMBED_DIM, EMBED_DIM), activation="gelu").double(),
+}
+DRAFTS_ALONE = {"with a transform", *(name for name in SOURCES if name.startswith("table"))}
+PAIRS = [(name, kind) for kind in DERIVED for name in SOURCES if kind == "draft" or name not in DRAFTS_ALONE]
+
+
+@looped("pair, impl, changed", PAIRS, ("plain", "chunked"), (False, True))
+def test_a_derived_head_has_the_selected_logits_of_its_source_as_it_is_now(pair, impl, changed) -> None:
+    (name, kind), is_streams = pair, pair[1] == "streams"
+    module = SOURCES[name]().double()
+    head = DERIVED[kind](source := module.head)
+    own = nn.ModuleList([module, head])
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    for part in own.modules():
+        if changed and isinstance(part, el.OutputHead) and part.model_options is None:
+            part.softcap, part.logit_scale = 2.0, 0.3
+    hidden = batch()[0]
+    leaves = leaves_of(own, hidden)
+    logits = source.uncomputed_logits(head.transform(hidden) if kind == "transform" else hidden).logits()
+    chosen = [logits[..., columns] for columns in COLUMNS[kind]]
+    if getattr(source, "model_options", None) is None:  # otherwise a call is the product alone
+        assert_same(torch.cat(head(hidden), -1) if is_streams else head(hidden), torch.cat(chosen, -1), leaves)
+    places = [torch.randint(0, len(columns), hidden.shape[:-1]) for columns in COLUMNS[kind]]
+    targets = torch.stack(places, -1) if is_streams else torch.tensor(COLUMNS[kind][0])[places[0]]
+    log_p = [F.log_softmax(each, -1) for each in chosen]
+    of_targets = [x.gather(-1, y.unsqueeze(-1))[..., 0] for x, y in zip(log_p, places, strict=True)]
+    log_probs = torch.stack(of_targets, -1).view(targets.shape)
+    entropy = torch.stack([-(x.exp() * x).sum(-1) for x in log_p], -1).view(targets.shape)
+    statistics, loss = head.token_statistics(hidden, targets, impl=impl), head.loss(hidden, targets, impl=impl)
+    assert_same(loss.loss if is_streams else loss, -log_probs.mean(), leaves)
+    assert_same(head.token_log_probs(hidden, targets, impl=impl), log_probs, leaves)
+    assert_same(statistics.log_probs, log_probs, leaves)
+    assert_same(statistics.entropy, entropy, leaves)
