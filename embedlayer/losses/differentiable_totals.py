@@ -36,7 +36,7 @@ from embedlayer.losses.objective import (
     TokenLoss,
     Totals,
     Workspace,
-    stacked,
+    joined,
 )
 from embedlayer.losses.options import LossSettings
 from embedlayer.losses.padding import padded_states
@@ -224,7 +224,9 @@ class LinearJob:
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():  # views: one part may have been computed from another one
             job = self.with_parts(*(None if x is None else x.view_as(x) for x in self.parts))  # type: ignore[arg-type]
-            outputs = value(plain_totals(job.student, job.request))
+            student = job.student
+            student = student.replaced(student.hidden, student.options._replace(batch_invariant=False))
+            outputs = value(plain_totals(student, job.request))
         requested = (*self.requested, self.events_requested)
         wanted = [part for part, need in zip(job.parts, requested, strict=True) if part is not None and need]
         found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=create_graph))
@@ -377,58 +379,24 @@ class _LinearLoss(torch.autograd.Function):
 
 def logits_in_blocks(logits: UncomputedLogits) -> Tensor:
     """Compute all logits, `(..., V)`, from the products of a pass, each of some tokens and a block of rows."""
-    shape = (*logits.hidden.shape[:-1], logits.vocab_size)
-    if isinstance(logits, LinearLogits):
-        job = LinearJob(logits, Request(_AllLogits()))
-        result: Tensor = _LinearLogits.apply(logits.hidden, logits.weight, logits.bias, job)  # type: ignore[no-untyped-call]
-        return result.view(shape)
-    assert isinstance(logits, BlockLogits)
-    parts = []
-    for x in logits.hidden.reshape(-1, logits.hidden.shape[-1]).split(MAX_CHUNK_TOKENS["cpu"]):
-        states = padded_states(x, logits.token_multiple)
-        blocks = [logits.block(states, *each)[: len(x)] for each in _blocks_of_rows(logits)]
-        parts.append(torch.cat(blocks, dim=-1))
-    return torch.cat(parts).view(shape)
+    all_logits = chunked_totals(logits, Request(_AllLogits()))["logits"]
+    return all_logits.T.reshape(*logits.hidden.shape[:-1], logits.vocab_size)
 
 
 class _AllLogits(Objective):
     """Take all logits as the totals of a token, so that their gradient is that of the products of a pass."""
 
     slots = 0
+    has_row_totals = True
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
-        return {"logits": block.student}
+        return {"logits": block.student.clone()}
 
     def merge(self, parts: Totals) -> Totals:
-        """Concatenate the logits of blocks of as many rows."""
-        return {"logits": parts["logits"].flatten(0, 1)}
+        return parts
 
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
         block.student.copy_(grads["logits"][block.start : block.start + len(block.student)])
-
-
-class _LinearLogits(torch.autograd.Function):
-    """Compute the finished logits of all tokens, `(N, V)`, by the products of a pass, and their gradient by its own."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: LinearJob) -> Tensor:
-        with autocast(hidden, None):
-            logits = job.vocabulary_pass().logits()
-        LinearJob.save(ctx, [job])
-        return logits
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        [job], _ = LinearJob.restored(ctx)
-        student = job.student
-        if torch.is_grad_enabled() or is_transformed(grad):
-            job.student = student.replaced(student.hidden, student.options._replace(batch_invariant=False))
-            found = job.differentiable(lambda totals: [totals["logits"]], [grad.T])
-        else:
-            with autocast(student.hidden, None):
-                gradients = job.vocabulary_pass().run(job.requested, known=({}, {"logits": grad.T})).gradients
-            found = job.like_inputs(gradients)
-        return (*found[:3], None)
 
 
 def _blocks_of_rows(logits: BlockLogits) -> list[tuple[int, int]]:
@@ -485,7 +453,7 @@ def _sweep(student: BlockLogits, request: Request, chunk: list[Tensor | None], p
         if request.teacher is not None and teacher_hidden is not None:
             with torch.no_grad():
                 t = request.teacher.block(teacher_hidden, start, stop).T
-        return request.objective.terms(LogitBlock(z, t, ids, start, True, Workspace(), is_whole=is_whole), previous)
+        return request.objective.parts(LogitBlock(z, t, ids, start, True, Workspace(), is_whole=is_whole), previous)
 
     blocks = _blocks_of_rows(student)
     is_whole = len(blocks) == 1 and request.events is None
@@ -495,5 +463,5 @@ def _sweep(student: BlockLogits, request: Request, chunk: list[Tensor | None], p
         parts = [terms(hidden, *block) for block in blocks]
     if request.events is not None:
         block = EventLogits(*events).block(student.vocab_size, wide_dtype(student.dtype))  # type: ignore[arg-type]
-        parts.append(request.objective.terms(block, previous))
-    return request.objective.merge(stacked(parts))
+        parts.append(request.objective.parts(block, previous))
+    return request.objective.merge(joined(parts))

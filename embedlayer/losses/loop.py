@@ -46,7 +46,6 @@ from embedlayer.losses.objective import (
     Totals,
     Workspace,
     joined,
-    stacked,
 )
 from embedlayer.losses.recording import RECORDED, is_recording, record_totals
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
@@ -188,10 +187,10 @@ class VocabularyPass:
                     self._fill(block, chunk)
                 of_block = None if kernel is None else kernel(block)
                 if of_block is None:
-                    of_block = stacked([self.objective.terms(block.finished(self.dtype), totals)])
+                    of_block = self.objective.parts(block.finished(self.dtype), totals)
                 parts.append(of_block)
             if (events := self._event_block(chunk)) is not None:
-                parts.append(stacked([self.objective.terms(events, totals)]))
+                parts.append(self.objective.parts(events, totals))
             totals = {**totals, **chunk.merged(self.objective.merge(joined(parts)), self.objective.merge)}
         return totals
 
@@ -228,18 +227,6 @@ class VocabularyPass:
             finished.student.mul_(head.block_scale)
         if finished.student is not block.student:
             block.student.copy_(finished.student)
-
-    def logits(self) -> Tensor:
-        """Return the finished logits of all tokens, `(N, V)`, from the products that totals are computed from."""
-        step = self._recomputed_tokens()
-        buffers = self._allocate(step, kept=False)
-        logits_NV = self.like.new_empty(sum(self.tokens.counts), self.rows)
-        for chunk in self._chunks(step):
-            for block in self._blocks(chunk, buffers, kept=False):
-                self._fill(block, chunk)
-                logits_RC = chunk.own(block.finished(self.dtype).student)
-                logits_NV[chunk.here, block.start : block.start + len(logits_RC)] = logits_RC.T
-        return logits_NV
 
     def _scattered(self, parts: list[Totals]) -> Totals:
         """Return the totals of this rank's tokens, `(N,)` or `(K, N)`, from those of chunks."""

@@ -122,12 +122,14 @@ class Objective(ABC):
         has_kernels: Whether kernels compute the totals and the gradients: compiled ones on the CPU, Triton's on CUDA.
         finishes: Whether kernels for CUDA finish the logits that they read: scale, soft cap and masked padding.
         constants: Names of totals without gradient.
+        has_row_totals: Whether `terms` returns a total for each row of a block, `(R, C)`, as parts of it.
     """
 
     sweeps: int = 1
     slots: int = 2
     has_kernels: bool = False
     finishes: bool = False
+    has_row_totals: bool = False
     constants: frozenset[str] = frozenset({"top", "sums", "top_teacher", "sums_teacher", "log_sum_teacher", "top_ids"})
 
     @abstractmethod
@@ -146,6 +148,11 @@ class Objective(ABC):
         Args:
             parts: Totals as `stacked` returns them, or `BlockTerms`.
         """
+
+    def parts(self, block: LogitBlock, previous: Totals) -> Totals:
+        """Return `terms` with the parts of the block in front, of which there is one."""
+        terms = self.terms(block, previous)
+        return terms if self.has_row_totals else {name: x.unsqueeze(0) for name, x in terms.items()}
 
     def work_numbers(self, rows: int) -> int:
         """Return how many numbers of intermediate results exist at once without kernels, per token.
