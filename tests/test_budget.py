@@ -12,21 +12,21 @@ from processes import run_program
 from size import sizes
 
 CEILINGS = {
-    "defs": 4588,
+    "defs": 4580,
     "classes": 686,
-    "modules": 442,
+    "modules": 440,
     "packages": 27,
     "lambdas": 336,
     "named tuples": 112,
-    "lines of code": 53887,
-    "lines of raise": 2057,
+    "lines of code": 53863,
+    "lines of raise": 2056,
     "lines of errors built elsewhere": 240,
-    "docstring lines": 18969,
-    "docstring characters": 1099106,
+    "docstring lines": 18964,
+    "docstring characters": 1098408,
     "comment lines": 1609,
     "lines of tools": 6084,
     "lines of docs": 2668,
-    "lines of tests": 76453,
+    "lines of tests": 76667,
 }
 
 INTERNALS = 172

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.shapes import wide_dtype
+from embedlayer.kernels.cpu.softmax import NO_ID, add_bfloat16
 from embedlayer.kernels.divergences import (
     DivergenceKind,
     divergence_gradient,
     mixture_divergences,
     pair_statistics,
 )
-from embedlayer.kernels.kernel import Kernel
-from embedlayer.kernels.largest import NO_ID, update_largest
+from embedlayer.kernels.largest import update_largest
 from embedlayer.kernels.softmax import (
     BLOCK_NUMEL,
     Requests,
@@ -25,9 +25,6 @@ from embedlayer.kernels.softmax import (
     softmax_statistics,
 )
 from embedlayer.losses.objective import BlockGradient, BlockTerms, LogitBlock, Totals, finite_top
-
-ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
-
 
 KEYS = ("lane_keys", "part_keys")
 """Results of `softmax_statistics` from which the largest logits are found on CUDA."""
@@ -150,7 +147,7 @@ def _pair(block: LogitBlock) -> tuple[Tensor, Tensor, Tensor | None, Tensor | No
 def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool) -> None:
     """Add a tensor to float32 sums, whose high 16 bits are bfloat16 numbers, and whose low 16 bits are a residual."""
     # Overwrites `total` and `residual` (uint16). The last addition rounds `total` to nearest; `residual` is then stale.
-    if ADD_BFLOAT16.run(len(total), total, residual, addend, last, block=max(1, BLOCK_NUMEL // total.shape[1])):
+    if add_bfloat16.run(len(total), total, residual, addend, last, block=max(1, BLOCK_NUMEL // total.shape[1])):
         return
     bits = (total.view(torch.int16).int() << 16) | residual.int()
     wide = bits.view(torch.float32) + addend

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
-from embedlayer.kernels.largest import NO_ID
+from embedlayer.kernels.cpu.softmax import NO_ID
 from embedlayer.kernels.softmax import PART, cross_entropy_of_totals
 from embedlayer.losses.compiled_blocks import gradient_of_statistics, statistics_of_blocks, with_largest
 from embedlayer.losses.counted_tokens import CheckedIds
