@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from benchmarks.harness import Case, Row, time_alternately
 from embedlayer.inputs.embedding import TransformerEmbedding
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
-from embedlayer.positions.rotary.rotation import fused_apply_rotary
+from embedlayer.positions.rotary.rotation import ROTATE
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.row_sparse import RowSparseEmbedding
 
@@ -113,15 +113,15 @@ def rotary_rows() -> list[Row]:
 
     setting = "LLaMA-2 7B: q and k of (1, 32, 1024, 128)"
     half_split = {
-        "embedlayer": no_grad(lambda: (fused_apply_rotary(q, cos, sin), fused_apply_rotary(k, cos, sin))),
+        "embedlayer": no_grad(lambda: (ROTATE(q, cos, sin, False), ROTATE(k, cos, sin, False))),
         "transformers": no_grad(lambda: of_llama(q, k, whole_cos, whole_sin)),
         "a copy alone": no_grad(lambda: (q.clone(), k.clone())),
     }
     interleaved = {
         "embedlayer": no_grad(
             lambda: (
-                fused_apply_rotary(q, cos, sin, interleaved=True),
-                fused_apply_rotary(k, cos, sin, interleaved=True),
+                ROTATE(q, cos, sin, True),
+                ROTATE(k, cos, sin, True),
             )
         ),
         "transformers": no_grad(

@@ -1,6 +1,6 @@
 """Write the tables of docs/kernels.md: `python docs/kernels.py --write`.
 
-The operations are those of `embedlayer.kernels.operations`. Each line of the table of targets is the ratio of two rows
+The operations are those of `embedlayer.cli.operations`. Each line of the table of targets is the ratio of two rows
 of one run, with what it is meant to reach. It shows the median over all runs in `benchmarks/results/`, the lowest and
 the highest, idle and beside two looping processes. The times until a kernel is ready are from the last run of
 `python -m benchmarks kernels --save`. The predictions are computed now, as `python -m benchmarks predictions` does.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from embedlayer.kernels.operations import OPERATIONS
+from embedlayer.cli.operations import OPERATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "kernels.md"
@@ -171,8 +171,8 @@ def operations() -> str:
     """Return the table of operations."""
     lines = ["| operation | definition | CPU kernels | GPU kernels |", "|---|---|---|---|"]
     for each in OPERATIONS:
-        kernels = (", ".join(f"`{name}`" for name in names) for names in (each.cpu, each.gpu))
-        lines.append("| " + " | ".join([each.what, f"`{each.definition}`", *kernels]) + " |")
+        kernels = (", ".join(f"`{name}`" for name in names) for names in each.kernels.values())
+        lines.append("| " + " | ".join([each.what, f"`{each.definition_name}`", *kernels]) + " |")
     return "\n".join(lines) + "\n"
 
 

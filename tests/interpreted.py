@@ -1,6 +1,6 @@
 """Run Triton kernels on CPU tensors in Triton's interpreter, and check each access to memory.
 
-`with interpreted() as run:` launches all kernels of the launch tables in the interpreter, in this process. Lanes that
+`with interpreted() as run:` launches the kernels of all operations in the interpreter, in this process. Lanes that
 no mask turns off must stay inside the tensor that their pointer was passed for. Programs of a launch run at the same
 time on a GPU: no program may write what another one reads, nor another number than another one writes. Within a
 program, an address may be written once, and read only before, by the lane that writes it: other orders would need a
@@ -9,12 +9,12 @@ barrier. Memory that is allocated and not written is NaN.
 
 import dataclasses
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from importlib import import_module
-from types import ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from embedlayer.core import devices
-from embedlayer.kernels.gpu.launch import MODULES, launch_table
+from embedlayer.kernels.gpu import availability
+from embedlayer.kernels.operation import Operation
 
 Program = tuple[int, ...]
 Programs = Callable[[Program], list[Program]]
@@ -152,18 +153,23 @@ class Run:
 
 
 @contextmanager
-def interpreted(*, cpu_as_cuda: bool = True) -> Iterator[Run]:
-    """Launch the kernels of all launch tables in Triton's interpreter, and check their accesses.
+def interpreted(*more: Operation, cpu_as_cuda: bool = True) -> Iterator[Run]:
+    """Launch the kernels of all operations in Triton's interpreter, and check their accesses.
 
     Args:
+        more: Operations that are not among those of the package.
         cpu_as_cuda: Whether CPU tensors are taken as CUDA tensors.
     """
     from triton import language as tl
     from triton.runtime import interpreter
 
+    from embedlayer.cli.operations import OPERATIONS
+
     run = Run()
     interpreter._implicit_cvt(torch.empty(0))  # the first one imports modules of compiled functions
-    modules = [import_module(f"embedlayer.kernels.gpu.{name}") for name in MODULES]
+    tables = {id(table): table for each in (*OPERATIONS, *more) if each.gpu is not None for table in [each.gpu()]}
+    kernels = [entry.kernel for table in tables.values() for entry in table.values()]
+    modules = [sys.modules[name] for name in dict.fromkeys(kernel.fn.__module__ for kernel in kernels)]
     with ExitStack() as stack:
         stack.enter_context(np.errstate(all="ignore"))
         stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
@@ -173,15 +179,14 @@ def interpreted(*, cpu_as_cuda: bool = True) -> Iterator[Run]:
         for module in (tl, tl.standard, *modules):
             stack.callback(_restore, module, dict(vars(module)))
             _interpret(module)
-        for name, module in zip(MODULES, modules, strict=True):
-            table = launch_table(name)
+        for table in tables.values():
             entries = {
-                key: dataclasses.replace(entry, kernel=getattr(module, entry.kernel.fn.__name__))
-                for key, entry in table.items()
+                key: dataclasses.replace(entry, kernel=_interpreted(entry.kernel.fn)) for key, entry in table.items()
             }
             stack.enter_context(patch.dict(table, entries))
         for owner, attribute, replacement in _watched(interpreter, run):
             stack.enter_context(patch.object(owner, attribute, replacement))
+        stack.enter_context(patch.object(availability, "_compilation_failure", lambda device: ""))
         if cpu_as_cuda:
             stack.enter_context(patch.dict(devices.TAKEN_AS, cpu="cuda"))
         yield run
@@ -201,6 +206,11 @@ def _interpreted(function: Callable[..., Any]) -> Any:
     """Return an interpreted function, whose signature Triton reads again for each new one."""
     from triton.runtime.interpreter import InterpretedFunction
 
+    cells: tuple[CellType, ...] = function.__closure__ or ()
+    if cells:  # the interpreter looks for `tl` among the names of the module
+        names = dict(zip(function.__code__.co_freevars, [each.cell_contents for each in cells], strict=True))
+        of_module = {**function.__globals__, **names}
+        function = FunctionType(function.__code__, of_module, function.__name__, function.__defaults__, cells)
     return InterpretedFunction(function)
 
 

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from interpreted import Run, interpreted
+from kernel_records import operation_of
 from torch import Tensor
 
 from embedlayer.core.devices import TAKEN_AS
@@ -106,7 +107,10 @@ def capturing() -> AbstractContextManager[Any]:
 def machine_unknown() -> Iterator[None]:
     """Forget in the block, and after it, what is known of this machine: whether kernels can be compiled."""
     checks = availability._installation_failure, availability._compilation_failure
-    with patch.object(kernel._failure, "reason", None):
+    with (
+        patch.object(kernel._failure, "reason", None),
+        patch.object(operation_of("softmax.add_bfloat16").cpu[0], "_compiled", set()),
+    ):
         for check in checks:
             check.cache_clear()
         yield

@@ -26,7 +26,7 @@ CEILINGS = {
     "comment lines": 1609,
     "lines of tools": 6084,
     "lines of docs": 2668,
-    "lines of tests": 76453,
+    "lines of tests": 76667,
 }
 
 INTERNALS = 172

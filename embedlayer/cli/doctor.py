@@ -23,7 +23,7 @@ from embedlayer.core.formatting import count_of, format_bytes
 if TYPE_CHECKING:
     import torch
 
-    from embedlayer.kernels.operations import Operation
+    from embedlayer.kernels.operation import Operation
 
 COMPILERS = {"cpu": "numba", "cuda": "Triton"}
 """What compiles the kernels of a device."""
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
     Attributes:
         implementation: `"numba"`, `"Triton"` or `"torch"`, which stands for torch operators; `None` if the device
             cannot be used.
-        kernels: Names of the compiled kernels, in `embedlayer.kernels.cpu` or `embedlayer.kernels.gpu`.
+        kernels: Names of the compiled kernels.
         reason: Why torch operators compute it, or why the device cannot be used; otherwise empty.
     """
 
@@ -78,7 +78,7 @@ def doctor(as_json: bool) -> None:
     embedlayer doctor
     embedlayer doctor --json
     """  # noqa: D301 (click needs the backspace)
-    from embedlayer.kernels.operations import OPERATIONS
+    from embedlayer.cli.operations import OPERATIONS
 
     with _log_off(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the driver, which `gpu_problem` returns
@@ -89,7 +89,7 @@ def doctor(as_json: bool) -> None:
         operations = [
             {
                 "operation": each.what,
-                "definition": each.definition,
+                "definition": each.definition_name,
                 "on": {device.device: device.answers[place]._asdict() for device in devices},
             }
             for place, each in enumerate(OPERATIONS)
@@ -147,9 +147,9 @@ def examined(device: "torch.device") -> Device:
     """Return what computes each operation on a device, after compiling a small kernel there."""
     import torch
 
+    from embedlayer.cli.operations import OPERATIONS
     from embedlayer.core.devices import device_kind
-    from embedlayer.kernels.kernel import cpu_failure
-    from embedlayer.kernels.operations import OPERATIONS
+    from embedlayer.kernels.operation import cpu_failure
 
     described = str(device), *name_and_details(device)
     try:
@@ -159,20 +159,17 @@ def examined(device: "torch.device") -> Device:
         return Device(*described, (), failure, (Answer(None, (), failure),) * len(OPERATIONS))
     if device_kind(device) == "cpu":
         cpu_failure()
-    answers = tuple(answer(each, x) for each in OPERATIONS)
-    compiled = [each for each in OPERATIONS if each.kernels(x)]
+    kind = device_kind(device)
+    answers, compiled = [], []
+    for each in OPERATIONS:
+        kernels = each.kernels.get(kind, ())
+        reason = each.refusal(x)
+        answers.append(Answer("torch", (), reason) if reason else Answer(COMPILERS[kind], kernels, ""))
+        compiled += [each] if kernels else []
     floats = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     dtypes = [dtype for dtype in floats if compiled and not compiled[0].refusal(x.to(dtype))]
     failure = compiled[0].refusal(x) if compiled else ""
-    return Device(*described, tuple(str(each).removeprefix("torch.") for each in dtypes), failure, answers)
-
-
-def answer(operation: "Operation", x: "torch.Tensor") -> Answer:
-    """Return what computes an operation with tensors such as `x`."""
-    from embedlayer.core.devices import device_kind
-
-    reason = operation.refusal(x)
-    return Answer("torch", (), reason) if reason else Answer(COMPILERS[device_kind(x)], operation.kernels(x), "")
+    return Device(*described, tuple(str(each).removeprefix("torch.") for each in dtypes), failure, tuple(answers))
 
 
 def name_and_details(device: "torch.device") -> tuple[str, str]:

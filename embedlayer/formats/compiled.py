@@ -10,13 +10,26 @@ from embedlayer.core.block_sizes import DECODED_NUMBERS, block_size
 from embedlayer.core.devices import device_kind
 from embedlayer.formats.codec import Codec, SuperBlocks
 from embedlayer.formats.stored import StoredRows
-from embedlayer.kernels.kernel import NUMBER_TYPES, Argument, Kernel, as_array
+from embedlayer.io.gguf_files import dequantise
+from embedlayer.kernels.cpu import codec as codec_kernels
+from embedlayer.kernels.kernel import EMPTY, NUMBER_TYPES, Argument, Array, as_array
+from embedlayer.kernels.operation import Operation
 
 FEW_TOKENS = 8
 """Most tokens that a compiled kernel multiplies by the stored rows; of more, dequantised blocks are multiplied."""
 
 CLAIMED_NUMEL = 1 << 16  # numbers that a thread claims at once
-_KERNELS = {Codec: Kernel("codec", "read_rows"), SuperBlocks: Kernel("codec", "read_super_blocks")}
+READ_ROWS = Operation(
+    "look-up, dequantisation, and logits of few tokens of rows in the formats of other libraries",
+    Codec.decode,
+    cpu=[codec_kernels.read_rows],
+)
+READ_SUPER_BLOCKS = Operation(
+    "look-up, dequantisation and logits of few tokens of GGUF's `Q4_K`, `Q5_K` and `Q6_K`",
+    dequantise,
+    cpu=[codec_kernels.read_super_blocks],
+)
+_OPERATIONS = {Codec: READ_ROWS, SuperBlocks: READ_SUPER_BLOCKS}
 _PAIRS = torch.stack([torch.arange(256, device="cpu") & 15, torch.arange(256, device="cpu") >> 4], dim=1)
 
 
@@ -24,11 +37,11 @@ def decoded(
     codec: Codec | SuperBlocks | None, dtype: torch.dtype, ids: Int[Tensor, " N"] | None = None
 ) -> Float[Tensor, "N D"] | None:
     """Return the numbers of the rows of some IDs, or of all rows, in `dtype` by a kernel on the CPU."""
-    if codec is None or not _KERNELS[type(codec)].applies(ids, codec.codes):
+    if codec is None or not _OPERATIONS[type(codec)].applies(ids, codec.codes):
         return None
     out_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     out = torch.empty(len(codec.codes if ids is None else ids), codec.embed_dim, dtype=out_dtype)
-    places = torch.empty(0, dtype=torch.int64) if ids is None else ids.long().contiguous()
+    places = EMPTY[torch.int64] if ids is None else ids.long().contiguous()
     no_tokens = torch.empty(0, codec.embed_dim)
     return out.to(dtype) if _run(codec, places, no_tokens, out) else None
 
@@ -56,11 +69,10 @@ def logits_of_few_tokens(x: Float[Tensor, "N D"], stored: StoredRows) -> Float[T
     if len(x) > FEW_TOKENS or x.dtype != torch.float32 or stored.device.type != "cpu":
         return None
     codec = stored.codec(x.dtype)
-    if codec is None or not _KERNELS[type(codec)].applies(x, codec.codes):
+    if codec is None or not _OPERATIONS[type(codec)].applies(x, codec.codes):
         return None
     out = torch.empty(len(codec.codes), len(x))
-    all_rows = torch.empty(0, dtype=torch.int64)
-    return tokens_first(out) if _run(codec, all_rows, x.contiguous(), out) else None
+    return tokens_first(out) if _run(codec, EMPTY[torch.int64], x.contiguous(), out) else None
 
 
 def tokens_first(products: Float[Tensor, "V N"]) -> Float[Tensor, "N V"]:
@@ -68,7 +80,7 @@ def tokens_first(products: Float[Tensor, "V N"]) -> Float[Tensor, "N V"]:
     return products.T.clone(memory_format=torch.contiguous_format)
 
 
-def _run(codec: Codec | SuperBlocks, ids: Tensor, x: Tensor, out: Tensor) -> bool:
+def _run(codec: Codec | SuperBlocks, ids: Array, x: Tensor, out: Tensor) -> bool:
     """Run the kernel of a codec, and return whether it could be compiled; a thread claims some rows at once."""
     arguments: tuple[Argument, ...]
     if isinstance(codec, SuperBlocks):
@@ -82,7 +94,8 @@ def _run(codec: Codec | SuperBlocks, ids: Tensor, x: Tensor, out: Tensor) -> boo
         types = scale_type, zero_type, NUMBER_TYPES.index(codec.rounding)
         arguments = stored, (codec.bits, codec.group_size, codec.scale.shape[1], *(whole or (-1, 0)), *types)
     block = max(1, CLAIMED_NUMEL // codec.embed_dim)
-    return _KERNELS[type(codec)].run(len(out), ids, x, *arguments, *_bytes(out), block=block)
+    (kernel,) = _OPERATIONS[type(codec)].cpu
+    return kernel.run(len(out), ids, x, *arguments, *_bytes(out), block=block)
 
 
 def _bytes(numbers: Tensor | None) -> tuple[NDArray[np.uint8], int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import is_exporting, is_transformed
+from embedlayer.kernels.cpu import quantized as kernels
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.saving import Described
 
@@ -209,17 +210,13 @@ class GGUFBlocks(RowLayout):
 
     def kernel(self, row_format: RowFormat) -> tuple[Kernel, tuple[int, ...]]:
         """Return the kernel of blocks, and the bits of a code."""
-        return BLOCKS_KERNEL, (row_format.bits,)
+        return kernels.dequantise_blocks, (row_format.bits,)
 
 
 LAYOUTS: tuple[RowLayout, ...] = (FusedRows(), GGUFBlocks())
 """The layouts, in the order of `RowFormat.layout_index`."""
 
-FUSED_KERNELS = {
-    8: Kernel("quantized", "dequantise_8_bits", has_triton=True),
-    4: Kernel("quantized", "dequantise_4_bits", has_triton=True),
-}
-BLOCKS_KERNEL = Kernel("quantized", "dequantise_blocks", has_triton=True)
+FUSED_KERNELS = {8: kernels.dequantise_8_bits, 4: kernels.dequantise_4_bits}
 
 
 def row_format_of(bits: int, embed_dim: int, group_size: int | None, layout: RowLayout | None = None) -> RowFormat:

@@ -23,17 +23,30 @@ from torch import Tensor, nn
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import fusible, has_hooks, has_memory, is_capturing
+from embedlayer.kernels import input as kernels
 from embedlayer.kernels.index_check import IndexCheck
-from embedlayer.kernels.input import Dropout, StoredRows, gather_rows, look_up_applies, scale_applies
-from embedlayer.kernels.kernel import Kernel
+from embedlayer.kernels.input import (
+    INPUT_EMBEDDING,
+    Dropout,
+    StoredRows,
+    gather_rows,
+    look_up_applies,
+    plain_scale_add_drop,
+    scale_applies,
+)
+from embedlayer.kernels.kernel import NO_ROWS
+from embedlayer.kernels.operation import Operation
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.row_sparse.gradient import Segments, finished_gradient, segments_of_equal_ids, untouched_zeros
 from embedlayer.row_sparse.hooks import applied_rows
 from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables.lookup import LookupTable
 
-GATHER_SCALE_ADD_DROP = Kernel("input", "gather_scale_add_drop")
-SUM_MASKED_SEGMENTS = Kernel("input", "sum_masked_segments")
+BACKWARD = Operation(
+    "backward pass of the look-up of the input: gradients of rows and positions",
+    plain_scale_add_drop,
+    cpu=[kernels.sum_masked_segments],
+)
 
 CLAIMED_NUMEL = 1 << 15  # elements that a thread of a kernel claims at once
 
@@ -109,7 +122,7 @@ def gather_scale_add_drop(
     added = None if added is None else added.to(rows.dtype)
     if isinstance(scale, Tensor) or not _fits(shape, added):
         return None
-    by_kernel = GATHER_SCALE_ADD_DROP.applies(ids, rows, added)
+    by_kernel = INPUT_EMBEDDING.applies(ids, rows, added)
     if not by_kernel and (torch.is_grad_enabled() or not fusible(weight, added)):
         return None
     result: Tensor = _GatherScaleAddDrop.apply(  # type: ignore[no-untyped-call]
@@ -142,56 +155,33 @@ def _on_cuda(
     return gather_rows(source, scale=scale, addend=addend, dropout=Dropout.drawn(dropout))
 
 
-def plain_scale_add_drop(
-    x: Float[Tensor, "*batch T D"],
-    scale: float | Tensor | None,
-    addend: Float[Tensor, "*rows T D"] | None,
-    dropout: float,
-) -> Float[Tensor, "*batch T D"]:
-    """Compute `dropout(scale * x + addend)` by separate PyTorch operations: the definition of `scale_add_drop`."""
-    x = x if scale is None else scale * x
-    x = x if addend is None else x + addend.to(x.dtype)
-    return F.dropout(x, dropout) if dropout else x
-
-
 def dropout_step(module: Callable[..., Any], x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-    in_graph = GATHER_SCALE_ADD_DROP.applies_in_graph(x)
+    in_graph = DROPOUT.applies_in_graph(x)
     if in_graph and type(module) is nn.Dropout and module.training and module.p > 0 and may_skip_call(module):
-        dropped: Tensor = dropout_in_graph(x, torch.randint(1 << 62, (), device=x.device), module.p)
+        dropped: Tensor = dropout(x, torch.randint(1 << 62, (), device=x.device), module.p)
     else:
         dropped = module(x)
     return dropped
 
 
-@torch.library.custom_op("embedlayer::dropout", mutates_args=())
-def dropout_in_graph(x: Tensor, seed: Tensor, probability: float) -> Tensor:
+def plain_dropout(x: Tensor, seed: Tensor, probability: float) -> Tensor:
     """Set elements of `x` to 0 by the mask of a seed, and multiply the others by `1 / (1 - probability)`."""
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    vectors = (-1, x.shape[-1]) if x.dim() > 1 else (1, x.numel())
-    drawn, by_kernel = Dropout.drawn(probability, int(seed)), GATHER_SCALE_ADD_DROP.applies(x)
-    _compute(x.view(vectors), None, out.view(vectors), 1.0, None, drawn, by_kernel=by_kernel)
+    drawn, vectors = Dropout.drawn(probability, int(seed)), x.reshape(-1, x.shape[-1])
+    return (vectors * drawn.growth * drawn.mask(0, len(vectors), vectors)).view(x.shape)
+
+
+DROPOUT = Operation("dropout in graphs of `torch.compile`", plain_dropout, cpu=[kernels.gather_scale_add_drop])
+
+
+@DROPOUT.operator(transposed=())
+def dropout(x: Tensor, seed: Tensor, probability: float) -> Tensor:
+    """Compute `plain_dropout`."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if has_memory(x):
+        drawn, vectors = Dropout.drawn(probability, int(seed)), (-1, x.shape[-1])
+        source, target = x.contiguous().view(vectors), out.view(vectors)
+        _compute(source, None, target, 1.0, None, drawn, by_kernel=True)
     return out
-
-
-@dropout_in_graph.register_fake
-def _(x: Tensor, seed: Tensor, probability: float) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _keep_seed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save the seed among the `inputs` of `dropout_in_graph` in the autograd context `ctx`."""
-    _, seed, ctx.probability = inputs
-    ctx.save_for_backward(seed)
-
-
-def _drop_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the arguments of `dropout_in_graph`: the gradient under the same mask."""
-    (seed,) = ctx.saved_tensors
-    return dropout_in_graph(grad, seed, ctx.probability), None, None
-
-
-dropout_in_graph.register_autograd(_drop_gradient, setup_context=_keep_seed)
 
 
 class _ScaleAddDrop(torch.autograd.Function):
@@ -202,7 +192,7 @@ class _ScaleAddDrop(torch.autograd.Function):
         ctx.scale, ctx.dropout = scale, Dropout.drawn(dropout)
         ctx.addend_shape = None if addend is None else addend.shape
         ctx.mark_dirty(x)
-        _compute(x, None, x, scale, addend, ctx.dropout, by_kernel=GATHER_SCALE_ADD_DROP.applies(x, addend))
+        _compute(x, None, x, scale, addend, ctx.dropout, by_kernel=INPUT_EMBEDDING.applies(x, addend))
         return x
 
     @staticmethod
@@ -248,7 +238,7 @@ class _GatherScaleAddDrop(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
         grad_weight = grad_addend = None
-        if not torch.is_grad_enabled() and SUM_MASKED_SEGMENTS.applies(grad):
+        if not torch.is_grad_enabled() and BACKWARD.applies(grad):
             grad = grad.contiguous()
             if ctx.needs_input_grad[0]:
                 grad_weight = _table_gradient(ctx, ids, grad)
@@ -291,10 +281,10 @@ def _compute(
     width = out.shape[-1]
     if by_kernel and out.is_contiguous():
         places = torch.arange(out.numel() // max(width, 1), device=out.device) if ids is None else ids.view(-1)
-        added = out.new_empty((0, width)) if addend is None else addend.detach().contiguous().view(-1, width)
+        added = NO_ROWS[out.dtype] if addend is None else addend.detach().contiguous().view(-1, width)
         gathered, bad = rows.detach().contiguous().view(-1, width), np.zeros(1, np.uint8)
         size = gathered.shape[0] if check is None else check.size
-        if GATHER_SCALE_ADD_DROP.run(
+        if kernels.gather_scale_add_drop.run(
             *(places.shape[0], gathered, places, size, bad, float(scale), added),
             *(dropout[:2], dropout.growth, out.view(-1, width)),
             block=max(1, CLAIMED_NUMEL // max(1, width)),
@@ -327,7 +317,7 @@ def _masked(grad: Tensor, dropout: Dropout) -> Tensor:
         return grad
     if not torch.is_grad_enabled() and fusible(grad):
         out = torch.empty_like(grad, memory_format=torch.contiguous_format)
-        _compute(grad, None, out, 1.0, None, dropout, by_kernel=GATHER_SCALE_ADD_DROP.applies(grad))
+        _compute(grad, None, out, 1.0, None, dropout, by_kernel=INPUT_EMBEDDING.applies(grad))
         return out
     tokens, width = grad.shape[:-1].numel(), grad.shape[-1]
     ones = dropout.mask(0, tokens, grad.new_empty((0, width))).view(grad.shape)
@@ -362,7 +352,7 @@ def _addend_gradient(ctx: Any, grad: Tensor) -> Tensor | None:
 def _sum_masked(ctx: Any, grad: Tensor, segments: Segments, places: Tensor, scale: float, out: Tensor) -> bool:
     """Write the sum of the masked gradients of each segment times `scale` to `out[places]`, in one pass over `grad`."""
     _, order, offsets = segments
-    return SUM_MASKED_SEGMENTS.run(
+    return kernels.sum_masked_segments.run(
         *(len(places), grad.view(-1, grad.shape[-1]), order, offsets, places, scale * ctx.dropout.growth),
         *(ctx.dropout[:2], out),
         block=max(1, CLAIMED_NUMEL * len(places) // max(1, grad.numel())),

@@ -10,21 +10,42 @@ returns `None`, or `False`, if the CPU kernel could not be compiled.
 """
 
 from enum import IntEnum
+from functools import partial
 
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import has_memory
-from embedlayer.kernels.gpu.launch import launch, launch_table
-from embedlayer.kernels.kernel import Kernel, operator
+from embedlayer.kernels.cpu import softmax
+from embedlayer.kernels.gpu.launch import imported_launches, launch
+from embedlayer.kernels.kernel import Array
+from embedlayer.kernels.operation import Operation
 from embedlayer.kernels.softmax import BLOCK_NUMEL, PART, or_empty, store_row_sums
 
-DIVERGENCE = Kernel("softmax", "divergence", has_triton=True)
-JENSEN_SHANNON = Kernel("softmax", "jensen_shannon", has_triton=True)
-DIVERGENCE_GRADIENT = Kernel("softmax", "divergence_gradient", has_triton=True)
+divergence_launches = partial(imported_launches, "embedlayer.kernels.gpu.divergences")
 
-TEACHER = "Tensor t, Tensor? s_bias, Tensor? t_bias"
+DIVERGENCE = Operation(
+    "forward and reverse KL of two blocks of logits",
+    "losses.divergence_kinds:ForwardKL.terms",
+    cpu=[softmax.divergence],
+    gpu=divergence_launches,
+    launches=["divergence", "merge"],
+)
+JENSEN_SHANNON = Operation(
+    "Jensen-Shannon divergence",
+    "losses.divergence_kinds:JensenShannon.terms",
+    cpu=[softmax.jensen_shannon],
+    gpu=divergence_launches,
+    launches=["jensen_shannon"],
+)
+DIVERGENCE_GRADIENT = Operation(
+    "gradient of a divergence by the student's logits",
+    "losses.divergence_kinds:ForwardKL.dlogits_",
+    cpu=[softmax.divergence_gradient],
+    gpu=divergence_launches,
+    launches=["divergence_gradient"],
+)
 
 
 class DivergenceKind(IntEnum):
@@ -35,7 +56,7 @@ class DivergenceKind(IntEnum):
     REVERSE = 2
 
 
-@operator(f"(Tensor s, {TEACHER}, int kind) -> Tensor")
+@DIVERGENCE.operator()
 def pair_statistics(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None, kind: int) -> Tensor | None:
     """Compute the softmaxes of two heads over the rows of a block, and the mean of a difference of logits.
 
@@ -47,17 +68,17 @@ def pair_statistics(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor 
     rows, tokens = s.shape
     totals = s.new_empty(1 if device_kind(s) == "cuda" else -(-rows // PART), 7, tokens, dtype=wide_dtype(s.dtype))
     if device_kind(s) == "cuda":
-        parts = -(-rows // launch_table("divergences")["divergence"].blocks["PART"])
+        parts = -(-rows // divergence_launches()["divergence"].blocks["PART"])
         found = s.new_empty(parts, 5, tokens, dtype=wide_dtype(s.dtype))
-        launch("divergences", "divergence", **_launched_block(s, t, s_bias, t_bias), found=found, KIND=kind)
-        launch("divergences", "merge", found=found, totals=totals, parts=parts, tokens=tokens, KIND=kind)
+        launch(divergence_launches(), "divergence", **_launched_block(s, t, s_bias, t_bias), found=found, KIND=kind)
+        launch(divergence_launches(), "merge", found=found, totals=totals, parts=parts, tokens=tokens, KIND=kind)
         return totals
     pair = _pair(s, t, s_bias, t_bias)
-    is_done = not has_memory(s) or DIVERGENCE.run(len(totals), PART, *pair, totals, kind, block=_parts(tokens))
+    is_done = not has_memory(s) or softmax.divergence.run(len(totals), PART, *pair, totals, kind, block=_parts(tokens))
     return totals if is_done else None
 
 
-@operator(f"(Tensor s, {TEACHER}, Tensor levels, float beta) -> Tensor")
+@JENSEN_SHANNON.operator()
 def mixture_divergences(
     s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None, levels: Tensor, beta: float
 ) -> Tensor | None:
@@ -71,23 +92,20 @@ def mixture_divergences(
     """
     rows, tokens = s.shape
     if device_kind(s) == "cuda":
-        parts = -(-rows // launch_table("divergences")["jensen_shannon"].blocks["PART"])
+        parts = -(-rows // divergence_launches()["jensen_shannon"].blocks["PART"])
         found = s.new_empty(parts, 2, tokens, dtype=levels.dtype)
         block = _launched_block(s, t, s_bias, t_bias)
-        launch("divergences", "jensen_shannon", **block, levels=levels, found=found, beta=beta)
+        launch(divergence_launches(), "jensen_shannon", **block, levels=levels, found=found, beta=beta)
         return found.sum(0, keepdim=True)
     found = s.new_empty(-(-rows // PART), 2, tokens, dtype=levels.dtype)
     pair = _pair(s, t, s_bias, t_bias)
-    is_done = not has_memory(s) or JENSEN_SHANNON.run(
+    is_done = not has_memory(s) or softmax.jensen_shannon.run(
         len(found), PART, *pair, levels, found, beta, block=_parts(tokens)
     )
     return found if is_done else None
 
 
-@operator(
-    f"(Tensor(a!) s, {TEACHER}, Tensor factors, Tensor(b!)? bias_grad, bool add, int kind, float beta) -> ()",
-    mutates=("s", "bias_grad"),
-)
+@DIVERGENCE_GRADIENT.operator(mutates=("s", "bias_grad"))
 def divergence_gradient(
     s: Tensor,
     t: Tensor,
@@ -108,13 +126,15 @@ def divergence_gradient(
     if device_kind(s) != "cuda":
         inputs = *_pair(s, t, s_bias, t_bias), factors, or_empty(bias_grad, factors.dtype), kind, beta
         claimed = max(1, BLOCK_NUMEL // max(tokens, 1))
-        return not has_memory(s) or DIVERGENCE_GRADIENT.run(rows, *inputs, block=claimed)
+        return not has_memory(s) or softmax.divergence_gradient.run(rows, *inputs, block=claimed)
     row_sums = None
     if bias_grad is not None:
-        tiles = -(-tokens // launch_table("divergences")["divergence_gradient"].blocks["TOKENS"])
+        tiles = -(-tokens // divergence_launches()["divergence_gradient"].blocks["TOKENS"])
         row_sums = factors.new_empty(tiles, rows)
     block = _launched_block(s, t, s_bias, t_bias)
-    launch("divergences", "divergence_gradient", **block, factors=factors, row_sums=row_sums, beta=beta, KIND=kind)
+    launch(
+        divergence_launches(), "divergence_gradient", **block, factors=factors, row_sums=row_sums, beta=beta, KIND=kind
+    )
     if bias_grad is not None and row_sums is not None:
         store_row_sums(bias_grad, row_sums, add=add)
     return True
@@ -128,7 +148,7 @@ def _launched_block(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor 
     return {"s": s, "t": t, "s_bias": s_bias, "t_bias": t_bias, **sizes}
 
 
-def _pair(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _pair(s: Tensor, t: Tensor, s_bias: Tensor | None, t_bias: Tensor | None) -> tuple[Array, ...]:
     """Return the arguments that all CPU kernels over a pair of blocks share."""
     return s, t, or_empty(s_bias, wide_dtype(s.dtype)), or_empty(t_bias, wide_dtype(s.dtype))
 

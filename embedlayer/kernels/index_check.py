@@ -25,12 +25,28 @@ from embedlayer.core.index_checks import (
     target_records,
 )
 from embedlayer.core.shapes import IdsLike
-from embedlayer.core.torch_state import fusible
-from embedlayer.kernels.gpu.launch import launch
-from embedlayer.kernels.kernel import Kernel, operator
+from embedlayer.kernels.gpu.launch import imported_launches, launch
+from embedlayer.kernels.operation import Operation
 
-INDEX_CHECK = Kernel("input", "gather_scale_add_drop", has_triton=True)
-"""The look-up kernel, which checks indices itself; where it applies, so does the kernel that only checks."""
+check_launches = partial(imported_launches, "embedlayer.kernels.gpu.index_check")
+
+CLAMP_AND_RECORD = Operation(
+    "check of IDs or positions, for look-ups that do not make it",
+    clamp_and_record,
+    gpu=check_launches,
+    launches=["clamp_and_record"],
+)
+
+
+@CLAMP_AND_RECORD.operator(mutates=("record",))
+def clamp_and_record_indices(indices: Tensor, rows: int, record: Tensor) -> tuple[Tensor, Tensor]:
+    """Clamp row numbers and record the first bad one, in one launch; the results are contiguous."""
+    indices = indices.contiguous()
+    clamped, outside = torch.empty_like(indices), torch.empty_like(indices, dtype=torch.bool)
+    tensors = {"indices": indices, "record": record, "clamped": clamped, "outside": outside}
+    sizes = {"count": indices.numel(), "rows": rows, "length": length_of(indices)}
+    launch(check_launches(), "clamp_and_record", **tensors, **sizes)
+    return clamped, outside
 
 
 class IndexCheck(nn.Module):
@@ -106,12 +122,9 @@ class IndexCheck(nn.Module):
         Returns:
             The clamped row numbers, and a boolean mask of the same shape that is `True` for the bad ones.
         """
-        record, rows = self.record_on(indices.device), self.size + self.offset
-        if fusible(indices) and INDEX_CHECK.applies(indices, record):  # graphs fuse plain operators
-            results: tuple[Tensor, Tensor] | None = clamp_and_record_indices(indices.contiguous(), record, rows)
-            if results is not None:
-                return results
-        return clamp_and_record(indices, rows, record)
+        results: tuple[Tensor, Tensor]
+        results = CLAMP_AND_RECORD(indices, self.size + self.offset, self.record_on(indices.device))
+        return results
 
     def require_integers(self, indices: Tensor) -> None:
         """Check the dtype of indices that a look-up kernel checks."""
@@ -164,20 +177,6 @@ class StreamCheck(IndexCheck):
             token, k = divmod(place, len(self.sizes))
             row, column = divmod(token, length)
             raise outside_error(f"token id of stream {k}", value, self.sizes[k], first=0, row=row, column=column)
-
-
-@operator("(Tensor indices, Tensor(a!) record, SymInt rows) -> (Tensor, Tensor)", mutates=("record",))
-def clamp_and_record_indices(indices: Tensor, record: Tensor, rows: int) -> tuple[Tensor, Tensor] | None:
-    """Clamp row numbers and record the first bad one, in one launch; elsewhere than on CUDA return `None`.
-
-    Arguments and results are those of `embedlayer.core.index_checks.clamp_and_record`; the row numbers are contiguous.
-    """
-    if device_kind(indices) != "cuda":
-        return None
-    clamped, outside = torch.empty_like(indices), torch.empty_like(indices, dtype=torch.bool)
-    sizes = {"count": indices.numel(), "rows": rows, "length": length_of(indices)}
-    launch("index_check", "clamp_and_record", indices=indices, record=record, clamped=clamped, outside=outside, **sizes)
-    return clamped, outside
 
 
 def check_indices(module: nn.Module, *flags: Tensor) -> list[bool]:

@@ -1,21 +1,34 @@
-"""The input embedding on a CUDA device in one launch, forward: look-up, scale, added rows, dropout and index checks.
+"""The input embedding in one pass: look-up, scale, added rows, dropout and index checks; kernels for CPUs, and on CUDA.
 
-`embedlayer.inputs.fused.plain_scale_add_drop` is the definition. `embedlayer.inputs.fused` runs the kernels of the CPU.
+`embedlayer.inputs.fused` runs the kernels of the CPU.
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.index_checks import length_of
 from embedlayer.core.numbers import random_words
 from embedlayer.core.torch_state import fusible, has_memory
-from embedlayer.kernels.gpu.launch import launch
-from embedlayer.kernels.index_check import INDEX_CHECK, IndexCheck
-from embedlayer.kernels.kernel import operator
+from embedlayer.kernels.cpu.numbers import (
+    as_computed,
+    empty_computed,
+    kernel,
+    multiply_add,
+    narrow,
+    prefetch,
+    widen,
+)
+from embedlayer.kernels.gpu.launch import columns_of, imported_launches, launch
+from embedlayer.kernels.index_check import IndexCheck
+from embedlayer.kernels.operation import Operation
 
 
 class StoredRows(NamedTuple):
@@ -73,15 +86,150 @@ class Dropout(NamedTuple):
 NO_DROPOUT = Dropout()
 
 
+def plain_scale_add_drop(
+    x: Float[Tensor, "*batch T D"],
+    scale: float | Tensor | None,
+    addend: Float[Tensor, "*rows T D"] | None,
+    dropout: float,
+) -> Float[Tensor, "*batch T D"]:
+    """Compute `dropout(scale * x + addend)` by separate PyTorch operations: the definition of the input embedding."""
+    x = x if scale is None else scale * x
+    x = x if addend is None else x + addend.to(x.dtype)
+    return F.dropout(x, dropout) if dropout else x
+
+
+AHEAD = 4
+"""Rows between the one that is loaded into the cache and the one that is computed."""
+
+APART = 16
+"""Vectors that are summed on their own: rounding errors grow with the number of terms of a sum."""
+
+
+@kernel
+def gather_scale_add_drop(
+    start: int,
+    stop: int,
+    rows: Any,
+    ids: Any,
+    size: int,
+    bad: Any,
+    scale: float,
+    addend: Any,
+    dropout: Any,
+    growth: float,
+    out: Any,
+) -> None:
+    """Compute `dropout(scale * rows[ids] + addend)` for the tokens `start` to `stop - 1`.
+
+    - `size`: number of rows. An ID outside `0 .. size - 1` sets `bad[0]` to 1, and its vector is not written.
+    - `addend`: vectors to add, `(A, D)`: token n gets the one at `n % A`. `(0, D)` for none.
+    - `dropout`: seed and threshold of the mask, as in `drop`; threshold 0 for no dropout.
+    - `growth`: factor on everything that is not dropped.
+    - `out`: result, `(tokens, D)`, which may be `rows`.
+    """
+    width, (seed, threshold) = out.shape[1], dropout
+    factor, grow = as_computed(scale * growth, rows[0, 0]), as_computed(growth, rows[0, 0])
+    words = np.empty((width + 3) // 4, np.uint64)
+    for n in range(start, stop):
+        if ids[n] < 0 or ids[n] >= size:
+            bad[0] = 1
+            continue
+        prefetch(rows[ids[min(n + AHEAD, len(ids) - 1)]])
+        row, to = rows[ids[n]], out[n]
+        if len(addend) > 0:
+            added = addend[n % len(addend)]
+            for i in range(width):
+                to[i] = narrow(multiply_add(factor, widen(row[i]), grow * widen(added[i])), to[0])
+        else:
+            for i in range(width):
+                to[i] = narrow(factor * widen(row[i]), to[0])
+        if threshold > 0:
+            draw_bits(words, seed, n)
+            drop(to, words, threshold)
+
+
+@kernel
+def draw_bits(words: Any, seed: int, token: int) -> None:
+    """Draw the random bits of one token; `embedlayer.core.numbers.random_words` defines them."""
+    first = np.uint64(seed) + np.uint64(token * len(words)) * np.uint64(0x9E3779B97F4A7C15)
+    for i in range(len(words)):
+        a = first + np.uint64(i) * np.uint64(0x9E3779B97F4A7C15)
+        b = (a ^ (a >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        c = (b ^ (b >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        words[i] = c ^ (c >> np.uint64(31))
+
+
+@kernel
+def drop(vector: Any, words: Any, threshold: int) -> None:
+    """Multiply by 0 each number whose 16 bits, a signed integer, are below `threshold - 2^15`."""
+    bits, least = words.view(np.int16), np.int32(threshold - (1 << 15))
+    zero, one = as_computed(0.0, vector[0]), as_computed(1.0, vector[0])
+    for i in range(len(vector)):
+        vector[i] = narrow(widen(vector[i]) * (one if np.int32(bits[i]) >= least else zero), vector[0])
+
+
+@kernel
+def sum_masked_segments(
+    start: int, stop: int, grad: Any, order: Any, offsets: Any, places: Any, factor: float, dropout: Any, out: Any
+) -> None:
+    """Sum `factor * mask * grad` over the tokens of each segment, in the order of `order`, `APART` at a time.
+
+    - `order`: tokens, segment by segment.
+    - `offsets`: start of each segment in `order`, and the end of the last.
+    - `places`: row of `out` that gets the sum of each segment.
+    - `dropout`: seed and threshold of the mask, as in `gather_scale_add_drop`.
+    - `out`: sums; only the rows `places` are written.
+    """
+    width, (seed, threshold) = grad.shape[1], dropout
+    words = np.empty((width + 3) // 4, np.uint64)
+    bits, least = words.view(np.int16), np.int32(threshold - (1 << 15))
+    total, part = empty_computed(width, grad[0, 0]), empty_computed(width, grad[0, 0])
+    zero, one, factor_of = as_computed(0.0, grad[0, 0]), as_computed(1.0, grad[0, 0]), as_computed(factor, grad[0, 0])
+    for segment in range(start, stop):
+        total[:] = zero
+        part[:] = zero
+        for k in range(offsets[segment], offsets[segment + 1]):
+            token = order[k]
+            prefetch(grad[order[min(k + AHEAD, len(order) - 1)]])
+            values = grad[token]
+            if threshold > 0:
+                draw_bits(words, seed, token)
+                for i in range(width):
+                    part[i] += widen(values[i]) * (one if np.int32(bits[i]) >= least else zero)
+            else:
+                for i in range(width):
+                    part[i] += widen(values[i])
+            if (k + 1 - offsets[segment]) % APART == 0:
+                for i in range(width):
+                    total[i] += part[i]
+                    part[i] = zero
+        for i in range(width):
+            total[i] += part[i]
+        to = out[places[segment]]
+        for i in range(width):
+            to[i] = narrow(factor_of * total[i], to[0])
+
+
+input_launches = partial(imported_launches, "embedlayer.kernels.gpu.input")
+
+INPUT_EMBEDDING = Operation(
+    "look-up, scale, position vectors and dropout of the input",
+    plain_scale_add_drop,
+    cpu=[gather_scale_add_drop],
+    gpu=input_launches,
+    launches=["gather_scale_add_drop"],
+)
+
+
 def look_up_applies(*tensors: Tensor | None) -> bool:
     """Return whether the Triton kernel reads these tensors: on one CUDA device, contiguous, in eager mode."""
     on_cuda = fusible(*tensors) and any(x is not None and device_kind(x) == "cuda" for x in tensors)
-    return on_cuda and INDEX_CHECK.applies(*tensors) and all(x is None or x.is_contiguous() for x in tensors)
+    return on_cuda and INPUT_EMBEDDING.applies(*tensors) and all(x is None or x.is_contiguous() for x in tensors)
 
 
 def rows_on_cuda(ids: Tensor, weight: Tensor, check: IndexCheck, padding_idx: int | None = None) -> StoredRows | None:
     """Return the look-up `weight[ids + check.offset]` that a kernel checks on CUDA; `None` where none applies."""
-    applies = look_up_applies(weight) and INDEX_CHECK.applies(ids, weight)
+    applies = look_up_applies(weight) and INPUT_EMBEDDING.applies(ids, weight)
     return StoredRows(ids, weight, check, padding_idx) if applies else None
 
 
@@ -91,12 +239,7 @@ def scale_applies(scale: float | Tensor | None, *tensors: Tensor | None) -> bool
     return not (factor is not None and factor.requires_grad) and look_up_applies(factor, *tensors)
 
 
-@operator(
-    "(Tensor x, Tensor? ids, Tensor(a!)? record, SymInt rows, SymInt offset, SymInt ignored, Tensor? factor, "
-    "float scale, Tensor? addend, Tensor? places, Tensor(b!)? places_record, SymInt places_offset, int seed, "
-    "int threshold, float growth) -> (Tensor, Tensor, Tensor)",
-    mutates=("record", "places_record"),
-)
+@INPUT_EMBEDDING.operator(mutates=("record", "places_record"))
 def embed_tokens(
     x: Tensor,
     ids: Tensor | None,
@@ -113,8 +256,8 @@ def embed_tokens(
     seed: int,
     threshold: int,
     growth: float,
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Compute `dropout(factor * scale * x[ids + offset] + addend)`; elsewhere than on CUDA return `None`.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `dropout(factor * scale * x[ids + offset] + addend)` on CUDA.
 
     All tensors are contiguous, and indices int64.
 
@@ -131,43 +274,22 @@ def embed_tokens(
         Vectors, `(..., D)`. And what a backward pass needs: rows of `x` `(N,)` and of the addend `(P,)`, int64, with
         `ignored` and -1 for those outside; empty without `ids` and `places`.
     """
-    if device_kind(x) != "cuda":
-        return None
     width = x.shape[-1]
     out = x.new_empty(x.shape if ids is None else (*ids.shape, width))
     kept_ids, kept_places = (
         x.new_empty(0 if each is None else each.numel(), dtype=torch.int64) for each in (ids, places)
     )
-    unit = 8 if width % 8 == 0 else 1
-    launch(
-        "input",
-        "gather_scale_add_drop",
-        x=x,
-        ids=ids,
-        record=record,
-        kept_ids=None if ids is None else kept_ids,
-        factor=factor,
-        addend=addend,
-        places=places,
-        places_record=places_record,
-        kept_places=None if places is None else kept_places,
-        out=out,
-        tokens=out.numel() // width,
-        units=width // unit,
-        rows=rows,
-        offset=offset,
-        length=1 if ids is None else length_of(ids),
-        ignored=ignored,
-        addends=1 if addend is None else addend.numel() // width,
-        places_count=1 if places is None else places.numel(),
-        places_offset=places_offset,
-        places_length=1 if places is None else length_of(places),
-        scale=scale,
-        seed=seed if threshold else None,
-        threshold=threshold or None,
-        growth=growth,
-        UNIT=unit,
-    )
+    tensors = {"x": x, "ids": ids, "record": record, "kept_ids": None if ids is None else kept_ids, "factor": factor}
+    tensors |= {"addend": addend, "places": places, "places_record": places_record, "out": out}
+    tensors["kept_places"] = None if places is None else kept_places
+    sizes = {"tokens": out.numel() // width, "rows": rows, "offset": offset, "ignored": ignored, **columns_of(x)}
+    sizes |= {"length": 1 if ids is None else length_of(ids), "places_offset": places_offset}
+    sizes |= {"addends": 1 if addend is None else addend.numel() // width}
+    sizes |= {"places_count": 1, "places_length": 1}
+    if places is not None:
+        sizes |= {"places_count": places.numel(), "places_length": length_of(places)}
+    mask = {"seed": seed, "threshold": threshold} if threshold else {"seed": None, "threshold": None}
+    launch(input_launches(), "gather_scale_add_drop", **tensors, **sizes, **mask, scale=scale, growth=growth)
     return out, kept_ids, kept_places
 
 
@@ -277,16 +399,3 @@ def _gradient_of_rows(grad: Tensor, ids: Tensor, shape: tuple[int, ...], ignored
         grad.reshape(-1, grad.shape[-1]), ids, shape[0], ignored, False
     )
     return by_row
-
-
-@operator("(Tensor mask, SymInt offset, SymInt padding_position) -> Tensor")
-def positions_of_mask(mask: Tensor, offset: int, padding_position: int) -> Tensor | None:
-    """Compute the positions of tokens in one launch, `(..., T)`, int64; elsewhere than on CUDA return `None`.
-
-    `embedlayer.positions.position.positions_of` is the definition. The mask is contiguous.
-    """
-    if device_kind(mask) != "cuda":
-        return None
-    positions, sizes = torch.empty_like(mask, dtype=torch.int64), {"length": length_of(mask), "offset": offset}
-    launch("input", "positions_of_mask", mask=mask, positions=positions, padding_position=padding_position, **sizes)
-    return positions

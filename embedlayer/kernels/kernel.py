@@ -1,9 +1,8 @@
 """Run compiled kernels, and fall back to torch operators where they cannot be compiled.
 
-An operation has a CPU kernel, and some have a Triton kernel for CUDA too (`embedlayer.kernels.gpu`). `Kernel.applies`
-decides for both. The rest of this module runs CPU kernels.
+`embedlayer.kernels.operation` says when. This module runs CPU kernels; `embedlayer.kernels.gpu` has those for CUDA.
 
-A kernel is a function of `embedlayer.kernels.cpu` that numba compiles, `f(start, stop, *arguments)`. It computes the
+A kernel is a function that numba compiles, `f(start, stop, *arguments)`. It computes the
 items `start` to `stop - 1` of an operation, such as rows or tokens. No item depends on another one, so the result
 depends neither on the blocks into which the items are divided nor on the number of threads.
 
@@ -21,8 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
-from importlib import import_module
+from functools import cached_property
 from importlib.util import find_spec
 from itertools import count
 from queue import SimpleQueue
@@ -34,14 +32,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embedlayer.core.devices import device_kind
 from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
-from embedlayer.core.torch_state import PLAIN_TYPES, count_dispatch_modes, fusible, plain_operators_only
-from embedlayer.kernels.gpu.availability import triton_refusal
 
 Array = Tensor | NDArray[Any]
 Argument = Array | int | float | bool | tuple[int, ...] | tuple[float, ...] | tuple[Array, ...]
-Work = Callable[[int, int], object]
 
 OLDEST_NUMBA = (0, 61)
 
@@ -68,6 +62,11 @@ TYPES = {
 }
 """NumPy's type strings of dtypes; uint16 for bfloat16, which NumPy lacks."""
 
+EMPTY, LIKE, NO_ROWS = (
+    {dtype: np.zeros(shape, kind) for dtype, kind in TYPES.items()} for shape in ((0,), (1,), (0, 0))
+)
+"""Constant arguments by dtype: no numbers, and no rows, which kernels take for `None`; and one number of the dtype."""
+
 NUMBER_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.int16)
 """Dtypes that a kernel tells apart by their index here, when it runs; numba would compile it for each of them."""
 
@@ -83,9 +82,10 @@ log = logging.getLogger("embedlayer")
 
 
 class _Availability(threading.local):
-    """Whether kernels may run in this thread; `kernels_disabled` changes it."""
+    """Whether kernels may run in this thread, which `kernels_disabled` changes, and whether they compute numbers."""
 
     enabled = True
+    computes = True
 
 
 class _Failure:
@@ -130,66 +130,42 @@ class _Wait:
 _availability, _failure, _wait, _compiling = _Availability(), _Failure(), _Wait(), lock_held_at_forks()
 
 
-class Kernel:
-    """A compiled function of a module of `embedlayer.kernels.cpu`, which is imported and compiled at the first run.
+class KernelFunction:
+    """A function that kernels call. Its module imports no numba: the first kernel that calls it does."""
+
+    def __init__(self, function: Callable[..., Any], numba_function: Callable[[Any], Any]) -> None:
+        self.function, self._numba_function = function, numba_function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.numba_function(*arguments)
+
+    @cached_property
+    def numba_function(self) -> Any:
+        """What numba knows as the function."""
+        return self._numba_function(self.function)
+
+    @cached_property
+    def _numba_type_(self) -> Any:
+        """Return the type of the function, which numba asks for when it compiles a kernel that calls it."""
+        from numba.core.registry import cpu_target
+
+        function, context = self.numba_function, cpu_target.typing_context
+        context.refresh()
+        return context.resolve_value_type(function)
+
+
+class Kernel(KernelFunction):
+    """A function that numba compiles at the first run; the decorators are in `embedlayer.kernels.cpu.numbers`.
 
     numba compiles it once for each combination of dtypes, and stores the result on disk: in `__pycache__` beside the
     module, or in the user's cache folder if that cannot be written, or in `NUMBA_CACHE_DIR`.
     """
 
-    def __init__(self, module: str, name: str, *, has_triton: bool = False) -> None:
-        self.module = module
-        self.name = name
-        self.has_triton = has_triton
-        self._function: Callable[..., None] | None = None
+    def __init__(self, function: Callable[..., Any], numba_function: Callable[[Any], Any]) -> None:
+        super().__init__(function, numba_function)
+        self.module, self.name = function.__module__.rpartition(".")[2], function.__name__
+        self.label = f"{self.module}.{self.name}"
         self._compiled: set[tuple[object, ...]] = set()
-        self._errors: tuple[type[Exception], ...] = FAILURES
-
-    def applies(self, *tensors: Tensor | None) -> bool:
-        """Return whether this kernel may compute with `tensors`; `None` is skipped. See `refusal`."""
-        return not self.refusal(*tensors)
-
-    def refusal(self, *tensors: Tensor | None) -> str:
-        """Return why this kernel may not compute with `tensors`, or an empty string if it may; `None` is skipped.
-
-        They must be ordinary tensors on the CPU, in eager mode, outside `torch.func` transforms, and with no dispatch
-        mode that expects to see every operator. Kernels must be possible on this machine as well, as far as is known.
-
-        On one CUDA device Triton kernels compute, if there are some. There a dispatch mode sees the custom operator
-        that launches them.
-        """
-        if not _availability.enabled:
-            return "kernels are disabled"
-        if not fusible(*tensors):
-            return "a graph is traced, or a transform is running"
-        for x in tensors:
-            if x is None:
-                continue
-            kind = device_kind(x)
-            if kind == "cuda" and self.has_triton:
-                return triton_refusal(*tensors)
-            is_plain = type(x) in PLAIN_TYPES and kind == "cpu" and x.layout is torch.strided
-            if not is_plain or (x.dtype not in FLOATS and (x.dtype.is_floating_point or x.dtype.is_complex)):
-                return f"no kernel takes {type(x).__name__} of {x.dtype}" if kind == "cpu" else f"no kernel for {kind}"
-        if count_dispatch_modes():
-            return "a dispatch mode is active"
-        return _failure.reason or ""
-
-    def applies_in_graph(self, x: Tensor) -> bool:
-        """Return whether a graph that is being traced should compute with `x` by an operator that runs this kernel.
-
-        It is decided when `torch.compile` traces the graph: numba is installed, no kernel has failed, and `x` is on the
-        CPU in one of `FLOATS`. Inductor's own code is faster than the torch operators to which a custom operator falls
-        back.
-        """
-        return (
-            torch.compiler.is_compiling()
-            and not plain_operators_only()
-            and NUMBA_IS_INSTALLED
-            and _failure.reason is None
-            and device_kind(x) == "cpu"
-            and x.dtype in FLOATS
-        )
 
     def run(self, items: int, *arguments: Argument, block: int) -> bool:
         """Compute the items `0` to `items - 1`, and return whether the kernel could be compiled.
@@ -201,75 +177,34 @@ class Kernel:
           NumPy arrays over the same memory, bfloat16 as uint16; so are those of a tuple.
         - `block`: number of items that a thread claims at once: enough for about 0.1 ms.
         """
+        if not _availability.computes:
+            return True
         arrays, types = _as_arrays(arguments)
         if _failure.reason is not None or not (types in self._compiled or self._compile(types, arrays)):
             return False
-        function: Any = self._function
+        function = self.numba_function
         if block >= items or torch.get_num_threads() == 1:
             function(0, items, *arrays)
         else:
-            _divide(lambda start, stop: function(start, stop, *arrays), items, block)
+            _divide(function, arrays, items, block)
         return True
 
     def _compile(self, types: tuple[object, ...], arrays: list[Any]) -> bool:
         """Compile the function for these types; return whether it could be."""
         with _compiling, _wait.measured():
+            errors: tuple[type[Exception], ...] = FAILURES
             try:
-                if self._function is None:
-                    self._errors = (*FAILURES, _require_numba())
-                    self._function = getattr(import_module(f"embedlayer.kernels.cpu.{self.module}"), self.name)
+                errors = (*FAILURES, _require_numba())
                 start = time.perf_counter()
-                self._function(0, 0, *arrays)  # an empty range: compiles and computes nothing
+                self.numba_function(0, 0, *arrays)  # an empty range: compiles and computes nothing
                 log.debug("kernel %s.%s ready in %.3f s", self.module, self.name, time.perf_counter() - start)
-            except self._errors as error:
+            except errors as error:
                 advice = "; NUMBA_CACHE_DIR can name another cache folder" if isinstance(error, FAILURES) else ""
                 reason = f"{type(error).__name__}: {error}".splitlines()[0] + advice
                 _failure.set(str(error) if isinstance(error, ImportError) else reason)
                 return False
             self._compiled.add(types)
         return True
-
-
-def cpu_failure() -> str:
-    """Compile a small CPU kernel, or read it from the cache; return why no kernel of this process can be, or `""`."""
-    total = torch.zeros(1, 1, dtype=torch.bfloat16)
-    Kernel("softmax", "add_bfloat16").run(1, total, total.view(torch.uint16), total, True, block=1)
-    return _failure.reason or ""
-
-
-def operator(schema: str, *, mutates: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function that runs kernels such that it is a custom operator too, `embedlayer::` and its name.
-
-    The function is also the operator's fake: on tensors without memory it allocates its results and computes nothing.
-    In eager mode it is called directly, as a call of an operator takes some 20 µs. While a dispatch mode is active or a
-    graph is traced, the operator is called.
-
-    The function returns tensors, or `None` if no kernel could be compiled; of an operator without results it returns
-    whether one could. A call of the operator raises a `RuntimeError` where none can.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = f"embedlayer::{function.__name__}"
-
-        def compute(*arguments: Any) -> Any:
-            result = function(*arguments)
-            if result is None or result is False:
-                raise RuntimeError(f"{name} has no kernel for these tensors; see the log.")
-            return None if result is True else result
-
-        custom = torch.library.custom_op(name, compute, mutates_args=mutates, schema=schema)
-        custom.register_fake(compute)
-
-        @wraps(function)
-        def call(*arguments: Any) -> Any:
-            if not count_dispatch_modes() and not torch.compiler.is_compiling():
-                return function(*arguments)
-            result = custom(*arguments)
-            return True if result is None else result
-
-        return call
-
-    return decorate
 
 
 @contextmanager
@@ -289,6 +224,16 @@ def kernels_disabled() -> Iterator[None]:
             yield
     finally:
         _availability.enabled = before
+
+
+@contextmanager
+def nothing_computed() -> Iterator[None]:
+    """Skip kernels inside a `with` block, in this thread: tensors have no memory."""
+    before, _availability.computes = _availability.computes, False
+    try:
+        yield
+    finally:
+        _availability.computes = before
 
 
 def as_array(x: Tensor) -> np.ndarray[Any, Any]:
@@ -339,8 +284,8 @@ def _require_numba() -> type[Exception]:
     return compilation_error
 
 
-def _divide(work: Work, items: int, block: int) -> None:
-    """Call `work(start, stop)` for consecutive blocks that cover `0 .. items - 1`, in several threads."""
+def _divide(function: Callable[..., object], arrays: list[Any], items: int, block: int) -> None:
+    """Call `function(start, stop, *arrays)` for consecutive blocks that cover `0 .. items - 1`, in several threads."""
     blocks = math.ceil(items / block)
     helpers = min(torch.get_num_threads(), blocks) - 1
     turns = count()
@@ -348,7 +293,7 @@ def _divide(work: Work, items: int, block: int) -> None:
     def claim() -> None:
         """Compute one block after another, until all are claimed."""
         while (turn := next(turns)) < blocks:
-            work(turn * block, min((turn + 1) * block, items))
+            function(turn * block, min((turn + 1) * block, items), *arrays)
 
     jobs = [claim]
     offered = _helpers.offer(jobs, helpers)

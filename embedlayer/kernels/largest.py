@@ -4,6 +4,7 @@
 Triton kernels for those on CUDA, where nothing waits for the device.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,26 +13,29 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import has_memory
-from embedlayer.kernels.gpu.launch import launch, launch_table
-from embedlayer.kernels.kernel import Kernel, operator
+from embedlayer.kernels.cpu import softmax
+from embedlayer.kernels.gpu.launch import imported_launches, launch
+from embedlayer.kernels.operation import Operation
 from embedlayer.kernels.softmax import FINISHING, launched_block, or_empty
 
-LARGEST = Kernel("softmax", "largest", has_triton=True)
+largest_launches = partial(imported_launches, "embedlayer.kernels.gpu.largest")
+
+LARGEST = Operation(
+    "K largest logits, by keys that the statistics store",
+    "losses.largest:top_k",
+    cpu=[softmax.largest],
+    gpu=largest_launches,
+    launches=["statistics_and_keys", "keys_of_lanes", "member_keys", "logits_of_keys", "keys_of_logits"],
+)
 
 LANES = 64
 """Tokens whose largest logits a thread of a CPU looks for at a time."""
-
-NO_ID = 2**52
-"""Token ID of no logit: larger than every token ID; a float64 can hold it."""
-
-MISSING = -(2**63)
-"""Key of no logit; see `embedlayer.kernels.gpu.largest`."""
 
 KEY_BYTES = 128 * 2**20
 """Bytes of the keys of candidates on CUDA that are in memory at once."""
 
 
-@operator(
+@LARGEST.operator(
     "(Tensor z, Tensor? bias, SymInt first_id, SymInt seen, Tensor lane_keys, Tensor part_keys, Tensor(a!) thresholds, "
     f"Tensor(b!) values, Tensor(c!) ids, {FINISHING}) -> ()",
     mutates=("thresholds", "values", "ids"),
@@ -59,7 +63,7 @@ def update_largest(
     """
     tokens, count = values.shape
     if device_kind(z) == "cuda":
-        blocks = launch_table("largest")["member_keys"].blocks
+        blocks = largest_launches()["member_keys"].blocks
         members = blocks["PART"] // blocks["ROWS"]
         step = max(1, KEY_BYTES // (8 * members * min(count, len(lane_keys))))
         block = launched_block(z, bias, finishing)
@@ -71,22 +75,22 @@ def update_largest(
             _merge(found, values[here], ids[here], seen)
         return True
     inputs = z, or_empty(bias, thresholds.dtype), first_id, seen, thresholds, values, ids
-    return not has_memory(z) or LARGEST.run(-(-tokens // LANES), LANES, *inputs, block=1)
+    return not has_memory(z) or softmax.largest.run(-(-tokens // LANES), LANES, *inputs, block=1)
 
 
 def _candidates(block: dict[str, Any], first_id: int, keys: tuple[Tensor, Tensor], count: int) -> Tensor:
     """Return keys of the logits of some tokens, `(T, M)`, among which are the largest."""
     lane_keys, part_keys = keys
-    blocks = launch_table("largest")["member_keys"].blocks
+    blocks = largest_launches()["member_keys"].blocks
     parts = _best(part_keys, count)
     lanes = parts.new_empty(len(parts), parts.shape[1] * blocks["ROWS"])
     of_tokens = {name: block[name] for name in ("first_token", "tokens")}
     sizes = {"chosen_parts": parts.shape[1], "pairs": parts.numel()}
-    launch("largest", "keys_of_lanes", lane_keys=lane_keys, chosen=parts, keys=lanes, **sizes, **of_tokens)
+    launch(largest_launches(), "keys_of_lanes", lane_keys=lane_keys, chosen=parts, keys=lanes, **sizes, **of_tokens)
     groups = _best(lanes, count)
     members = groups.new_empty(len(groups), groups.shape[1] * (blocks["PART"] // blocks["ROWS"]))
     sizes = {"chosen_groups": groups.shape[1], "pairs": groups.numel()}
-    launch("largest", "member_keys", **block, chosen=groups, keys=members, first_id=first_id, **sizes)
+    launch(largest_launches(), "member_keys", **block, chosen=groups, keys=members, first_id=first_id, **sizes)
     return members
 
 
@@ -95,11 +99,11 @@ def _merge(found: Tensor, values: Tensor, ids: Tensor, seen: int) -> None:
     state = {"values": values, "ids": ids, "count": values.numel()}
     if seen:
         earlier = torch.empty_like(ids)
-        launch("largest", "keys_of_logits", **state, keys=earlier)
+        launch(largest_launches(), "keys_of_logits", **state, keys=earlier)
         found = torch.cat([earlier, found], dim=1)
     missing = values.shape[1] - found.shape[1]
-    found = F.pad(found, (0, missing), value=MISSING) if missing > 0 else found
-    launch("largest", "logits_of_keys", keys=found.topk(values.shape[1], dim=1).values, **state)
+    found = F.pad(found, (0, missing), value=softmax.MISSING) if missing > 0 else found
+    launch(largest_launches(), "logits_of_keys", keys=found.topk(values.shape[1], dim=1).values, **state)
 
 
 def _best(keys: Tensor, count: int) -> Tensor:

@@ -13,6 +13,7 @@ returns `None`, or `False`, if the CPU kernel could not be compiled.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +22,48 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
-from embedlayer.kernels.gpu.launch import launch, launch_table
-from embedlayer.kernels.kernel import Kernel, as_array, operator
+from embedlayer.kernels.cpu import softmax
+from embedlayer.kernels.gpu.launch import imported_launches, launch
+from embedlayer.kernels.kernel import EMPTY, Array, as_array
+from embedlayer.kernels.operation import Operation
 
-STATISTICS = Kernel("softmax", "statistics", has_triton=True)
-STATISTICS_GRADIENT = Kernel("softmax", "statistics_gradient", has_triton=True)
+softmax_launches = partial(imported_launches, "embedlayer.kernels.gpu.softmax")
+
+STATISTICS = Operation(
+    "statistics of the logits of a block: maximum, logsumexp, mean, squares, requested logits",
+    "losses.logit_statistics:LogitStatistics.terms",
+    cpu=[softmax.statistics],
+    gpu=softmax_launches,
+    launches=["statistics", "merge"],
+)
+FACTORS = Operation(
+    "factors of the gradient of the statistics",
+    "losses.logit_statistics:LogitStatistics.dlogits_",
+    gpu=softmax_launches,
+    launches=["statistics_factors"],
+)
+STATISTICS_GRADIENT = Operation(
+    "gradient of the statistics of the logits",
+    "losses.logit_statistics:LogitStatistics.dlogits_",
+    cpu=[softmax.statistics_gradient],
+    gpu=softmax_launches,
+    launches=["statistics_gradient", "requested_gradient"],
+)
+BFLOAT16_SUMS = Operation(
+    "float32 sums over chunks of bfloat16 products", "losses.blocks:add_bfloat16_", cpu=[softmax.add_bfloat16]
+)
+CROSS_ENTROPY = Operation(
+    "losses of tokens by the statistics, and their gradients",
+    "losses.logit_statistics:CrossEntropy.of",
+    gpu=softmax_launches,
+    launches=["cross_entropy"],
+)
+CHECK_TARGETS = Operation(
+    "targets that are ignored, and those that are no tokens",
+    "losses.targets:checked_ids",
+    gpu=softmax_launches,
+    launches=["check_targets"],
+)
 
 PART = 256  # rows whose totals are summed on their own: rounding errors grow with the number of terms of a sum
 BLOCK_NUMEL = 1 << 17  # logits that a thread of a CPU claims at once
@@ -69,7 +107,7 @@ OF_BLOCK = "Tensor? bias, Tensor? ids, Tensor? rows, Tensor? places, SymInt firs
 FINISHING = "float scale, float? softcap, float? bound, SymInt? masked"
 
 
-@operator(
+@STATISTICS.operator(
     f"(Tensor z, {OF_BLOCK}, bool with_sum, bool with_mean, bool with_squares, bool with_keys, {FINISHING}) -> "
     "(Tensor, Tensor, Tensor, Tensor)"
 )
@@ -105,7 +143,7 @@ def softmax_statistics(
     flags = {"SUM": with_sum, "MEAN": with_mean, "SQUARES": with_squares}
     block = launched_block(z, bias, finishing)
     name = "statistics_and_keys" if with_keys else "statistics"
-    blocks = launch_table("softmax")[name].blocks
+    blocks = softmax_launches()[name].blocks
     parts = -(-size // blocks["PART"])
     keys = (
         z.new_empty(parts * blocks["ROWS"] * with_keys, tokens, dtype=torch.long),
@@ -114,10 +152,10 @@ def softmax_statistics(
     of_groups = dict(zip(("lane_keys", "part_keys"), keys if with_keys else (None, None), strict=True))
     found = z.new_empty(parts, 2 + sum(flags.values()), tokens, dtype=dtype)
     totals = z.new_empty(1, 6, tokens, dtype=dtype)
-    launch("softmax", name, found=found, parts=parts, **of_groups, **block, **flags)
+    launch(softmax_launches(), name, found=found, parts=parts, **of_groups, **block, **flags)
     requests = 0 if ids is None else len(ids)
     of_ids = {"ids": ids, "selected": selected, "requests": requests, "first_id": first_id}
-    launch("softmax", "merge", found=found, totals=totals, parts=parts, **of_ids, **block, **flags)
+    launch(softmax_launches(), "merge", found=found, totals=totals, parts=parts, **of_ids, **block, **flags)
     return totals, selected, *keys
 
 
@@ -129,14 +167,14 @@ BlockStatistics = Callable[[Tensor, Tensor | None, int], tuple[Tensor, Tensor] |
 def statistics_on_cpu(requests: Requests, z: Tensor, *, extended: bool) -> BlockStatistics:
     """Return the kernel for the blocks of a chunk, with as many tokens and of the dtype of `z`."""
     tokens, dtype = z.shape[1], np.float64 if z.dtype == torch.float64 else np.float32
-    rows, places = (as_array(or_empty(each, torch.long)) for each in requests[1:])
-    shape, empty = (0, tokens) if requests.ids is None else requests.ids.shape, np.empty(0, dtype)
+    rows, places = (EMPTY[torch.long] if each is None else as_array(each) for each in requests[1:])
+    shape, empty = (0, tokens) if requests.ids is None else requests.ids.shape, EMPTY[wide_dtype(z.dtype)]
     claimed = max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
 
     def statistics(z: Tensor, bias: Tensor | None, first_id: int) -> tuple[Tensor, Tensor] | None:
         found, selected = np.empty((-(-z.shape[0] // PART), 6, tokens), dtype), np.zeros(shape, dtype)
         inputs = as_array(z), empty if bias is None else bias, first_id, rows, places, selected.reshape(-1)
-        if not STATISTICS.run(len(found), PART, *inputs, found, extended, block=claimed):
+        if not softmax.statistics.run(len(found), PART, *inputs, found, extended, block=claimed):
             return None
         return torch.from_numpy(found), torch.from_numpy(selected)
 
@@ -151,22 +189,22 @@ def gradient_on_cpu(
     Its arguments are the logits of a block, their bias, the ID of the first row, and the gradient of the bias.
     """
     tokens = factors.shape[1]
-    rows, places = (as_array(or_empty(each, torch.long)) for each in requests[1:])
-    of_requests, of_tokens = as_array(or_empty(by_request, factors.dtype)), as_array(factors)
-    empty, claimed = of_tokens[0, :0], max(1, BLOCK_NUMEL // max(tokens, 1))
+    rows, places = (EMPTY[torch.long] if each is None else as_array(each) for each in requests[1:])
+    of_tokens = as_array(factors)
+    of_requests = EMPTY[factors.dtype] if by_request is None else as_array(by_request)
+    empty, claimed = EMPTY[factors.dtype], max(1, BLOCK_NUMEL // max(tokens, 1))
 
     def gradient(z: Tensor, bias: Tensor | None, first_id: int, bias_grad: Tensor | None) -> bool:
         of_block = as_array(z), empty if bias is None else bias, first_id
         sums = empty if bias_grad is None else bias_grad
-        return STATISTICS_GRADIENT.run(z.shape[0], *of_block, rows, places, of_requests, of_tokens, sums, block=claimed)
+        return softmax.statistics_gradient.run(
+            z.shape[0], *of_block, rows, places, of_requests, of_tokens, sums, block=claimed
+        )
 
     return gradient
 
 
-@operator(
-    "(Tensor top, Tensor sums, Tensor? mean, Tensor? log_squares, Tensor? by_log_sum, Tensor? by_mean, "
-    "Tensor? by_squares, Tensor? by_sum) -> Tensor"
-)
+@FACTORS.operator()
 def softmax_factors(
     top: Tensor,
     sums: Tensor,
@@ -191,7 +229,7 @@ def softmax_factors(
             inputs["mean"] = None
         if by_squares is None:
             inputs["log_squares"] = None
-        launch("softmax", "statistics_factors", **inputs, factors=factors, tokens=len(top))
+        launch(softmax_launches(), "statistics_factors", **inputs, factors=factors, tokens=len(top))
         return factors
     zeros = torch.zeros_like(top)
     share = 1 / sums
@@ -205,7 +243,7 @@ def softmax_factors(
     return torch.stack([level, share, offset, slope, squares, zeros if by_sum is None else by_sum])
 
 
-@operator(
+@STATISTICS_GRADIENT.operator(
     f"(Tensor(a!) z, {OF_BLOCK}, Tensor? by_request, Tensor? values, Tensor factors, Tensor(b!)? bias_grad, "
     f"bool add, bool with_mean, bool with_squares, {FINISHING}) -> ()",
     mutates=("z", "bias_grad"),
@@ -249,14 +287,14 @@ def softmax_gradient(
     in_kernel = of_ids if requests == 1 else {"ids": None, "by_request": None, "first_id": first_id}
     row_sums, of_requests = None, None
     if bias_grad is not None:
-        tiles = -(-tokens // launch_table("softmax")["statistics_gradient"].blocks["TOKENS"])
+        tiles = -(-tokens // softmax_launches()["statistics_gradient"].blocks["TOKENS"])
         row_sums = factors.new_empty(tiles, size)
-    launch("softmax", "statistics_gradient", **block, **in_kernel, factors=factors, row_sums=row_sums, **flags)
+    launch(softmax_launches(), "statistics_gradient", **block, **in_kernel, factors=factors, row_sums=row_sums, **flags)
     if ids is not None and requests > 1:
         of_requests = None if bias_grad is None else factors.new_empty(ids.shape)
         of_ids |= {"values": values, "requests": requests, "tokens": tokens, "of_bias": of_requests}
         block = {name: x for name, x in block.items() if name not in ("bias", "units", "UNIT")}
-        launch("softmax", "requested_gradient", **block, **of_ids, factors=factors, **flags)
+        launch(softmax_launches(), "requested_gradient", **block, **of_ids, factors=factors, **flags)
     if bias_grad is not None and row_sums is not None:
         store_row_sums(bias_grad, row_sums, add=add)
         if ids is not None and of_requests is not None:
@@ -264,10 +302,7 @@ def softmax_gradient(
     return True
 
 
-@operator(
-    "(Tensor ids, Tensor top, Tensor log_sum, Tensor sums, Tensor selected, Tensor? logit_sum, Tensor weights, "
-    "SymInt results, SymInt vocab_size, float label_smoothing, float z_loss) -> (Tensor, Tensor, Tensor, Tensor)"
-)
+@CROSS_ENTROPY.operator()
 def cross_entropy_of_totals(
     ids: Tensor,
     top: Tensor,
@@ -302,7 +337,7 @@ def cross_entropy_of_totals(
     outputs = {"losses": torch.empty_like(top), "by_selected": torch.empty_like(selected)}
     outputs |= {"factors": top.new_empty(6, len(top)), "total": top.new_empty(())}
     launch(
-        "softmax",
+        softmax_launches(),
         "cross_entropy",
         **{name: x.contiguous() for name, x in inputs.items()},
         **outputs,
@@ -316,12 +351,7 @@ def cross_entropy_of_totals(
     return outputs["losses"], outputs["by_selected"], outputs["factors"], outputs["total"]
 
 
-@operator(
-    "(Tensor targets, Tensor? weights, Tensor(a!) record, SymInt vocab_size, SymInt ignore_index, SymInt? other, "
-    "bool mean, bool read) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    mutates=("record",),
-)
+@CHECK_TARGETS.operator(mutates=("record",))
 def check_targets(
     targets: Tensor,
     weights: Tensor | None,
@@ -365,7 +395,7 @@ def check_targets(
         weights = weights.float().contiguous()
     inputs = {"targets": targets, "weights": weights, "record": record}
     constants = {"MEAN": mean, "CODED": other is None, "READ": read}
-    launch("softmax", "check_targets", **inputs, **outputs, **sizes, **constants)
+    launch(softmax_launches(), "check_targets", **inputs, **outputs, **sizes, **constants)
     return ids, mask, is_bad, factors, numbers, is_empty
 
 
@@ -385,9 +415,9 @@ def store_row_sums(bias_grad: Tensor, row_sums: Tensor, *, add: bool) -> None:
         torch.sum(row_sums, 0, out=bias_grad)
 
 
-def or_empty(x: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return `x`, or a tensor without numbers, which a CPU kernel takes for `None`."""
-    return torch.empty(0, dtype=dtype) if x is None else x
+def or_empty(x: Tensor | None, dtype: torch.dtype) -> Array:
+    """Return `x`, or an array without numbers, which a CPU kernel takes for `None`."""
+    return EMPTY[dtype] if x is None else x
 
 
 def concatenated(parts: list[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from embedlayer.core.collectives import Collectives
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
-from embedlayer.kernels.kernel import Kernel
+from embedlayer.kernels.cpu.softmax import add_bfloat16
 from embedlayer.kernels.softmax import BLOCK_NUMEL, Finishing
 from embedlayer.losses.converted_rows import (
     ConvertedRows,
@@ -30,8 +30,6 @@ from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Gradients by hidden states, rows, bias and logits of further events; `None` if not requested."""
 
-
-ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
 
 ROUNDED_ROWS = 256
 """Rows whose logits are rounded at once on a CPU."""
@@ -303,7 +301,7 @@ class GradientSums:
 def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool) -> None:
     """Add a tensor to float32 sums, whose high 16 bits are bfloat16 numbers, and whose low 16 bits are a residual."""
     # Overwrites `total` and `residual` (uint16). The last addition rounds `total` to nearest; `residual` is then stale.
-    if ADD_BFLOAT16.run(len(total), total, residual, addend, last, block=max(1, BLOCK_NUMEL // total.shape[1])):
+    if add_bfloat16.run(len(total), total, residual, addend, last, block=max(1, BLOCK_NUMEL // total.shape[1])):
         return
     bits = (total.view(torch.int16).int() << 16) | residual.int()
     wide = bits.view(torch.float32) + addend

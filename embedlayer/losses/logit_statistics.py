@@ -9,7 +9,8 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
-from embedlayer.kernels.largest import NO_ID, update_largest
+from embedlayer.kernels.cpu.softmax import NO_ID
+from embedlayer.kernels.largest import update_largest
 from embedlayer.kernels.softmax import (
     PART,
     BlockStatistics,

@@ -7,6 +7,7 @@ pending (`table.pending_updates`), and are applied just before the rows are read
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -115,7 +116,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         tables, dense = self._checked_parameters()
-        with held_locks([parameter.pending_updates.lock for parameter, _ in tables]):
+        with held_locks([*map(attrgetter("pending_updates.lock"), dict(tables))]):
             then_all = []
             for parameter, group in tables:  # all that may fail, before any row is written
                 pending: PendingUpdates = parameter.pending_updates
@@ -230,7 +231,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """
         pending: PendingUpdates = parameter.pending_updates
         with pending.lock:
-            pending.load_state(parameter, self._row_moments(parameter), tensors, rest)
+            state = self.moments(parameter)
+            pending.load_state(parameter, tuple(state[name] for name in self.row_state.names), tensors, rest)
             self._continue_rounding(parameter)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -381,10 +383,6 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                     f"{tuple(value.shape)}, {value.dtype} on {value.device}: it was converted after a step."
                 )
 
-    def _row_moments(self, parameter: Tensor) -> tuple[Tensor, ...]:
-        """Return the state tensors of a row-sparse table, as `PendingUpdates.attach` takes them."""
-        return tuple(map(self.moments(parameter).__getitem__, self.row_state.names))
-
     def _step_device(self, parameter: Tensor) -> torch.device:
         fused = any(group.get("fused") and any(parameter is p for p in group["params"]) for group in self.param_groups)
         return parameter.device if fused and not is_row_sparse(parameter) else torch.device("cpu")
@@ -394,9 +392,11 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 
     def _attach(self, parameter: Any, group: dict[str, Any]) -> None:
         """Let the pending updates of a table record the steps of this optimizer; see `PendingUpdates.attach`."""
-        moments, step = self._row_moments(parameter), int(self.state[parameter]["step"])
-        seed = group.get("rounding_seed")
-        parameter.pending_updates.attach(parameter, step, moments, self.betas_of(group), rounding_seed=seed)
+        state, seed = self.moments(parameter), group.get("rounding_seed")
+        moments = tuple(map(state.__getitem__, self.row_state.names))
+        parameter.pending_updates.attach(
+            parameter, int(state["step"]), moments, self.betas_of(group), rounding_seed=seed
+        )
 
     def _continue_rounding(self, parameter: Any) -> None:
         """Continue with the rounding seed of restored pending updates, if this optimizer rounds at random."""

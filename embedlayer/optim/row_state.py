@@ -28,10 +28,8 @@ class StateTensor(NamedTuple):
 class RowState(ABC):
     """Which tensors an optimizer stores for the rows of a row-sparse table."""
 
-    @property
-    @abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the state tensors, in the order of `layout`."""
+    names: tuple[str, ...]
+    """Names of the state tensors, in the order of `layout`."""
 
     @abstractmethod
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
@@ -50,10 +48,7 @@ class ElementwiseMoments(RowState):
         >>> optimizer = RowAdamW(table.parameters(), state=ElementwiseMoments())  # as without `state`
     """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return `exp_avg` and `exp_avg_sq`."""
-        return "exp_avg", "exp_avg_sq"
+    names = "exp_avg", "exp_avg_sq"
 
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
         """Return `exp_avg` and `exp_avg_sq`, `(V, D)` each."""
@@ -99,11 +94,8 @@ class RowwiseSecondMoment(RowState):
     def __post_init__(self) -> None:
         if self.first_moment not in (None, torch.float32, torch.bfloat16, torch.float64):
             raise SizeError(f"first_moment {self.first_moment} is not offered: use float32, bfloat16, float64 or None.")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return `exp_avg`, unless there is none, and `exp_avg_sq`."""
-        return ("exp_avg_sq",) if self.first_moment is None else ("exp_avg", "exp_avg_sq")
+        names = ("exp_avg_sq",) if self.first_moment is None else ("exp_avg", "exp_avg_sq")
+        object.__setattr__(self, "names", names)
 
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
         """Return `exp_avg`, `(V, D)`, unless there is none, and `exp_avg_sq`, `(V, 1)`."""
@@ -117,10 +109,7 @@ class RowwiseSecondMoment(RowState):
 class RowwiseSquares(RowState):
     """The state of `RowAdagrad`: for each row the sum of `mean(g^2)` over all steps."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return `sum`."""
-        return ("sum",)
+    names = ("sum",)
 
     def layout(self, weight: Tensor) -> dict[str, StateTensor]:
         return {"sum": StateTensor(1, wide_dtype(weight.dtype))}

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from embedlayer.core.documents import AttentionMask, check_mask, index_in_document
 from embedlayer.core.errors import ShapeError, SizeError
-from embedlayer.core.index_checks import check_integer_positions
+from embedlayer.core.index_checks import check_integer_positions, length_of
 from embedlayer.core.shapes import Positions
 from embedlayer.core.torch_state import has_hooks, is_unchanged
-from embedlayer.kernels.input import StoredRows, look_up_applies, positions_of_mask
+from embedlayer.kernels.gpu.launch import launch
+from embedlayer.kernels.input import StoredRows, input_launches
+from embedlayer.kernels.operation import Operation
 from embedlayer.saving import Pretrained
 
 PreparedPositions = Positions | tuple[Any, ...]
@@ -284,10 +286,31 @@ def positions_of(
     if attention_mask is None:
         return torch.arange(offset, offset + ids.shape[-1], device=ids.device)
     check_mask(attention_mask, ids.shape)
-    if look_up_applies(mask := attention_mask.contiguous()):
-        positions: Tensor = positions_of_mask(mask, offset, padding_position)
-        return positions
-    return torch.where(attention_mask != 0, index_in_document(attention_mask) + offset, padding_position)
+    positions: Tensor = POSITIONS_OF_MASK(attention_mask, offset, padding_position)
+    return positions
+
+
+def positions_in_documents(mask: Tensor, offset: int, padding_position: int) -> Tensor:
+    """Return the positions of tokens from a mask; see `positions_of`."""
+    return torch.where(mask != 0, index_in_document(mask) + offset, padding_position)
+
+
+POSITIONS_OF_MASK = Operation(
+    "positions of tokens in the documents of a mask",
+    positions_in_documents,
+    gpu=input_launches,
+    launches=["positions_of_mask"],
+)
+
+
+@POSITIONS_OF_MASK.operator()
+def positions_of_mask(mask: Tensor, offset: int, padding_position: int) -> Tensor:
+    """Compute the positions of tokens in one launch, `(..., T)`, int64."""
+    mask = mask.contiguous()
+    positions, sizes = torch.empty_like(mask, dtype=torch.int64), {"length": length_of(mask), "offset": offset}
+    tensors = {"mask": mask, "positions": positions}
+    launch(input_launches(), "positions_of_mask", **tensors, **sizes, padding_position=padding_position)
+    return positions
 
 
 def score_mod_of(

@@ -7,6 +7,7 @@ all ranks.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +27,9 @@ from embedlayer.core.torch_state import (
     torch_foreach_mul_,
     unscale_all_,
 )
-from embedlayer.kernels.kernel import Kernel
-from embedlayer.kernels.rows import sum_equal_rows
-
-SEGMENTS_OF_EQUAL_IDS = Kernel("rows", "segments_of_equal_ids")
-SUM_SEGMENTS = Kernel("rows", "sum_segments", has_triton=True)
+from embedlayer.kernels.cpu import rows as row_kernels
+from embedlayer.kernels.gpu.launch import columns_of, imported_launches, launch
+from embedlayer.kernels.operation import Operation
 
 CACHE_LINE = 64  # bytes
 
@@ -123,7 +122,7 @@ def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None, by_kernel: bo
     if SEGMENTS_OF_EQUAL_IDS.applies(ids) if by_kernel is None else by_kernel:
         count, counts, left_out = ids.shape[0], np.zeros(2, np.int64), -1 if drop is None else drop
         found = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count + 1, np.int64)
-        if SEGMENTS_OF_EQUAL_IDS.run(1, ids.contiguous(), left_out, *found, counts, block=1):
+        if row_kernels.segments_of_equal_ids.run(1, ids.contiguous(), left_out, *found, counts, block=1):
             distinct, places = counts.tolist()
             if distinct >= 0:
                 parts = found[0][:distinct], found[1][:places], found[2][: distinct + 1]
@@ -141,9 +140,39 @@ def sum_segments(values: Tensor, segments: Segments, *, by_kernel: bool) -> Tens
     rows, order, offsets = segments
     if by_kernel:
         out = values.new_empty((rows.shape[0], values.shape[1]))
-        if SUM_SEGMENTS.run(rows.shape[0], values.contiguous(), order, offsets, out, block=rows_in_block(out)):
+        if row_kernels.sum_segments.run(
+            rows.shape[0], values.contiguous(), order, offsets, out, block=rows_in_block(out)
+        ):
             return out
     return F.embedding_bag(order, values, offsets[:-1], mode="sum")
+
+
+row_launches = partial(imported_launches, "embedlayer.kernels.gpu.rows")
+
+SEGMENTS_OF_EQUAL_IDS = Operation(
+    "places of equal IDs in a batch", segments_of_equal_ids, cpu=[row_kernels.segments_of_equal_ids]
+)
+SUM_SEGMENTS = Operation(
+    "sums of the gradients of equal IDs",
+    sum_segments,
+    cpu=[row_kernels.sum_segments],
+    gpu=row_launches,
+    launches=["sum_equal_rows"],
+)
+
+
+@SUM_SEGMENTS.operator()
+def sum_equal_rows(rows: Tensor, order: Tensor, values: Tensor, drop: int | None) -> Tensor:
+    """Return the sum of the vectors of equal rows at the first place of each row, and zeros elsewhere, `(N, D)`.
+
+    - `rows`: sorted row numbers, int64, `(N,)`.
+    - `order`: their places in `values`, `(N,)`.
+    - `drop`: row whose sum is 0, or `None`.
+    """
+    sums = values.new_empty(values.shape)
+    arguments = {"rows": rows, "order": order, "values": values.contiguous(), "sums": sums, "places": len(rows)}
+    launch(row_launches(), "sum_equal_rows", **arguments, **columns_of(sums), drop=-1 if drop is None else drop)
+    return sums
 
 
 def sort_rows(ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -119,7 +119,7 @@ class StepHistory:
         if betas[:2] != NO_FADING:
             check_betas(betas)
         self.start = self.step = start
-        self.betas = betas
+        self.betas = Betas(*map(float, betas))
         self.size = 0
         self._lines = np.zeros((3, 64))  # a column of zeros for step `start`, then the columns of `lines`
         self._masses = np.zeros(64)  # row 0 of `_lines`, divided by the weight decay of all steps up to each
@@ -202,7 +202,7 @@ class StepHistory:
         arrays = (self._lines, self._masses, self._fading, self._spreading)
         weak = self._weak_decay and self._lines[2, self.size] > STRONGEST_DECAY
         sizes = (self.start, self.size, self._terms(tolerance), int(weak))
-        return *arrays, sizes, (*map(float, self.betas[:2]), tolerance)
+        return *arrays, sizes, (*self.betas[:2], tolerance)
 
     def _terms(self, tolerance: float) -> int:
         """Return how many terms the sum of `SkippedSteps` needs for this relative error, where weight decay is weak."""

@@ -28,32 +28,45 @@ from embedlayer.core.errors import StaleRowsError
 from embedlayer.core.forks import call_in_forked_processes, lock_held_at_forks
 from embedlayer.core.torch_state import is_capturing
 from embedlayer.io.files import JsonObject
-from embedlayer.kernels.kernel import Kernel
-from embedlayer.kernels.rows import update_rows
-from embedlayer.row_sparse.gradient import Segments, segments_of_equal_ids, sort_rows
+from embedlayer.kernels.cpu import rows as row_kernels
+from embedlayer.kernels.gpu.launch import columns_of, launch
+from embedlayer.kernels.operation import Operation
+from embedlayer.row_sparse.gradient import Segments, row_launches, segments_of_equal_ids, sort_rows
 from embedlayer.row_sparse.history import Betas, StepHistory, StepRates, step_rates
 from embedlayer.row_sparse.row_steps import RowSteps
 from embedlayer.row_sparse.storage import (
     RowsInMemory,
     RowStorage,
     RowTensors,
+    apply_skipped_steps_,
     check_state_size,
     chunk_slices,
     is_in_shared_memory,
-    memory_of,
     raw_weight,
     tolerance_of,
 )
 
-APPLY_PENDING = {
-    False: Kernel("rows", "apply_pending", has_triton=True),
-    True: Kernel("rows", "apply_pending_rowwise", has_triton=True),
-}
-OPTIMIZER_STEP = {
-    False: Kernel("rows", "adamw_step", has_triton=True),
-    True: Kernel("rows", "rowwise_step", has_triton=True),
-}
-"""Kernels for second moments of all numbers of a row, and for one a row."""
+APPLY_PENDING = Operation(
+    "pending updates of rows",
+    apply_skipped_steps_,
+    cpu=[row_kernels.apply_pending, row_kernels.apply_pending_rowwise],
+    gpu=row_launches,
+    launches=["apply_pending", "apply_pending_rowwise"],
+)
+OPTIMIZER_STEP = Operation(
+    "step of `RowAdamW` and `RowAdagrad`",
+    RowTensors.step_rows,
+    cpu=[row_kernels.adamw_step, row_kernels.rowwise_step],
+    gpu=row_launches,
+    launches=["adamw_step", "rowwise_step"],
+)
+"""Kernels are for second moments of all numbers of a row, and for one a row; `RowTensors.rowwise` is the index."""
+
+LOW_BITS = 31
+"""Bits of the lower half of a seed, so that both halves are positive numbers of 32 bits."""
+
+RATES = ("add1", "add2", "factor", "addend", "update")
+"""Names of the numbers of `embedlayer.row_sparse.history.StepRates` in kernels."""
 
 ROWS_IN_PASS = 1 << 18  # rows of a table that a kernel updates at once when all pending updates are applied
 LEFT_OUT = 2  # outcome of a row that `APPLY_PENDING` cannot update
@@ -309,7 +322,7 @@ class PendingUpdates:
         row_steps, arrays = tensors.arrays
         history = steps.history.kernel_arguments(tolerance_of(tensors.table))
         arguments = (rows, *row_steps, *history, *arrays, moments, outcome)
-        if not APPLY_PENDING[tensors.rowwise].run(rows.shape[0], *arguments, block=tensors.block):
+        if not APPLY_PENDING.cpu[tensors.rowwise].run(rows.shape[0], *arguments, block=tensors.block):
             return False
         most = int(outcome.max())
         if most or moments:
@@ -328,9 +341,10 @@ class PendingUpdates:
         """Return the memory of the weight and the optimizer's state for it."""
         tensors, steps = self.tensors, self.steps
         assert steps is not None
-        if tensors is None or tensors.memory != memory_of(weight, self.moments):
+        memory = (weight.shape, *map(Tensor.data_ptr, (weight, *self.moments)))  # without a Python call for each
+        if tensors is None or tensors.memory != memory:
             each = (steps.value_steps, steps.moment_steps)
-            tensors = self.tensors = RowTensors(weight, self.moments, each, self.rounding_seed)
+            tensors = self.tensors = RowTensors(weight, self.moments, each, self.rounding_seed, memory)
         return tensors
 
     def _versions(self, weight: Tensor) -> list[int]:
@@ -375,34 +389,27 @@ class PendingUpdates:
             is_first = F.pad(rows[1:] != rows[:-1], (1, 0), value=True)[: len(rows)]
             rows, gradients = rows[is_first], gradients[is_first]
         cached, self.cached = self.cached, None
-        if by_kernel and self._step_in_one_pass(weight, rows, gradients, (*betas[:2], *rates)):
-            steps.history.record(lr, weight_decay)
-            return
+        if by_kernel and tensors.arrays is not None and gradients.dtype == tensors.table.dtype:
+            kernel, (row_steps, arrays) = OPTIMIZER_STEP.cpu[tensors.rowwise], tensors.arrays
+            numbers, missed = gradients.contiguous(), np.zeros(rows.shape[0], np.uint8)
+            rest = (*row_steps, now, (*betas[:2], *rates), *arrays, missed)
+            if kernel.run(rows.shape[0], rows, numbers, *rest, block=tensors.block):
+                if missed.any():
+                    left = torch.from_numpy(missed).bool()
+                    rows, numbers = rows[left], numbers[left]
+                    if not self._apply_in_one_pass(weight, rows):
+                        self._update_rows(weight, rows)
+                    kernel.run(rows.shape[0], rows, numbers, *rest, block=tensors.block)
+                torch.autograd.graph.increment_version((weight, *self.moments))
+                self.version = weight._version
+                steps.history.record(lr, weight_decay)
+                return
         looked_up, values, versions = cached or (None, [], [])
         if looked_up is None or versions != self._versions(weight) or not torch.equal(looked_up, rows):
             values = self._update_rows(weight, rows, cache=True)
         decays = steps.decays(steps.record(rows, lr, weight_decay), self.moments)
         tensors.step_rows(rows, values, gradients, decays, rates, step=now)
         self.version = weight._version
-
-    def _step_in_one_pass(self, weight: Tensor, rows: Tensor, gradients: Tensor, rates: tuple[float, ...]) -> bool:
-        """Make the step of `step_rows` by a kernel, and return `False` without effect if it fails."""
-        tensors, steps = self._tensors(weight), self.steps
-        if gradients.dtype != tensors.table.dtype or tensors.arrays is None or steps is None:
-            return False
-        kernel, (row_steps, arrays), now = OPTIMIZER_STEP[tensors.rowwise], tensors.arrays, steps.history.step + 1
-        numbers, missed = gradients.contiguous(), np.zeros(rows.shape[0], np.uint8)
-        if not kernel.run(rows.shape[0], rows, numbers, *row_steps, now, rates, *arrays, missed, block=tensors.block):
-            return False
-        if missed.any():
-            left = torch.from_numpy(missed).bool()
-            rows, numbers = rows[left], numbers[left]
-            if not self._apply_in_one_pass(weight, rows):
-                self._update_rows(weight, rows)
-            kernel.run(rows.shape[0], rows, numbers, *row_steps, now, rates, *arrays, missed, block=tensors.block)
-        torch.autograd.graph.increment_version((weight, *self.moments))
-        self.version = weight._version
-        return True
 
     def _check_for_writes(self, weight: Tensor) -> None:
         """Check that the weight was not written in place while updates were pending; accept other writes.
@@ -537,6 +544,50 @@ class PendingUpdates:
         self._tensors(weight).decay_moments(rows, decays)
         self.steps.moment_steps.index_fill_(0, rows, self.steps.step)
         torch.autograd.graph.increment_version(self.moments)
+
+
+@OPTIMIZER_STEP.operator(mutates=("value_steps", "moment_steps", "weight", "exp_avg", "exp_avg_sq"))
+def update_rows(
+    rows: Tensor | None,
+    gradients: Tensor | None,
+    record: Tensor,
+    value_steps: Tensor,
+    moment_steps: Tensor,
+    weight: Tensor,
+    exp_avg: Tensor | None,
+    exp_avg_sq: Tensor,
+    first_row: int,
+    stop_row: int,
+    start: int,
+    step: int,
+    most_terms: int,
+    seed: int | None,
+    decay_moments: bool,
+    rates: list[float],
+) -> bool:
+    """Apply pending updates of rows in place, and then make an optimizer's step on them if they have gradients.
+
+    - `rows`: sorted row numbers, int64, `(N,)`, which may repeat; `None` for those from `first_row` to `stop_row - 1`.
+    - `gradients`: sums of the gradients of equal rows at the first place of each, `(N, D)`; `None` for no step.
+    - `record`: `RowSteps.record_on_device`.
+    - `value_steps`: last step that each row's values include, `(V,)`.
+    - `exp_avg_sq`: second moments, `(V, D)` or `(V, 1)`.
+    - `first_row`: first row; 0 with `rows`.
+    - `step`: number of the step, or of the last one if no step is made.
+    - `most_terms`: number of skipped steps after which others are negligible.
+    - `rates`: the numbers of `StepRates`; empty for no step.
+    """
+    rowwise = exp_avg_sq.shape[1] == 1
+    name = ("apply_pending", "apply_pending_rowwise", "adamw_step", "rowwise_step")[rowwise + 2 * bool(rates)]
+    halves = (None, None) if seed is None else (seed >> LOW_BITS, seed & ((1 << LOW_BITS) - 1))
+    tensors = {"rows": rows, "gradients": gradients, "record": record, "weight": weight}
+    tensors |= {"value_steps": value_steps, "moment_steps": moment_steps, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    numbers: dict[str, float | None] = dict(zip(("seed_high", "seed_low"), halves, strict=True))
+    numbers |= {"first_row": first_row, "stop_row": stop_row, "start": start, "step": step, "most_terms": most_terms}
+    numbers |= dict(zip(RATES, rates, strict=True)) if rates else dict.fromkeys(RATES)
+    flags = {"ROWWISE": rowwise, "DECAY": decay_moments}
+    launch(row_launches(), name, **tensors, **columns_of(weight), **numbers, **flags)
+    return True
 
 
 def pending_updates_of(weight: Tensor | None) -> PendingUpdates | None:

@@ -11,7 +11,8 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.errors import ShapeError
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import has_memory, without_dispatch
-from embedlayer.kernels.kernel import FLOATS, Array, Kernel, as_array
+from embedlayer.kernels.kernel import FLOATS, Array, as_array
+from embedlayer.kernels.operation import Operation
 from embedlayer.row_sparse.gradient import rows_in_block
 from embedlayer.row_sparse.history import StepRates
 from embedlayer.row_sparse.stochastic_rounding import round_rows
@@ -100,18 +101,24 @@ class RowTensors:
     """The rows of a table and of its optimizer's state as plain tensors, which are written in place.
 
     Attributes:
-        memory: Where the tensors are (`memory_of`). It is another one after `weight.data = ...` or `share_memory_()`.
+        memory: Shape of the weight, and addresses of it and of the moments. They are other ones after
+            `weight.data = ...` or `share_memory_()`.
         is_shared: Whether the table is in memory that other processes can write; see `is_in_shared_memory`.
         arrays: What a kernel on a CPU takes: the steps of values and of moments, and table, first moments, second
             moments and seed; `None` where no kernel takes these tensors.
     """
 
     def __init__(
-        self, weight: Tensor, moments: tuple[Tensor, ...], steps: tuple[Tensor, Tensor], rounding_seed: int | None
+        self,
+        weight: Tensor,
+        moments: tuple[Tensor, ...],
+        steps: tuple[Tensor, Tensor],
+        rounding_seed: int | None,
+        memory: tuple[object, ...],
     ) -> None:
         self.table, self.moments, self.rounding_seed = raw_weight(weight), moments, rounding_seed
         check_state_size(self.table, moments)
-        self.memory, self.is_shared = memory_of(weight, moments), is_in_shared_memory(self.table)
+        self.memory, self.is_shared = memory, is_in_shared_memory(self.table)
         self.on_gpu, self.block = device_kind(self.table) == "cuda", rows_in_block(self.table)
         self.rowwise = moments[-1].shape[1] == 1
         self._all = (self.table, *moments, *steps)
@@ -122,11 +129,11 @@ class RowTensors:
             rows = (as_array(self.table), as_array(first), as_array(moments[-1]))
             self.arrays = (*map(as_array, steps),), (*rows, -1 if rounding_seed is None else rounding_seed)
 
-    def kernel_applies(self, kernels: dict[bool, Kernel]) -> bool:
-        """Return whether the one of `kernels` for these moments, by `rowwise`, may compute with the rows now."""
+    def kernel_applies(self, operation: Operation) -> bool:
+        """Return whether kernels of an operation may compute with the rows now."""
         if self.on_gpu:
-            return all(each.is_contiguous() for each in self._all) and kernels[self.rowwise].applies(*self._all)
-        return self.arrays is not None and not kernels[self.rowwise].refusal()
+            return all(each.is_contiguous() for each in self._all) and operation.applies(*self._all)
+        return self.arrays is not None and not operation.refusal()
 
     @property
     def random_seed(self) -> int | None:
@@ -208,11 +215,6 @@ def check_state_size(weight: Tensor, moments: Sequence[Tensor]) -> None:
                 f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(each.shape)}. Build "
                 f"the optimizer again after resizing, or load the state of this table."
             )
-
-
-def memory_of(weight: Tensor, moments: Sequence[Tensor]) -> tuple[object, ...]:
-    """Return the shape of a weight, and the addresses of it and of its moments, without a Python call for each."""
-    return (weight.shape, *map(Tensor.data_ptr, (weight, *moments)))
 
 
 def raw_weight(weight: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from embedlayer.formats.rounding import CovarianceRounding, unit_rows
 from embedlayer.formats.stored import StoredRows
 from embedlayer.kernels.gpu.availability import FLOATS
 from embedlayer.kernels.kernel import Kernel
-from embedlayer.kernels.quantized import logits_of_few_tokens, read_quantized_rows
+from embedlayer.kernels.quantized import DEQUANTISE, LOGITS, logits_of_few_tokens, read_quantized_rows
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
 from embedlayer.losses.converted_rows import write_product
 from embedlayer.tables.conversions import TableLike, source_of_rows
@@ -39,11 +39,8 @@ from embedlayer.tables.table import TokenTable, check_width
 ROWS_OF_A_PRODUCT = 1024
 """Least rows in a block that is multiplied by a `(D, D)` matrix: with fewer, reading the matrix takes the time."""
 
-PRODUCTS = {
-    f"dequantise_{rows}": Kernel("quantized", f"logits_of_{rows}", has_triton=True)
-    for rows in ("8_bits", "4_bits", "blocks")
-}
-"""The kernel that multiplies rows, by the name of the one that dequantises them."""
+PRODUCTS = dict(zip(DEQUANTISE.cpu, LOGITS.cpu, strict=True))
+"""The kernel that multiplies rows, by the one that dequantises them."""
 
 
 class QuantizedEmbedding(PackedRows, checks_ids=True):
@@ -228,7 +225,7 @@ class QuantizedEmbedding(PackedRows, checks_ids=True):
         """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`; on CUDA in one launch."""
         ids = ids if isinstance(ids, Tensor) else as_ids(ids, beside=self)
         by_kernel = device_kind(ids) != "cpu" and is_current(type(self), "look_up", "dequantised")
-        if not by_kernel or not _applies_on_cuda(self.row_format, self.dtype, ids, self.packed, self.row_scale):
+        if not by_kernel or not _applies_on_cuda(self.dtype, ids, self.packed, self.row_scale):
             return super().look_up(ids)
         self.index_check.require_integers(ids)
         record, places = self.index_check.record_on(ids.device), ids.reshape(-1).long().contiguous()
@@ -323,7 +320,7 @@ def dequantised_rows(
 ) -> Float[Tensor, "N D"]:
     """Dequantise the stored rows of the given IDs in one pass, or with `dequantise` where no kernel can run."""
     kind = device_kind(packed)
-    if kind == "cuda" and _applies_on_cuda(row_format, dtype, ids, packed, row_scale):
+    if kind == "cuda" and _applies_on_cuda(dtype, ids, packed, row_scale):
         places = None if ids is None else ids.long().contiguous()
         vectors: Tensor = read_quantized_rows(places, packed, row_scale, None, 1, row_format, dtype)
         return vectors
@@ -347,10 +344,10 @@ def dequantised_rows(
     return vectors
 
 
-def _applies_on_cuda(row_format: RowFormat, dtype: torch.dtype, *tensors: Tensor | None) -> bool:
+def _applies_on_cuda(dtype: torch.dtype, *tensors: Tensor | None) -> bool:
     """Return whether Triton kernels read the stored rows among `tensors`, and compute in this dtype."""
     is_on_cuda = "cuda" in [device_kind(x) for x in tensors if x is not None]
-    return is_on_cuda and dtype in FLOATS and row_format.layout().kernel(row_format)[0].applies(*tensors)
+    return is_on_cuda and dtype in FLOATS and DEQUANTISE.applies(*tensors)
 
 
 def _in_one_pass(
@@ -358,7 +355,7 @@ def _in_one_pass(
 ) -> Tensor | None:
     """Dequantise the rows of `ids` with a compiled kernel; the result is `None` if it cannot run."""
     kernel, sizes = _kernel_of(row_format)
-    if kernel.refusal(ids, packed, row_scale):
+    if DEQUANTISE.refusal(ids, packed, row_scale):
         return None
     count = ids.shape[0]
     vectors = torch.empty(count, row_format.embed_dim, dtype=dtype, device=ids.device)
@@ -370,12 +367,12 @@ def _in_one_pass(
 def _logits_in_one_pass(x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor | None:
     """Compute `x @ rows.T` for few float32 tokens on the CPU with a compiled kernel; `None` if it cannot run."""
     kernel, sizes = _kernel_of(row_format)
-    if x.dtype != torch.float32 or device_kind(x) != "cpu" or kernel.refusal(x, packed, row_scale):
+    if x.dtype != torch.float32 or device_kind(x) != "cpu" or LOGITS.refusal(x, packed, row_scale):
         return None
     stored = (packed.contiguous(), *([] if row_scale is None else [row_scale.contiguous()]))
     count = packed.shape[0]
     out = torch.empty(count, x.shape[0])
-    product, block = PRODUCTS[kernel.name], max(1, CLAIMED_NUMEL // row_format.embed_dim)
+    product, block = PRODUCTS[kernel], max(1, CLAIMED_NUMEL // row_format.embed_dim)
     return tokens_first(out) if product.run(count, x.contiguous(), *stored, sizes, out, block=block) else None
 
 
@@ -425,7 +422,7 @@ def times_rows(
     form, vocab_size = RowFormat(*row_format), len(packed)
     of_blocks = packed.nbytes + 2 * vocab_size * form.embed_dim * x.itemsize
     is_few = transposed and len(x) * packed.nbytes <= of_blocks
-    if is_few and _applies_on_cuda(form, x.dtype, x, packed, row_scale):
+    if is_few and _applies_on_cuda(x.dtype, x, packed, row_scale):
         return logits_of_few_tokens(x, packed, row_scale, form)
     if transposed and len(x) <= FEW_TOKENS and (logits := _logits_in_one_pass(x, packed, row_scale, form)) is not None:
         return logits

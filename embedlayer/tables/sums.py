@@ -25,10 +25,12 @@ from embedlayer.core.torch_state import (
     is_transformed,
     plain_operators_only,
 )
+from embedlayer.kernels.cpu.sums import sum_rows
+from embedlayer.kernels.gpu.launch import columns_of, imported_launches, launch
 from embedlayer.kernels.index_check import IndexCheck, StreamCheck
 from embedlayer.kernels.input import StoredRows
-from embedlayer.kernels.kernel import Kernel
-from embedlayer.kernels.rows import sum_streams
+from embedlayer.kernels.kernel import EMPTY, LIKE
+from embedlayer.kernels.operation import Operation
 from embedlayer.row_sparse.gradient import (
     NUMBERS_IN_BLOCK,
     finished_gradient,
@@ -37,8 +39,6 @@ from embedlayer.row_sparse.gradient import (
 )
 from embedlayer.row_sparse.hooks import applied_rows
 from embedlayer.row_sparse.storage import raw_weight
-
-SUM_ROWS = Kernel("sums", "sum_rows", has_triton=True)
 
 
 def check_bags(ids: Tensor, bounds: Tensor | None, weights: Tensor | None) -> None:
@@ -87,6 +87,55 @@ def sum_vectors(
         add = Tensor.index_add if is_transformed(term) else Tensor.index_add_
         sums = add(sums, 0, bags[part], term)
     return sums
+
+
+sum_launches = partial(imported_launches, "embedlayer.kernels.gpu.sums")
+
+SUM_ROWS = Operation(
+    "sums of looked-up rows, of K streams and of bags, and gradients of the rows",
+    sum_vectors,
+    cpu=[sum_rows],
+    gpu=sum_launches,
+    launches=["sum_streams"],
+)
+
+
+@SUM_ROWS.operator(mutates=("record",))
+def sum_streams(
+    x: Tensor,
+    ids: Tensor,
+    starts: Tensor | None,
+    record: Tensor,
+    rows: int,
+    streams: int,
+    shared: int,
+    ignored: int,
+    length: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the sums of `x[ids[..., k] + starts[k]]` over k, `(..., D)`, on CUDA.
+
+    All tensors are contiguous, and indices int64.
+
+    - `ids`: `(..., K)`. One outside of its stream adds nothing and is recorded.
+    - `starts`: first row of each stream, `(K,)`; `None` where IDs are row numbers.
+    - `record`: `IndexCheck.first_bad_index`: the flat place of the first bad ID, its value, and `length`.
+    - `rows`: number of rows that IDs can name, over all streams.
+    - `streams`: number of streams that are summed, the first ones.
+    - `shared`: ID that is its own row in each stream; -1 for none.
+    - `ignored`: row that gets no gradient; -1 for none.
+
+    Returns:
+        The sums, and what a backward pass needs: rows, int64, and their factors 0 or 1, both `(..., streams)`.
+    """
+    shape, width = ids.shape[:-1], x.shape[1]
+    out, factors = (x.new_empty((*shape, last)) for last in (width, streams))
+    kept_ids = ids.new_empty((*shape, streams))
+    tensors = {"x": x, "ids": ids, "starts": starts, "record": record}
+    tensors |= {"kept_ids": kept_ids, "factors": factors, "out": out}
+    numbers = {"sums": shape.numel(), "columns": ids.shape[-1], "streams": streams, "rows": rows}
+    numbers |= {"shared": shared, "ignored": ignored, "length": length}
+    launch(sum_launches(), "sum_streams", **tensors, **numbers, **columns_of(x))
+    return out, kept_ids, factors
 
 
 def bags_of(bounds: Tensor, count: int) -> Tensor:
@@ -261,11 +310,11 @@ def _sum(
     if not SUM_ROWS.applies(rows, ids, bounds, weights, out):
         return False
     width, sums = rows.shape[1], len(bounds) - 1
-    return SUM_ROWS.run(
+    return sum_rows.run(
         *(sums, rows.contiguous(), ids, bounds),
-        rows.new_empty(0) if weights is None else weights.contiguous(),
-        ids.new_empty(0) if places is None else places,
-        torch.empty(1, dtype=rows.dtype if rounds or rows.dtype == torch.float64 else torch.float32),
+        EMPTY[rows.dtype] if weights is None else weights.contiguous(),
+        EMPTY[ids.dtype] if places is None else places,
+        LIKE[rows.dtype if rounds or rows.dtype == torch.float64 else torch.float32],
         out,
         block=max(1, NUMBERS_IN_BLOCK * sums // max(1, len(ids) * width)),
     )

@@ -9,13 +9,13 @@ from commands import answer, printed
 from kernel_paths import machine_unknown
 
 from embedlayer.cli import doctor
+from embedlayer.cli.operations import OPERATIONS
 from embedlayer.core.devices import TAKEN_AS
-from embedlayer.kernels.operations import OPERATIONS
 
 numba, triton = pytest.importorskip("numba"), pytest.importorskip("triton")
 
 ON_CPU = [each.what for each in OPERATIONS if each.cpu]
-ON_CUDA = [each.what for each in OPERATIONS if each.gpu]
+ON_CUDA = [each.what for each in OPERATIONS if each.launches]
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_on_a_cpu_numba_computes_what_has_a_kernel() -> None:
     assert result["versions"]["numba"] == numba.__version__
     for operation, each in zip(OPERATIONS, result["operations"], strict=True):
         on_cpu = each["on"]["cpu"]
-        assert on_cpu["kernels"] == list(operation.cpu)
+        assert on_cpu["kernels"] == [kernel.label for kernel in operation.cpu]
         assert (on_cpu["implementation"] == "numba") == (on_cpu["reason"] == "") == bool(operation.cpu)
 
 
@@ -72,7 +72,9 @@ def test_the_tables_fit_their_terminal_and_equal_devices_share_a_column(width, m
     assert "…" not in text
     assert "meta:0-1" in text
     joined = " ".join(text.split())
-    cells = {each.what: ("numba" if each.cpu else "torch", "Triton" if each.gpu else "torch") for each in OPERATIONS}
+    cells = {
+        each.what: ("numba" if each.cpu else "torch", "Triton" if each.launches else "torch") for each in OPERATIONS
+    }
     for place, what in enumerate(cells):
         start = f"{cells[what][0]} {cells[what][1]} {what.replace('`', '')}"
         assert start in joined, OPERATIONS[place]

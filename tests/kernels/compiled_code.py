@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from embedlayer.kernels.gpu.launch import launch_table
+from embedlayer.kernels.operation import Operation
 
 ARCHITECTURES = (80, 89, 90, 100, 120)
 """A100, L4 and RTX 40, H100 and H200, B200, RTX 50."""
@@ -77,11 +77,11 @@ class CompiledCode(NamedTuple):
 
 
 @cache
-def compiled_code(module: str, name: str, variant: str, dtype: torch.dtype, architecture: int) -> CompiledCode:
+def compiled_code(operation: Operation, name: str, variant: str, dtype: torch.dtype, architecture: int) -> CompiledCode:
     """Compile one form of a kernel of the launch table.
 
     Args:
-        module: Module of `embedlayer.kernels.gpu`.
+        operation: Operation of the kernel.
         name: Name of the kernel.
         variant: Name of the form.
         dtype: Dtype of rows, logits or gradients.
@@ -90,7 +90,7 @@ def compiled_code(module: str, name: str, variant: str, dtype: torch.dtype, arch
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    entry = launch_table(module)[name]
+    entry = operation.gpu()[name]
     kernel, (types, constants) = entry.kernel, entry.signature(variant, dtype)
     names = kernel.arg_names
     types = {each: "constexpr" if each in constants else types[each] for each in names}

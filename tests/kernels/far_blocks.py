@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from interpreted import interpreted
+from kernel_records import operation_of
 from torch import Tensor
 
-from embedlayer.kernels.gpu.launch import launch, launch_table
+from embedlayer.kernels.gpu.launch import launch
 
 ROWS, TOKENS, PART = 33_001, 65_544, 256
 FIRST = (ROWS - 1) // PART * PART
@@ -32,9 +33,13 @@ WITH_SUM = {"SUM": True, **FLAGS}
 PARTS = -(-ROWS // PART)
 
 
+OPERATION = {"softmax": operation_of("statistics"), "divergences": operation_of("divergence")}
+"""An operation of each module."""
+
+
 def tiles(module: str, name: str) -> int:
     """Return the number of programs of a kernel along the tokens."""
-    return -(-TOKENS // launch_table(module)[name].blocks["TOKENS"])
+    return -(-TOKENS // OPERATION[module].gpu()[name].blocks["TOKENS"])
 
 
 FAR: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
@@ -105,7 +110,7 @@ def assert_places_beyond_2_to_31_are_those_of_a_small_block(label: str, blocks: 
         blocks: Result of `far_blocks`; their last rows and tokens are overwritten.
     """
     module, name = label.split(".")
-    entry = launch_table(module)[name]
+    entry = OPERATION[module].gpu()[name]
     arguments, results = FAR[label]
     left = (TOKENS - 1) // entry.blocks["TOKENS"] * entry.blocks["TOKENS"]
     firsts = {ROWS: FIRST, TOKENS: left, PARTS: PARTS - 1, tiles(module, name): -1}
@@ -124,12 +129,12 @@ def assert_places_beyond_2_to_31_are_those_of_a_small_block(label: str, blocks: 
     small |= {"first_id": FIRST} if "first_id" in far else {}
     small |= {"parts": 1} if "parts" in far else {}
     with interpreted() as run:
-        launch(module, name, **with_sizes(small, entry.kernel, ROWS - FIRST, TOKENS - left))
+        launch(OPERATION[module].gpu(), name, **with_sizes(small, entry.kernel, ROWS - FIRST, TOKENS - left))
         run.programs = lambda grid: [
             (grid[0] - 1, *others)
             for others in product(*(range(size)[-1 if size == PARTS else 0 :] for size in grid[1:]))
         ]
-        launch(module, name, **with_sizes(far, entry.kernel, ROWS, TOKENS))
+        launch(OPERATION[module].gpu(), name, **with_sizes(far, entry.kernel, ROWS, TOKENS))
     for result in results:
         ours, right = near(far[result]), small[result]
         assert ours.any()

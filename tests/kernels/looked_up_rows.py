@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from interpreted import interpreted
 from kernel_paths import launched_kernels
+from kernel_records import launch_kernel
 from torch import Tensor
 
 from embedlayer import LearnedPositionalEmbedding, PositionError, TokenEmbedding, TokenIdError, TransformerEmbedding
 from embedlayer.core.index_checks import clamp_and_record
-from embedlayer.kernels.gpu.launch import launch
 from embedlayer.kernels.index_check import IndexCheck
 
 ROWS, PLACES, OFFSET = 11, 9, 2
@@ -112,7 +112,7 @@ def assert_rows_beyond_2_to_31_are_read(folder: Path) -> None:
     more = dict.fromkeys(("addends", "places_count", "places_offset", "places_length"), 1)
     with interpreted() as run:
         run.programs = lambda grid: [(n, i) for n in range(rows - 3, rows) for i in range(grid[1])]
-        launch("input", "gather_scale_add_drop", x=weight, ids=ids, record=record, kept_ids=kept, out=out,
+        launch_kernel("gather_scale_add_drop", x=weight, ids=ids, record=record, kept_ids=kept, out=out,
                scale=1.0, seed=0, growth=1.0, **none, **sizes, **more)  # fmt: skip
     assert torch.equal(out[-3:], weight[ids[-3:]])
     assert record.tolist() == [-1] * 3

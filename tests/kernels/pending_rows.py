@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 from comparison import assert_no_worse
+from kernel_records import operation_of
 from torch import Tensor
 
 from embedlayer import RowAdamW, RowSparseEmbedding, clip_grad_norm_
 from embedlayer.kernels import kernels_disabled
-from embedlayer.kernels.rows import update_rows
 from embedlayer.optim import RowAdagrad, RowwiseSecondMoment
 from embedlayer.row_sparse.history import Betas, StepHistory
 
@@ -193,6 +193,8 @@ def assert_rows_beyond_2_to_31_numbers_are_those_of_a_small_table(*, rowwise: bo
             rows, gradients = torch.tensor([num_rows - 2, num_rows - 1]), drawn(2, FAR_WIDTH, seed=4).bfloat16()
             steps = [torch.full((num_rows,), 2, dtype=torch.int32) for _ in range(2)]
             stored = (torch.from_numpy(history.lines_from(0)), *steps, *tables)
+            update_rows = operation_of("adamw_step").compute
+            assert update_rows is not None
             update_rows(rows, None, *stored, 0, num_rows, 0, step - 1, step, None, False, [])
             update_rows(rows, gradients, *stored, 0, num_rows, 0, step, step, None, False, numbers)
             update_rows(None, None, *stored, num_rows - 2, num_rows, 0, step, step, 7, True, [])

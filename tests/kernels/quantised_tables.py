@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from interpreted import interpreted
 from kernel_paths import running_on
+from kernel_records import launch_kernel
 from torch import Tensor
 
 from embedlayer import QuantizedEmbedding
 from embedlayer.formats import GGUFBlocks
 from embedlayer.formats.quantized import dequantise
-from embedlayer.kernels.gpu.launch import launch, launches_observed
+from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.kernels.quantized import logits_of_few_tokens, read_quantized_rows
 
 Kind = tuple[int, int | str | None]
@@ -130,7 +131,7 @@ def assert_rows_beyond_2_to_31_are_those_of_a_small_table(folder: Path) -> None:
         looked_up = read_quantized_rows(ids, packed, None, None, 2, small.row_format, torch.float16)
         near = logits_of_few_tokens(hidden, small.packed, None, small.row_format)
         run.programs = lambda grid: [(grid[0] - 1, *others) for others in product(*map(range, grid[1:]))]
-        launch("quantized", "look_up", ids=None, packed=packed, out=out, record=None, length=1, **sizes)
+        launch_kernel("look_up", ids=None, packed=packed, out=out, record=None, length=1, **sizes)
         far = logits_of_few_tokens(hidden, packed, None, small.row_format)
     assert torch.equal(looked_up, right[[-1, -9]])
     assert torch.equal(out[-1], right[-1])

@@ -5,11 +5,12 @@ from unittest.mock import patch
 
 import torch
 from interpreted import interpreted
+from kernel_records import launch_kernel, operation_of
 from torch import Tensor
 
 from embedlayer import Position, RotaryEmbedding
-from embedlayer.kernels import kernels_disabled, rotary
-from embedlayer.kernels.gpu.launch import launch, launch_table, launches_observed
+from embedlayer.kernels import kernels_disabled
+from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.positions import (
     AlternatingAxes,
     AxialAxes,
@@ -22,6 +23,7 @@ from embedlayer.positions import (
     PowerQueryScaling,
     QueryScaledPosition,
 )
+from embedlayer.positions.rotary import rotation
 from embedlayer.positions.rotary.rotation import rotate_channels
 
 HEAD = 24
@@ -108,7 +110,7 @@ def assert_little_more_than_queries_and_keys_is_moved(interleaved: bool) -> None
     position = RotaryEmbedding(128, interleaved=interleaved)
     q, k = (torch.randn(1, 20, count, 128).bfloat16().transpose(1, 2) for count in (32, 8))
     stated: list[int] = []
-    with interpreted() as run, patch.object(rotary, "PROGRAMS", 1):
+    with interpreted() as run, patch.object(rotation, "PROGRAMS", 1):
         prepared = position.prepare(torch.arange(20))
         run.launches.clear()
         with launches_observed(lambda each: stated.append(each.bytes)):
@@ -136,15 +138,14 @@ def assert_far_heads_are_rotated_as_near_ones(tokens_first: bool, blocks: list[T
         for name, y in (("q", x), ("k", x), ("q_out", out), ("k_out", out))
         for axis, stride in zip(("batch", "head", "token"), (0, *y.stride()), strict=False)
     }
-    tile = launch_table("rotary")["rotate"].blocks["TILE"] // 4
+    tile = operation_of("rotate").gpu()["rotate"].blocks["TILE"] // 4
     last = slice((length - 1) // tile * tile, None)
     x[-1, last] = torch.randn(length - last.start, width).bfloat16()
     with interpreted() as run:
         run.programs = lambda grid: [(grid[0] - 1,)]
-        launch(
-            "rotary",
+        launch_kernel(
             "rotate",
-            **launch_table("rotary")["rotate"].variants["alone"].constants
+            **operation_of("rotate").gpu()["rotate"].variants["alone"].constants
             | {"WIDTH": 8, "PAIRS": 4, "DISTANCE": 4, "BLOCK": 4},
             **{name: stride // 8 for name, stride in strides.items()},
             q=x,

@@ -7,6 +7,7 @@ import torch
 from covering import cases, some
 from interpreted import interpreted
 from kernel_paths import GPU_BACKENDS, launched_kernels, running_on
+from kernel_records import operation_of
 from looked_up_rows import (
     ADDENDS,
     ROWS,
@@ -27,7 +28,6 @@ from embedlayer import (
     TransformerEmbedding,
 )
 from embedlayer.kernels import kernels_disabled
-from embedlayer.kernels.gpu.launch import launch_table
 from embedlayer.positions.position import positions_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -187,7 +187,7 @@ MASKS = {
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 @cases("dtype, name", [torch.int64, torch.int32, torch.bool], MASKS)
 def test_positions_of_a_mask_are_those_of_the_definition(backend, dtype, name) -> None:
-    blocks = launch_table("input")["positions_of_mask"].blocks
+    blocks = operation_of("positions_of_mask").gpu()["positions_of_mask"].blocks
     with running_on(backend), patch.dict(blocks, SIZE=blocks["SIZE"] if backend == "cuda" else 4):
         mask = torch.tensor(MASKS[name]).to(dtype)
         several_blocks = mask.repeat_interleave(300 if backend == "cuda" else 3, dim=1)
@@ -229,7 +229,7 @@ def test_little_more_than_rows_and_vectors_is_read_and_written(width, added) -> 
     with running_on("triton"), interpreted() as run:
         y = layer(ids)
     seen = run.launches[-1]
-    parts = -(-width // (4 * launch_table("input")["gather_scale_add_drop"].blocks["WORDS"]))
+    parts = -(-width // (4 * operation_of("positions_of_mask").gpu()["gather_scale_add_drop"].blocks["WORDS"]))
     assert seen.written == {"out": y.nbytes, "kept_ids": ids.nbytes}
     assert seen.read == {"x": y.nbytes, "ids": parts * ids.nbytes, **({"addend": y.nbytes} if added else {})}
 

@@ -9,15 +9,15 @@ import time
 import pytest
 import torch
 from covering import some
+from kernel_records import operation_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from embedlayer.kernels import kernel as kernels
 from embedlayer.kernels.kernel import Kernel, kernels_disabled
-from embedlayer.positions.rotary import rotation as rotation_module
+from embedlayer.positions import apply_rotary
 from embedlayer.positions.rotary.embedding import RotaryEmbedding
-from embedlayer.positions.rotary.rotation import apply_rotary, fused_apply_rotary
 
-KERNEL = Kernel("rotary", "rotate_half_split")
+ROTATE = operation_of("rotary.rotate_half_split")
 
 numba = pytest.importorskip("numba")
 
@@ -46,7 +46,7 @@ def test_concurrent_calls_do_not_disturb_each_other() -> None:
         for _ in range(20):
             x, cos, sin = inputs[number]
             x = x.clone().requires_grad_()
-            result = fused_apply_rotary(x, cos, sin)
+            result = ROTATE(x, cos, sin, False)
             result.backward(result.detach())  # the rotation back
             torch.testing.assert_close(x.grad, x.detach(), rtol=1e-5, atol=1e-5)
             found[number] = result.detach()
@@ -66,14 +66,14 @@ import multiprocessing
 import sys
 import torch
 from embedlayer.kernels import kernel as kernels
-from embedlayer.positions.rotary.rotation import apply_rotary, fused_apply_rotary
+from embedlayer.positions.rotary.rotation import ROTATE, apply_rotary
 
 torch.manual_seed(0)
 x, cos, sin = torch.randn(4, 8, 600, 64), torch.randn(600, 32), torch.randn(600, 32)
 
 def error():
     torch.set_num_threads(2)
-    found = fused_apply_rotary(x, cos, sin)
+    found = ROTATE(x, cos, sin, False)
     torch.set_num_threads(1)  # GNU OpenMP, which torch's operators use, does not survive a fork
     difference = (found - expected).abs().max().item()
     assert kernels._failure.reason is None
@@ -125,10 +125,10 @@ def test_torch_operators_are_used_after_one_line_in_the_log_where_numba_is_missi
         monkeypatch.setitem(sys.modules, "numba", None)
     else:
         monkeypatch.setattr(numba, "__version__", version)
-    monkeypatch.setattr(rotation_module, "ROTATE_HALF_SPLIT", Kernel("rotary", "rotate_half_split"))
+    monkeypatch.setattr(ROTATE.cpu[0], "_compiled", set())
     x, cos, sin = torch.randn(1, 8, 600, 64), torch.randn(600, 32), torch.randn(600, 32)
     for each in (x, x, x.bfloat16()):
-        assert torch.equal(fused_apply_rotary(each, cos, sin), apply_rotary(each, cos, sin))
+        assert torch.equal(ROTATE(each, cos, sin, False), apply_rotary(each, cos, sin))
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.message.startswith("Compiled CPU kernels are off, torch operators are used instead: ")
@@ -137,24 +137,21 @@ def test_torch_operators_are_used_after_one_line_in_the_log_where_numba_is_missi
 
 
 def test_a_kernel_that_cannot_be_compiled_computes_nothing(other_failure, caplog) -> None:
-    broken = Kernel("rotary", "rotate_half_split")
-    broken._errors = (*kernels.FAILURES, numba.core.errors.NumbaError)
-    broken._function = numba.njit(lambda start, stop, x: x.no_such_attribute)
+    broken = Kernel(lambda start, stop, x: x.no_such_attribute, numba.njit)
     with caplog.at_level(logging.WARNING, "embedlayer"):
         assert not broken.run(3, torch.zeros(3), block=1)
         assert not broken.run(3, torch.zeros(3), block=1)
     assert other_failure.reason is not None
     assert len(caplog.records) == 1
-    assert not KERNEL.applies(torch.zeros(3))
+    assert not ROTATE.applies(torch.zeros(3))
     x, cos, sin = rotation()
-    torch.testing.assert_close(fused_apply_rotary(x, cos, sin), apply_rotary(x, cos, sin))
+    torch.testing.assert_close(ROTATE(x, cos, sin, False), apply_rotary(x, cos, sin))
 
 
 def test_waiting_for_kernels_is_said_once_in_the_log(monkeypatch, caplog) -> None:
     monkeypatch.setattr(kernels, "_wait", kernels._Wait())
     monkeypatch.setattr(kernels, "PATIENCE", 0.2)
-    slow = Kernel("rotary", "rotate_half_split")
-    slow._function = lambda start, stop, x: time.sleep(0.15 if start == stop else 0.0)
+    slow = Kernel(lambda start, stop, x: time.sleep(0.15 if start == stop else 0.0), lambda function: function)
     with caplog.at_level(logging.INFO, "embedlayer"):
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
             assert slow.run(3, torch.zeros(3, dtype=dtype), block=1)
@@ -164,23 +161,23 @@ def test_waiting_for_kernels_is_said_once_in_the_log(monkeypatch, caplog) -> Non
 
 def test_a_kernel_applies_to_ordinary_tensors_on_the_cpu_only() -> None:
     x = torch.zeros(4)
-    assert KERNEL.applies(x, x.bfloat16(), x.double(), x.int(), x.bool(), torch.nn.Parameter(x), None)
-    assert not KERNEL.applies(x, x.half())
-    assert not KERNEL.applies(x.to("meta"))
-    assert not KERNEL.applies(x.to_sparse())
-    assert not KERNEL.applies(x.as_subclass(type("Own", (torch.Tensor,), {})))
+    assert ROTATE.applies(x, x.bfloat16(), x.double(), x.int(), x.bool(), torch.nn.Parameter(x), None)
+    assert not ROTATE.applies(x, x.half())
+    assert not ROTATE.applies(x.to("meta"))
+    assert not ROTATE.applies(x.to_sparse())
+    assert not ROTATE.applies(x.as_subclass(type("Own", (torch.Tensor,), {})))
     with FakeTensorMode() as mode:
-        assert not KERNEL.applies(x)
-        assert not KERNEL.applies(mode.from_tensor(torch.zeros(3)))
+        assert not ROTATE.applies(x)
+        assert not ROTATE.applies(mode.from_tensor(torch.zeros(3)))
     with kernels_disabled():
-        assert not KERNEL.applies(x)
-    assert not torch.func.vmap(lambda x: x + KERNEL.applies(x))(x).any()
-    assert KERNEL.applies(x)
+        assert not ROTATE.applies(x)
+    assert not torch.func.vmap(lambda x: x + ROTATE.applies(x))(x).any()
+    assert ROTATE.applies(x)
 
 
 @pytest.mark.usefixtures("kernels")
 def test_storage_of_tensors_that_a_kernel_read_can_still_be_resized() -> None:
     x, cos, sin = rotation()
-    fused_apply_rotary(x, cos, sin)
-    fused_apply_rotary(x[:, :, :0], cos[:0], sin[:0])
+    ROTATE(x, cos, sin, False)
+    ROTATE(x[:, :, :0], cos[:0], sin[:0], False)
     x.untyped_storage().resize_(0)  # as FSDP frees memory

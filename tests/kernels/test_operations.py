@@ -1,4 +1,4 @@
-"""The list of operations has every kernel; `embedlayer doctor` shows which implementation each operation takes."""
+"""The list of operations has every kernel, with a definition."""
 
 from importlib import import_module
 from operator import attrgetter
@@ -6,23 +6,32 @@ from operator import attrgetter
 import pytest
 from package_modules import package_modules
 
+from embedlayer.cli.operations import OPERATIONS
 from embedlayer.kernels.kernel import Kernel
-from embedlayer.kernels.operations import OPERATIONS
+from embedlayer.kernels.operation import Operation
 
 
-def test_the_list_has_every_kernel_with_a_definition() -> None:
+def test_the_list_has_every_record_once() -> None:
+    records = {
+        id(each) for module in package_modules() for each in vars(module).values() if isinstance(each, Operation)
+    }
+    assert sorted(map(id, OPERATIONS)) == sorted(records)
+    assert len({each.what for each in OPERATIONS}) == len(OPERATIONS)
+
+
+def test_each_kernel_belongs_to_an_operation_with_a_definition() -> None:
+    kernels = {each for module in package_modules() for each in vars(module).values() if isinstance(each, Kernel)}
+    of_blocks = {each for each in kernels if each.function.__code__.co_varnames[:2] == ("start", "stop")}
+    assert {kernel for each in OPERATIONS for kernel in each.cpu} == of_blocks
+    for each in OPERATIONS:
+        module, _, name = each.definition_name.partition(":")
+        assert callable(attrgetter(name)(import_module(f"embedlayer.{module}")))
+
+
+def test_each_launch_belongs_to_an_operation() -> None:
     pytest.importorskip("triton")
-    from embedlayer.kernels.gpu.launch import MODULES, launch_table
-
-    values = [value for module in package_modules() for value in vars(module).values()]
-    values += [value for each in values if isinstance(each, dict) for value in each.values()]
-    kernels = sorted((each for each in values if isinstance(each, Kernel)), key=lambda each: each.has_triton)
-    on_cpu = {f"{each.module}.{each.name}": each.has_triton for each in kernels}
-    for operation in OPERATIONS:
-        module, _, name = operation.definition.partition(":")
-        attrgetter(name)(import_module(f"embedlayer.{module}"))
-    on_gpu = [f"{module}.{name}" for module in MODULES for name in launch_table(module)]
-    assert sorted(name for each in OPERATIONS for name in each.gpu) == sorted(on_gpu)
-    assert {name for each in OPERATIONS for name in each.cpu} == on_cpu.keys()
-    for operation in OPERATIONS:
-        assert not operation.cpu or any(on_cpu[name] for name in operation.cpu) == bool(operation.gpu)
+    assert {name for each in OPERATIONS for name in each.launches} == {
+        name for each in OPERATIONS for name in each.gpu()
+    }
+    for each in OPERATIONS:
+        assert set(each.launches) <= each.gpu().keys()

@@ -13,9 +13,10 @@ from rotary_schemes import ROTATED, SCHEMES, SIZES, assert_rotation_is_no_worse_
 from torch import Tensor
 
 from embedlayer import RotaryEmbedding
-from embedlayer.kernels import kernels_disabled, rotary
+from embedlayer.kernels import kernels_disabled
 from embedlayer.kernels.gpu.launch import Launched, launches_observed
 from embedlayer.positions import DynamicNTKScaling
+from embedlayer.positions.rotary import rotation
 
 pytestmark = pytest.mark.usefixtures("triton")
 
@@ -43,7 +44,7 @@ POSITIONS = ["each axis", "each sequence", "all alike"]
 def test_values_and_gradients_are_no_worse_than_those_of_torch_operators(
     backend, name, dtype, size, positions, monkeypatch
 ) -> None:
-    monkeypatch.setattr(rotary, "PROGRAMS", 1024 if size == "small" else 4)  # many heads in a program
+    monkeypatch.setattr(rotation, "PROGRAMS", 1024 if size == "small" else 4)  # many heads in a program
     with running_on(backend):
         assert_rotation_is_no_worse_than_by_operators(name, dtype, size, positions)
 

@@ -11,6 +11,7 @@ import torch
 from covering import cases, some
 from interpreted import interpreted
 from kernel_paths import GPU_BACKENDS, running_on
+from kernel_records import operation_of
 from pending_rows import (
     DTYPES,
     GAPS_AT,
@@ -30,7 +31,7 @@ from pending_rows import (
 from torch import nn
 
 from embedlayer import RowAdamW, RowSparseEmbedding, StaleRowsError, TokenEmbedding
-from embedlayer.kernels.gpu.launch import launch_table, launches_observed
+from embedlayer.kernels.gpu.launch import launches_observed
 from embedlayer.kernels.kernel import kernels_disabled
 from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.row_sparse import pending_updates
@@ -139,7 +140,7 @@ def test_moments_that_no_kernel_takes_are_stepped_by_torch_operators(backend) ->
         names: set[str] = set()
         with launches_observed(lambda launch: names.add(launch.name)):
             found = trained(lambda weights: RowAdamW(weights, state=RowwiseSecondMoment(torch.float64)), torch.float32)
-        assert names & {*launch_table("rows")} == {"sum_equal_rows"}
+        assert names & {*operation_of("adamw_step").gpu()} == {"sum_equal_rows"}
         exact = trained(lambda weights: RowAdamW(weights, state=RowwiseSecondMoment(torch.float64)), torch.float64)
         torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
 

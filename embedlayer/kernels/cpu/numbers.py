@@ -7,51 +7,61 @@ numba notices a change of a kernel's own file and compiles it again, but no chan
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic, overload
-from numba.np.arrayobj import make_array
+
+from embedlayer.kernels.kernel import Kernel, KernelFunction
 
 
-def _compiled(function: Any, fastmath: Any) -> Any:
-    """Compile a function when it is first called."""
+def _compiled(function: Callable[..., Any], fastmath: Any) -> Any:
+    """Return what numba compiles at the first call."""
+    from numba import njit
+
     is_kernel = function.__code__.co_varnames[:2] == ("start", "stop")
     options: Any = {"error_model": "numpy", "no_cpython_wrapper": not is_kernel, "no_cfunc_wrapper": True}
     return njit(cache=is_kernel, nogil=True, fastmath=fastmath, **options)(function)
 
 
-kernel = partial(_compiled, fastmath={"contract"})
+kernel = partial(Kernel, numba_function=partial(_compiled, fastmath={"contract"}))
 """Decorator of a kernel. Products and sums may be contracted; infinities and NaN keep their meaning."""
 
-exact = partial(_compiled, fastmath=False)
+exact = partial(Kernel, numba_function=partial(_compiled, fastmath=False))
 """Decorator of a kernel whose products and sums are rounded one by one."""
 
-reduction = partial(_compiled, fastmath={"contract", "reassoc", "nsz"})
+reduction = partial(Kernel, numba_function=partial(_compiled, fastmath={"contract", "reassoc", "nsz"}))
 """Decorator of a kernel whose sums may be added in any order, as vector instructions need it."""
 
+reordering = partial(Kernel, numba_function=partial(_compiled, fastmath={"contract", "reassoc"}))
+"""Decorator of a function whose sums may be added in any order, which is the same at every call."""
 
-emitted: Any = intrinsic
+
+def _intrinsic(emit: Callable[..., Any]) -> Any:
+    from numba.extending import intrinsic
+
+    return intrinsic(emit)
+
+
+def _overloaded(choose: Callable[..., Any]) -> Any:
+    from numba.extending import overload
+
+    overload(choose)(choose)  # the function itself is the name by which numba knows it
+    return choose
+
+
+emitted = partial(KernelFunction, numba_function=_intrinsic)
 """Decorator of a function that gets types of arguments, and returns a signature and what emits the instructions."""
 
-
-def by_type(choose: Any) -> Any:
-    """Decorator of a function that gets the types of a kernel function's arguments, and returns its implementation."""
-
-    def called(*_: Any) -> Any:
-        raise NotImplementedError("It is a function of compiled kernels only.")
-
-    overload(called)(choose)
-    return called
+by_type = partial(KernelFunction, numba_function=_overloaded)
+"""Decorator of a function that gets the types of a kernel function's arguments, and returns its implementation."""
 
 
 @by_type
 def widen(x) -> Any:
     """Return a stored number as the number to compute with: float32 for the bits of a bfloat16, else `x` itself."""
-    if x == types.uint16:
+    if x.name == "uint16":
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
     return lambda x: x
 
@@ -73,7 +83,7 @@ def narrow(number, like) -> Any:
 
     For uint16, float32 is rounded to bfloat16: to the nearest, ties to even; NaN stays NaN.
     """
-    if like == types.uint16:
+    if like.name == "uint16":
 
         def round_to_bfloat16(number, like):
             bits = np.float32(number).view(np.uint32)
@@ -82,7 +92,7 @@ def narrow(number, like) -> Any:
             return np.uint16(kept >> np.uint32(16))
 
         return round_to_bfloat16
-    if like == types.float32:
+    if like.name == "float32":
         return lambda number, like: np.float32(number)
     return lambda number, like: np.float64(number)
 
@@ -93,9 +103,9 @@ def rounded(number, like) -> Any:
 
     The types are float32; uint16 for bfloat16, as in `narrow`; and int16 for float16, to the nearest, ties to even.
     """
-    if like == types.uint16:
+    if like.name == "uint16":
         return lambda number, like: widen(narrow(number, like))
-    if like == types.int16:
+    if like.name == "int16":
         return lambda number, like: _to_float16(number)
     return lambda number, like: number
 
@@ -121,7 +131,7 @@ def narrow_at_random(number, like, key, column) -> Any:
 
     `embedlayer.row_sparse.stochastic_rounding.round_rows` defines the bits.
     """
-    if like != types.uint16:
+    if like.name != "uint16":
         return lambda number, like, key, column: narrow(number, like)
 
     def round_at_random(number, like, key, column):
@@ -159,7 +169,7 @@ def as_computed(number, like) -> Any:
 
     Without it the float64 of a Python float would widen all float32 arithmetic.
     """
-    if like == types.float64:
+    if like.name == "float64":
         return lambda number, like: np.float64(number)
     return lambda number, like: np.float32(number)
 
@@ -176,7 +186,7 @@ def exp(x) -> Any:
 
     Below -87.3 the float32 result is 0. NaN stays NaN.
     """
-    if x != types.float32:
+    if x.name != "float32":
         return lambda x: math.exp(x)
 
     def exp_float32(x):
@@ -200,7 +210,7 @@ def exp(x) -> Any:
 @by_type
 def empty_computed(count, like) -> Any:
     """Allocate `count` numbers of the type that is computed with for arrays with an element `like`."""
-    if like == types.float64:
+    if like.name == "float64":
         return lambda count, like: np.empty(count, np.float64)
     return lambda count, like: np.empty(count, np.float32)
 
@@ -211,7 +221,7 @@ def log(x) -> Any:
 
     All float32 numbers below that, 0 included, give -inf. NaN stays NaN.
     """
-    if x != types.float32:
+    if x.name != "float32":
         return lambda x: math.log(x)
 
     def log_float32(x):
@@ -247,6 +257,9 @@ def prefetch(row: Any) -> None:
 @emitted
 def _emit_prefetch(context, array, index) -> Any:
     """Emit LLVM's prefetch instruction for the address of `array[index]`."""
+    from llvmlite import ir
+    from numba import types
+    from numba.np.arrayobj import make_array
 
     def emit(context, builder, signature, arguments):
         data = make_array(array)(context, builder, arguments[0]).data
@@ -264,6 +277,9 @@ def _emit_prefetch(context, array, index) -> Any:
 @emitted
 def word_at(context, array, index) -> Any:
     """Return the eight bytes of a uint8 array from `index` on as one uint64, the first byte lowest."""
+    from llvmlite import ir
+    from numba import types
+    from numba.np.arrayobj import make_array
 
     def emit(context, builder, signature, arguments):
         data = make_array(array)(context, builder, arguments[0]).data

@@ -14,9 +14,17 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from embedlayer.kernels.cpu.numbers import as_computed, empty_computed, kernel, narrow, narrow_at_random, row_key, widen
+from embedlayer.kernels.cpu.numbers import (
+    as_computed,
+    empty_computed,
+    kernel,
+    narrow,
+    narrow_at_random,
+    reordering,
+    row_key,
+    widen,
+)
 
 CENTRES = (1.0, 30.0, 300.0, 1000.0)
 """Values of `s / e_1` at which rules of two nodes are exact, tried in turn."""
@@ -29,9 +37,6 @@ MOST_DIVISIONS = 1 << 16
 
 TINY = 1.2e-38
 HUGE = 3e38
-
-reordering = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
-"""Decorator of functions whose sums may be computed in any order, which is the same at every call."""
 
 
 @kernel

@@ -15,7 +15,6 @@ ID of the first row, a part has `part_rows` rows, and `beta` is the weight of th
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from embedlayer.kernels.cpu.numbers import as_computed, exp, kernel, log, narrow, widen
 
@@ -25,13 +24,17 @@ TILE = 256
 ROWS = 16
 """Rows read at a time: with `TILE` tokens they stay in the first level of the cache."""
 
+NO_ID = 2**52
+"""Token ID of no logit: larger than every token ID; a float64 can hold it."""
+
+MISSING = -(2**63)
+"""Key of no logit; see `embedlayer.kernels.gpu.largest`."""
+
 FORWARD, REVERSE = 1, 2
 """Divergences of which `divergence` and `divergence_gradient` compute the mean of a difference of logits."""
 
-inlined = njit(error_model="numpy", fastmath={"contract"})
 
-
-@inlined
+@kernel
 def _first_request(rows: Any, row: Any) -> Any:
     """Return the place of the first request whose row is `row` or a later one."""
     low, high = 0, len(rows)
@@ -44,7 +47,7 @@ def _first_request(rows: Any, row: Any) -> Any:
     return low
 
 
-@inlined
+@kernel
 def _read(z: Any, bias: Any, first: Any, count: Any, left: Any, values: Any, top: Any, base: Any, factor: Any) -> Any:
     """Read `count` rows of logits into `values`; update maxima, and return how many tokens are read.
 
@@ -168,7 +171,7 @@ def statistics_gradient(
             bias_grad[r] += _sum(out)
 
 
-@inlined
+@kernel
 def _sum(numbers: Any) -> Any:
     """Return the sum of an array, which is overwritten: halves are added to each other."""
     size = len(numbers)

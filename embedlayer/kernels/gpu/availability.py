@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.torch_state import has_memory, is_ordinary_or_fake
-from embedlayer.kernels.gpu.launch import launch
+from embedlayer.kernels.gpu.launch import Launch, launch
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Floating-point dtypes of Triton kernels."""
@@ -60,20 +60,17 @@ def _installation_failure() -> str:
 @cache
 def _compilation_failure(device: torch.device) -> str:
     """Launch a small kernel on a device once; return why it could not be compiled, or an empty string."""
-    from triton import TritonError
+    import triton
+    import triton.language as tl
 
-    one = torch.zeros(1, device=device)
+    @triton.jit
+    def store_one(x):
+        tl.store(x, 1.0)
+
+    one = Launch(store_one, lambda a: (1,), types={"x": "*fp32"}, blocks={}, wide=(), reads=(), writes=("x",))
     try:
-        launch(
-            "softmax",
-            "statistics_factors",
-            **dict.fromkeys(("mean", "log_squares", "by_log_sum", "by_mean", "by_squares", "by_sum")),
-            top=one,
-            sums=one,
-            factors=torch.empty(6, 1, device=device),
-            tokens=1,
-        )
-    except (TritonError, RuntimeError, OSError, SubprocessError) as error:
+        launch({"store_one": one}, "store_one", x=torch.zeros(1, device=device))
+    except (triton.TritonError, RuntimeError, OSError, SubprocessError) as error:
         compiler = os.environ.get("CC") or which("gcc") or which("clang")
         has_both = compiler and Path(sysconfig.get_path("include"), "Python.h").exists()
         advice = "; Triton needs a C compiler and Python's headers, on Debian: apt-get install gcc python3-dev"

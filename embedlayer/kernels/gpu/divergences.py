@@ -17,14 +17,14 @@ import torch
 import triton
 import triton.language as tl
 
-from embedlayer.kernels.divergences import DivergenceKind
+from embedlayer.kernels.cpu import softmax
 from embedlayer.kernels.gpu.launch import Launch, Variant
 from embedlayer.kernels.gpu.softmax import _tiles_by_parts
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """The maximum of no logits: finite, so that it can be subtracted."""
 
-FORWARD, REVERSE = tl.constexpr(DivergenceKind.FORWARD.value), tl.constexpr(DivergenceKind.REVERSE.value)
+FORWARD, REVERSE = tl.constexpr(softmax.FORWARD), tl.constexpr(softmax.REVERSE)
 
 
 @triton.jit
@@ -241,7 +241,7 @@ BLOCKS = {"PART": 256, "ROWS": 4, "TOKENS": 256}
 PLAIN = {"s_bias": None, "t_bias": None, "UNIT": 8}
 INPUTS = ("s", "t", "s_bias", "t_bias")
 
-KINDS = {kind.name.lower(): {"KIND": kind.value} for kind in DivergenceKind}
+KINDS = {"jensen_shannon": {"KIND": 0}, "forward": {"KIND": softmax.FORWARD}, "reverse": {"KIND": softmax.REVERSE}}
 
 LAUNCHES = {
     "divergence": Launch(

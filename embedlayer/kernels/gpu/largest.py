@@ -13,12 +13,12 @@ import torch
 import triton
 import triton.language as tl
 
-from embedlayer.kernels import largest
+from embedlayer.kernels.cpu import softmax as cpu_softmax
 from embedlayer.kernels.gpu import softmax
 from embedlayer.kernels.gpu.launch import Arguments, Grid, Launch, Variant
 from embedlayer.kernels.gpu.softmax import LARGEST_ID, MISSING, NAN, _finished, key_of, order_of
 
-NO_ID = tl.constexpr(largest.NO_ID)
+NO_ID = tl.constexpr(cpu_softmax.NO_ID)
 
 
 @triton.jit
@@ -110,6 +110,7 @@ CHOSEN = {"chosen": "*i64", "keys": "*i64", **dict.fromkeys(("tokens", "first_to
 LOGITS = {"keys": "*i64", "values": "*fp32", "ids": "*i64", "count": "i32"}
 
 LAUNCHES = {
+    "statistics_and_keys": softmax.LAUNCHES["statistics_and_keys"],
     "keys_of_lanes": Launch(
         keys_of_lanes,
         grid=_pairs,

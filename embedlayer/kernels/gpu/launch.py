@@ -1,4 +1,6 @@
-"""Launch Triton kernels from data: the launch table has the grid, block sizes, warps and types of each kernel.
+"""Launch Triton kernels from data: a `Launch` has the grid, block sizes, warps and types of a kernel.
+
+Each module of this package has a table `LAUNCHES` of its kernels by name, which the records of operations refer to.
 
 Observers are told of each launch, and so count launches. On tensors without memory (`meta` and fake tensors) nothing
 is launched, and observers are told all the same: launches can be counted on a machine without a GPU.
@@ -7,7 +9,6 @@ is launched, and observers are told all the same: launches can be counted on a m
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -15,9 +16,6 @@ import torch
 from torch import Tensor
 
 from embedlayer.core.torch_state import has_memory
-
-MODULES = ("softmax", "divergences", "largest", "rotary", "index_check", "input", "quantized", "rows", "sums")
-"""Modules of this package with kernels; each has a table `LAUNCHES` of its kernels by name."""
 
 TYPES = {
     torch.float32: "fp32",
@@ -135,24 +133,29 @@ def launches_observed(observer: Observer) -> Iterator[None]:
         _observers.remove(observer)
 
 
-@cache
-def launch_table(module: str) -> dict[str, Launch]:
-    """Return how each kernel of a module of this package is launched, by its name."""
-    launches: dict[str, Launch] = import_module(f"embedlayer.kernels.gpu.{module}").LAUNCHES
+def imported_launches(module: str) -> Mapping[str, Launch]:
+    """Import a module of Triton kernels, and return how they are launched; a record of an operation has it as `gpu`."""
+    launches: Mapping[str, Launch] = import_module(module).LAUNCHES
     return launches
 
 
-def launch(module: str, name: str, **arguments: Any) -> None:
+def launch(launches: Mapping[str, Launch], name: str, **arguments: Any) -> None:
     """Launch a kernel on the device of its tensors, or only tell observers if a tensor has no memory."""
-    entry = launch_table(module)[name]
+    entry = launches[name]
     arguments = {**arguments, **entry.blocks}
     grid = entry.grid(arguments)
     if 0 in grid:
         return
     for observer in tuple(_observers):
-        observer(Launched(module, name, grid, arguments, entry.bytes(arguments)))
+        observer(Launched(entry.kernel.fn.__module__.rpartition(".")[2], name, grid, arguments, entry.bytes(arguments)))
     tensors = [each for each in arguments.values() if isinstance(each, Tensor)]
     if all(map(has_memory, tensors)):
         device = tensors[0].device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             entry.kernel[grid](**arguments, **entry.options)
+
+
+def columns_of(table: Tensor) -> dict[str, int]:
+    """Return the arguments of kernels that say how many columns a table has."""
+    unit = 8 if table.shape[-1] % 8 == 0 else 1
+    return {"units": table.shape[-1] // unit, "UNIT": unit}

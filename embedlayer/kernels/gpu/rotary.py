@@ -11,7 +11,7 @@ their order. These kernels share arguments:
 
 - `cos`, `sin`: tables for each rotated channel, `(rows, 2 * PAIRS)`, float32, contiguous; the sine of the first channel
   of each pair is negated.
-- `PAIRS`, `DISTANCE`, `OWN`: see `embedlayer.kernels.rotary.RotaryLayout`.
+- `PAIRS`, `DISTANCE`, `OWN`: see `embedlayer.positions.rotary.rotation.RotaryLayout`.
 - `BLOCK`: `PAIRS` rounded up to a power of 2, and `TILE`: pairs of all tokens of a program.
 """
 

@@ -18,12 +18,12 @@ import torch
 import triton
 import triton.language as tl
 
-from embedlayer.kernels import largest
+from embedlayer.kernels.cpu import softmax
 from embedlayer.kernels.gpu.launch import Arguments, Grid, Launch, Variant
 
 INTEGERS = ("rows", "units", "first_id", "masked", "parts")
 
-MISSING = tl.constexpr(largest.MISSING)
+MISSING = tl.constexpr(softmax.MISSING)
 LARGEST_ID = tl.constexpr(0xFFFFFFFF)
 NAN = tl.constexpr(0x7FFFFFFF)
 

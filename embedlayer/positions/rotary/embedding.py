@@ -16,7 +16,8 @@ from embedlayer.core.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.core.shapes import Positions, wide_dtype
 from embedlayer.core.torch_state import is_unchanged
 from embedlayer.io.files import JsonObject
-from embedlayer.kernels.rotary import ROTATE, RotaryLayout, rotary_tables
+from embedlayer.kernels.gpu.launch import launch
+from embedlayer.kernels.operation import Operation
 from embedlayer.positions.position import Position, PreparedPositions
 from embedlayer.positions.rotary.axes import RotaryAxes
 from embedlayer.positions.rotary.blocks import read_blocks
@@ -27,7 +28,13 @@ from embedlayer.positions.rotary.query import (
     positions_before,
     query_factors,
 )
-from embedlayer.positions.rotary.rotation import channel_tables, rotate_heads
+from embedlayer.positions.rotary.rotation import (
+    RotaryLayout,
+    channel_tables,
+    power_of_2,
+    rotary_launches,
+    rotate_heads,
+)
 from embedlayer.positions.rotary.scaling import Length, RotaryScaling, rotary_frequencies
 
 UNITS_PER_ROTATION = 2**53
@@ -47,6 +54,29 @@ def rotary_angles(
     phase = ((own * phase_increments + half_rotation) & (UNITS_PER_ROTATION - 1)) - half_rotation
     wide = torch.float32 if device_kind(phase) == "mps" else torch.float64  # float64 leaves a single rounding
     return (phase.to(wide) * (2 * math.pi / UNITS_PER_ROTATION)).to(dtype)
+
+
+ANGLES = Operation("cosines and sines of rotary angles", rotary_angles, gpu=rotary_launches, launches=["angle_tables"])
+
+
+@ANGLES.operator()
+def rotary_tables(
+    positions: Tensor, increments: Tensor, axis: Tensor | None, layout: Sequence[int], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Compute cosines and sines for `rotate_together` in one launch, `(..., T, 2 * P)` each.
+
+    - `positions`: positions, `(..., T)`; with `axis` `(A, ..., T)`.
+    - `increments`: phase of each pair per position, in units of 2^-53 rotations, `(P,)`.
+    - `axis`: axis of each pair, or of each channel with `own_angles`; `None` for a single axis.
+    """
+    pairs, distance, _, own_angles = layout
+    shape = positions.shape if axis is None else positions.shape[1:]
+    cos, sin = (positions.new_empty(*shape, 2 * pairs, dtype=torch.float32) for _ in range(2))
+    tensors = {"positions": positions.contiguous(), "increments": increments, "axis": axis, "cos": cos, "sin": sin}
+    pair = {"PAIRS": pairs, "DISTANCE": distance, "OWN": bool(own_angles) and axis is not None}
+    sizes = {"tokens": math.prod(shape), "scale": scale, "BLOCK": power_of_2(pairs)}
+    launch(rotary_launches(), "angle_tables", **tensors, **pair, **sizes)
+    return cos, sin
 
 
 class RotaryAngles(NamedTuple):
@@ -329,8 +359,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
         """Return cosines and sines of all rotated channels times `scale`, on CUDA in one launch."""
         axis = self.axis_index if self.axes is not None and positions.dim() == 3 else None
         is_kernels = dtype == torch.float32 and device_kind(positions) == "cuda"
-        if is_kernels and ROTATE.applies(positions, phase_increments, axis):
-            cos, sin = rotary_tables(positions, phase_increments, axis, *self._layout, scale)
+        if is_kernels and ANGLES.applies(positions, phase_increments, axis):
+            cos, sin = rotary_tables(positions, phase_increments, axis, self._layout, scale)
         else:
             cos, sin = self._cos_sin(positions, phase_increments, dtype, scale)
             if cos.shape[-1] == self.rotary_dim:  # `ChannelAxes` have an angle for each channel

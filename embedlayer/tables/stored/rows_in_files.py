@@ -16,13 +16,14 @@ from embedlayer.core.forks import BackgroundThread
 from embedlayer.io.files import JsonObject
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.safetensors_files import TensorInfo
-from embedlayer.kernels.kernel import Kernel
+from embedlayer.kernels.cpu.rows import gather_segments
+from embedlayer.kernels.operation import Operation
 from embedlayer.row_sparse.gradient import rows_in_block, segments_of_equal_ids
 from embedlayer.tables.packed_rows import DTYPES
 from embedlayer.tables.row_sparse import RowSparseEmbedding
 from embedlayer.tables.stored.row_folder import RowFolder
 
-GATHER_SEGMENTS = Kernel("rows", "gather_segments")
+GATHER_SEGMENTS = Operation("look-ups by segments", segments_of_equal_ids, cpu=[gather_segments])
 
 _handles = count()
 _by_handle: "WeakValueDictionary[int, FileRows]" = WeakValueDictionary()  # operators take numbers and tensors
@@ -176,7 +177,7 @@ def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[
     for chunk in mapped.limit.chunks(len(rows)):
         items = chunk.stop - chunk.start
         ends = offsets[chunk.start : chunk.stop + 1]
-        if not GATHER_SEGMENTS.run(items, rows[chunk], order, ends, mapped.words, out, block=rows_in_block(out)):
+        if not gather_segments.run(items, rows[chunk], order, ends, mapped.words, out, block=rows_in_block(out)):
             return False
     return True
 

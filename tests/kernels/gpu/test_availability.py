@@ -6,16 +6,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 from kernel_paths import machine_unknown
+from kernel_records import operation_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from embedlayer.core.devices import TAKEN_AS
 from embedlayer.kernels.gpu import availability
 from embedlayer.kernels.gpu.availability import triton_refusal
-from embedlayer.kernels.kernel import Kernel, kernels_disabled
+from embedlayer.kernels.kernel import kernels_disabled
 
 triton = pytest.importorskip("triton")
 
-KERNEL = Kernel("softmax", "statistics", has_triton=True)
+STATISTICS = operation_of("statistics")
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def on_meta(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_three_dtypes_have_kernels_on_cuda(dtype) -> None:
-    assert KERNEL.applies(on_meta(dtype), None, on_meta(torch.long))
+    assert STATISTICS.applies(on_meta(dtype), None, on_meta(torch.long))
 
 
 def test_float64_and_other_tensors_have_none() -> None:
@@ -47,17 +48,17 @@ def test_float64_and_other_tensors_have_none() -> None:
 
     x = on_meta()
     for other in (on_meta(torch.float64), on_meta(torch.complex64), torch.empty(4, 3), x.as_subclass(Tagged)):
-        assert not KERNEL.applies(x, other)
-    assert not Kernel("softmax", "statistics").applies(x)
+        assert not STATISTICS.applies(x, other)
+    assert not operation_of("softmax.add_bfloat16").applies(x)
     with kernels_disabled():
-        assert not KERNEL.applies(x)
+        assert not STATISTICS.applies(x)
 
 
 def test_under_a_transform_they_do_not_run() -> None:
     seen = []
 
     def loss(x: torch.Tensor) -> torch.Tensor:
-        seen.append(KERNEL.applies(x))
+        seen.append(STATISTICS.applies(x))
         return x.sum()
 
     torch.func.grad(loss)(on_meta())
@@ -66,8 +67,8 @@ def test_under_a_transform_they_do_not_run() -> None:
 
 def test_fake_tensors_are_taken_for_the_tensors_that_they_stand_for() -> None:
     with FakeTensorMode():
-        assert KERNEL.applies(torch.empty(4, 3, device="cuda"))
-        assert not KERNEL.applies(torch.empty(4, 3))
+        assert STATISTICS.applies(torch.empty(4, 3, device="cuda"))
+        assert not STATISTICS.applies(torch.empty(4, 3))
 
 
 @pytest.mark.usefixtures("unknown")

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from kernel_records import launch_kernel, operation_of
 
-from embedlayer.kernels.gpu.launch import MODULES, Launched, launch, launch_table, launches_observed
+from embedlayer.cli.operations import OPERATIONS
+from embedlayer.kernels.gpu.launch import Launched, launches_observed
 
 triton = pytest.importorskip("triton")
 
@@ -19,8 +21,8 @@ def test_observers_see_launches_on_tensors_without_memory() -> None:
     seen: list[Launched] = []
     top = torch.empty(300, device="meta")
     with launches_observed(seen.append):
-        launch("softmax", "statistics_factors", **factors_of(top))
-    launch("softmax", "statistics_factors", **factors_of(top))
+        launch_kernel("statistics_factors", **factors_of(top))
+    launch_kernel("statistics_factors", **factors_of(top))
     ((module, name, grid, arguments, moved),) = seen
     assert (module, name, grid) == ("softmax", "statistics_factors", (3,))
     assert arguments["top"] is top
@@ -30,13 +32,13 @@ def test_observers_see_launches_on_tensors_without_memory() -> None:
 def test_an_empty_grid_launches_nothing() -> None:
     seen: list[Launched] = []
     with launches_observed(seen.append):
-        launch("softmax", "statistics_factors", **factors_of(torch.empty(0)))
+        launch_kernel("statistics_factors", **factors_of(torch.empty(0)))
     assert not seen
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_the_launch_table_has_a_type_for_each_argument(module) -> None:
-    for entry in launch_table(module).values():
+@pytest.mark.parametrize("operation", [each for each in OPERATIONS if each.launches], ids=lambda each: each.what)
+def test_a_launch_has_a_type_for_each_argument(operation) -> None:
+    for entry in map(operation.gpu().get, operation.launches):
         names = set(entry.kernel.arg_names)
         assert {*entry.types, *entry.blocks, *entry.reads, *entry.writes, *entry.gathered, *entry.wide} <= names
         for variant in entry.variants:
@@ -59,11 +61,11 @@ class DeviceOfThisTest:
         return triton.backends.compiler.GPUTarget("cuda", 90, 32)
 
 
-def test_a_launch_compiles_what_the_launch_table_says(monkeypatch) -> None:
+def test_a_launch_compiles_what_its_data_say(monkeypatch) -> None:
     from triton.runtime import driver
     from triton.runtime.jit import MockTensor
 
-    entry = launch_table("softmax")["statistics_factors"]
+    entry = operation_of("statistics_factors").gpu()["statistics_factors"]
     types, _ = entry.signature("all", torch.float32)
     tensors = {name: MockTensor(torch.float32) for name in types if types[name].startswith("*")}
     monkeypatch.setattr(driver, "_active", DeviceOfThisTest())

@@ -7,8 +7,9 @@ import torch
 from compiled_code import ARCHITECTURES, compiled_code
 from covering import LONG
 
+from embedlayer.cli.operations import OPERATIONS
 from embedlayer.core.errors import release
-from embedlayer.kernels.gpu.launch import MODULES, launch_table
+from embedlayer.kernels.operation import Operation
 
 pytestmark = pytest.mark.usefixtures("triton")
 
@@ -18,35 +19,39 @@ def triton() -> None:
     pytest.importorskip("triton")
 
 
+ON_GPU = [each for each in OPERATIONS if each.launches]
+
 ON_STACK = [
-    ("softmax", "check_targets", "weighted", torch.float32, 89),
-    ("largest", "member_keys", "finished", torch.bfloat16, 120),
-    ("largest", "member_keys", "finished", torch.float16, 120),
-    ("input", "gather_scale_add_drop", "places", torch.float32, 80),
+    ("check_targets", "weighted", torch.float32, 89),
+    ("member_keys", "finished", torch.bfloat16, 120),
+    ("member_keys", "finished", torch.float16, 120),
+    ("gather_scale_add_drop", "places", torch.float32, 80),
 ]
 """Forms of which the assembler of Triton 3.5 has 8 bytes on the stack; that of later releases has none there."""
 
 
-def one_form_of_each_kernel(module: str) -> Iterator[tuple[str, str, torch.dtype]]:
+def one_form_of_each_kernel(operation: Operation) -> Iterator[tuple[str, str, torch.dtype]]:
     """Yield the first form of each kernel, in bfloat16 where it has this dtype."""
     kernels = []
-    for name, entry in launch_table(module).items():
+    for name in operation.launches:
+        entry = operation.gpu()[name]
         if entry.kernel not in kernels:
             kernels.append(entry.kernel)
             dtype = torch.bfloat16 if torch.bfloat16 in entry.dtypes else entry.dtypes[0]
             yield name, next(iter(entry.variants)), dtype
 
 
-def all_forms(module: str) -> Iterator[tuple[str, str, torch.dtype]]:
+def all_forms(operation: Operation) -> Iterator[tuple[str, str, torch.dtype]]:
     """Yield all forms of all kernels."""
-    for name, entry in launch_table(module).items():
+    for name in operation.launches:
+        entry = operation.gpu()[name]
         for variant in entry.variants:
             for dtype in entry.dtypes:
                 yield name, variant, dtype
 
 
 def problems(
-    module: str, name: str, variant: str, dtype: torch.dtype, architecture: int, *, disassembled: bool
+    operation: Operation, name: str, variant: str, dtype: torch.dtype, architecture: int, *, disassembled: bool
 ) -> list[str]:
     """Return what is wrong with the machine code of one form of a kernel.
 
@@ -54,30 +59,30 @@ def problems(
     """
     import triton
 
-    entry = launch_table(module)[name]
-    form, code = entry.variants[variant], compiled_code(module, name, variant, dtype, architecture)
+    entry = operation.gpu()[name]
+    form, code = entry.variants[variant], compiled_code(operation, name, variant, dtype, architecture)
     assert code.tiles
     assert {each.pointer for each in code.accesses if each.pointer} <= set(entry.types)
     found = []
     known = ON_STACK if release(triton.__version__) < (3, 6) else []
-    stack = 8 if (module, name, variant, dtype, architecture) in known else 0
+    stack = 8 if (name, variant, dtype, architecture) in known else 0
     if (code.stack, code.local) != (stack, 0) or (disassembled and code.spills and not stack):
         found.append(f"{code.stack} bytes of stack, {code.local} of local memory, {code.spills} spills")
     if code.registers * entry.warps > 4 * form.registers:
         found.append(f"{code.registers} registers, at most {form.registers * 4 // entry.warps}")
     if form.constants.get("UNIT") != 1:
         found += code.narrow_accesses(entry.wide)
-    return [f"{module}.{name}, {variant}, {dtype}, sm_{architecture}: {each}" for each in found]
+    return [f"{name}, {variant}, {dtype}, sm_{architecture}: {each}" for each in found]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_each_kernel_computes_in_registers_and_reads_rows_by_128_bits(module) -> None:
-    forms = one_form_of_each_kernel(module)
-    assert not [each for form in forms for each in problems(module, *form, 90, disassembled=False)]
+@pytest.mark.parametrize("operation", ON_GPU, ids=lambda each: each.what)
+def test_each_kernel_computes_in_registers_and_reads_rows_by_128_bits(operation) -> None:
+    forms = one_form_of_each_kernel(operation)
+    assert not [each for form in forms for each in problems(operation, *form, 90, disassembled=False)]
 
 
 @pytest.mark.parametrize("architecture", [pytest.param(each, marks=LONG) for each in ARCHITECTURES])
-@pytest.mark.parametrize("module", MODULES)
-def test_so_does_each_form_for_each_gpu(module, architecture) -> None:
-    forms = all_forms(module)
-    assert not [each for form in forms for each in problems(module, *form, architecture, disassembled=True)]
+@pytest.mark.parametrize("operation", ON_GPU, ids=lambda each: each.what)
+def test_so_does_each_form_for_each_gpu(operation, architecture) -> None:
+    forms = all_forms(operation)
+    assert not [each for form in forms for each in problems(operation, *form, architecture, disassembled=True)]

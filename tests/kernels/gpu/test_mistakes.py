@@ -15,6 +15,7 @@ from compiled_code import compiled_code
 from far_blocks import assert_places_beyond_2_to_31_are_those_of_a_small_block, far_blocks
 from interpreted import WrongAccessError
 from kernel_paths import running_on
+from kernel_records import operation_of
 from logit_blocks import (
     OBJECTIVES,
     a_block,
@@ -22,8 +23,6 @@ from logit_blocks import (
     assert_little_more_than_the_logits_is_moved,
     assert_no_worse_than_the_definition,
 )
-
-from embedlayer.kernels.gpu.launch import launch_table
 
 pytestmark = [pytest.mark.usefixtures("triton"), pytest.mark.long]
 
@@ -50,11 +49,12 @@ def order() -> None:
         assert_largest_logits_are_in_order(4)
 
 
-def machine_code(module: str, name: str) -> None:
+def machine_code(name: str) -> None:
     """Machine code: registers, spills, and 128-bit access."""
-    entry = launch_table(module)[name]
+    operation = operation_of(name)
+    entry = operation.gpu()[name]
     variant = next(iter(entry.variants))
-    code = compiled_code.__wrapped__(module, name, variant, torch.bfloat16, 90)
+    code = compiled_code.__wrapped__(operation, name, variant, torch.bfloat16, 90)
     assert not code.narrow_accesses(entry.wide)
     assert (code.stack, code.local, code.spills) == (0, 0, 0)
     assert code.registers <= entry.variants[variant].registers
@@ -126,14 +126,14 @@ MISTAKES: dict[str, Mistake] = {
         "inside = (i < stop) & (c < tokens)[None, :]",
         "inside = (i < stop) & (c < tokens - 1 + (c >= 0))[None, :]",
         AssertionError,
-        lambda: machine_code("softmax", "statistics"),
+        lambda: machine_code("statistics"),
     ),
     "more columns than registers": (
         "rows",
         '{"TERMS": 128, "COLUMNS": 512}',
         '{"TERMS": 128, "COLUMNS": 4096}',
         AssertionError,
-        lambda: machine_code("rows", "adamw_step"),
+        lambda: machine_code("adamw_step"),
     ),
 }
 """Module, the code, the code with the mistake, the error, and the law that finds it. A law with an argument gets the
@@ -153,7 +153,7 @@ def mistaken(module: str, code: str, mistake: str, folder: Path) -> Iterator[Non
     assert spec.loader is not None
     changed = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(changed)
-    with patch.dict(sys.modules, {name: changed}), patch.dict(launch_table(module), changed.LAUNCHES):
+    with patch.dict(sys.modules, {name: changed}), patch.dict(import_module(name).LAUNCHES, changed.LAUNCHES):
         yield
 
 
