@@ -144,7 +144,7 @@ class Pretrained(Described, nn.Module):
         from embedlayer.io.safetensors_files import require_whole, save_tensors
 
         if getattr(self, "tied", False):
-            raise CheckpointError("A tied head has no rows of its own: save the model that has both, or the table.")
+            raise CheckpointError("A tied head has no rows of its own: save the table, and tie a new head to it.")
         refuse_partitioned(self.named_parameters(), "is saved")
         description, state = describe(self), self.state_dict()
         require_whole(state)

@@ -151,11 +151,7 @@ class DraftHead(ComputedBuffers):
         self.recompute_buffers(self._device)
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Return the maps between IDs: `token_tensor` and `name_tensor` `(N,)`, and `draft_tensor` `(V,)`.
-
-        These are the rows and the names of draft IDs, and the draft IDs of names: -1 for tokens outside the draft
-        vocabulary.
-        """
+        """Return rows and names of draft IDs, `(N,)`, and draft IDs of names, `(V,)`, -1 outside the vocabulary."""
         tokens, names = torch.tensor(self.token_ids), torch.tensor(self.names)
         drafts = torch.full((self.vocab_size,), -1).index_copy(0, names, torch.arange(len(names)))
         return {"token_tensor": tokens, "name_tensor": names, "draft_tensor": drafts}
@@ -240,12 +236,10 @@ class DraftHead(ComputedBuffers):
             A scalar, or `(...)` with `reduction="none"`. If no target is left, the mean is 0.
 
         Raises:
-            ShapeError: Shapes or dtypes do not fit each other.
-            SizeError: `outside` or an option is unknown or outside its range; or the other head has another number of
-                tokens than when this head was built.
-            TokenIdError: On the CPU, a target is neither a token of the full vocabulary nor `ignore_index`. Or a target
-                is outside the draft vocabulary, with `outside="error"`; the message names the first one. In exports and
-                under `torch.func` transforms neither is checked, and such a target is ignored.
+            SizeError: `outside` or an option is outside its range, or the other head has got another number of tokens.
+            TokenIdError: On the CPU, a target is neither a token of the full vocabulary nor `ignore_index`; or, with
+                `outside="error"`, one is outside the draft vocabulary. Exports and `torch.func` transforms check
+                neither, and ignore such a target.
             CheckpointError: PEFT has replaced a module of the head by one that a draft head cannot read; or the head is
                 that of a patched model, and what the model does to its logits is not known.
         """
@@ -298,11 +292,10 @@ class DraftHead(ComputedBuffers):
 
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`.
-            tokens: Token IDs of the full vocabulary, or `ignore_index` for positions to leave out, `(...)`; `None` for
-                all positions.
-            statistics: Names of the fields of `TokenStatistics` to compute.
-            top_k: K of `top_logits` and `top_ids`, at most N; 0 for neither.
-            next_bytes: Events of the tokens, `NextBytes.of(tokenizer)`; `None` for no statistic of them.
+            tokens: Token IDs of the full vocabulary, or `ignore_index`, `(...)`; `None` for all positions.
+            statistics: See `token_statistics` of other heads, as for what follows.
+            top_k: At most N.
+            next_bytes: Events of the tokens of the full vocabulary.
             **options: See `ScoreOptions`, and `loss`.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
@@ -315,14 +308,14 @@ class DraftHead(ComputedBuffers):
             next_bytes = next_bytes.selected(self.name_tensor)
         logits, loss = self._resolved(hidden, options)
         found = token_statistics_of(logits, drafts, loss, statistics=statistics, top_k=top_k, next_bytes=next_bytes)
-        if found.top_ids is not None:
-            ids = self.to_tokens(found.top_ids.clamp(min=0))
-            found = found._replace(top_ids=ids.where(found.top_ids >= 0, -1))
-        if missing is not None and found.log_probs is not None:
-            found = found._replace(log_probs=found.log_probs.masked_fill(missing, float("-inf")))
-        if missing is not None and found.is_argmax is not None:
-            found = found._replace(is_argmax=found.is_argmax & ~missing)
-        return found
+        log_probs, is_argmax, top_ids = found.log_probs, found.is_argmax, found.top_ids
+        if log_probs is not None and missing is not None:
+            log_probs = log_probs.masked_fill(missing, float("-inf"))
+        if is_argmax is not None and missing is not None:
+            is_argmax = is_argmax & ~missing
+        if top_ids is not None:
+            top_ids = self.to_tokens(top_ids.clamp(min=0)).where(top_ids >= 0, -1)
+        return found._replace(log_probs=log_probs, is_argmax=is_argmax, top_ids=top_ids)
 
     @show_options(LogitOptions)
     def uncomputed_logits(
