@@ -12,21 +12,21 @@ from processes import run_program
 from size import sizes
 
 CEILINGS = {
-    "defs": 4587,
-    "classes": 686,
-    "modules": 441,
+    "defs": 4575,
+    "classes": 684,
+    "modules": 436,
     "packages": 27,
-    "lambdas": 336,
+    "lambdas": 318,
     "named tuples": 112,
     "lines of code": 53865,
-    "lines of raise": 2056,
+    "lines of raise": 2053,
     "lines of errors built elsewhere": 236,
     "docstring lines": 18948,
-    "docstring characters": 1098201,
+    "docstring characters": 1097194,
     "comment lines": 1609,
-    "lines of tools": 6084,
+    "lines of tools": 6087,
     "lines of docs": 2668,
-    "lines of tests": 76667,
+    "lines of tests": 76657,
 }
 
 INTERNALS = 172

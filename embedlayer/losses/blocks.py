@@ -211,7 +211,7 @@ class GradientSums:
         like = head.hidden_ND.new_empty(0, dtype=wide_dtype(head.logits.dtype))
         self.hidden = like.new_empty(head.hidden_ND.shape) if requested.hidden else None
         overwrites_bias = overwrites_bias and chunks > 0
-        self.adds_to_bias = not overwrites_bias  # whether it holds a sum, to which that of a chunk is added
+        self.adds_to_bias = not overwrites_bias
         allocate = like.new_empty if overwrites_bias else like.new_zeros
         self.bias = allocate(count) if requested.bias else None
         self.events = None if events is None else like.new_empty(events.shape)
@@ -237,9 +237,9 @@ class GradientSums:
         x_CD = chunk.hidden[0]
         if self._adds_stored and self.weight is not None:
             part = self.weight[start : start + dlogits_RC.shape[0]]
-            part.addmm_(dlogits_RC, x_CD, beta=1 if self._chunk else 0)  # the first chunk overwrites
+            part.addmm_(dlogits_RC, x_CD, beta=1 if self._chunk else 0)
         else:
-            if self._is_narrowed:  # once for both products
+            if self._is_narrowed:
                 dlogits_RC = dlogits_RC.to(self.rows.dtype)
             self.add_to_rows(dlogits_RC, x_CD, start)
         if with_hidden:

@@ -24,7 +24,7 @@ from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.options import LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
 from embedlayer.losses.recording import is_recording, record_logits
-from embedlayer.losses.targets import CheckedIds, RankRequest, counted_targets, require_token_weights
+from embedlayer.losses.targets import CheckedIds, counted_targets, require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, UncomputedLogits, check_ids, is_plain
 
 
@@ -149,7 +149,7 @@ def reduced_and_token_losses(
     if counted is None:
         drop = False if plain else loss.drop_ignored
         other = loss.ignore_index if plain else 0 if compiled else _other([logits], loss)
-        counted = _counted(targets, logits.vocab_size, loss, drop, other, logits.rank_request)
+        counted = counted_targets(targets, logits.vocab_size, loss, drop=drop, other=other, request=logits.rank_request)
     kept, checked = counted
     loss = loss._replace(token_weights=checked.weights)
     if plain:
@@ -192,7 +192,7 @@ def losses_of_heads(heads: Sequence[HeadTargets]) -> tuple[Tensor, list[Tensor]]
         options = _checked_options(logits, targets, loss)
         if counted is None:
             other = _other([logits], options)
-            counted = _counted(targets, logits.vocab_size, options, options.drop_ignored, other, None)
+            counted = counted_targets(targets, logits.vocab_size, options, drop=options.drop_ignored, other=other)
         kept, checked = counted
         options = options._replace(token_weights=checked.weights)
         objective = CrossEntropy(logits.vocab_size, options.label_smoothing, options.z_loss)
@@ -226,7 +226,7 @@ def _losses_of_few_logits(heads: Sequence[HeadTargets]) -> tuple[Tensor, list[Te
     if loss.token_weights is not None:
         weights = [each.token_weights for each in all_checked if each.token_weights is not None]
         loss = loss._replace(token_weights=torch.stack(weights))
-    kept, checked = _counted(targets, heads[0][0].vocab_size, loss, False, loss.ignore_index, None)
+    kept, checked = counted_targets(targets, heads[0][0].vocab_size, loss, drop=False, other=loss.ignore_index)
     masks = [None] * len(heads) if kept is None else kept.unbind()
     logits = torch.stack([head.logits(mask) for (head, *_), mask in zip(heads, masks, strict=True)])
     total, losses = _plain_losses(logits, targets, loss._replace(token_weights=checked.weights), (kept, checked))
@@ -273,8 +273,8 @@ def targets_of_heads(
             by_head = torch.stack([part.masked_fill(part >= head.vocab_size, size) for head, part in parts])
         if weights is not None:
             weights = weights.to(wide_dtype(heads[0].dtype)).view(count, -1)
-        kept, checked = _counted(
-            by_head, size, loss._replace(token_weights=weights), loss.drop_ignored, _other(heads, loss), None
+        kept, checked = counted_targets(
+            *(by_head, size, loss._replace(token_weights=weights)), drop=loss.drop_ignored, other=_other(heads, loss)
         )
         assert kept is not None  # on an accelerator
         counted = [(mask.view(shape), each.viewed(shape)) for mask, each in checked.by_row(kept)]
@@ -291,23 +291,3 @@ def _other(heads: Sequence[UncomputedLogits], loss: LossSettings) -> int | None:
         if not (any(RequestedGradients.of(head.hidden, head.weight, head.bias)) and STATISTICS.applies(*head.tensors)):
             return 0
     return None
-
-
-def _counted(
-    targets: Tensor,
-    vocab_size: int,
-    loss: LossSettings,
-    drop: bool | None,
-    other: int | None,
-    request: RankRequest | None,
-) -> Counted:
-    return counted_targets(
-        targets,
-        vocab_size,
-        loss.ignore_index,
-        drop=drop,
-        other=other,
-        mean=loss.reduction == "mean",
-        weights=loss.token_weights,
-        request=request,
-    )

@@ -67,10 +67,8 @@ DEFAULTS = LossSettings()
 
 def divided_options(options: Mapping[str, Any]) -> tuple[LossSettings, dict[str, Any]]:
     """Return the options of a loss, and those of the logits with `impl` and `vocab_size`, from `LossOptions`."""
-    of_loss: dict[str, Any] = {}
-    of_logits: dict[str, Any] = {}
-    for name, value in options.items():
-        (of_loss if name in LossSettings._fields else of_logits)[name] = value
+    of_logits = dict(options)
+    of_loss = {name: of_logits.pop(name) for name in LossSettings._fields if name in options}
     return LossSettings(**of_loss) if of_loss else DEFAULTS, of_logits
 
 

@@ -55,19 +55,12 @@ NO_GRADIENTS = RequestedGradients(hidden=False, weight=False, bias=False)
 
 
 class PassResult(NamedTuple):
-    """Hold what a pass computed for this rank's tokens.
-
-    Attributes:
-        totals: Totals, `(N,)` or `(K, N)`, 0 for tokens that are not computed; empty if losses were requested.
-        losses: Losses, `(N,)`, or `None`.
-        gradients: Gradients of hidden states, rows, bias and further events; `None` where not requested.
-        total: Sum of the losses times their factors, if a kernel computed it.
-    """
+    """Hold totals of this rank's tokens, `(N,)` or `(K, N)`, or their losses, and what else a pass computed of them."""
 
     totals: Totals
     losses: Tensor | None = None
     gradients: Gradients = (None, None, None, None)
-    total: Tensor | None = None
+    total: Tensor | None = None  # sum of the losses times their factors, if a kernel computed it
 
 
 class VocabularyPass:
@@ -319,31 +312,21 @@ class VocabularyPass:
         """Return the blocks of a chunk over this rank's rows; their logits are not computed."""
         tokens, blocks = len(chunk.hidden[0]), []
         is_whole = len(self.row_blocks) == 1 and not self.student.is_sharded and self.events is None
-        head, other, *_ = (*self.heads, None)
-        buffer, other_buffer, *_ = (*buffers, None)
-        bias, other_bias = head.unadded_bias, None if other is None else other.unadded_bias
-        unfinished = Finishing()
+        head, buffer, unfinished = self.heads[0], buffers[0], Finishing()
+        pair = (*(each.unadded_bias for each in self.heads), None)[:2]
+        biases: tuple[Tensor | None, Tensor | None] = (None, None)
         for start, stop in self.row_blocks:
-            place = slice(start * tokens, stop * tokens) if kept else slice((stop - start) * tokens)
+            shape, place = (stop - start, tokens), slice(start * tokens, stop * tokens)
+            if not kept:
+                place = slice((stop - start) * tokens)
             if self.finishes:
                 unfinished = head.unfinished(start, stop)
-            blocks.append(
-                LogitBlock(
-                    buffer[place].view(stop - start, tokens),
-                    None if other_buffer is None else other_buffer[place].view(stop - start, tokens),
-                    chunk.ids,
-                    self.first + start,
-                    self.may_be_infinite,
-                    self.work,
-                    stop == self.rows,
-                    (
-                        None if bias is None else bias[start:stop],
-                        None if other_bias is None else other_bias[start:stop],
-                    ),
-                    unfinished,
-                    is_whole,
-                )
-            )
+            teacher = buffers[1][place].view(shape) if len(buffers) > 1 else None
+            if any(each is not None for each in pair):
+                own, other = (None if each is None else each[start:stop] for each in pair)
+                biases = own, other
+            others = chunk.ids, self.first + start, self.may_be_infinite, self.work, stop == self.rows
+            blocks.append(LogitBlock(buffer[place].view(shape), teacher, *others, biases, unfinished, is_whole))
         return blocks
 
     def _fill(self, block: LogitBlock, chunk: Chunk) -> None:

@@ -155,19 +155,11 @@ class Objective(ABC):
         return terms if self.has_row_totals else {name: x.unsqueeze(0) for name, x in terms.items()}
 
     def work_numbers(self, rows: int) -> int:
-        """Return how many numbers of intermediate results exist at once without kernels, per token.
-
-        Args:
-            rows: Rows of a block.
-        """
+        """Return how many numbers of intermediate results exist at once without kernels, per token of a block."""
         return self.slots * rows
 
     def bytes_of_parts(self, rows: int) -> int:
-        """Return the bytes per token of what Triton kernels store of the parts of a block, until these are merged.
-
-        Args:
-            rows: Rows of a block.
-        """
+        """Return the bytes per token of what Triton kernels store of the parts of a block, until these are merged."""
         return rows // 8
 
     def in_sweeps(self, sweep: Callable[[Totals], Totals]) -> Totals:

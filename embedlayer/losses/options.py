@@ -190,15 +190,6 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
             raise SizeError(f"{call}: {name} must be {allowed.text}, not {found}.")
     if options.get("head_dtype") is not None:
         cast(dict[str, Any], options)["head_dtype"] = torch.float32
-    if values.get("batch_invariant") and values.get("impl") == "plain":
-        raise plain_and_invariant(call)
-
-
-def plain_and_invariant(call: str) -> SizeError:
-    """Return the error of two options that exclude each other; the caller raises it."""
-    return SizeError(
-        f"{call}: impl='plain' computes all logits at once, and batch_invariant=True in blocks: leave one out."
-    )
 
 
 def resolve_head_dtype(head_dtype: object) -> torch.dtype | None:

@@ -11,16 +11,13 @@ from embedlayer.core.option_docs import show_options
 from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
 from embedlayer.losses.linear import Counted
-from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
+from embedlayer.losses.logit_arguments import DEFAULTS, HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.next_bytes import NextBytes, check_next_bytes
 from embedlayer.losses.objective import Request, event_log_probs, log_probs, logsumexp
 from embedlayer.losses.options import LogitOptions, LossSettings, ScoreOptions, Statistic, check_options
 from embedlayer.losses.targets import CheckedIds, counted_targets
 from embedlayer.losses.uncomputed_logits import UncomputedLogits, check_ids, is_plain
-
-DEFAULTS = LossSettings()
-"""Options of statistics whose caller sets none."""
 
 
 class TokenStatistics(NamedTuple):
@@ -139,7 +136,7 @@ def token_statistics_of(
         if counted is None:
             drop = False if is_plain(logits) else loss.drop_ignored
             of_rank = logits.rank_request
-            counted = counted_targets(tokens, logits.vocab_size, loss.ignore_index, drop=drop, request=of_rank)
+            counted = counted_targets(tokens, logits.vocab_size, loss, drop=drop, request=of_rank)
         mask, checked = counted
         kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     best = max(top_k, 1) if "is_argmax" in wanted else top_k

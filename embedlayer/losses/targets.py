@@ -31,6 +31,7 @@ from embedlayer.core.torch_state import (
     plain_operators_only,
 )
 from embedlayer.kernels.softmax import STATISTICS, check_targets
+from embedlayer.losses.options import LossSettings
 
 
 class RankFacts(NamedTuple):
@@ -195,18 +196,17 @@ def checked_ids(
 def counted_targets(
     targets: Tensor,
     vocab_size: int,
-    ignore_index: int,
+    loss: LossSettings,
     *,
     drop: bool | None,
     other: int | None = 0,
-    mean: bool = True,
-    weights: Tensor | None = None,
     request: RankRequest | None = None,
 ) -> tuple[Tensor | None, CheckedIds]:
     """Return the mask of the targets that count, and the result of `checked_ids` for those that are not ignored.
 
     The mask is `None` where the host knows that all count.
     """
+    ignore_index, weights = loss.ignore_index, loss.token_weights
     if _are_tokens(targets, vocab_size, ignore_index):
         if weights is not None:
             weights = checked_weights(weights, targets, ignore_index)
@@ -224,8 +224,8 @@ def counted_targets(
             return mask, checked
         return checked.is_counted(), checked._replace(ids=checked.ids.masked_fill(~checked.is_counted(), other or 0))
     record = target_record(targets.device)
-    inputs = targets.contiguous(), weights, record, vocab_size, ignore_index, 0 if read else other, mean, read
-    ids, mask, is_bad, factors, numbers, is_empty = check_targets(*inputs)
+    inputs = targets.contiguous(), weights, record, vocab_size, ignore_index, 0 if read else other
+    ids, mask, is_bad, factors, numbers, is_empty = check_targets(*inputs, loss.reduction == "mean", read)
     if not read and other is None:
         found = CountedTokens(mask.flatten(), None, is_bad.flatten(), is_empty=is_empty)
         return mask, CheckedIds(ids, found, None, factors, weights)

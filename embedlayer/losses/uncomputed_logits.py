@@ -32,7 +32,6 @@ from embedlayer.losses.options import (
     LossSettings,
     check_options,
     check_token_options,
-    plain_and_invariant,
 )
 from embedlayer.losses.row_parts import NewGradient, row_parts
 from embedlayer.losses.targets import RankRequest
@@ -332,7 +331,7 @@ class LinearLogits(UncomputedLogits):
         if vocab_size is not None and vocab_size > rows:
             raise SizeError(f"vocab_size must be at most the {rows} rows of weight, not {vocab_size}.")
         if impl == "plain" and options.batch_invariant:
-            raise plain_and_invariant(type(self).__name__)
+            raise SizeError("impl='plain' computes all logits at once, and batch_invariant=True in blocks: use one.")
         super().__init__(hidden, rows if vocab_size is None else vocab_size, options)
         self.weight = with_fixed_row(weight, options.padding_idx)
         self.impl = impl
