@@ -18,7 +18,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.util import find_spec
@@ -179,7 +179,23 @@ class Kernel(KernelFunction):
         """
         if not _availability.computes:
             return True
-        arrays, types = _as_arrays(arguments)
+        arrays: list[Any] = []
+        kinds: list[object] = []  # of each argument what numba compiles a function for
+        for each in arguments:
+            if isinstance(each, Tensor):
+                each = as_array(each)
+            if isinstance(each, np.ndarray):
+                kinds.append((each.dtype.char, each.ndim))
+            elif not isinstance(each, tuple):
+                kinds.append(type(each))
+            elif NUMBERS.issuperset(map(type, each)):
+                kinds.append(tuple(map(type, each)))
+            else:
+                parts: Any = [as_array(x) if isinstance(x, Tensor) else x for x in each]
+                kinds.append(tuple((x.dtype.char, x.ndim) for x in parts))
+                each = tuple(parts)
+            arrays.append(each)
+        types = tuple(kinds)
         if _failure.reason is not None or not (types in self._compiled or self._compile(types, arrays)):
             return False
         function = self.numba_function
@@ -244,27 +260,6 @@ def as_array(x: Tensor) -> np.ndarray[Any, Any]:
     memory = {"data": (x.data_ptr(), False), "shape": tuple(x.shape), "typestr": TYPES[x.dtype], "version": 3}
     # the array keeps the tensor; after `x.numpy()` torch could no longer resize its storage
     return np.asarray(SimpleNamespace(tensor=x, __array_interface__=memory))
-
-
-def _as_arrays(arguments: Sequence[Any]) -> tuple[list[Any], tuple[object, ...]]:
-    """Return tensors as arrays, also those of tuples, and of each argument what numba compiles a function for."""
-    arrays: list[Any] = []
-    types: list[object] = []
-    for each in arguments:
-        if isinstance(each, Tensor):
-            each = as_array(each)
-        if isinstance(each, np.ndarray):
-            types.append((each.dtype.char, each.ndim))
-        elif isinstance(each, tuple):
-            kinds: tuple[object, ...] = tuple(map(type, each))
-            if not NUMBERS.issuperset(kinds):
-                parts, kinds = _as_arrays(each)
-                each = tuple(parts)
-            types.append(kinds)
-        else:
-            types.append(type(each))
-        arrays.append(each)
-    return arrays, tuple(types)
 
 
 def _require_numba() -> type[Exception]:

@@ -159,7 +159,7 @@ def softmax_statistics(
     return totals, selected, *keys
 
 
-BlockStatistics = Callable[[Tensor, Tensor | None, int], tuple[Tensor, Tensor] | None]
+BlockStatistics = Callable[[Array, Tensor | None, int], tuple[Tensor, Tensor] | None]
 """Function from the logits of a block, the bias that they lack and the ID of the first row to statistics of its parts,
 `(P, 6, C)`, and requested logits, `(K, C)`, as `softmax_statistics` returns them."""
 
@@ -171,9 +171,9 @@ def statistics_on_cpu(requests: Requests, z: Tensor, *, extended: bool) -> Block
     shape, empty = (0, tokens) if requests.ids is None else requests.ids.shape, EMPTY[wide_dtype(z.dtype)]
     claimed = max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
 
-    def statistics(z: Tensor, bias: Tensor | None, first_id: int) -> tuple[Tensor, Tensor] | None:
+    def statistics(z: Array, bias: Tensor | None, first_id: int) -> tuple[Tensor, Tensor] | None:
         found, selected = np.empty((-(-z.shape[0] // PART), 6, tokens), dtype), np.zeros(shape, dtype)
-        inputs = as_array(z), empty if bias is None else bias, first_id, rows, places, selected.reshape(-1)
+        inputs = z, empty if bias is None else bias, first_id, rows, places, selected.reshape(-1)
         if not softmax.statistics.run(len(found), PART, *inputs, found, extended, block=claimed):
             return None
         return torch.from_numpy(found), torch.from_numpy(selected)
@@ -183,7 +183,7 @@ def statistics_on_cpu(requests: Requests, z: Tensor, *, extended: bool) -> Block
 
 def gradient_on_cpu(
     requests: Requests, by_request: Tensor | None, factors: Tensor
-) -> Callable[[Tensor, Tensor | None, int, Tensor | None], bool]:
+) -> Callable[[Array, Tensor | None, int, Tensor | None], bool]:
     """Return the kernel that does what `softmax_gradient` does to the blocks of a chunk on a CPU.
 
     Its arguments are the logits of a block, their bias, the ID of the first row, and the gradient of the bias.
@@ -194,11 +194,11 @@ def gradient_on_cpu(
     of_requests = EMPTY[factors.dtype] if by_request is None else as_array(by_request)
     empty, claimed = EMPTY[factors.dtype], max(1, BLOCK_NUMEL // max(tokens, 1))
 
-    def gradient(z: Tensor, bias: Tensor | None, first_id: int, bias_grad: Tensor | None) -> bool:
-        of_block = as_array(z), empty if bias is None else bias, first_id
+    def gradient(z: Array, bias: Tensor | None, first_id: int, bias_grad: Tensor | None) -> bool:
+        of_block = z, empty if bias is None else bias, first_id
         sums = empty if bias_grad is None else bias_grad
         return softmax.statistics_gradient.run(
-            z.shape[0], *of_block, rows, places, of_requests, of_tokens, sums, block=claimed
+            len(z), *of_block, rows, places, of_requests, of_tokens, sums, block=claimed
         )
 
     return gradient

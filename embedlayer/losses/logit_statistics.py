@@ -264,7 +264,7 @@ KEYS = ("lane_keys", "part_keys")
 def statistics_of_blocks(ids: Tensor | None, names: list[str], *, with_keys: bool = False) -> BlockTerms:
     """Return a kernel that computes statistics of the blocks of a chunk; see `LogitStatistics.terms`."""
     requests = Requests.of([] if ids is None else [ids])
-    flags = [*(name in names for name in ("sum", "mean", "log_squares")), with_keys]
+    flags = ["sum" in names, "mean" in names, "log_squares" in names, with_keys]
     left_out = [name for name in ("sum", "mean", "log_squares") if name not in names]
     on_cpu: BlockStatistics | None = None
 
@@ -274,7 +274,7 @@ def statistics_of_blocks(ids: Tensor | None, names: list[str], *, with_keys: boo
         if on_cpu is None and device_kind(z) != "cuda":
             on_cpu = statistics_on_cpu(requests, z, extended=any(flags[:3]))
         if on_cpu is not None:
-            result = on_cpu(z, bias, block.start)
+            result = on_cpu(z if block.array is None else block.array, bias, block.start)
         else:
             result = softmax_statistics(z, bias, *requests, block.start, *flags, *block.unfinished)
         if result is None:
@@ -336,7 +336,8 @@ def gradient_of_statistics(
         on_cpu = gradient_on_cpu(requests, by_request, factors)
 
         def gradient_of_block(block: LogitBlock, bias_grad: Tensor | None, _: bool) -> bool:
-            return on_cpu(block.student, block.biases[0], block.start, bias_grad)
+            z = block.student if block.array is None else block.array
+            return on_cpu(z, block.biases[0], block.start, bias_grad)
 
         return gradient_of_block
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
+from embedlayer.kernels.kernel import as_array
 from embedlayer.kernels.softmax import STATISTICS, Finishing, concatenated
 from embedlayer.losses.blocks import Gradients, GradientSums, HeadBlocks
 from embedlayer.losses.chunk_size import (
@@ -313,7 +314,9 @@ class VocabularyPass:
         tokens, blocks = len(chunk.hidden[0]), []
         is_whole = len(self.row_blocks) == 1 and not self.student.is_sharded and self.events is None
         head, buffer, unfinished = self.heads[0], buffers[0], Finishing()
+        array = as_array(buffer) if self.compiled and self.device == "cpu" else None
         pair = (*(each.unadded_bias for each in self.heads), None)[:2]
+        has_bias = any(each is not None for each in pair)
         biases: tuple[Tensor | None, Tensor | None] = (None, None)
         for start, stop in self.row_blocks:
             shape, place = (stop - start, tokens), slice(start * tokens, stop * tokens)
@@ -322,11 +325,12 @@ class VocabularyPass:
             if self.finishes:
                 unfinished = head.unfinished(start, stop)
             teacher = buffers[1][place].view(shape) if len(buffers) > 1 else None
-            if any(each is not None for each in pair):
+            if has_bias:
                 own, other = (None if each is None else each[start:stop] for each in pair)
                 biases = own, other
             others = chunk.ids, self.first + start, self.may_be_infinite, self.work, stop == self.rows
-            blocks.append(LogitBlock(buffer[place].view(shape), teacher, *others, biases, unfinished, is_whole))
+            stored = None if array is None else array[place].reshape(shape)
+            blocks.append(LogitBlock(buffer[place].view(shape), teacher, *others, biases, unfinished, is_whole, stored))
         return blocks
 
     def _fill(self, block: LogitBlock, chunk: Chunk) -> None:

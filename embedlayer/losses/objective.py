@@ -12,7 +12,7 @@ They read logits as the matrix product wrote them: without the bias, and in bflo
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,6 +79,7 @@ class LogitBlock(NamedTuple):
     biases: tuple[Tensor | None, Tensor | None] = (None, None)
     unfinished: Finishing = Finishing()
     is_whole: bool = False
+    array: Any = None  # the student's logits as a NumPy array, for kernels of the CPU
 
     def finished(self, dtype: torch.dtype) -> "LogitBlock":
         """Return the block with the biases added, in the dtype of the loss; it is a copy only where needed."""
@@ -90,7 +91,7 @@ class LogitBlock(NamedTuple):
             for z, bias in zip((self.student, self.teacher), self.biases, strict=True)
         )
         assert student is not None
-        return self._replace(student=student, teacher=teacher, biases=(None, None))
+        return self._replace(student=student, teacher=teacher, biases=(None, None), array=None)
 
     def local_ids(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return `ids` as indices into the rows of this block, 0 for others, and a mask of those inside."""
