@@ -26,7 +26,7 @@ CEILINGS = {
     "comment lines": 1609,
     "lines of tools": 6087,
     "lines of docs": 2668,
-    "lines of tests": 76657,
+    "lines of tests": 76663,
 }
 
 INTERNALS = 172

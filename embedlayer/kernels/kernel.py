@@ -180,7 +180,7 @@ class Kernel(KernelFunction):
         if not _availability.computes:
             return True
         arrays: list[Any] = []
-        kinds: list[object] = []  # of each argument what numba compiles a function for
+        kinds: list[object] = []
         for each in arguments:
             if isinstance(each, Tensor):
                 each = as_array(each)

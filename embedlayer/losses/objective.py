@@ -67,7 +67,7 @@ class Workspace:
 
 
 class LogitBlock(NamedTuple):
-    """Hold the logits of C tokens over some rows of the vocabulary."""
+    """Logits of C tokens over some rows; CPU kernels read `array`."""
 
     student: Tensor
     teacher: Tensor | None
@@ -79,7 +79,7 @@ class LogitBlock(NamedTuple):
     biases: tuple[Tensor | None, Tensor | None] = (None, None)
     unfinished: Finishing = Finishing()
     is_whole: bool = False
-    array: Any = None  # the student's logits as a NumPy array, for kernels of the CPU
+    array: Any = None
 
     def finished(self, dtype: torch.dtype) -> "LogitBlock":
         """Return the block with the biases added, in the dtype of the loss; it is a copy only where needed."""

@@ -27,7 +27,7 @@ import embedlayer as el
 from embedlayer.compress import compress_table, export_onnx, load_model, save_model, write_checkpoint
 from embedlayer.core.errors import EmbedLayerError
 from embedlayer.data import build_in_shards, build_shard, export_token_ids, map_token_files
-from embedlayer.heads import DraftMap, StreamHead, save_draft_tokens
+from embedlayer.heads import DraftMap, save_draft_tokens
 from embedlayer.io import files
 from embedlayer.tables import DeltaEmbedding, MappedEmbedding
 from embedlayer.tokenization import save_tokenizer
@@ -303,9 +303,7 @@ IN_FOLDER: dict[str, Write] = {
     "EmbeddingLayer.save_pretrained": lambda there, out: el.EmbeddingLayer(el.TokenEmbedding(9, 4)).save_pretrained(
         out
     ),
-    "OutputHead.save_pretrained": lambda there, out: el.OutputHead(4, 9).save_pretrained(out),
     "Pretrained.save_pretrained": lambda there, out: el.TokenEmbedding(9, 4).save_pretrained(out),
-    "StreamHead.save_pretrained": lambda there, out: StreamHead(el.OutputHead(4, 9), (4, 5)).save_pretrained(out),
     "save_adapter": lambda there, out: el.vocab.save_adapter(delta_rows(), out),
 }
 """Functions that replace single files in a folder, as `save_pretrained` of transformers does."""
