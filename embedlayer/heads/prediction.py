@@ -122,6 +122,8 @@ class PredictionHead(HeadOutputs, nn.Module):
         if not calls_forward(self, _FORWARD):
             return called_logits(self, self.output, hidden, choice, options)
         states = self.transformed(hidden, batch_invariant=options.get("batch_invariant", self.output.batch_invariant))
+        if choice is None:
+            return self.output.uncomputed_logits(states, impl=impl, **options)
         return self.output.selected_logits(states, choice, impl, options)
 
     def extra_repr(self) -> str:
