@@ -87,9 +87,8 @@ class PredictionHead(HeadOutputs, nn.Module):
 
     def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the logits of every token, `(..., D)` to `(..., V)`."""
-        logits: Tensor = self.output(
-            self.transformed(hidden) if self.output.batch_invariant else self.transform(hidden)
-        )
+        states = self.transformed(hidden) if self.output.batch_invariant else self.transform(hidden)
+        logits: Tensor = self.output(states)
         return logits
 
     def transformed(self, hidden: Float[Tensor, "*batch D"], *, batch_invariant: bool = True) -> Tensor:

@@ -319,9 +319,8 @@ class VocabularyPass:
         has_bias = any(each is not None for each in pair)
         biases: tuple[Tensor | None, Tensor | None] = (None, None)
         for start, stop in self.row_blocks:
-            shape, place = (stop - start, tokens), slice(start * tokens, stop * tokens)
-            if not kept:
-                place = slice((stop - start) * tokens)
+            shape = stop - start, tokens
+            place = slice(start * tokens, stop * tokens) if kept else slice((stop - start) * tokens)
             if self.finishes:
                 unfinished = head.unfinished(start, stop)
             teacher = buffers[1][place].view(shape) if len(buffers) > 1 else None
