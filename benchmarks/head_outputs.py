@@ -30,7 +30,7 @@ from embedlayer.losses import (
     token_statistics,
 )
 from embedlayer.losses.chunk_size import tokens_per_chunk
-from embedlayer.losses.divergence_kinds import Divergence
+from embedlayer.losses.divergences import Divergence
 from embedlayer.losses.options import Reduction
 
 MEMORY = """

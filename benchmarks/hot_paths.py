@@ -25,7 +25,7 @@ from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.formats.mlx import MLXAffineRows
 from embedlayer.heads import StreamHead
 from embedlayer.losses import ForwardKL, JensenShannon, divergence, linear_cross_entropy, token_statistics
-from embedlayer.losses.divergence_kinds import Divergence
+from embedlayer.losses.divergences import Divergence
 from embedlayer.models.attention import PackedDocuments
 from embedlayer.models.generation import next_tokens
 from embedlayer.tables import MappedEmbedding, StreamTable

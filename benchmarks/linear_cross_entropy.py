@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import Case, Row, added_mib, step_mib_apart, time_alternately
-from embedlayer.losses.converted_rows import product_dtype
 from embedlayer.losses.linear import linear_cross_entropy
 from embedlayer.losses.options import Impl
+from embedlayer.losses.rows import product_dtype
 
 
 @dataclass(frozen=True)

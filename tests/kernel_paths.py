@@ -17,7 +17,7 @@ from embedlayer.core.index_checks import target_record
 from embedlayer.kernels import kernel, kernels_disabled
 from embedlayer.kernels.gpu import availability
 from embedlayer.kernels.gpu.launch import launches_observed
-from embedlayer.losses import converted_rows, targets
+from embedlayer.losses import rows, targets
 
 GPU_BACKENDS = ["triton", pytest.param("cuda", marks=pytest.mark.gpu)]
 """What runs Triton kernels, for `running_on`: the interpreter, and a GPU where there is one."""
@@ -94,7 +94,7 @@ def without_numba() -> Iterator[None]:
 @contextmanager
 def bfloat16_instructions(present: bool) -> Iterator[None]:
     """Compute as on a CPU that has, or has not, instructions for products of bfloat16."""
-    with patch.object(converted_rows, "_cpu_multiplies_bfloat16", lambda: present):
+    with patch.object(rows, "_cpu_multiplies_bfloat16", lambda: present):
         yield
 
 

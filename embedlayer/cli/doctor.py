@@ -176,7 +176,7 @@ def name_and_details(device: "torch.device") -> tuple[str, str]:
     """Return the name of a device, and what else is known of it, in a few words."""
     import torch
 
-    from embedlayer.losses.converted_rows import product_dtype
+    from embedlayer.losses.rows import product_dtype
 
     if device.type == "cpu":
         details = f"{torch.backends.cpu.get_cpu_capability()}, {count_of(torch.get_num_threads(), 'thread')}"

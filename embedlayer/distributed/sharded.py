@@ -21,8 +21,8 @@ from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.integrations.dtensor import as_dtensor, rows_on
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
-from embedlayer.losses.converted_rows import check_dtypes
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
+from embedlayer.losses.rows import check_dtypes
 from embedlayer.losses.uncomputed_logits import (
     LinearLogits,
     UncomputedLogits,

@@ -27,10 +27,10 @@ from embedlayer.heads.prediction import PredictionHead
 from embedlayer.inputs.embedding import TransformerEmbedding
 from embedlayer.inputs.steps import TokenBatch, TracedStep, input_steps, trace_steps
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.converted_rows import in_head_dtype, linear
 from embedlayer.losses.definition import finish
 from embedlayer.losses.largest import top_k
 from embedlayer.losses.options import LogitSettings
+from embedlayer.losses.rows import in_head_dtype, linear
 from embedlayer.models.decoder import Attention, Block, DecoderLM
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.tables.lookup import LookupTable

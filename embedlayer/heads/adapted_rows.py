@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from embedlayer.core.errors import CheckpointError
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.formats.adapters import Adapter, adapt_products, adapt_rows, adapt_vectors
-from embedlayer.losses.fixed_row import row_within, with_fixed_product
+from embedlayer.losses.rows import row_within, with_fixed_product
 from embedlayer.tables.computed_weight import computed_weight
 from embedlayer.tables.table import TokenTable
 

@@ -28,10 +28,9 @@ from embedlayer.losses.options import (
     LossOptions,
     LossSettings,
     ScoreOptions,
-    Statistic,
     check_options,
 )
-from embedlayer.losses.statistics import TokenStatistics, token_statistics_of
+from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, TokenChoice, UncomputedLogits
 from embedlayer.tables.conversions import as_table
 from embedlayer.tables.lookup import LookupTable

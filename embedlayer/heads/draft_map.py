@@ -26,10 +26,9 @@ from embedlayer.heads.prediction import PredictionHead
 from embedlayer.io.files import named_path, replace_file
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
-from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
-from embedlayer.losses.divergences import divergence_of
+from embedlayer.losses.divergences import Divergence, ForwardKL, divergence_of
 from embedlayer.losses.objective import EventLogits, Request
-from embedlayer.losses.options import LossOptions, LossSettings, Reduction, Statistic, check_options
+from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.comparison import common_tokens
@@ -338,9 +337,11 @@ class DraftMap:
             )
         with torch.no_grad():
             of_teacher = self.draft_head(teacher_head).uncomputed_logits(teacher_hidden)
-            others_t = _others(teacher_head, self.target_ids).token_statistics(teacher_hidden, statistics=_LOGSUMEXP)
+            others_t = _others(teacher_head, self.target_ids).token_statistics(
+                teacher_hidden, statistics=("logsumexp",)
+            )
         of_student = DraftHead(head, self.draft_ids).uncomputed_logits(hidden)
-        others_s = _others(head, self.draft_ids).token_statistics(hidden, statistics=_LOGSUMEXP)
+        others_s = _others(head, self.draft_ids).token_statistics(hidden, statistics=("logsumexp",))
         rest = EventLogits(*(each.logsumexp.reshape(-1, 1) for each in (others_s, others_t)))  # type: ignore[union-attr]
         kept = torch.ones(shape, dtype=torch.bool, device=hidden.device)
         request = Request(kind, of_teacher, events=rest)
@@ -381,7 +382,6 @@ class DraftMap:
         return cls(draft_ids, target_ids, sizes[0], sizes[1], values["draft_digest"], values["target_digest"])
 
 
-_LOGSUMEXP: tuple[Statistic, ...] = ("logsumexp",)
 _METADATA = ("draft_size", "target_size", "draft_digest", "target_digest")
 
 

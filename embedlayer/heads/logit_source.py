@@ -18,8 +18,8 @@ from embedlayer.core.index_checks import changed_weights, record_changed_weights
 from embedlayer.core.partitioned import gathered_weights
 from embedlayer.formats.adapters import Adapter, adapt_products
 from embedlayer.heads.adapted_rows import ChildReference
-from embedlayer.losses.converted_rows import in_head_dtype, linear
 from embedlayer.losses.options import LogitOptions, LogitSettings
+from embedlayer.losses.rows import in_head_dtype, linear
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 
 logger = logging.getLogger(__name__)

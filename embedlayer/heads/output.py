@@ -28,11 +28,10 @@ from embedlayer.heads.adapted_rows import AdaptedRows, AdaptedTable, ChildRefere
 from embedlayer.heads.deferred import DeferredLogits, defer_logits
 from embedlayer.heads.logit_source import HeadTensors, LogitsReport, ModelLogitOptions
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
 from embedlayer.losses.definition import finish
-from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, check_token_options
+from embedlayer.losses.rows import check_dtypes, in_head_dtype, linear_with_fixed_row
 from embedlayer.losses.uncomputed_logits import LinearLogits, TokenChoice, UncomputedLogits
 from embedlayer.saving import Pretrained, describe
 from embedlayer.tables.computed_weight import computed_weight

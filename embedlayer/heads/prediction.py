@@ -17,7 +17,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.losses.definition import transformed_states
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, check_options
-from embedlayer.losses.padding import own_tokens, padded_tokens
+from embedlayer.losses.rows import own_tokens, padded_tokens
 from embedlayer.losses.uncomputed_logits import TokenChoice, UncomputedLogits
 from embedlayer.saving import Described, build, check_saved, describe, is_description
 from embedlayer.tables.table import TokenTable

@@ -31,11 +31,10 @@ from embedlayer.losses.options import (
     LossOptions,
     LossSettings,
     ScoreOptions,
-    Statistic,
     check_options,
 )
-from embedlayer.losses.row_parts import RowPart, row_parts
-from embedlayer.losses.statistics import TokenStatistics, token_statistics_of
+from embedlayer.losses.rows import RowPart, row_parts
+from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.target_groups import TargetGroups, reduced_losses, token_losses, weighted_sum
 from embedlayer.losses.targets import require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits

@@ -22,8 +22,7 @@ from embedlayer.core.own_attributes import unwrapped
 from embedlayer.heads.output import OutputHead
 from embedlayer.integrations.accelerate import forward_of, prepared_again, sharding_by
 from embedlayer.integrations.peft import base_model, learns_prompts
-from embedlayer.losses.options import Statistic
-from embedlayer.losses.statistics import token_statistics_of
+from embedlayer.losses.statistics import Statistic, token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.tables.computed_weight import ComputedWeight
 

@@ -1,6 +1,6 @@
 """Operators over blocks of logits of two heads: both softmaxes, divergences from their mixture, and gradients.
 
-`embedlayer.losses.divergence_kinds` defines them, in plain operators. Like those of `embedlayer.kernels.softmax`, they
+`embedlayer.losses.divergences` defines them, in plain operators. Like those of `embedlayer.kernels.softmax`, they
 run a numba kernel for tensors on the CPU, and Triton kernels for those on CUDA. Blocks are `(R, C)`, and totals have
 parts of the rows in front.
 
@@ -27,21 +27,21 @@ divergence_launches = partial(imported_launches, "embedlayer.kernels.gpu.diverge
 
 DIVERGENCE = Operation(
     "forward and reverse KL of two blocks of logits",
-    "losses.divergence_kinds:ForwardKL.terms",
+    "losses.divergences:ForwardKL.terms",
     cpu=[softmax.divergence],
     gpu=divergence_launches,
     launches=["divergence", "merge"],
 )
 JENSEN_SHANNON = Operation(
     "Jensen-Shannon divergence",
-    "losses.divergence_kinds:JensenShannon.terms",
+    "losses.divergences:JensenShannon.terms",
     cpu=[softmax.jensen_shannon],
     gpu=divergence_launches,
     launches=["jensen_shannon"],
 )
 DIVERGENCE_GRADIENT = Operation(
     "gradient of a divergence by the student's logits",
-    "losses.divergence_kinds:ForwardKL.dlogits_",
+    "losses.divergences:ForwardKL.dlogits_",
     cpu=[softmax.divergence_gradient],
     gpu=divergence_launches,
     launches=["divergence_gradient"],

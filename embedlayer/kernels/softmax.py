@@ -31,20 +31,20 @@ softmax_launches = partial(imported_launches, "embedlayer.kernels.gpu.softmax")
 
 STATISTICS = Operation(
     "statistics of the logits of a block: maximum, logsumexp, mean, squares, requested logits",
-    "losses.logit_statistics:LogitStatistics.terms",
+    "losses.statistics:LogitStatistics.terms",
     cpu=[softmax.statistics],
     gpu=softmax_launches,
     launches=["statistics", "merge"],
 )
 FACTORS = Operation(
     "factors of the gradient of the statistics",
-    "losses.logit_statistics:LogitStatistics.dlogits_",
+    "losses.statistics:LogitStatistics.dlogits_",
     gpu=softmax_launches,
     launches=["statistics_factors"],
 )
 STATISTICS_GRADIENT = Operation(
     "gradient of the statistics of the logits",
-    "losses.logit_statistics:LogitStatistics.dlogits_",
+    "losses.statistics:LogitStatistics.dlogits_",
     cpu=[softmax.statistics_gradient],
     gpu=softmax_launches,
     launches=["statistics_gradient", "requested_gradient"],
@@ -54,7 +54,7 @@ BFLOAT16_SUMS = Operation(
 )
 CROSS_ENTROPY = Operation(
     "losses of tokens by the statistics, and their gradients",
-    "losses.logit_statistics:CrossEntropy.of",
+    "losses.statistics:CrossEntropy.of",
     gpu=softmax_launches,
     launches=["cross_entropy"],
 )
@@ -318,7 +318,7 @@ def cross_entropy_of_totals(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Compute each token's loss and what its gradient needs from its totals; `None` elsewhere than on CUDA.
 
-    `embedlayer.losses.logit_statistics.CrossEntropy` defines both. The loss of a target outside the vocabulary is NaN,
+    `embedlayer.losses.statistics.CrossEntropy` defines both. The loss of a target outside the vocabulary is NaN,
     or 0 if it is -1, and its gradients are 0.
 
     - `ids`: targets, `(1, C)`.

@@ -16,12 +16,11 @@ from embedlayer.core.errors import SizeError
 from embedlayer.core.torch_state import count_dispatch_modes
 from embedlayer.kernels.softmax import STATISTICS
 from embedlayer.losses.chunk_size import INVARIANT_MULTIPLES, LEAST_ROWS, ROWS_OF_A_BLOCK
-from embedlayer.losses.divergence_kinds import JensenShannon
-from embedlayer.losses.divergences import divergence
+from embedlayer.losses.divergences import JensenShannon, divergence
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import HasLogits, require_head
-from embedlayer.losses.options import LossSettings, Statistic
-from embedlayer.losses.statistics import token_statistics_of
+from embedlayer.losses.options import LossSettings
+from embedlayer.losses.statistics import Statistic, token_statistics_of
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 
 PARTS = 1, 34, 93, 161, 223

@@ -1,10 +1,11 @@
 """The matrix products of a pass: blocks of logits of a head, and the gradients of hidden states and rows from dlogits.
 
-See `converted_rows` for their dtypes. Where products have another dtype than rows and hidden states, the hidden states
+See `rows` for their dtypes. Where products have another dtype than rows and hidden states, the hidden states
 of a chunk and the rows of a block are converted for them. Of rows there is one buffer.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,16 +15,16 @@ from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.kernels.cpu.softmax import add_bfloat16
 from embedlayer.kernels.softmax import BLOCK_NUMEL, Finishing
-from embedlayer.losses.converted_rows import (
+from embedlayer.losses.definition import gradient_dtype
+from embedlayer.losses.options import LogitSettings
+from embedlayer.losses.rows import (
     ConvertedRows,
     has_wide_products,
     matrix_product,
+    one_index,
     product_dtype,
     write_product,
 )
-from embedlayer.losses.definition import gradient_dtype
-from embedlayer.losses.fixed_row import one_index
-from embedlayer.losses.options import LogitSettings
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, UncomputedLogits
 
@@ -86,7 +87,7 @@ class HeadBlocks:
         dtype: torch.dtype,
         *,
         compiled: bool,
-        unfinished: bool = False,
+        kernels_finish: bool = False,
     ) -> None:
         self.logits = logits
         self.first, stop = row_range
@@ -98,7 +99,7 @@ class HeadBlocks:
         self.hidden_ND = tokens.states(hidden_ND)
         self.rows: ConvertedRows | None = None
         self.bias: Tensor | None = None
-        self.unadded_bias: Tensor | None = None
+        self.kernel_bias: Tensor | None = None
         if isinstance(logits, LinearLogits):
             weight = logits.weight.detach()
             rows = weight[: stop - self.first] if logits.is_sharded else weight[self.first : stop]
@@ -114,19 +115,19 @@ class HeadBlocks:
             if options.bias is not None:
                 bias = options.bias.detach().to(dtype)
                 self.bias = bias if self.finishing.divisor == 1 else bias / self.finishing.divisor
-        self._in_kernel = unfinished and self.rows is not None
+        self._kernels_finish = kernels_finish and self.rows is not None
         device = device_kind(self.hidden_ND)
-        if compiled and self.rows is not None and (self.finishing.softcap is None or self._in_kernel):
+        if compiled and self.rows is not None and (self.finishing.softcap is None or self._kernels_finish):
             self.dtype = torch.bfloat16 if logits.dtype == torch.bfloat16 else dtype
             if self.bias is not None:
-                self.unadded_bias, self.bias = self.bias.contiguous(), None
-                if self.finishing.masked is not None and not self._in_kernel:
-                    place = one_index(self.finishing.masked, self.unadded_bias)
-                    self.unadded_bias = self.unadded_bias.index_fill(0, place, 0.0)
+                self.kernel_bias, self.bias = self.bias.contiguous(), None
+                if self.finishing.masked is not None and not self._kernels_finish:
+                    place = one_index(self.finishing.masked, self.kernel_bias)
+                    self.kernel_bias = self.kernel_bias.index_fill(0, place, 0.0)
         rows_dtype = None if self.rows is None or not self.rows.are_stored else self.rows.dtype
         self.is_stored = rows_dtype is not None and rows_dtype == self.dtype == product_dtype(rows_dtype, device)
         shapes = self.finishing.softcap is not None or self.finishing.masked is not None or self.bias is not None
-        self._finishes = not self._in_kernel and (shapes or self.block_scale != 1)
+        self._finishes_blocks = not self._kernels_finish and (shapes or self.block_scale != 1)
 
     @property
     def converted_bytes(self) -> int:
@@ -136,7 +137,7 @@ class HeadBlocks:
             return 0
         return rows.dtype.itemsize
 
-    def narrow_scale(self, grads: list[Tensor], ranks: Collectives) -> Tensor | None:
+    def narrow_scale(self, grads: Sequence[Tensor], ranks: Collectives) -> Tensor | None:
         """Return a factor of gradients of results, with which those of the logits stay in the range of their dtype."""
         # float16 products round gradients below 6e-8 to 0, and the mean over 10,000 tokens has 1e-4 times a
         # probability. All ranks must call this.
@@ -160,7 +161,7 @@ class HeadBlocks:
             out_RC.addmm_(self.rows.rows[start:stop], x_CD.T, beta=0)
         else:
             self._fill_converted(out_RC, x_CD, self.rows, start, stop)
-        if self._finishes:
+        if self._finishes_blocks:
             if self.block_scale != 1:
                 out_RC.mul_(self.block_scale)
             self.finishing.finish_(out_RC, start, None if self.bias is None else self.bias[start:stop])
@@ -177,9 +178,9 @@ class HeadBlocks:
             for logits, products in zip(out_RC.split(size), product_RC.split(size), strict=True):
                 logits.copy_(products.to(torch.bfloat16))
 
-    def unfinished(self, start: int, stop: int) -> Finishing:
-        """Return what kernels do to the logits of the rows `start` to `stop - 1` besides adding `unadded_bias`."""
-        if not self._in_kernel:
+    def left_to_kernels(self, start: int, stop: int) -> Finishing:
+        """Return what kernels do to the logits of the rows `start` to `stop - 1` besides adding `kernel_bias`."""
+        if not self._kernels_finish:
             return Finishing()
         cap, row = self.finishing, self.finishing.masked
         masked = None if row is None else row - start if start <= row < stop else -1
@@ -197,7 +198,6 @@ class GradientSums:
         events: Tensor | None = None,
         *,
         compiled: bool,
-        overwrites_bias: bool = False,
         scale: Tensor | None = None,
     ) -> None:
         assert head.rows is not None
@@ -210,7 +210,7 @@ class GradientSums:
         whole = head.logits.weight
         like = head.hidden_ND.new_empty(0, dtype=wide_dtype(head.logits.dtype))
         self.hidden = like.new_empty(head.hidden_ND.shape) if requested.hidden else None
-        overwrites_bias = overwrites_bias and chunks > 0
+        overwrites_bias = head.kernel_bias is not None and device_kind(whole) == "cuda" and chunks > 0
         self.adds_to_bias = not overwrites_bias
         allocate = like.new_empty if overwrites_bias else like.new_zeros
         self.bias = allocate(count) if requested.bias else None
@@ -279,7 +279,7 @@ class GradientSums:
         self._chunk += 1
         self.adds_to_bias = True
 
-    def finished(self, tokens: TokenChunks) -> Gradients:
+    def of_inputs(self, tokens: TokenChunks) -> Gradients:
         """Return the gradients in the shapes of the inputs."""
         head, finishing, hidden = self.head, self.head.finishing, self.hidden
         if self.scale is not None:

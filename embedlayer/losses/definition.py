@@ -16,8 +16,8 @@ from torch import Tensor
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import count_dispatch_modes, fusible
-from embedlayer.losses.fixed_row import one_index
 from embedlayer.losses.options import LogitOptions, LogitSettings, LossSettings, check_options
+from embedlayer.losses.rows import one_index
 
 
 def finish_logits(

@@ -39,8 +39,8 @@ from embedlayer.losses.objective import (
     joined,
 )
 from embedlayer.losses.options import LossSettings
-from embedlayer.losses.padding import padded_states
 from embedlayer.losses.recording import is_recording, record_totals
+from embedlayer.losses.rows import padded_states
 from embedlayer.losses.uncomputed_logits import (
     BlockLogits,
     LinearLogits,
@@ -195,10 +195,9 @@ class LinearJob:
 
     def loss_and_gradients(self, factors: Tensor) -> tuple[Tensor, Tensor, Grads]:
         """Return `sum(factors * losses)`, the losses, and the gradients of the sum that are requested."""
+        assert self.objective is not None
         with autocast(self.student.hidden, None):
-            result = self.vocabulary_pass().run(self.requested, loss=self.objective, factors=factors)
-        _, losses, gradients, total = result
-        assert losses is not None
+            losses, gradients, total = self.vocabulary_pass().losses(self.objective, self.requested, factors)
         if total is None:
             total = (losses * factors).sum() if device_kind(losses) == "cpu" else torch.dot(losses, factors)
         return total, losses, gradients
@@ -263,7 +262,7 @@ class _LinearTotals(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         with autocast(hidden, None):
-            totals = job.vocabulary_pass().run().totals
+            totals = job.vocabulary_pass().totals()
         names.extend(totals)
         ctx.names = list(totals)
         constants = job.request.objective.constants
@@ -283,7 +282,7 @@ class _LinearTotals(torch.autograd.Function):
             found = job.differentiable(lambda all_of: [all_of[name] for name in grads], list(grads.values()))
         else:
             with autocast(job.student.hidden, None):
-                found = job.like_inputs(job.vocabulary_pass().run(job.requested, known=(totals, grads)).gradients)
+                found = job.like_inputs(job.vocabulary_pass().gradients(job.requested, totals, grads))
         return (*found, None, None)
 
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.torch_state import is_observed
-from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, Statistic, check_options
+from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, check_options
 
 if TYPE_CHECKING:  # imported where they are used: a table that only looks rows up needs no losses
     from embedlayer.core.documents import AttentionMask
-    from embedlayer.losses.multi_token import MultiTokenLoss
     from embedlayer.losses.next_bytes import NextBytes
-    from embedlayer.losses.statistics import TokenStatistics
+    from embedlayer.losses.statistics import Statistic, TokenStatistics
+    from embedlayer.losses.target_groups import MultiTokenLoss
     from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 
@@ -86,7 +86,7 @@ class HeadOutputs:
         hidden: Float[Tensor, "*batch D"],
         tokens: Int[Tensor, "*batch"] | None = None,
         *,
-        statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
+        statistics: "tuple[Statistic, ...]" = ("log_probs", "entropy"),
         top_k: int = 0,
         next_bytes: "NextBytes | None" = None,
         **options: Unpack[ScoreOptions],
@@ -140,7 +140,7 @@ class HeadOutputs:
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.
         """
         from embedlayer.losses.logit_arguments import resolve_logits
-        from embedlayer.losses.multi_token import multi_token_loss_of, multi_token_targets
+        from embedlayer.losses.target_groups import multi_token_loss_of, multi_token_targets
 
         check_options(options, LossOptions, f"{type(self).__name__}.multi_token_loss")
         ignore_index = options.get("ignore_index", -100)

@@ -20,11 +20,11 @@ from embedlayer.kernels.softmax import STATISTICS
 from embedlayer.losses.definition import cross_entropy, reduce_losses
 from embedlayer.losses.differentiable_totals import LinearJob, compute_joint_loss, compute_loss, token_factors
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
-from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.options import LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
 from embedlayer.losses.recording import is_recording, record_logits
-from embedlayer.losses.targets import CheckedIds, counted_targets, require_token_weights
+from embedlayer.losses.statistics import CrossEntropy, target_request
+from embedlayer.losses.targets import Counted, counted_targets, require_token_weights
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, UncomputedLogits, check_ids, is_plain
 
 
@@ -130,10 +130,6 @@ def cross_entropy_of(
 ) -> Float[Tensor, "*result"]:
     """Compute the cross entropy of the targets under the softmax of logits that are not computed yet, in nats."""
     return reduced_and_token_losses(logits, targets, loss)[0]
-
-
-Counted = tuple[Tensor | None, CheckedIds]
-"""Mask of the targets that count, `None` if all do, and the checked targets, as `counted_targets` returns them."""
 
 
 def reduced_and_token_losses(

@@ -52,16 +52,13 @@ from embedlayer.losses.recording import RECORDED, is_recording, record_totals
 from embedlayer.losses.token_chunks import Chunk, TokenChunks
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients, joint_multiple
 
-NO_GRADIENTS = RequestedGradients(hidden=False, weight=False, bias=False)
 
+class TokenLosses(NamedTuple):
+    """Hold the losses of this rank's tokens, `(N,)`, and what else a pass computed of them."""
 
-class PassResult(NamedTuple):
-    """Hold totals of this rank's tokens, `(N,)` or `(K, N)`, or their losses, and what else a pass computed of them."""
-
-    totals: Totals
-    losses: Tensor | None = None
-    gradients: Gradients = (None, None, None, None)
-    total: Tensor | None = None  # sum of the losses times their factors, if a kernel computed it
+    of_tokens: Tensor
+    gradients: Gradients
+    total: Tensor | None  # sum of the losses times their factors, if a kernel computed it
 
 
 class VocabularyPass:
@@ -86,89 +83,71 @@ class VocabularyPass:
         self.like = student.hidden.new_empty(0, dtype=self.dtype)
         self.device = "cuda" if device_kind(self.like) == "cuda" else "cpu"  # the key of the tables of block sizes
         self.compiled = self.objective.has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
-        self.finishes = self.compiled and self.device == "cuda" and self.objective.finishes
-        own = (self.first, stop), self.tokens, self.dtype
-        self.heads = [HeadBlocks(each, *own, compiled=self.compiled, unfinished=self.finishes) for each in both]
+        self.kernels_finish = self.compiled and self.device == "cuda" and self.objective.finishes
+        kernels = {"compiled": self.compiled, "kernels_finish": self.kernels_finish}
+        self.heads = [HeadBlocks(each, (self.first, stop), self.tokens, self.dtype, **kernels) for each in both]
         least = LEAST_ROWS if self.is_invariant else 1
         self.row_blocks = row_blocks(self.rows, ROWS_OF_A_BLOCK[self.device], least=least)
         self.work, self.softcap_buffer = Workspace(), self.like
 
-    def run(
-        self,
-        requested: RequestedGradients = NO_GRADIENTS,
-        *,
-        loss: TokenLoss | None = None,
-        factors: Tensor | None = None,
-        known: tuple[Totals, Totals] | None = None,
-    ) -> PassResult:
-        """Compute the totals of all tokens, or their losses, and the requested gradients.
+    def totals(self) -> Totals:
+        """Return the totals of all tokens, `(N,)` or `(K, N)`."""
+        step, found = self._recomputed_tokens(), []
+        buffers = self._allocate(step, kept=False)
+        for chunk in self._chunks(step):
+            totals = self._totals(chunk, self._blocks(chunk, buffers, kept=False), kept=False)
+            found.append({name: chunk.own(x) for name, x in totals.items()})
+        return self._scattered(found or [self._totals_of_nothing()])
 
-        - `loss`: what is computed from the totals of a token instead of returning these.
-        - `factors`: with `loss`, compute the gradients of `sum(factors * losses)` too, `(N,)`.
-        - `known`: totals of an earlier pass, and the gradients of its differentiable totals, to compute those of the
-          inputs; logits are computed again.
+    def gradients(self, requested: RequestedGradients, totals: Totals, grads: Totals) -> Gradients:
+        """Return the requested gradients from the totals of an earlier pass and their gradients.
+
+        The logits of a block are computed again.
         """
-        objective, tokens, head = self.objective, self.tokens, self.heads[0]
-        if loss is not None and not (any(requested) if tokens.of_ranks is None else tokens.of_ranks.gradients):
+        totals, grads = ({name: self.tokens.compact(x) for name, x in each.items()} for each in (totals, grads))
+        step, scale = self._recomputed_tokens(), self._narrow_scale(*grads.values())
+        if scale is not None:
+            grads = {name: x * scale for name, x in grads.items()}
+        sums, buffers = self._sums(requested, step, scale), self._allocate(step, kept=False)
+        for chunk in self._chunks(step):
+            of_chunk = chunk.gathered_totals(totals), chunk.gathered_total_gradients(grads)
+            self._add_gradients(sums, chunk, self._blocks(chunk, buffers, kept=False), *of_chunk, None)
+        return self._of_inputs(sums)
+
+    def losses(self, loss: TokenLoss, requested: RequestedGradients, factors: Tensor | None = None) -> TokenLosses:
+        """Return the losses of all tokens and, with `factors` `(N,)`, the gradients of `sum(factors * losses)`.
+
+        The logits of a chunk are kept until its gradients are computed.
+        """
+        tokens, sums = self.tokens, None
+        if not (any(requested) if tokens.of_ranks is None else tokens.of_ranks.gradients):
             factors = None
-        keeps = factors is not None
-        step = self._kept_tokens(requested) if keeps else self._recomputed_tokens()
-        sums, slopes = None, []
-        if known is not None:
-            all_totals, all_grads = ({name: tokens.compact(x) for name, x in each.items()} for each in known)
-            slopes = list(all_grads.values())
+        kept = factors is not None
+        step = self._kept_tokens(requested) if kept else self._recomputed_tokens()
         if factors is not None:
             factors = tokens.compact(factors)
-            slopes = [factors]
-        if slopes:
-            scale = head.narrow_scale(slopes, self.student.collectives)
+            if (scale := self._narrow_scale(factors)) is not None:
+                factors = factors * scale
             sums = self._sums(requested, step, scale)
-        buffers = self._allocate(step, kept=keeps)
-        found: list[Totals] = []
-        losses: list[Tensor] = []
-        total = None
+        buffers = self._allocate(step, kept=kept)
+        losses, recorded, total = [], [], None
         for chunk in self._chunks(step):
-            blocks = self._blocks(chunk, buffers, kept=keeps)
-            if known is None:
-                totals = self._totals(chunk, blocks, kept=keeps)
-                if loss is None or is_recording():
-                    names = totals if loss is None else RECORDED
-                    found.append({name: chunk.own(totals[name]) for name in names})
+            blocks = self._blocks(chunk, buffers, kept=kept)
+            totals = self._totals(chunk, blocks, kept=kept)
+            if is_recording():
+                recorded.append({name: chunk.own(totals[name]) for name in RECORDED})
+            if sums is None or factors is None:
+                of_tokens = loss.of(totals)
             else:
-                totals, grads = chunk.gathered_totals(all_totals), chunk.gathered_total_gradients(all_grads)
-                grads = grads if sums is None or sums.scale is None else {n: x * sums.scale for n, x in grads.items()}
-            if loss is not None:
-                factors_C = None if factors is None else chunk.gathered_gradients(factors)
-                if factors_C is not None and sums is not None and sums.scale is not None:
-                    factors_C = factors_C * sums.scale
-                of_tokens, grads, total = self._losses(loss, chunk, totals, factors_C)
-                losses.append(chunk.own(of_tokens))
-            if sums is None:
-                continue
-            kernel = objective.compiled_dlogits(chunk.ids, totals, grads) if self.compiled else None
-            in_one_product = keeps and sums.multiplies_stored_rows and not self.is_invariant
-            for block in blocks:
-                if not keeps:
-                    self._fill(block, chunk)
-                self._to_dlogits(block, totals, grads, kernel, sums)
-                sums.add(block.student, chunk, block.start - self.first, with_hidden=not in_one_product)
-            if in_one_product:
-                sums.add_to_hidden(buffers[0][: self.rows * len(chunk.hidden[0])].view(self.rows, -1), chunk, 0)
-            if (events := self._event_block(chunk)) is not None and sums.events is not None:
-                objective.dlogits_(events, totals, grads)
-                sums.events[chunk.here] = chunk.own(events.student).T
-            sums.finish_chunk(chunk)
-        # the workspace is freed first: converting the gradients needs as much memory
-        self.work, self.softcap_buffer = Workspace(), self.like
-        gradients = (None, None, None, None) if sums is None else sums.finished(tokens)
-        if loss is None:
-            of_all = {} if known is not None else self._scattered(found or [self._totals_of_nothing()])
-            return PassResult(of_all, gradients=gradients)
-        if found:
-            record_totals(self.student, self.request, self._scattered(found))
+                of_tokens, grads, total = self._losses(loss, chunk, totals, chunk.gathered_gradients(factors))
+                self._add_gradients(sums, chunk, blocks, totals, grads, buffers[0])
+            losses.append(chunk.own(of_tokens))
+        gradients = (None, None, None, None) if sums is None else self._of_inputs(sums)
+        if recorded:
+            record_totals(self.student, self.request, self._scattered(recorded))
         losses_N = tokens.masked(tokens.scattered(concatenated(losses) if losses else self.like.new_zeros(0)))
         is_all = len(losses) == len(tokens.counts) == 1 and tokens.all_count and (sums is None or sums.scale is None)
-        return PassResult({}, losses_N, gradients, total if is_all else None)
+        return TokenLosses(losses_N, gradients, total if is_all else None)
 
     def _totals(self, chunk: Chunk, blocks: list[LogitBlock], *, kept: bool) -> Totals:
         """Return the totals of a chunk over the rows of all ranks; computes the logits of its blocks."""
@@ -181,7 +160,7 @@ class VocabularyPass:
                     self._fill(block, chunk)
                 of_block = None if kernel is None else kernel(block)
                 if of_block is None:
-                    of_block = self.objective.parts(block.finished(self.dtype), totals)
+                    of_block = self.objective.parts(block.with_bias(self.dtype), totals)
                 parts.append(of_block)
             if (events := self._event_block(chunk)) is not None:
                 parts.append(self.objective.parts(events, totals))
@@ -189,13 +168,44 @@ class VocabularyPass:
         return totals
 
     def _losses(
-        self, loss: TokenLoss, chunk: Chunk, totals: Totals, factors: Tensor | None
+        self, loss: TokenLoss, chunk: Chunk, totals: Totals, factors: Tensor
     ) -> tuple[Tensor, Totals, Tensor | None]:
         """Return the losses of a chunk, the gradients of its totals, and the sum if a kernel computes it."""
-        if factors is None:
-            return loss.of(totals), {}, None
         compiled = loss.compiled(chunk.ids, totals, factors, sum(chunk.sizes)) if self.compiled else None
         return compiled or (loss.of(totals), loss.gradients(totals, factors), None)
+
+    def _add_gradients(
+        self,
+        sums: GradientSums,
+        chunk: Chunk,
+        blocks: list[LogitBlock],
+        totals: Totals,
+        grads: Totals,
+        kept: Tensor | None,
+    ) -> None:
+        """Add the gradients of a chunk to `sums`; all its logits are in the memory `kept`, or are computed again."""
+        kernel = self.objective.compiled_dlogits(chunk.ids, totals, grads) if self.compiled else None
+        one_product = kept if sums.multiplies_stored_rows and not self.is_invariant else None
+        for block in blocks:
+            if kept is None:
+                self._fill(block, chunk)
+            self._to_dlogits(block, totals, grads, kernel, sums)
+            sums.add(block.student, chunk, block.start - self.first, with_hidden=one_product is None)
+        if one_product is not None:
+            sums.add_to_hidden(one_product[: self.rows * len(chunk.hidden[0])].view(self.rows, -1), chunk, 0)
+        if (events := self._event_block(chunk)) is not None and sums.events is not None:
+            self.objective.dlogits_(events, totals, grads)
+            sums.events[chunk.here] = chunk.own(events.student).T
+        sums.finish_chunk(chunk)
+
+    def _of_inputs(self, sums: GradientSums) -> Gradients:
+        """Return the gradients of the inputs once all chunks are added."""
+        self.work, self.softcap_buffer = Workspace(), self.like  # freed: the conversion needs as much memory
+        return sums.of_inputs(self.tokens)
+
+    def _narrow_scale(self, *slopes: Tensor) -> Tensor | None:
+        """Return the factor of gradients with which those of the logits stay in the range of float16, or `None`."""
+        return self.heads[0].narrow_scale(slopes, self.student.collectives)
 
     def _to_dlogits(
         self, block: LogitBlock, totals: Totals, grads: Totals, kernel: BlockGradient | None, sums: GradientSums
@@ -203,24 +213,24 @@ class VocabularyPass:
         """Replace the logits of a block by the gradient of the products, and add the gradient of the bias to `sums`."""
         head, start = self.heads[0], block.start - self.first
         bias = None if sums.bias is None else sums.bias[start : start + len(block.student)]
-        if kernel is not None and self.finishes:
+        if kernel is not None and self.kernels_finish:
             kernel(block, bias, sums.adds_to_bias)
             return
-        finishing, finished, softcap_grad_RC = head.finishing, block, None
+        finishing, dlogits, softcap_grad_RC = head.finishing, block, None
         if finishing.softcap is not None:
             softcap_grad_RC = finishing.softcap_grad(block.student, self.softcap_buffer)
-        in_kernel = bias if softcap_grad_RC is None else None
-        if kernel is None or not kernel(block, in_kernel, sums.adds_to_bias):
-            finished, in_kernel = block.finished(self.dtype), None
-            self.objective.dlogits_(finished, totals, grads)
+        summed_by_kernel = bias if softcap_grad_RC is None else None
+        if kernel is None or not kernel(block, summed_by_kernel, sums.adds_to_bias):
+            dlogits, summed_by_kernel = block.with_bias(self.dtype), None
+            self.objective.dlogits_(dlogits, totals, grads)
         if softcap_grad_RC is not None or finishing.masked is not None:
-            finishing.unfinish_(finished.student, softcap_grad_RC, start)
-        if bias is not None and in_kernel is None:
-            bias += finished.student.sum(1)
+            finishing.unfinish_(dlogits.student, softcap_grad_RC, start)
+        if bias is not None and summed_by_kernel is None:
+            bias += dlogits.student.sum(1)
         if head.block_scale != 1:
-            finished.student.mul_(head.block_scale)
-        if finished.student is not block.student:
-            block.student.copy_(finished.student)
+            dlogits.student.mul_(head.block_scale)
+        if dlogits.student is not block.student:
+            block.student.copy_(dlogits.student)
 
     def _scattered(self, parts: list[Totals]) -> Totals:
         """Return the totals of this rank's tokens, `(N,)` or `(K, N)`, from those of chunks."""
@@ -269,7 +279,7 @@ class VocabularyPass:
         """Return the bytes of intermediate results over the rows of a block, per token."""
         size, head = self.dtype.itemsize, self.heads[0]
         work = 0 if self.compiled else self.objective.work_numbers(rows) * size
-        if head.finishing.softcap is not None and not self.finishes:
+        if head.finishing.softcap is not None and not self.kernels_finish:
             work += rows * size
         if not self.compiled and self.may_be_infinite:
             work += self.objective.slots * rows  # masks
@@ -290,12 +300,8 @@ class VocabularyPass:
         of_ranks = self.tokens.of_ranks
         requested = requested if of_ranks is None else requested._replace(hidden=of_ranks.hidden)
         chunks = math.ceil(max(self.tokens.counts) / step)
-        head = self.heads[0]
-        in_kernel = self.device == "cuda" and self.compiled and (self.finishes or head.finishing.softcap is None)
         events = None if self.events is None else self.events.student
-        return GradientSums(
-            head, requested, chunks, events, compiled=self.compiled, overwrites_bias=in_kernel, scale=scale
-        )
+        return GradientSums(self.heads[0], requested, chunks, events, compiled=self.compiled, scale=scale)
 
     def _allocate(self, step: int, *, kept: bool) -> list[Tensor]:
         """Allocate the workspace for blocks of chunks, and return memory for the logits of each head."""
@@ -305,7 +311,7 @@ class VocabularyPass:
         numbers = max((stop - start for start, stop in self.row_blocks), default=0) * tokens
         slots = 0 if self.compiled else self.objective.slots
         self.work = Workspace(tuple(self.like.new_empty(numbers) for _ in range(slots)))
-        is_capped = self.heads[0].finishing.softcap is not None and not self.finishes
+        is_capped = self.heads[0].finishing.softcap is not None and not self.kernels_finish
         self.softcap_buffer = self.like.new_empty(numbers if is_capped else 0)
         return [self.like.new_empty(self.rows * tokens if kept else numbers, dtype=head.dtype) for head in self.heads]
 
@@ -315,14 +321,14 @@ class VocabularyPass:
         is_whole = len(self.row_blocks) == 1 and not self.student.is_sharded and self.events is None
         head, buffer, unfinished = self.heads[0], buffers[0], Finishing()
         array = as_array(buffer) if self.compiled and self.device == "cpu" else None
-        pair = (*(each.unadded_bias for each in self.heads), None)[:2]
+        pair = (*(each.kernel_bias for each in self.heads), None)[:2]
         has_bias = any(each is not None for each in pair)
         biases: tuple[Tensor | None, Tensor | None] = (None, None)
         for start, stop in self.row_blocks:
             shape = stop - start, tokens
             place = slice(start * tokens, stop * tokens) if kept else slice((stop - start) * tokens)
-            if self.finishes:
-                unfinished = head.unfinished(start, stop)
+            if self.kernels_finish:
+                unfinished = head.left_to_kernels(start, stop)
             teacher = buffers[1][place].view(shape) if len(buffers) > 1 else None
             if has_bias:
                 own, other = (None if each is None else each[start:stop] for each in pair)

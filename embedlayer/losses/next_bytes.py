@@ -1,6 +1,6 @@
 """The distribution of the next byte of a text, from logits of tokens: how tokenizers that differ are compared."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from embedlayer.core.errors import ShapeError, SizeError, TokenizerError
 from embedlayer.core.formatting import short_repr
-from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import end_of_text_id, table_size
 
@@ -87,42 +86,6 @@ class NextBytes:
     def selected(self, ids: Int[Tensor, " N"]) -> "NextBytes":
         """Return the events of some tokens, as of a head over these."""
         return NextBytes(self.events[ids.to(self.events.device)], self.num_events)
-
-
-@dataclass(frozen=True, eq=False)
-class NextByte:
-    """Kind of a `divergence`: that of the next byte, between two heads whose tokenizers are different ones.
-
-    It is `kind` over the 257 events that `NextBytes` describes. Pass the hidden states of both models at the positions
-    where both tokenizations of a text have the end of a token.
-
-    Args:
-        student: Events of the student's tokens.
-        teacher: Events of the teacher's tokens.
-        kind: Divergence of the two distributions.
-
-    Example:
-        >>> student, teacher = (NextBytes.of(train_tokenizer((), kind="byte")) for _ in range(2))
-        >>> heads = OutputHead(8, 257), OutputHead(16, 257)
-        >>> divergence((torch.randn(5, 8), heads[0]), (torch.randn(5, 16), heads[1]), NextByte(student, teacher)).shape
-        torch.Size([])
-    """
-
-    student: NextBytes
-    teacher: NextBytes
-    kind: Divergence = field(default_factory=ForwardKL)
-
-    def __post_init__(self) -> None:
-        both = self.student, self.teacher
-        student, teacher = ({*each.events.unique().tolist()} for each in both)
-        if self.student.num_events != self.teacher.num_events or student != teacher:
-            raise SizeError(
-                f"Only one of student and teacher has the events {sorted(student ^ teacher)[:4]} ({SPECIAL}: special)."
-            )
-
-    def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the divergence from the log-probabilities of all events, `(..., E)`."""
-        return self.kind.of_log_probs(student, teacher)
 
 
 def check_next_bytes(next_bytes: NextBytes | None, vocab_size: int) -> None:

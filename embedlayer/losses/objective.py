@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.kernels.softmax import Finishing
-from embedlayer.losses.padding import own_tokens, padded_tokens
+from embedlayer.losses.rows import own_tokens, padded_tokens
 from embedlayer.losses.targets import CountedTokens
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
@@ -81,7 +81,7 @@ class LogitBlock(NamedTuple):
     is_whole: bool = False
     array: Any = None
 
-    def finished(self, dtype: torch.dtype) -> "LogitBlock":
+    def with_bias(self, dtype: torch.dtype) -> "LogitBlock":
         """Return the block with the biases added, in the dtype of the loss; it is a copy only where needed."""
         assert self.unfinished == Finishing()
         if self.biases == (None, None) and self.student.dtype == dtype == getattr(self.teacher, "dtype", dtype):

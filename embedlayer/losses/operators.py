@@ -8,9 +8,9 @@ from torch import Tensor
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.losses.definition import reduction_factors, scaled_factors
-from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.loop import VocabularyPass
 from embedlayer.losses.options import LogitSettings, LossSettings
+from embedlayer.losses.statistics import CrossEntropy, target_request
 from embedlayer.losses.targets import CheckedIds, CountedTokens, checked_ids, raise_if_not_finite
 from embedlayer.losses.uncomputed_logits import LinearLogits, RequestedGradients
 
@@ -88,10 +88,9 @@ def _operator(
         checked = checked_ids(targets, kept, logits.vocab_size, drop=loss.drop_ignored)
     else:  # they were checked before, and the operator can be captured in a CUDA graph
         checked = CheckedIds(torch.where(kept, targets, 0).long(), CountedTokens(kept.flatten()), None)
-    _, losses, (*gradients, _), _ = VocabularyPass(logits, target_request(checked, loss)).run(
-        arguments.requested, loss=objective, factors=None if weights is None else weights.flatten()
-    )
-    assert losses is not None
+    weights = None if weights is None else weights.flatten()
+    vocabulary_pass = VocabularyPass(logits, target_request(checked, loss))
+    losses, (*gradients, _), _ = vocabulary_pass.losses(objective, arguments.requested, weights)
     if options.padding_idx is not None and gradients[1] is not None:
         gradients[1][options.padding_idx] = 0
     losses = losses.view(targets.shape) * kept

@@ -19,11 +19,10 @@ from torch import Tensor
 from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.formatting import a_or_an
 from embedlayer.core.option_docs import unknown_option
-from embedlayer.losses.fixed_row import row_within
+from embedlayer.losses.rows import row_within
 
 Impl = Literal["auto", "plain", "chunked", "triton"]
 Reduction = Literal["mean", "sum", "none"]
-Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax"]
 
 
 class LogitOptions(TypedDict):

@@ -148,6 +148,10 @@ class CheckedIds(NamedTuple):
         return CheckedIds(ids.view(shape), tokens, *(None if x is None else x.view(shape) for x in rest))
 
 
+Counted = tuple[Tensor | None, CheckedIds]
+"""Mask of the targets that count, `None` if all do, and the checked targets, as `counted_targets` returns them."""
+
+
 def counted_tokens(mask: Tensor, *, drop: bool | None, request: RankRequest | None = None) -> CountedTokens:
     flat = mask.flatten()
     if not is_read(mask, drop):

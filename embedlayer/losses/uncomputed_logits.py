@@ -22,9 +22,7 @@ from embedlayer.core.errors import ShapeError, SizeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.core.torch_state import is_transformed, plain_operators_only
-from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype, product_dtype
 from embedlayer.losses.definition import counted_states, finish
-from embedlayer.losses.fixed_row import check_rows_are_whole, linear_with_fixed_row, row_within, with_fixed_row
 from embedlayer.losses.options import (
     Impl,
     LogitOptions,
@@ -33,7 +31,17 @@ from embedlayer.losses.options import (
     check_options,
     check_token_options,
 )
-from embedlayer.losses.row_parts import NewGradient, row_parts
+from embedlayer.losses.rows import (
+    NewGradient,
+    check_dtypes,
+    check_rows_are_whole,
+    in_head_dtype,
+    linear_with_fixed_row,
+    product_dtype,
+    row_parts,
+    row_within,
+    with_fixed_row,
+)
 from embedlayer.losses.targets import RankRequest
 
 RawLogits = Callable[[Tensor, int, int], Tensor]

@@ -25,8 +25,7 @@ from embedlayer.core.torch_state import (
     transforms_active,
     tree_leaves,
 )
-from embedlayer.losses.converted_rows import check_dtypes
-from embedlayer.losses.fixed_row import one_index, row_within
+from embedlayer.losses.rows import check_dtypes, one_index, row_within
 from embedlayer.tables.table import TokenTable
 
 

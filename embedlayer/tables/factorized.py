@@ -14,8 +14,8 @@ from embedlayer.core.initialization import NormalLinear
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import calls_forward, recompute_weights
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.converted_rows import linear
 from embedlayer.losses.definition import transformed_states
+from embedlayer.losses.rows import linear
 from embedlayer.tables.computed_weight import ComputedRows
 from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense import TokenEmbedding

@@ -21,7 +21,7 @@ from embedlayer.formats.stored import StoredFormat, StoredRows
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.index_check import IndexCheck
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
-from embedlayer.losses.converted_rows import write_product
+from embedlayer.losses.rows import write_product
 from embedlayer.saving import build, describe
 from embedlayer.tables.computed_weight import ComputedRows
 from embedlayer.tables.dense_table import resolve_scale

@@ -29,7 +29,7 @@ from embedlayer.kernels.gpu.availability import FLOATS
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.kernels.quantized import DEQUANTISE, LOGITS, logits_of_few_tokens, read_quantized_rows
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
-from embedlayer.losses.converted_rows import write_product
+from embedlayer.losses.rows import write_product
 from embedlayer.tables.conversions import TableLike, source_of_rows
 from embedlayer.tables.dense_table import describe_options
 from embedlayer.tables.lookup import LookupTable

@@ -20,11 +20,10 @@ from embedlayer.core.errors import ShapeError
 from embedlayer.core.option_docs import show_options
 from embedlayer.core.shapes import Ids, Vectors
 from embedlayer.core.torch_state import is_current, recompute_weights, refuse_per_sample_gradients
-from embedlayer.losses.converted_rows import check_dtypes, in_head_dtype
 from embedlayer.losses.definition import finish
-from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, check_token_options
+from embedlayer.losses.rows import check_dtypes, in_head_dtype, linear_with_fixed_row, row_within
 from embedlayer.tables.lookup import LookupTable
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
 
     def _products(self, hidden: Tensor, impl: Impl, options: LogitOptions) -> "UncomputedLogits":
         """Describe the logits that follow from the rows, even in a subclass that overrides `logits`."""
-        from embedlayer.losses.padding import own_tokens, padded_tokens
+        from embedlayer.losses.rows import own_tokens, padded_tokens
         from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits
 
         head_dtype, pads = options.get("head_dtype"), options.get("batch_invariant", False)

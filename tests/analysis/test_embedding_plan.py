@@ -38,7 +38,7 @@ from embedlayer.core.errors import SizeError
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.formats import GGUFBlocks
 from embedlayer.inputs.embedding import embed
-from embedlayer.losses import converted_rows as products
+from embedlayer.losses import rows as products
 from embedlayer.optim import RowwiseSecondMoment
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

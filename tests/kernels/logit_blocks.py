@@ -7,9 +7,9 @@ from interpreted import interpreted
 from torch import Tensor
 
 from embedlayer.kernels.gpu.launch import launches_observed
-from embedlayer.losses.divergence_kinds import ForwardKL, JensenShannon, ReverseKL
-from embedlayer.losses.logit_statistics import LogitStatistics
+from embedlayer.losses.divergences import ForwardKL, JensenShannon, ReverseKL
 from embedlayer.losses.objective import LogitBlock, Objective, Totals, Workspace, joined, stacked
+from embedlayer.losses.statistics import LogitStatistics
 
 OBJECTIVES: dict[str, Objective] = {
     "statistics": LogitStatistics(),
@@ -34,7 +34,7 @@ def a_block(rows: int, tokens: int, dtype: torch.dtype, *, has_bias: bool = True
 
 def copied(block: LogitBlock, dtype: torch.dtype) -> LogitBlock:
     """Return a copy of the block with finished logits."""
-    finished = block.finished(torch.promote_types(block.student.dtype, torch.float32))
+    finished = block.with_bias(torch.promote_types(block.student.dtype, torch.float32))
     teacher = None if finished.teacher is None else finished.teacher.to(dtype, copy=True)
     return finished._replace(student=finished.student.to(dtype, copy=True), teacher=teacher)
 

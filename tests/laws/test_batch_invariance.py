@@ -7,7 +7,7 @@ of tokens, several blocks of rows, which are made small, and a last block of 3 r
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, get_args
 
 import kinds
 import pytest
@@ -34,11 +34,12 @@ from embedlayer.losses import (
     check_batch_invariance,
     divergence,
 )
+from embedlayer.losses.statistics import Statistic
 from embedlayer.tables.gguf_rows import GGUFEmbedding
 
 BLOCK, WHOLE_BLOCK = 256, 2048
 V, D, TOKENS, DRAFTED = 2 * BLOCK + 3, 128, 150, 300
-STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax")
+STATISTICS = get_args(Statistic)
 ON = {"batch_invariant": True}
 Results = dict[str, Tensor]
 Divergences = Sequence[Any]

@@ -1,6 +1,7 @@
 """Statistics of tokens: edges, dtypes, derivatives, compiled graphs and bad input; values are in `tests/laws`."""
 
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from small_blocks import small_blocks
 
 from embedlayer import ShapeError, SizeError, TokenIdError
 from embedlayer.losses import BlockLogits, LinearLogits, UncomputedLogits, finish_logits, token_statistics
+from embedlayer.losses.statistics import Statistic
 
-ALL = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "mean_logits", "is_argmax")
+ALL = get_args(Statistic)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Triton kernels over blocks of logits of two heads: both softmaxes, divergences from their mixture, and gradients.
 
-`embedlayer.losses.divergence_kinds` defines them, as those of `embedlayer.kernels.cpu.softmax`. A block is `(R, C)`: R
+`embedlayer.losses.divergences` defines them, as those of `embedlayer.kernels.cpu.softmax`. A block is `(R, C)`: R
 rows of the vocabulary by C tokens. A program has consecutive tokens, which it loads 128 bits at a time, and a part of
 the rows. No two programs write to the same memory.
 

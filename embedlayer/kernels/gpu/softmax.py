@@ -345,7 +345,7 @@ def cross_entropy(
 ):  # fmt: skip
     """Store the loss of each token, its gradient by the target's logit, and the factors of the other gradients.
 
-    `embedlayer.losses.logit_statistics.CrossEntropy` defines the loss. The gradients are those of the losses times
+    `embedlayer.losses.statistics.CrossEntropy` defines the loss. The gradients are those of the losses times
     `weights`. `logit_sum` is `None` without label smoothing. `factors` is `(6, C)`, as `statistics_factors` stores it.
     A target outside the vocabulary has the gradient 0 and the loss NaN, or 0 if it is -1. `total` is the sum of the
     first `results` losses times their weights: one program has all tokens.
