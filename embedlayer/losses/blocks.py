@@ -5,12 +5,10 @@ of a chunk and the rows of a block are converted for them. Of rows there is one 
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from embedlayer.core.collectives import Collectives
 from embedlayer.core.devices import device_kind
 from embedlayer.core.shapes import wide_dtype
 from embedlayer.kernels.cpu.softmax import add_bfloat16
@@ -137,14 +135,15 @@ class HeadBlocks:
             return 0
         return rows.dtype.itemsize
 
-    def narrow_scale(self, grads: Sequence[Tensor], ranks: Collectives) -> Tensor | None:
+    def narrow_scale(self, *slopes: Tensor) -> Tensor | None:
         """Return a factor of gradients of results, with which those of the logits stay in the range of their dtype."""
         # float16 products round gradients below 6e-8 to 0, and the mean over 10,000 tokens has 1e-4 times a
         # probability. All ranks must call this.
         if self.converted_bytes == 0 or self.rows is None or self.rows.dtype != torch.float16:
             return None
-        largest = torch.stack([grad.abs().amax() if grad.numel() else grad.sum() for grad in grads]).amax()
-        largest = ranks.all_reduce(largest * abs(self.block_scale), "max")
+        assert isinstance(self.logits, LinearLogits)
+        largest = torch.stack([each.abs().amax() if each.numel() else each.sum() for each in slopes]).amax()
+        largest = self.logits.collectives.all_reduce(largest * abs(self.block_scale), "max")
         return 1 / largest.nan_to_num(1.0).clamp(1e-30, 1e30)
 
     def states(self, x_CD: Tensor) -> Tensor:

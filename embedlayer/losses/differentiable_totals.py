@@ -190,14 +190,13 @@ class LinearJob:
             job.request = self.request._replace(events=known._replace(student=events))
         return job
 
-    def vocabulary_pass(self) -> VocabularyPass:
-        return VocabularyPass(self.student, self.request)
-
     def loss_and_gradients(self, factors: Tensor) -> tuple[Tensor, Tensor, Grads]:
         """Return `sum(factors * losses)`, the losses, and the gradients of the sum that are requested."""
         assert self.objective is not None
         with autocast(self.student.hidden, None):
-            losses, gradients, total = self.vocabulary_pass().losses(self.objective, self.requested, factors)
+            losses, gradients, total = VocabularyPass(self.student, self.request).losses(
+                self.objective, self.requested, factors
+            )
         if total is None:
             total = (losses * factors).sum() if device_kind(losses) == "cpu" else torch.dot(losses, factors)
         return total, losses, gradients
@@ -262,7 +261,7 @@ class _LinearTotals(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         with autocast(hidden, None):
-            totals = job.vocabulary_pass().totals()
+            totals = VocabularyPass(job.student, job.request).totals()
         names.extend(totals)
         ctx.names = list(totals)
         constants = job.request.objective.constants
@@ -282,7 +281,9 @@ class _LinearTotals(torch.autograd.Function):
             found = job.differentiable(lambda all_of: [all_of[name] for name in grads], list(grads.values()))
         else:
             with autocast(job.student.hidden, None):
-                found = job.like_inputs(job.vocabulary_pass().gradients(job.requested, totals, grads))
+                found = job.like_inputs(
+                    VocabularyPass(job.student, job.request).gradients(job.requested, totals, grads)
+                )
         return (*found, None, None)
 
 

@@ -105,7 +105,7 @@ class VocabularyPass:
         The logits of a block are computed again.
         """
         totals, grads = ({name: self.tokens.compact(x) for name, x in each.items()} for each in (totals, grads))
-        step, scale = self._recomputed_tokens(), self._narrow_scale(*grads.values())
+        step, scale = self._recomputed_tokens(), self.heads[0].narrow_scale(*grads.values())
         if scale is not None:
             grads = {name: x * scale for name, x in grads.items()}
         sums, buffers = self._sums(requested, step, scale), self._allocate(step, kept=False)
@@ -126,7 +126,7 @@ class VocabularyPass:
         step = self._kept_tokens(requested) if kept else self._recomputed_tokens()
         if factors is not None:
             factors = tokens.compact(factors)
-            if (scale := self._narrow_scale(factors)) is not None:
+            if (scale := self.heads[0].narrow_scale(factors)) is not None:
                 factors = factors * scale
             sums = self._sums(requested, step, scale)
         buffers = self._allocate(step, kept=kept)
@@ -139,7 +139,9 @@ class VocabularyPass:
             if sums is None or factors is None:
                 of_tokens = loss.of(totals)
             else:
-                of_tokens, grads, total = self._losses(loss, chunk, totals, chunk.gathered_gradients(factors))
+                factors_C = chunk.gathered_gradients(factors)
+                compiled = loss.compiled(chunk.ids, totals, factors_C, sum(chunk.sizes)) if self.compiled else None
+                of_tokens, grads, total = compiled or (loss.of(totals), loss.gradients(totals, factors_C), None)
                 self._add_gradients(sums, chunk, blocks, totals, grads, buffers[0])
             losses.append(chunk.own(of_tokens))
         gradients = (None, None, None, None) if sums is None else self._of_inputs(sums)
@@ -166,13 +168,6 @@ class VocabularyPass:
                 parts.append(self.objective.parts(events, totals))
             totals = {**totals, **chunk.merged(self.objective.merge(joined(parts)), self.objective.merge)}
         return totals
-
-    def _losses(
-        self, loss: TokenLoss, chunk: Chunk, totals: Totals, factors: Tensor
-    ) -> tuple[Tensor, Totals, Tensor | None]:
-        """Return the losses of a chunk, the gradients of its totals, and the sum if a kernel computes it."""
-        compiled = loss.compiled(chunk.ids, totals, factors, sum(chunk.sizes)) if self.compiled else None
-        return compiled or (loss.of(totals), loss.gradients(totals, factors), None)
 
     def _add_gradients(
         self,
@@ -202,10 +197,6 @@ class VocabularyPass:
         """Return the gradients of the inputs once all chunks are added."""
         self.work, self.softcap_buffer = Workspace(), self.like  # freed: the conversion needs as much memory
         return sums.of_inputs(self.tokens)
-
-    def _narrow_scale(self, *slopes: Tensor) -> Tensor | None:
-        """Return the factor of gradients with which those of the logits stay in the range of float16, or `None`."""
-        return self.heads[0].narrow_scale(slopes, self.student.collectives)
 
     def _to_dlogits(
         self, block: LogitBlock, totals: Totals, grads: Totals, kernel: BlockGradient | None, sums: GradientSums

@@ -191,11 +191,6 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
         cast(dict[str, Any], options)["head_dtype"] = torch.float32
 
 
-def resolve_head_dtype(head_dtype: object) -> torch.dtype | None:
-    """Return the dtype that a value of the option `head_dtype`, which was checked, means."""
-    return None if head_dtype is None else torch.float32
-
-
 def check_token_options(options: LogitSettings, vocab_size: int) -> None:
     """Check the options of single tokens against the number of tokens."""
     bias, padding_idx = options.bias, options.padding_idx
