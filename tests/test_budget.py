@@ -12,21 +12,21 @@ from processes import run_program
 from size import sizes
 
 CEILINGS = {
-    "defs": 4574,
+    "defs": 4573,
     "classes": 684,
-    "modules": 436,
+    "modules": 430,
     "packages": 27,
     "lambdas": 318,
     "named tuples": 112,
-    "lines of code": 53861,
+    "lines of code": 53852,
     "lines of raise": 2053,
     "lines of errors built elsewhere": 236,
-    "docstring lines": 18946,
-    "docstring characters": 1097033,
+    "docstring lines": 18941,
+    "docstring characters": 1096238,
     "comment lines": 1609,
     "lines of tools": 6087,
     "lines of docs": 2668,
-    "lines of tests": 76663,
+    "lines of tests": 76671,
 }
 
 INTERNALS = 172

@@ -110,7 +110,7 @@ class VocabularyPass:
             grads = {name: x * scale for name, x in grads.items()}
         sums, buffers = self._sums(requested, step, scale), self._allocate(step, kept=False)
         for chunk in self._chunks(step):
-            of_chunk = chunk.gathered_totals(totals), chunk.gathered_total_gradients(grads)
+            of_chunk = chunk.gathered_totals(totals), chunk.gathered_totals(grads, zeros=True)
             self._add_gradients(sums, chunk, self._blocks(chunk, buffers, kept=False), *of_chunk, None)
         return self._of_inputs(sums)
 
@@ -139,7 +139,7 @@ class VocabularyPass:
             if sums is None or factors is None:
                 of_tokens = loss.of(totals)
             else:
-                factors_C = chunk.gathered_gradients(factors)
+                factors_C = chunk.gathered(factors, zeros=True)
                 compiled = loss.compiled(chunk.ids, totals, factors_C, sum(chunk.sizes)) if self.compiled else None
                 of_tokens, grads, total = compiled or (loss.of(totals), loss.gradients(totals, factors_C), None)
                 self._add_gradients(sums, chunk, blocks, totals, grads, buffers[0])

@@ -27,22 +27,20 @@ class Chunk(NamedTuple):
     ids: Tensor | None
     padding: int = 0
 
-    def gathered(self, rows: Tensor) -> Tensor:
-        """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens."""
-        found = self.ranks.all_gather(rows[self.here].contiguous(), self.sizes)
-        return torch.cat([found, found[-1:].expand(self.padding, *found.shape[1:])]) if self.padding else found
+    def gathered(self, rows: Tensor, *, zeros: bool = False) -> Tensor:
+        """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens.
 
-    def gathered_gradients(self, rows: Tensor) -> Tensor:
-        """Return `gathered` for gradients with respect to results of the tokens: 0 for the padding."""
+        Those of the padding are copies of the last row, or with `zeros`, as for gradients, 0.
+        """
         found = self.ranks.all_gather(rows[self.here].contiguous(), self.sizes)
-        return torch.cat([found, found.new_zeros(self.padding, *found.shape[1:])]) if self.padding else found
+        if not self.padding:
+            return found
+        shape = self.padding, *found.shape[1:]
+        return torch.cat([found, found.new_zeros(shape) if zeros else found[-1:].expand(shape)])
 
-    def gathered_totals(self, totals: Totals) -> Totals:
+    def gathered_totals(self, totals: Totals, *, zeros: bool = False) -> Totals:
         """Return totals of the chunk from those of all tokens of each rank, which are along the last dimension."""
-        return {name: self.gathered(x.movedim(-1, 0)).movedim(0, -1) for name, x in totals.items()}
-
-    def gathered_total_gradients(self, grads: Totals) -> Totals:
-        return {name: self.gathered_gradients(x.movedim(-1, 0)).movedim(0, -1) for name, x in grads.items()}
+        return {name: self.gathered(x.movedim(-1, 0), zeros=zeros).movedim(0, -1) for name, x in totals.items()}
 
     def own(self, value: Tensor) -> Tensor:
         """Return the part of a total of the chunk, along its last dimension, that belongs to this rank's tokens."""
