@@ -1,14 +1,14 @@
 """The loop over the vocabulary: everything that losses need, from blocks of logits of some tokens over some rows.
 
 All logits at once are `tokens x V` numbers, and their gradients as many again. But the loss of a token and its
-gradients need its own logits only, and their logsumexp. So `VocabularyPass.run` takes one chunk of tokens after
-another, and in each one block of rows after another: product, `Objective.terms`, and, once the totals are merged,
+gradients need its own logits only, and their logsumexp. So `VocabularyPass` takes one chunk of tokens after another,
+and in each one block of rows after another: product, `Objective.terms`, and, once the totals are merged,
 `Objective.dlogits_` and the products of its result with rows and hidden states, which are the gradients. On CUDA a
 block has all rows, and a chunk may have all tokens; `chunk_size` bounds their bytes.
 
-Where the gradient of every loss is known beforehand, as for a mean, all blocks of a chunk are kept in one buffer until
-their gradients are computed, in the forward pass: three products. Otherwise the forward pass keeps only the totals, and
-the backward pass computes each block again: four products. For two heads these are four and six.
+Where the gradient of every loss is known beforehand, as for a mean, `losses` keeps all blocks of a chunk in one buffer
+until their gradients are computed: three products. Otherwise the forward pass keeps only the `totals`, and in the
+backward pass `gradients` computes each block again: four products. For two heads these are four and six.
 
 Blocks are `(R, C)`, vocabulary first: `weight @ hidden.T` is 1.4x faster on a CPU than `hidden @ weight.T`, and a
 padding row is one block of memory. Suffixes name the dimensions: N tokens, C tokens of a chunk, V rows, R rows of a
