@@ -8,7 +8,7 @@ How the loss of a head is computed, in four words:
 - **Totals**: a few numbers of each token from which its loss follows, such as maximum, log of the sum of exponentials
   and target logit. Those of blocks of rows are merged, and so are those of ranks. `objective`.
 - **Objective**: computes totals from a block of logits, and the gradient of the block from that of the totals, in plain
-  PyTorch and by kernels. `statistics` has those of one head and the cross entropy, `divergences` those of two.
+  PyTorch and by kernels. `statistics` for one head and the cross entropy, `divergences` for two heads.
 - **Loop**: takes one chunk of tokens after another, and in each one block of rows after another: product, totals,
   gradient, and the products with it. `loop` has it, for stored rows; `blocks` computes the logits of a block and their
   backward, and `token_chunks` the tokens of a chunk. `differentiable_totals` calls the loop from autograd,

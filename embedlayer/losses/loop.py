@@ -93,9 +93,9 @@ class VocabularyPass:
     def totals(self) -> Totals:
         """Return the totals of all tokens, `(N,)` or `(K, N)`."""
         step, found = self._recomputed_tokens(), []
-        buffers = self._allocate(step, kept=False)
+        buffers = self._allocate(step)
         for chunk in self._chunks(step):
-            totals = self._totals(chunk, self._blocks(chunk, buffers, kept=False), kept=False)
+            totals = self._totals(chunk, self._blocks(chunk, buffers))
             found.append({name: chunk.own(x) for name, x in totals.items()})
         return self._scattered(found or [self._totals_of_nothing()])
 
@@ -108,10 +108,10 @@ class VocabularyPass:
         step, scale = self._recomputed_tokens(), self.heads[0].narrow_scale(*grads.values())
         if scale is not None:
             grads = {name: x * scale for name, x in grads.items()}
-        sums, buffers = self._sums(requested, step, scale), self._allocate(step, kept=False)
+        sums, buffers = self._sums(requested, step, scale), self._allocate(step)
         for chunk in self._chunks(step):
             of_chunk = chunk.gathered_totals(totals), chunk.gathered_totals(grads, zeros=True)
-            self._add_gradients(sums, chunk, self._blocks(chunk, buffers, kept=False), *of_chunk, None)
+            self._add_gradients(sums, chunk, self._blocks(chunk, buffers), *of_chunk)
         return self._of_inputs(sums)
 
     def losses(self, loss: TokenLoss, requested: RequestedGradients, factors: Tensor | None = None) -> TokenLosses:
@@ -151,7 +151,7 @@ class VocabularyPass:
         is_all = len(losses) == len(tokens.counts) == 1 and tokens.all_count and (sums is None or sums.scale is None)
         return TokenLosses(losses_N, gradients, total if is_all else None)
 
-    def _totals(self, chunk: Chunk, blocks: list[LogitBlock], *, kept: bool) -> Totals:
+    def _totals(self, chunk: Chunk, blocks: list[LogitBlock], *, kept: bool = False) -> Totals:
         """Return the totals of a chunk over the rows of all ranks; computes the logits of its blocks."""
         totals: Totals = {}
         for sweep in range(self.objective.sweeps):
@@ -176,13 +176,13 @@ class VocabularyPass:
         blocks: list[LogitBlock],
         totals: Totals,
         grads: Totals,
-        kept: Tensor | None,
+        logits: Tensor | None = None,
     ) -> None:
-        """Add the gradients of a chunk to `sums`; all its logits are in the memory `kept`, or are computed again."""
+        """Add the gradients of a chunk to `sums`; `logits` has all its logits, or they are computed again."""
         kernel = self.objective.compiled_dlogits(chunk.ids, totals, grads) if self.compiled else None
-        one_product = kept if sums.multiplies_stored_rows and not self.is_invariant else None
+        one_product = logits if sums.multiplies_stored_rows and not self.is_invariant else None
         for block in blocks:
-            if kept is None:
+            if logits is None:
                 self._fill(block, chunk)
             self._to_dlogits(block, totals, grads, kernel, sums)
             sums.add(block.student, chunk, block.start - self.first, with_hidden=one_product is None)
@@ -294,7 +294,7 @@ class VocabularyPass:
         events = None if self.events is None else self.events.student
         return GradientSums(self.heads[0], requested, chunks, events, compiled=self.compiled, scale=scale)
 
-    def _allocate(self, step: int, *, kept: bool) -> list[Tensor]:
+    def _allocate(self, step: int, *, kept: bool = False) -> list[Tensor]:
         """Allocate the workspace for blocks of chunks, and return memory for the logits of each head."""
         tokens = step * len(self.tokens.counts)
         if self.device == "cuda":
@@ -306,7 +306,7 @@ class VocabularyPass:
         self.softcap_buffer = self.like.new_empty(numbers if is_capped else 0)
         return [self.like.new_empty(self.rows * tokens if kept else numbers, dtype=head.dtype) for head in self.heads]
 
-    def _blocks(self, chunk: Chunk, buffers: list[Tensor], *, kept: bool) -> list[LogitBlock]:
+    def _blocks(self, chunk: Chunk, buffers: list[Tensor], *, kept: bool = False) -> list[LogitBlock]:
         """Return the blocks of a chunk over this rank's rows; their logits are not computed."""
         tokens, blocks = len(chunk.hidden[0]), []
         is_whole = len(self.row_blocks) == 1 and not self.student.is_sharded and self.events is None

@@ -319,7 +319,7 @@ def padded_states(rows: Tensor, multiple: int) -> Tensor:
 
 
 def padded_tokens(hidden: Tensor) -> Tensor:
-    """Return hidden states `(..., D)` as `(N, D)`, padded to a multiple of tokens with which results are invariant."""
+    """Return hidden states `(..., D)` as `(N, D)`, padded to a multiple of tokens; see `batch_invariance`."""
     return padded_states(hidden.reshape(-1, hidden.shape[-1]), INVARIANT_MULTIPLES[-1])
 
 

@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
     def gathered(self, rows: Tensor, *, zeros: bool = False) -> Tensor:
         """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens.
 
-        Those of the padding are copies of the last row, or with `zeros`, as for gradients, 0.
+        The padding has copies of the last row, or zeros with `zeros`, as gradients need.
         """
         found = self.ranks.all_gather(rows[self.here].contiguous(), self.sizes)
         if not self.padding:
